@@ -17,9 +17,11 @@ RUN python -m venv /opt/modserve
 ENV PATH=/opt/modserve/bin:$PATH
 WORKDIR /build
 
-# Dependencies first: this slow layer is built again only when pyproject.toml changes.
+# Dependencies first: this slow layer is built again only when pyproject.toml changes. Model repositories in buckets are
+# part of the image.
 COPY pyproject.toml ./
-RUN python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
+RUN python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+        print(*project["dependencies"], *project["optional-dependencies"]["remote"], sep="\n")' \
         > requirements.txt \
     && pip install --no-compile --requirement requirements.txt
 

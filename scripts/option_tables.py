@@ -1,11 +1,17 @@
-"""Write the tables of options in docs/operations.md anew, from the settings. tests/unit/test_docs.py compares them."""
+"""Write the tables of options and fields in docs/ anew, from the source. tests/unit/test_docs.py compares them."""
 
 from pathlib import Path
 
+from modserve.config.features.unsupported import SETTINGS
 from modserve.settings import OPTIONS
+from modserve.settings.triton_options import WITHOUT_EFFECT
 
-PAGE = Path(__file__).parents[1] / "docs" / "operations.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS / "operations.md"
+CONFIGURATION = DOCS / "configuration.md"
 BEGIN = "<!-- The tables of options are written by scripts/option_tables.py. -->\n"
+BEGIN_WITHOUT = "<!-- The table of options without effect is written by scripts/option_tables.py. -->\n"
+BEGIN_FIELDS = "<!-- The table of fields is written by scripts/option_tables.py. -->\n"
 END = "<!-- End of the tables. -->\n"
 
 
@@ -20,11 +26,34 @@ def tables() -> str:
     return "\n".join([*lines, "", ""])
 
 
+def without_effect() -> str:
+    """tritonserver's options that are accepted and do nothing, by the reason."""
+    names: dict[str, list[str]] = {}
+    for name, why in WITHOUT_EFFECT.items():
+        names.setdefault(why, []).append(f"`--{name}`")
+    rows = [f"| {', '.join(each)} | {why} |" for why, each in names.items()]
+    return "\n".join(["", "| accepted without effect | since |", "|---|---|", *rows, "", ""])
+
+
+def fields() -> str:
+    """The fields of a configuration that are not acted on."""
+    rows = []
+    for setting in sorted(SETTINGS, key=lambda setting: not setting.fails):
+        verdict = "the model does not load" if setting.fails else "a warning"
+        but = ", ".join(sorted(setting.supported_by))
+        rows.append(f"| `{setting.path}` | {verdict}{f', but for backend {but}' if but else ''} | {setting.why} |")
+    return "\n".join(["", "| field | | since |", "|---|---|---|", *rows, "", ""])
+
+
 def renewed(page: str) -> str:
-    """The page with the tables as they should be."""
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}{tables()}{END}{rest.partition(END)[2]}"
+    """A page with the tables as they should be."""
+    for begin, write in ((BEGIN, tables), (BEGIN_WITHOUT, without_effect), (BEGIN_FIELDS, fields)):
+        before, marker, rest = page.partition(begin)
+        if marker:
+            page = f"{before}{begin}{write()}{END}{rest.partition(END)[2]}"
+    return page
 
 
 if __name__ == "__main__":
-    PAGE.write_text(renewed(PAGE.read_text("utf-8")), "utf-8")
+    for file in (PAGE, CONFIGURATION):
+        file.write_text(renewed(file.read_text("utf-8")), "utf-8")

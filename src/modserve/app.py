@@ -2,42 +2,41 @@
 
 import asyncio
 import logging
+import os
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from . import backends
 from .backends.api import Backend
-from .backends.python.functions import FunctionRepository
 from .backends.registry import BackendRegistry
-from .config import from_json
 from .core.errors import ModserveError
-from .core.loading import Repository
 from .core.memory import MemoryBudget
 from .core.metrics import MetricStore
-from .core.warm_up_config import WarmUpMode
 from .execution.placement import available_cores
+from .execution.rate_limit import RateLimiter
 from .frontends.certificates import CertificateError
 from .frontends.offload import background_threads
 from .listeners import Listeners, Ports
+from .model_setup import backend_options, loader_options, models_to_load, repositories
 from .models.advice import absent_backends
-from .models.loader import Loader, LoaderOptions
+from .models.caching import Caching, make_cache
+from .models.loader import Loader
 from .observability import prometheus
 from .observability.logging import Logs
 from .observability.trace import Tracer
 from .observability.watchdog import Watchdog
 from .ports import PortError
-from .repository.control import ALL, ControlMode, ControlOptions
-from .repository.local import local_repositories
+from .repository.control import ControlMode, ControlOptions
 from .repository.manager import ModelManager
 from .repository.table import ModelTable
 from .resources import allocator
 from .resources.garbage import Freezer, set_aside
 from .resources.machine_memory import allowed_memory
-from .resources.response_cache import ResponseCache
 from .resources.shared_memory import SharedMemory
 from .server import Phase, Server
 from .settings import Settings
@@ -83,17 +82,15 @@ class InferenceServer(Server):
         """What engines show on the metrics page."""
         self.cores = max(1, available_cores() // workers)
         """For this process, of those that the machine lets all workers have."""
-        options = LoaderOptions(
-            cores=self.cores,
-            auto_complete=not settings.disable_auto_complete_config,
-            backend_options=backend_options(settings, registry.names),
-            response_cache=ResponseCache(settings.cache_config) if settings.cache_config else None,
+        self._caching = Caching(make_cache(settings.cache, os.environ), backend_options(settings, registry.names))
+        options = replace(
+            loader_options(settings, registry.names, self.cores),
+            caching=self._caching,
+            limiter=RateLimiter(settings.rate_limit_resource) if settings.rate_limit != "off" else None,
             metrics=self.engine_metrics,
-            measured=settings.default_backend == "auto",
-            warm_up=WarmUpMode(settings.warmup),
             around=None if member is None else member.around_model,
         )
-        table = ModelTable()
+        table = ModelTable(settings.strict_version_readiness)
         table.expect(None)  # until the repositories have been looked through
         loader = Loader(
             registry,
@@ -144,6 +141,7 @@ class InferenceServer(Server):
         return self._ended_in_time
 
     async def _end(self) -> bool:
+        self._caching.ending()
         try:
             async with asyncio.timeout(self.settings.exit_timeout_secs):
                 await self.drain()
@@ -151,29 +149,9 @@ class InferenceServer(Server):
             # Engines may hang in a call; their threads are daemons, and the process need not wait for them.
             return False
         finally:
+            await self._caching.close()
             self._executor.shutdown(wait=False, cancel_futures=True)
         return True
-
-
-def repositories(settings: Settings) -> list[Repository]:
-    """Where the models are: the directories, and the decorated objects. Raises INVALID_ARG for one of the latter."""
-    places: list[Repository] = [*local_repositories(settings.repositories)]
-    if settings.python_model:
-        places.append(FunctionRepository(settings.python_model, from_json))
-    return places
-
-
-def models_to_load(settings: Settings) -> tuple[str, ...]:
-    """What mode explicit loads at the start: what the options name, and decorated objects are named by options, too."""
-    if settings.model_control_mode != "explicit" or ALL in settings.load_model:
-        return settings.load_model
-    return tuple(dict.fromkeys((*settings.load_model, *settings.python_model)))
-
-
-def backend_options(settings: Settings, names: Iterable[str]) -> dict[str, Mapping[str, str]]:
-    """The options of each of the backends `names`: its own, over those for all backends."""
-    by_backend = settings.backend_config
-    return {name: {**by_backend.get("", {}), **by_backend.get(name, {})} for name in names}
 
 
 async def serve(

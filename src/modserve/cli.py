@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from . import console, supervisor
 from .__about__ import __version__
 from .backends.inventory import inventory
+from .core.errors import ModserveError
 from .form import form
 from .observability.logging import Logs
 from .ports import PortError
@@ -65,6 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"modserve: {error}", file=sys.stderr)
         print("modserve: see 'modserve --help'", file=sys.stderr)
         return 2
+    if line.settings.model_file and (problem := wrong_file(line.settings)):
+        print(f"modserve: {problem}", file=sys.stderr)
+        return 2
     if place is not None:
         return run(line.settings, line.warnings if place.is_first else (), place)
     if line.settings.workers > 1:
@@ -72,6 +76,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if line.settings.supervise:
         supervise(line.settings, words)
     return run(line.settings, line.warnings)
+
+
+def wrong_file(settings: Settings) -> str:
+    """What is wrong with the files that the command line names; empty if they are models."""
+    from .model_setup import named_files
+
+    try:
+        named_files(settings)
+    except ModserveError as error:
+        return error.message
+    return ""
 
 
 def run_command(command: Callable[[Sequence[str]], int], text: str, words: Sequence[str]) -> int:

@@ -83,7 +83,9 @@ class Listeners:
         self._http: HttpListener | None = None
         self._grpc: GrpcListener | None = None
         self._metrics: MetricsListener | None = None
-        self._registry = prometheus.registry(server.ready_models, self._figures, metrics)
+        without = {name for name, value in settings.metrics_config.items() if value == "false"}
+        left_out = prometheus.latencies("counter_latencies" in without, "histogram_latencies" in without)
+        self._registry = prometheus.registry(server.ready_models, self._figures, metrics, left_out)
         if settings.http.allow:
             connections = open_files.connections(settings.http.max_connections)
             http = replace(settings.http, max_connections=connections)

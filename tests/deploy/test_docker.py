@@ -238,7 +238,8 @@ def test_requirements_line_lists_the_dependencies(tmp_path: Path) -> None:
     command = run.partition("&&")[0].replace("python", shlex.quote(sys.executable), 1)
     (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
     subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, check=True, timeout=60)
-    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["remote"]]
     assert (tmp_path / "requirements.txt").read_text().splitlines() == wanted
 
 

@@ -292,7 +292,8 @@ def guide_overlay() -> Object:
     blocks = re.findall(r"^( *)```yaml\n(.*?)^ *```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
     overlay: Object = {}
     for indent, text in blocks:
-        overlay.update(yaml.safe_load(re.sub(f"^{indent}", "", text, flags=re.MULTILINE)))
+        for key, value in yaml.safe_load(re.sub(f"^{indent}", "", text, flags=re.MULTILINE)).items():
+            overlay[key] = [*overlay.get(key, []), *value] if isinstance(value, list) else value
     return overlay
 
 
@@ -308,6 +309,18 @@ def test_guide_overlay_is_about_this_base(objects: Objects) -> None:
         assert target["apiVersion"] == original["apiVersion"]
         assert target["metadata"]["name"] == original["metadata"]["name"]
         assert target.get("spec", {}).keys() <= original["spec"].keys()
+    assert len(overlay["patches"]) == 3
+
+
+def test_the_patch_for_a_bucket_changes_nothing_else(objects: Objects) -> None:
+    patch = yaml.safe_load(guide_overlay()["patches"][-1]["patch"])
+    (container,) = patch["spec"]["template"]["spec"]["containers"]
+    base = container_of(objects)
+    own = ["--model-repository=s3://models/triton-repo", "--model-control-mode=poll", "--repository-cache-dir=/cache"]
+    assert container["name"] == base["name"]
+    assert [arg for arg in container["args"] if arg not in own] == [
+        arg for arg in base["args"] if not arg.startswith("--model-repository")
+    ]
 
 
 def test_missing_kubectl_is_a_failure_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

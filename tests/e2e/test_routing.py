@@ -147,8 +147,8 @@ def test_labels_in_paths(server: ServerProcess, suffix: str) -> None:
 
 def test_labels_of_inferences_over_both_protocols(server: ServerProcess) -> None:
     route(server, "plain", SPLIT)
-    for label, number in (("stable", "1"), ("canary", "2")):
-        assert version(infer(server, f"plain/versions/{label}")) == number
+    for label, home in (("stable", "1"), ("canary", "2")):
+        assert version(infer(server, f"plain/versions/{label}")) == home
     unknown = infer(server, "plain/versions/beta")
     assert (unknown.status, "no version with the label 'beta'" in unknown.json["error"]) == (404, True)
     for client, port in ((tritonclient.http, server.http_port), (tritonclient.grpc, server.grpc_port)):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from modserve import InferenceServer, ModserveError, Settings, model
-from modserve.app import models_to_load, repositories
+from modserve.model_setup import models_to_load, repositories
 
 EXPLICIT = {"model_control_mode": "explicit"}
 

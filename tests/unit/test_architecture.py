@@ -41,13 +41,15 @@ RULES = {
         "numpy google.protobuf yaml onnxruntime openvino torch tensorflow treelite sklearn skops joblib threadpoolctl "
         "pandas mlflow triton_python_backend_utils",
     ),
-    "resources": rule("core", "mypy_extensions"),
+    "resources": rule("core", "mypy_extensions redis"),
     "routing": rule("core", "numpy"),
-    "repository": rule("core routing"),
+    "repository": rule("core routing", "boto3 botocore obstore"),
     "observability": rule("core", "prometheus_client"),
     "scheduling": rule("core resources", "mypy_extensions"),
     "execution": rule("core backends.api resources", "mypy_extensions numpy"),
-    "models": rule("core resources config backends.api backends.catalogue backends.registry execution scheduling"),
+    "models": rule(
+        "core resources config backends.api backends.catalogue backends.code backends.registry execution scheduling"
+    ),
     "in_process": rule("core resources"),
     "server": rule("core in_process repository resources observability"),
     "frontends": rule(
@@ -63,9 +65,14 @@ RULES = {
         "core pb protocol server frontends models routing settings observability supervisor ports",
         "google.protobuf orjson",
     ),
-    "commands": rule("backends config core execution models observability pb repository settings", "google.protobuf"),
+    "model_setup": rule("backends.python.functions backends.registry config core models repository settings"),
+    "commands": rule(
+        "backends config core execution in_process model_setup models observability pb protocol repository settings",
+        "google.protobuf grpc ml_dtypes numpy",
+    ),
     "cli": rule(
-        "app backends.inventory commands console core form listeners ports settings observability supervisor workers",
+        "app backends.inventory commands console core form listeners model_setup observability ports settings "
+        "supervisor workers",
         "uvloop",
     ),
     "testing": Rule(EVERYTHING - {"__init__", "__main__"}, frozenset({"numpy"})),

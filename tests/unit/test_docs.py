@@ -88,8 +88,10 @@ async def test_the_engine_of_the_page_that_responds_by_request(names: dict[str, 
 
 
 def test_the_tables_of_options_say_what_the_settings_say() -> None:
-    page = option_tables.PAGE.read_text("utf-8")
-    assert option_tables.renewed(page) == page, "python scripts/option_tables.py writes the tables anew"
+    for file in (option_tables.PAGE, option_tables.CONFIGURATION):
+        page = file.read_text("utf-8")
+        assert option_tables.END in page
+        assert option_tables.renewed(page) == page, "python scripts/option_tables.py writes the tables anew"
 
 
 def test_the_option_file_of_the_page_on_operations(tmp_path: Path) -> None:

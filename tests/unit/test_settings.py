@@ -10,6 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from modserve import Settings
+from modserve.core.cache_settings import CacheSettings
+from modserve.core.remote_place import RemotePlace
 from modserve.protocol.restricted import grpc_restrictions, http_restrictions
 from modserve.settings import (
     OPTIONS,
@@ -21,7 +23,7 @@ from modserve.settings import (
     from_command_line,
     usage,
 )
-from modserve.settings.triton_options import NOT_SUPPORTED, WITHOUT_EFFECT
+from modserve.settings.triton_options import WITHOUT_EFFECT
 
 TRITONSERVER_OPTIONS = re.findall(
     r"\S+",
@@ -50,7 +52,9 @@ TRITONSERVER_OPTIONS = re.findall(
 )
 """Its long options, but for --help, which is the command's."""
 OWN_OPTIONS = [
+    "allow-outside-symlinks",
     "default-backend",
+    "deny-code",
     "event-loop-warning-ms",
     "grpc-engine",
     "grpc-max-concurrent-streams",
@@ -64,12 +68,17 @@ OWN_OPTIONS = [
     "http-server-key",
     "http-use-ssl",
     "http-use-ssl-mutual",
+    "model-file",
     "python-model",
     "request-memory-limit",
     "server-timing",
+    "repository-cache-dir",
+    "repository-timeout-secs",
+    "strict-version-readiness",
     "supervise",
     "warmup",
     "workers",
+    "require-digests",
 ]
 """Those that tritonserver does not have."""
 CERTIFICATES = ["--grpc-server-cert=cert.pem", "--grpc-server-key=key.pem", "--grpc-root-cert=root.pem"]
@@ -96,7 +105,7 @@ def value_of(settings: Settings, keyword: str) -> object:
 
 
 def test_every_option_of_tritonserver_is_known_in_one_way() -> None:
-    known = [*OPTIONS, *WITHOUT_EFFECT, *NOT_SUPPORTED]
+    known = [*OPTIONS, *WITHOUT_EFFECT]
     assert sorted(known) == sorted([*TRITONSERVER_OPTIONS, *OWN_OPTIONS])
 
 
@@ -115,14 +124,17 @@ def test_an_option_without_effect_is_taken_with_its_value() -> None:
         assert line.settings.id == "x"
 
 
-def test_an_option_that_would_change_what_happens_is_refused() -> None:
-    for name, reason in NOT_SUPPORTED.items():
-        assert error(f"--{name}=1") == f"option '--{name}': not supported by this version of modserve: {reason}"
-
-
 def test_switching_off_what_is_not_there_is_fine() -> None:
     line = read(
-        "--allow-sagemaker=false", "--allow-vertex-ai", "0", "--model-namespacing=off", "--rate-limit=OFF", "--id=x"
+        "--allow-sagemaker=false",
+        "--allow-vertex-ai",
+        "0",
+        "--model-namespacing=off",
+        "--rate-limit=OFF",
+        "--id=x",
+        "--allow-gpu-metrics=false",
+        "--allow-cpu-metrics=0",
+        "--enable-peer-access=false",
     )
     assert (line.warnings, line.settings.id) == ((), "x")
     assert (
@@ -169,9 +181,9 @@ def test_defaults_are_tritonserver_s_ports_on_all_addresses() -> None:
         (["--model-control-mode=explicit", "--load-model=*"], "load_model", ("*",)),
         (["--repository-poll-secs=0"], "repository_poll_secs", 0),
         (["--model-load-retry-count=3"], "model_load_retry_count", 3),
-        (["--cache-config=local,size=1048576"], "cache_config", 1048576),
-        (["--cache-config=local,size=1", "--cache-config=local,size=2"], "cache_config", 2),
-        (["--response-cache-byte-size=7"], "cache_config", 7),
+        (["--cache-config=local,size=1048576"], "cache_config", CacheSettings(1048576)),
+        (["--cache-config=local,size=1", "--cache-config=local,size=2"], "cache_config", CacheSettings(2)),
+        (["--response-cache-byte-size=7"], "cache_config", CacheSettings(7)),
         (["--disable-auto-complete-config"], "disable_auto_complete_config", True),
         (["--disable-auto-complete-config=false"], "disable_auto_complete_config", False),
         (["--disable-auto"], "disable_auto_complete_config", True),
@@ -379,12 +391,10 @@ def test_a_link_to_something_else_than_a_service_is_a_mistake() -> None:
     assert "invalid value for integer option: tcp://x" in error(MODSERVE_METRICS_PORT="tcp://x")
 
 
-def test_a_variable_of_an_option_without_effect_or_not_supported() -> None:
+def test_a_variable_of_an_option_without_effect() -> None:
     (warning,) = read(MODSERVE_HTTP_THREAD_COUNT="8").warnings
     assert warning.startswith("environment variable MODSERVE_HTTP_THREAD_COUNT has no effect in modserve: ")
-    assert error(MODSERVE_RATE_LIMIT="execution_count").startswith(
-        "environment variable MODSERVE_RATE_LIMIT: not supported by this version of modserve: "
-    )
+    assert error(MODSERVE_RATE_LIMIT="on").startswith("environment variable MODSERVE_RATE_LIMIT: Input should be ")
     assert read(MODSERVE_RATE_LIMIT="off", MODSERVE_ALLOW_SAGEMAKER="false").warnings == ()
 
 
@@ -494,7 +504,7 @@ def test_an_option_without_effect_in_a_file(option_file: OptionFile) -> None:
         ("http-port: 80000", ":1: option 'http-port': Input should be less than or equal to 65535, got: 80000"),
         ("http-port: [1, 2]", ":1: option 'http-port' takes one value"),
         ("http-port: []", ":1: option 'http-port' takes one value"),
-        ("rate-limit: on", ":1: option 'rate-limit': not supported by this version of modserve: "),
+        ("rate-limit: on", ":1: option 'rate-limit': Input should be 'off' or 'execution_count', got: on"),
         ("- http-port", ": expected options by name, such as 'http-port: 8000'"),
         ("a: [", ": not YAML: "),
     ],
@@ -639,30 +649,44 @@ def test_what_is_no_repository(repository: Any) -> None:
         Settings(model_repository=repository)
 
 
+REMOTE = ["s3://bucket/models", "s3://localhost:9000/bucket", "gs://bucket", "as://account/container/models"]
+
+
+@pytest.mark.parametrize("remote", [*REMOTE, "https://host/models.tar.gz"])
+def test_a_remote_repository(remote: str) -> None:
+    settings = read(f"--model-repository={remote}").settings
+    local, place = settings.repositories
+    assert isinstance(place, RemotePlace)
+    assert (str(place), local) == (remote, Path("models"))
+    assert Settings(model_repository=["models", remote]) == Settings(model_repository=settings.repositories)
+
+
 @pytest.mark.parametrize(
-    "remote",
+    ("remote", "said"),
     [
-        "s3://bucket/models",
-        "gs://bucket",
-        "as://account/container",
-        "https://host/models",
-        "HTTP://host",
-        "S3://b",
-        "hf://x",
+        ("https://host/models", "over HTTP a repository is an archive, .tar.gz, .tgz, .tar or .zip, got: "),
+        ("HTTP://host", "over HTTP a repository is an archive, .tar.gz, .tgz, .tar or .zip, got: "),
+        ("hf://x", "there are no repositories of kind 'hf://', got: hf://x; expected s3://BUCKET/PREFIX, "),
+        ("s3://", "expected s3://BUCKET/PREFIX, "),
     ],
 )
-def test_a_remote_repository(remote: str) -> None:
-    said = (
-        f"remote repositories are not supported by this version of modserve, got: {remote}; "
-        "mount or copy the bucket, and give the directory where its models are"
-    )
-    assert error(f"--model-repository={remote}") == f"option '--model-repository': {said}"
-    with pytest.raises(ValidationError, match="remote repositories are not supported"):
-        Settings(model_repository=remote)
+def test_what_is_no_remote_repository(remote: str, said: str) -> None:
+    assert error(f"--model-repository={remote}").startswith(f"option '--model-repository': {said}")
+
+
+def test_a_secret_in_the_place_of_a_repository() -> None:
+    text = error("--model-repository=s3://KEY:SECRET@bucket/models")
+    assert "put them into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in text
+    assert "SECRET@" not in text
+    with pytest.raises(ValidationError) as caught:
+        Settings(model_repository="s3://KEY:SECRET@bucket/models")
+    assert "SECRET@" not in str(caught.value)
+    settings = read("--model-repository=https://me:SECRET@host/models.zip?sig=SECRET").settings
+    assert "SECRET" not in f"{settings}{settings!r}"
 
 
 def test_a_remote_repository_as_a_path() -> None:
-    with pytest.raises(ValidationError, match="remote repositories are not supported"):
+    with pytest.raises(ValidationError, match="write remote places as texts"):
         Settings(model_repository=Path("s3://bucket/models"))
 
 
@@ -701,7 +725,7 @@ def test_a_remote_repository_as_a_path() -> None:
         ),
         (
             ["--cache-config=redis,host=a"],
-            "option '--cache-config': the only cache is 'local', and its only setting 'size', got: redis,host=a",
+            "option '--cache-config': cache 'redis' needs its address: 'redis,host=<name>' and 'redis,port=<number>'",
         ),
         (
             ["--cache-config=local,size=1", "--response-cache-byte-size=1"],
@@ -848,14 +872,14 @@ def test_an_ambiguous_prefix(prefix: str, listed: str) -> None:
     assert error(f"--{prefix}=1") == f"option '--{prefix}' is ambiguous: {listed}"
 
 
-def test_nothing_that_is_refused_itself_is_suggested() -> None:
-    for name in (*NOT_SUPPORTED, *WITHOUT_EFFECT):
+def test_nothing_without_effect_is_suggested() -> None:
+    for name in WITHOUT_EFFECT:
         assert f"'--{name}'?" not in error(f"--x{name}=1")
 
 
 def test_a_whole_name_is_no_prefix() -> None:
-    assert any(name != "rate-limit" and name.startswith("rate-limit") for name in NOT_SUPPORTED)
-    assert error("--rate-limit=execution_count").startswith("option '--rate-limit': not supported")
+    assert any(name != "rate-limit" and name.startswith("rate-limit") for name in OPTIONS)
+    assert read("--rate-limit=Execution_Count").settings.rate_limit == "execution_count"
 
 
 def test_a_mistake_in_the_environment() -> None:
@@ -966,3 +990,45 @@ def test_http_takes_the_certificates_of_grpc_where_it_has_none() -> None:
     settings = read("--http-use-ssl=1", "--http-server-key=own.pem", *CERTIFICATES).settings
     assert settings.http.tls == TlsFiles(Path("cert.pem"), Path("own.pem"))
     assert settings.grpc.tls is None
+
+
+# Options with a meaning of their own
+
+
+def test_a_rate_limiter() -> None:
+    options = ["--rate-limit=execution_count", "--rate-limit-resource=R1:10", "--rate-limit-resource=R2:5:0"]
+    settings = read(*options, "--rate-limit-resource=R2:8:3", "--rate-limit-resource=R1:4").settings
+    assert settings.rate_limit_resource == {("R1", None): 10, ("R2", 0): 5, ("R2", 3): 8}
+    for text in ("R", ":1", "R:1:2:3"):
+        expected = "expected '<resource name>:<count>' or '<resource name>:<count>:<device>'"
+        assert error(f"--rate-limit-resource={text}") == f"option '--rate-limit-resource': {expected}, got: {text}"
+    assert "invalid value for integer option: x" in error("--rate-limit-resource=R:x")
+    assert "expected numbers of 0 or more, got: R:-1" in error("--rate-limit-resource=R:-1")
+    assert "'--rate-limit=execution_count' needs '--workers=1'" in error("--rate-limit=execution_count", "--workers=2")
+    assert read(options[1]).warnings == ("--rate-limit-resource has no effect without --rate-limit=execution_count",)
+
+
+def test_what_the_metrics_page_has() -> None:
+    line = read("--metrics-config=counter_latencies=false", "--metrics-config", "histogram_latencies=TRUE")
+    assert (dict(line.settings.metrics_config), line.warnings) == (
+        {"counter_latencies": "false", "histogram_latencies": "true"},
+        (),
+    )
+    line = read("--metrics-config=summary_latencies=true", "--metrics-config=summary_quantiles=0.5:0.05,0.9:0.01")
+    assert [warning.split(":")[0] for warning in line.warnings] == [
+        "--metrics-config summary_latencies has no effect in modserve",
+        "--metrics-config summary_quantiles has no effect in modserve",
+    ]
+    assert read("--metrics-config=summary_latencies=false").warnings == ()
+    assert "unknown metrics setting 'odd'; allowed are counter_latencies" in error("--metrics-config=odd=1")
+    assert "expected '<setting>=<value>', got: counter_latencies" in error("--metrics-config=counter_latencies")
+    assert "invalid value for bool option: x" in error("--metrics-config=counter_latencies=x")
+    assert Settings(model_repository="m", metrics_config={"counter_latencies": False}).metrics_config == {
+        "counter_latencies": "false"
+    }
+
+
+def test_the_name_of_configurations() -> None:
+    assert read("--model-config-name=h100-1.2_a").settings.model_config_name == "h100-1.2_a"
+    for name in ("a b", "../a", "a/b"):
+        assert "expected the name of a file in the models' folders 'configs'" in error(f"--model-config-name={name}")

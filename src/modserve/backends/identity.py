@@ -19,12 +19,14 @@ from modserve.core.errors import invalid
 from modserve.core.model_config import ModelConfig, ModelDescription
 from modserve.core.tensor import Array
 
-from .api import InstanceSpec, ModelSource
+from .api import INSTANCES, InstanceSpec, ModelSource
+from .code import NoCode
 
 
-class IdentityBackend:
+class IdentityBackend(NoCode):
     default_model_filename = ""
     default_cpu_instances = 1
+    in_place = INSTANCES
     any_thread = True
 
     def gpu_count(self) -> int:

@@ -16,7 +16,8 @@ from modserve.core import dtypes
 from modserve.core.errors import from_exception, invalid
 from modserve.core.model_config import ModelConfig, ModelDescription
 
-from .api import EngineRequest, InstanceSpec, ModelSource
+from .api import INSTANCES, EngineRequest, InstanceSpec, ModelSource
+from .code import NoCode
 
 _INPUTS = {"IN": None, "DELAY": dtypes.UINT32, "WAIT": dtypes.UINT32}
 _OUTPUTS = {"OUT": None, "IDX": dtypes.UINT32}
@@ -24,9 +25,10 @@ _LOOK = 0.02
 """Seconds after which a sleeping request looks whether anybody still waits for it."""
 
 
-class RepeatBackend:
+class RepeatBackend(NoCode):
     default_model_filename = ""
     default_cpu_instances = 1
+    in_place = INSTANCES
     any_thread = False
 
     def gpu_count(self) -> int:

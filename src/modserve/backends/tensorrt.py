@@ -8,9 +8,10 @@ from typing import NoReturn
 from modserve.core.errors import invalid, unsupported
 
 from .api import ModelSource
+from .code import NoCode
 
 
-class TensorRtBackend:
+class TensorRtBackend(NoCode):
     default_model_filename = "model.plan"
     default_cpu_instances = 1
     any_thread = False

@@ -3,24 +3,28 @@
 import asyncio
 import json
 import logging
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TextIO
 
 from modserve.config import printable
 from modserve.core.errors import ModserveError
+from modserve.model_setup import repositories
 from modserve.observability.logging import Logs
 from modserve.settings import OptionError, from_command_line
 
-from .checking import Finding, ModelReport, Report, check
-from .loading import repositories, stdout_as_stderr
+from .checking import Counterpart, Finding, ModelReport, Report, check
+from .loading import stdout_as_stderr
+from .remote import connect
 
 CANNOT_CHECK = 2
 
 HELP = """\
-usage: modserve check DIR … [--load] [--json] [options of 'modserve serve']
+usage: modserve check DIR … [--load] [--against URL] [--json] [options of 'modserve serve']
 
 Looks at all models in DIR as a server with the same options would, and says what is wrong with
 each: the file, the line and the column, with the line itself. Nothing is served. What is
@@ -28,24 +32,37 @@ understood and has no effect is a note.
 
   --load  Load each model, too, one after the other, as a server does at its start: problems that
           only show when the engine opens the model.
+  --against URL
+          Load each model, and compare it with the one of its name in a server that runs, such as
+          Triton: tensors, versions, configuration, and the responses to some requests with made-up
+          data. URL is http://HOST:PORT, https://…, grpc://HOST:PORT or grpcs://….
+  --tolerance X
+          How much floating-point outputs may differ, relatively; 0.001 if not set.
   --json  Print one JSON document.
 
-exit codes: 0 no problems (there may be notes), 1 problems, 2 it cannot be checked
+exit codes: 0 no problems (there may be notes), 1 problems, 2 it cannot be checked, or compared
 
 examples:
   modserve check model_repository
   modserve check model_repository --load
+  modserve check model_repository --against http://triton:8000
   modserve check --config modserve.yaml --json"""
 
 
 def main(words: Sequence[str]) -> int:
     """The command; `words` are those behind its name. Returns the exit code."""
     as_json, load = "--json" in words, "--load" in words
+    against = None
     try:
+        words, own = _own_options(words)
         line = from_command_line(
             [word for word in words if word not in ("--json", "--load")], argument="model-repository"
         )
-    except OptionError as error:
+        if "--against" in own:
+            against = Counterpart(connect(own["--against"]), own["--against"], _tolerance(own.get("--tolerance", "")))
+        elif own:
+            raise OptionError("option '--tolerance' is for '--against'")
+    except (OptionError, ModserveError) as error:
         text = str(error).replace("no model repository given; say '--model-repository DIR'", "no directory given")
         print(f"modserve: {text}\nmodserve: see 'modserve check --help'", file=sys.stderr)
         return CANNOT_CHECK
@@ -56,18 +73,49 @@ def main(words: Sequence[str]) -> int:
         logging.getLogger().addHandler(logging.NullHandler())  # the report has what the log would have
     try:
         with stdout_as_stderr():
-            report = asyncio.run(check(repositories(settings), settings, load=load))
+            load = load or against is not None
+            report = asyncio.run(check(repositories(settings), settings, load=load, against=against))
     except ModserveError as error:
         print(f"modserve: {error.message}", file=sys.stderr)
         return CANNOT_CHECK
+    finally:
+        if against is not None:
+            against.remote.close()
     if as_json:
         print(json.dumps(to_json(report), indent=2, ensure_ascii=False))
     else:
-        places = {str(path.absolute()): str(path) for path in settings.repositories}
+        places = {str(path.absolute()): str(path) for path in settings.repositories if isinstance(path, Path)}
         print("\n".join(lines(report, places, colours=_takes_colours(sys.stdout))))
     return 1 if report.problems else 0
 
 
+def _own_options(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The other words, and the values of options that only this command has. Raises OptionError."""
+    rest: list[str] = []
+    values: dict[str, str] = {}
+    remaining = iter(words)
+    for word in remaining:
+        name, equals, value = word.partition("=")
+        if name not in ("--against", "--tolerance"):
+            rest.append(word)
+            continue
+        values[name] = value if equals else next(remaining, "")
+        if not values[name]:
+            raise OptionError(f"option '{name}' requires a value")
+    return rest, values
+
+
+def _tolerance(text: str) -> float:
+    try:
+        value = float(text or _TOLERANCE)
+    except ValueError:
+        value = -1
+    if not 0 <= value < math.inf:
+        raise OptionError(f"option '--tolerance': expected a number of 0 or more, got: {text}")
+    return value
+
+
+_TOLERANCE = 1e-3
 _NOWHERE: Mapping[str, str] = MappingProxyType({})
 
 
@@ -98,6 +146,9 @@ def lines(report: Report, places: Mapping[str, str] = _NOWHERE, *, colours: bool
         yield ""
     wrong = sum(bool(model.problems) for model in report.models)
     done = "loaded" if report.loaded else "checked"
+    if report.against:
+        responses = _count(sum(model.compared for model in report.models), "response")
+        done = f"loaded and compared with {report.against} ({responses})"
     head = f"{_count(len(report.models), 'model')} {done}: "
     if not wrong:
         head += _coloured("no problems", _GREEN if colours else "")
@@ -134,6 +185,7 @@ def to_json(report: Report) -> dict[str, Any]:
     return {
         "ok": not report.problems,
         "loaded": report.loaded,
+        "against": report.against or None,
         "problems": report.problems,
         "notes": report.notes,
         "models": [
@@ -141,6 +193,7 @@ def to_json(report: Report) -> dict[str, Any]:
                 "name": model.name,
                 "path": model.path,
                 "versions": list(model.versions),
+                "compared": model.compared,
                 "ok": not model.problems,
                 "problems": [_finding(each) for each in model.problems],
                 "notes": [_finding(each) for each in model.notes],

@@ -27,6 +27,7 @@ from modserve.core.servable import Servable
 from modserve.core.statistics import ModelStatistics
 from modserve.core.version import ModelId
 from modserve.execution.placement import available_cores
+from modserve.model_setup import loader_options
 from modserve.models.loader import Loader
 from modserve.repository.control import ControlOptions, ModelControl
 from modserve.repository.manager import ModelManager
@@ -34,7 +35,8 @@ from modserve.repository.table import ModelTable
 from modserve.settings import Settings
 from modserve.settings.options import did_you_mean
 
-from .loading import loader_options
+from .against import compare
+from .remote import Remote
 
 _SUGGESTION = re.compile(r"did you mean '([^']+)'\?")
 _REASON = re.compile(r"^(?:[A-Z][a-z]+(?: [a-z]+)*): ")
@@ -75,6 +77,8 @@ class ModelReport:
     notes: list[Finding] = field(default_factory=list)
     source: Source | None = None
     """Its configuration, if it could be read."""
+    compared: int = 0
+    """How many of its responses were compared with another server's."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,8 @@ class Report:
     """What lies in the repositories and is no model."""
     loaded: bool
     """Whether the models were loaded."""
+    against: str = ""
+    """The other server's address, if there was one to compare with."""
 
     @property
     def problems(self) -> int:
@@ -95,8 +101,24 @@ class Report:
         return len(self.remarks) + sum(len(model.notes) for model in self.models)
 
 
-async def check(repositories: Sequence[Repository], settings: Settings, *, load: bool) -> Report:
-    """Look at all models, and load them if `load`, one after the other. Raises INVALID_ARG without a repository."""
+@dataclass(frozen=True)
+class Counterpart:
+    """Another server to compare with."""
+
+    remote: Remote
+    url: str
+    tolerance: float
+
+
+async def check(
+    repositories: Sequence[Repository], settings: Settings, *, load: bool, against: Counterpart | None = None
+) -> Report:
+    """Look at all models, and load them if `load`, one after the other; compare what has loaded with `against`.
+
+    Raises INVALID_ARG without a repository, and UnreachableError without the other server.
+    """
+    if against is not None:
+        await asyncio.to_thread(against.remote.check)
     remarks = [remark for repository in repositories for remark in await repository.remarks()]
     models: dict[str, ModelReport] = {}
     registry = BackendRegistry()
@@ -115,6 +137,8 @@ async def check(repositories: Sequence[Repository], settings: Settings, *, load:
                 report = models.setdefault(entry.name, ModelReport(entry.name))
                 if entry.state is not State.READY and not report.problems:
                     report.problems.append(_dependent(report, entry.reason, table))
+            if against is not None:
+                await _compare(models, table, against, remarks)
         finally:
             await control.stop()
     if not models:
@@ -122,7 +146,37 @@ async def check(repositories: Sequence[Repository], settings: Settings, *, load:
         remarks.append(f"there are no models in {places}: each folder in it would be one")
     for report in models.values():
         report.notes.sort(key=lambda note: (note.line or 0, note.column or 0))
-    return Report([models[name] for name in sorted(models)], remarks, load)
+    return Report([models[name] for name in sorted(models)], remarks, load, "" if against is None else against.url)
+
+
+async def _compare(
+    models: Mapping[str, ModelReport], table: ModelTable, against: Counterpart, remarks: list[str]
+) -> None:
+    """Adds what differs from another server to the reports. Raises UnreachableError."""
+    for name, report in sorted(models.items()):
+        model = table.models.get(name)
+        served = {} if model is None else model.served
+        if not served:
+            continue
+        difference = await compare(served, against.remote, against.url, against.tolerance)
+        report.compared = difference.requests
+        report.problems += (_about(report, *each) for each in difference.problems)
+        report.notes += (_about(report, *each) for each in difference.notes)
+    try:
+        there = await asyncio.to_thread(against.remote.ready_models)
+    except ModserveError:  # not every server tells
+        return
+    if names := sorted(there - models.keys()):
+        listed = ", ".join(f"'{name}'" for name in names)
+        remarks.append(f"{against.url} serves what is not here: {listed}")
+
+
+def _about(report: ModelReport, name: str, text: str) -> Finding:
+    """A finding at the place of a field, if the configuration has it."""
+    position = report.source.locate((name,)) if name and report.source is not None else None
+    if report.source is None or position is None:
+        return Finding(report.path or report.name, text)
+    return _finding(report.source, Problem(text, position))
 
 
 class _RecordingLoader:
@@ -219,7 +273,8 @@ def _configuration(error: BaseException | None) -> ConfigurationError | None:
 
 def _finding(source: Source, problem: Problem) -> Finding:
     # A configuration that is not there, or came from elsewhere, has a name in place of a path.
-    file = str(source.path.parent if source.label else source.path)
+    place = source.path.parent
+    file = str(place if source.label or place.is_file() else source.path)
     line, column = problem.position or (None, None)
     return Finding(file, problem.text, line, column, source.excerpt(problem))
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import ModserveError
 from modserve.models.loader import Loader, LoaderOptions
+from modserve.models.one_file import ModelFile, model_file, repository_of
 from modserve.pb import inference as pb
 from modserve.repository.local import LocalRepository
 
 from .checking import findings
 from .config_text import written
 from .loading import stdout_as_stderr
-from .one_file import ModelFile, model_file, repository_of
 
 WRONG_WORDS = 2
 
@@ -118,7 +118,7 @@ def make(file: ModelFile, max_batch_size: int | None = None) -> str:
 async def _completed(loader: Loader, directory: Path, file: ModelFile, max_batch_size: int) -> pb.ModelConfig:
     """The configuration that a server would make of a file, by loading it."""
     draft = pb.ModelConfig(default_model_filename=file.filename, max_batch_size=max_batch_size)
-    listing = replace(LocalRepository(directory).read(file.name), content=str(draft).encode())
+    listing = replace(LocalRepository(directory, outside_links=True).read(file.name), content=str(draft).encode())
     blueprint = await loader.inspect(listing)
     servable = await blueprint.load(listing.path, 1)
     try:

@@ -6,9 +6,9 @@ from google.protobuf import text_format
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 
+from modserve.core.sample_data import Sizes
+from modserve.models.one_file import ModelFile
 from modserve.pb import inference as pb
-
-from .one_file import ModelFile
 
 _DEFAULTS = ("version_policy", "instance_group", "optimization", "platform")
 """What the server fills in by itself, whatever the model is."""
@@ -83,6 +83,26 @@ def _lines(config: pb.ModelConfig, file: ModelFile, default_filename: str) -> It
         yield f"# {what}"
         yield f"# {section}"
         yield ""
+    yield from _warm_up(config)
+
+
+def _warm_up(config: pb.ModelConfig) -> Iterator[str]:
+    """A section with a sample of random data, commented out, if there are inputs."""
+    if not config.input:
+        return
+    sizes = Sizes("", config.name)
+    inputs = []
+    for tensor in config.input:
+        sample = pb.ModelWarmup()
+        value = sample.inputs[tensor.name]
+        value.data_type, value.random_data = tensor.data_type, True
+        value.dims.extend(sizes.resolve(tensor.name, tuple(tensor.dims)))
+        inputs.append(text_format.MessageToString(sample, as_utf8=True, as_one_line=True).strip())
+    yield "# A sample that each instance runs before the model is ready; dims leave out the batch. In place of"
+    yield "# random_data there may be zero_data, or input_data_file, for a file in the folder 'warmup' of the model."
+    yield '# model_warmup { name: "random" batch_size: 1'
+    yield from (f"  # {each}" for each in inputs[:-1])
+    yield f"  # {inputs[-1]} }}"
 
 
 def _field(config: pb.ModelConfig, name: str) -> str:

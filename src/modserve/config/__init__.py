@@ -25,12 +25,13 @@ from . import complete, features
 from .draft import Draft, decode, parse, read, read_override
 from .features import Context, backend_names
 from .features.composition import validate_composition
-from .features.directory import FORMATS, PLATFORMS
+from .features.directory import FORMATS, MEASURED, PLATFORMS
 from .text import override
 from .text.problems import ConfigurationError, Position, Problem, Problems, Source, printable
 
 __all__ = [
     "FORMATS",
+    "MEASURED",
     "PLATFORMS",
     "Complete",
     "ConfigurationError",
@@ -65,16 +66,20 @@ class Complete:
 
 
 def check(
-    draft: Draft, *, auto_complete: bool = True, on_notes: Callable[[Sequence[Problem]], None] = lambda notes: None
+    draft: Draft,
+    *,
+    auto_complete: bool = True,
+    on_notes: Callable[[Sequence[Problem]], None] = lambda notes: None,
+    files: Path | None = None,
 ) -> None:
     """Raises for problems that exist before the model is opened. `finish` checks everything again.
 
-    `on_notes` gets what has no effect or another one than it seems, also of a draft with problems.
+    `on_notes` gets what has no effect or another one than it seems, also of a draft with problems. `files` as `finish`.
     """
     problems = _problems(draft, auto_complete)
     for path, note in draft.notes:
         problems.warn(path, note)
-    features.validate(draft.identified, Context(draft.name, partial=auto_complete), problems)
+    features.validate(draft.identified, Context(draft.name, partial=auto_complete, files=files), problems)
     on_notes(problems.notes)
     problems.raise_if_any()
 

@@ -45,6 +45,11 @@ class Draft:
         return self._identity[0]
 
     @property
+    def bytes(self) -> bytes:
+        """`identified`, serialised: equal for equal configurations."""
+        return self.identified.SerializeToString(deterministic=True)
+
+    @property
     def notes(self) -> directory.Notes:
         """What was deduced that is not as it was written: the field, and what is meant."""
         return self._identity[1]

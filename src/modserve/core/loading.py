@@ -23,6 +23,10 @@ async def _nothing() -> None:
     pass
 
 
+async def _unchanged() -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class DirectoryLease:
     """The files of a model on this machine, for one of its versions. They stay until `release`, called once."""
@@ -30,6 +34,8 @@ class DirectoryLease:
     path: Path
     """The model's directory, with `config.pbtxt` and at least this one version directory."""
     release: Callable[[], Awaitable[None]] = field(default=_nothing, compare=False)
+    changed: Callable[[], Awaitable[str]] = field(default=_unchanged, compare=False)
+    """Which file has changed since the look, or since the last call, as words for a reason; empty if none has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +52,28 @@ class Listing:
     """The content of the configuration file; None if there is no such file, an error if it cannot be read."""
     config: str | None = None
     """A configuration as JSON that replaces that of the file."""
+    refusal: ModserveError | None = field(default=None, compare=False, repr=False)
+    """Why the model is not to be loaded, whatever its configuration says."""
+    config_file: str = CONFIG_FILE
+    """The configuration file, relative to the model's directory: see `--model-config-name`."""
     marks: Mapping[int | None, object] = field(default_factory=dict, compare=False, repr=False)
     """The state of the files by version, and of all others for None: times, ETags, digests, compared for equality."""
+
+    weights: Mapping[int | None, object] = field(default_factory=dict, compare=False, repr=False)
+    """What tells the files apart that an engine reads, by version and for None those of all, but not the configuration.
+
+    Finer than `marks`: a file that was put in the place of another one is another. Empty where nobody can tell.
+    """
 
     def mark(self, version: int) -> object:
         """Equal for two listings from which a version would be loaded alike."""
         return self.path, self.config, self.marks.get(None), self.marks.get(version)
+
+    def same_weights(self, other: "Listing", version: int) -> bool:
+        """Whether a version has certainly the same files in both, whatever their configurations are."""
+        mine, others = self.weights, other.weights
+        known = version in mine and version in others
+        return known and (mine.get(None), mine[version]) == (others.get(None), others[version])
 
     def same_files(self, other: "Listing") -> bool:
         """Whether both have the same files, whatever configuration replaces that of the file."""
@@ -88,6 +110,26 @@ async def _unusable(path: Path, version: int) -> Servable:
     raise RuntimeError(f"version {version} of an unusable model is to be loaded from '{path}': this is a bug")
 
 
+class Change(Protocol):
+    """A new configuration for a version in service, ready to be applied to what serves: no file is read for it again.
+
+    One of its methods is called, once.
+    """
+
+    fields: tuple[str, ...]
+    """What the configuration says otherwise, for the log."""
+
+    def apply(self) -> Servable:
+        """Apply it at once; no request fails for it. Returns the servable as it is to be in service from now on."""
+
+    async def discard(self) -> None:
+        """Let go of what was made for it."""
+
+
+async def _not_in_place(servable: Servable, path: Path, version: int) -> Change | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Blueprint:
     """A model as its configuration describes it: read and checked once a look, and shared by all that follows."""
@@ -102,6 +144,15 @@ class Blueprint:
 
     If it fails or is cancelled, it leaves nothing behind, although what a cancelled call has begun may end later.
     """
+    change: Callable[[Servable, Path, int], Awaitable[Change | None]] = field(
+        default=_not_in_place, compare=False, repr=False
+    )
+    """Make ready to apply the configuration to a version that `load` has made of the same files, which are at a path.
+
+    None if the version has to be loaded anew. Raises as `load`, and what serves stays as it is then.
+    """
+    only_reads: bool = False
+    """Whether a load only reads the model's files, so that what changes in them meanwhile makes it fail."""
     failure: ModserveError | None = None
     """Why the model cannot be used; all but the listing is then empty."""
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from .checksums import Checksum
 from .dtypes import Datatype
 from .ensemble_config import Ensembling
 from .merging import BatchInput, Padding
@@ -40,6 +41,15 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Resource:
+    """So much of something of the server's, or of the instance's device, is needed by each execution."""
+
+    name: str
+    count: int
+    is_global: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceGroup:
     """`count` instances of one kind; for KIND_GPU that many on each of `gpus`."""
 
@@ -47,6 +57,10 @@ class InstanceGroup:
     kind: InstanceKind
     count: int
     gpus: tuple[int, ...] = ()
+    resources: tuple[Resource, ...] = ()
+    """What each execution needs, where the server has a rate limiter."""
+    priority: int = 1
+    """With the rate limiter: an instance of 2 gets half as many turns as one of 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +173,8 @@ class ModelConfig:
     """Its responses are kept, if the server has a cache for them."""
     parameters: Mapping[str, str] = field(default_factory=dict)
     metric_tags: Mapping[str, str] = field(default_factory=dict)
+    histogram_buckets: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Upper bounds of the model's histograms that have not the usual ones, by family."""
     warm_ups: tuple[WarmUp, ...] = ()
     """What each instance runs before it takes requests: ``model_warmup``."""
     routing: Routing | None = None
@@ -171,6 +187,8 @@ class ModelConfig:
     """For the instances on GPUs, in order of preference."""
     cpu_accelerators: tuple[Accelerator, ...] = ()
     """For all instances, behind those for GPUs."""
+    checksums: tuple[Checksum, ...] = ()
+    """Digests that files must have, by the ``checksum`` agent of ``model_repository_agents``."""
     operation_libraries: tuple[str, ...] = ()
     """Shared libraries with operators of the model's own: ``model_operations.op_library_filename``."""
 

@@ -139,3 +139,10 @@ class Handle(Protocol):
 
 Borrow: TypeAlias = Callable[[str, int | None], Handle]
 """Lends the READY version of a model, the latest for None. Raises NOT_FOUND or UNAVAILABLE with Triton's texts."""
+
+
+def base(servable: Servable) -> Servable:
+    """The model or the ensemble that others stand before: each of these has it, or the next one, as its `behind`."""
+    while (behind := getattr(servable, "behind", None)) is not None:
+        servable = behind
+    return servable

@@ -5,10 +5,10 @@ Only the event loop's thread touches them. Triton's statistics extension says wh
 
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from mypy_extensions import mypyc_attr
 
@@ -22,6 +22,13 @@ RECENT_BATCHES = 256
 MOST_INDEXES = 1024
 RECENT_DECISIONS = 64
 BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+HISTOGRAM_FAMILIES: Final = (
+    "modserve_request_duration_seconds",
+    "modserve_queue_duration_seconds",
+    "modserve_compute_duration_seconds",
+    "modserve_batch_size",
+)
+"""How the metrics page names the histograms of a model."""
 
 
 class FailureReason(Enum):
@@ -212,6 +219,20 @@ class ModelStatistics:
         self.queue_histogram = Histogram(LATENCY_BUCKETS_NS)
         self.compute_histogram = Histogram(LATENCY_BUCKETS_NS)
         self.batch_size_histogram = Histogram(BATCH_SIZE_BUCKETS)
+
+    def set_buckets(self, bounds: Mapping[str, Sequence[float]]) -> None:
+        """Give some histograms, by `HISTOGRAM_FAMILIES`, other buckets than the usual. Before they count anything."""
+        for family, upper in bounds.items():
+            if family == "modserve_batch_size":
+                self.batch_size_histogram = Histogram(upper)
+                continue
+            histogram = Histogram([bound * 1e9 for bound in upper])
+            if family == "modserve_request_duration_seconds":
+                self.request_histogram = histogram
+            elif family == "modserve_queue_duration_seconds":
+                self.queue_histogram = histogram
+            elif family == "modserve_compute_duration_seconds":
+                self.compute_histogram = histogram
 
     @property
     def compute_input(self) -> Duration:

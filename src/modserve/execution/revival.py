@@ -59,6 +59,7 @@ class Revival:
         """When each instance was made anew."""
         self._timers: dict[int, Timer] = {}
         self._attempts: dict[int, Future[Executor]] = {}
+        self._forgotten: set[int] = set()
         self._ended = False
 
     def __repr__(self) -> str:
@@ -69,6 +70,17 @@ class Revival:
         if number in self._since and self._clock.now_ns() - self._since[number] >= STEADY_NS:
             self._waits.pop(number, None)
         return self._try_later(number, close)
+
+    def forget(self, number: int) -> bool:
+        """A lost instance is not wanted any more. Whether it is still to be closed.
+
+        If not, `close` of it was called or is about to be; what comes of an attempt under way goes to `take`.
+        """
+        self._forgotten.add(number)
+        timer = self._timers.pop(number, None)
+        if timer is not None:
+            timer.cancel()
+        return timer is not None
 
     def end(self) -> None:
         """No further attempts; what comes of one that is under way is closed by `close`."""
@@ -88,7 +100,7 @@ class Revival:
 
     def _try_later(self, number: int, close: Callable[[], None]) -> int:
         wait_ns = self._waits.get(number, FIRST_WAIT_NS)
-        if not self._ended:
+        if not self._ended and number not in self._forgotten:
             self._waits[number] = min(2 * wait_ns, LONGEST_WAIT_NS)
             when_ns = self._clock.now_ns() + wait_ns
             self._timers[number] = self._clock.call_at(when_ns, lambda: self._try(number, close))

@@ -110,7 +110,7 @@ def model_file(directory: Path, version: int, path: Path, installed: Collection[
     folder = directory / str(version)
     below = _listed(folder)
     try:
-        if path.exists():
+        if path.exists() or path.is_symlink():
             return file_contents.problem(path) or file_contents.beside(path)
         if read := [folder / name for name in below if f"'{folder / name}'" in reason]:
             return next(filter(None, map(file_contents.problem, read)), "")

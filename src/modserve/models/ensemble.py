@@ -46,6 +46,7 @@ class EnsembleModel:
         self.config = config
         self.config_message = config_message
         self.statistics = ModelStatistics()
+        self.statistics.set_buckets(config.histogram_buckets)
         self.labels = labels
         self._signature = Signature(config)
         self.outstanding = 0

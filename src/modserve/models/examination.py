@@ -1,13 +1,15 @@
-"""The files of a model, looked at before any engine opens them: what a load would fail for, as far as names tell."""
+"""The files of a model, looked at before any engine opens them: what a load would fail for."""
 
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
-from modserve.config import FORMATS
+from modserve.backends.api import Backend
+from modserve.config import FORMATS, Draft
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.model_config import ModelConfig
 
 from . import advice, file_contents
+from .integrity import Guard
 from .model_files import read_initial_states, read_labels
 
 
@@ -43,3 +45,20 @@ def of_files(
         elif wrong := file_contents.problem(path):
             failures.append(invalid(wrong))
     return failures
+
+
+def of_contents(
+    directory: Path, versions: Iterable[int], draft: Draft, backend: Backend | None, guard: Guard
+) -> list[ModserveError]:
+    """What the guard would say to the versions of a model, each failure once. Blocking."""
+    if not directory.is_dir() or (backend is None and not draft.is_ensemble):
+        return []
+    default = "" if backend is None else backend.default_model_filename
+    filename = draft.provisional().default_model_filename or default
+    return list(
+        {
+            failure.message: failure
+            for version in versions
+            for failure in guard.problems(draft, backend, directory, version, directory / str(version) / filename)
+        }.values()
+    )

@@ -1,6 +1,7 @@
 """What a model file is by what it begins with, and whether its end is missing, where a few bytes tell that."""
 
 import io
+import os
 import sys
 import zipfile
 from collections.abc import Callable
@@ -18,6 +19,8 @@ _ASSETS = ("assets", "assets.extra", "code")
 _MODEL_SUFFIXES = frozenset(
     (".onnx", ".pb", ".graphdef", ".pdmodel", ".xml", ".bin", ".pt", ".pt2", ".h5", ".keras", ".safetensors", ".data")
 )
+
+_RAW = (".bin", ".data")
 
 _LFS = b"version https://git-lfs"
 _WEB_PAGE = "a web page, not what the download should have been"
@@ -54,6 +57,8 @@ _IN_ZIP = (
 
 def problem(path: Path) -> str:
     """Why a model file, or a directory of them, cannot be a model; empty if nothing is wrong at first sight."""
+    if path.is_symlink() and not os.path.exists(path):
+        return f"'{path}' is a symbolic link to '{os.readlink(path)}', which leads nowhere"
     try:
         files = _files(path)
     except OSError:
@@ -88,6 +93,8 @@ def _problem(path: Path, *, of_model: bool = True) -> str:
                 return f"'{path}' is no model: it is {what}"
             if not of_model:
                 return ""
+            if not any(head) and path.suffix.lower() not in _RAW:  # weights may begin with zeros
+                return f"'{path}' is no model: it begins with zeros, like a file of which only the size was written"
             cut = _cut(path.suffix.lower(), head)
             missing = cut(file, head, size) if cut is not None else ""
     except (OSError, ValueError, IndexError):

@@ -24,6 +24,8 @@ from modserve.execution.placement import placements
 
 _log = logging.getLogger(__name__)
 
+_MOST_AT_A_TIME = 8
+"""Instances of a version that are made at the same time, for backends that allow it."""
 _CLOSING_S = 10.0
 """How long a lost instance may take to close before another one is made beside it."""
 
@@ -86,6 +88,13 @@ def make_instance(engine: BackendModel, spec: InstanceSpec) -> Executor:
     return instance
 
 
+def threads_for(backend: Backend, count: int, cores: int) -> int:
+    """On how many threads `count` instances are made."""
+    if getattr(backend, "parallel_instances", False) is not True:
+        return 1
+    return min(count, cores, _MOST_AT_A_TIME)
+
+
 def make_instances(
     engine: BackendModel, specs: Sequence[InstanceSpec], threads: int, made: list[tuple[str, Executor]]
 ) -> None:
@@ -114,12 +123,18 @@ def make_instances(
         raise failures[0]
 
 
-def make_anew(engine: BackendModel, spec: InstanceSpec, close: Callable[[], None]) -> Executor:
-    """An instance in the place of a lost one, which `close` closes first. On a loading thread."""
+def make_anew(
+    engine: BackendModel, spec: InstanceSpec, close: Callable[[], None], admit: Callable[[], object]
+) -> Executor:
+    """An instance in the place of a lost one, which `close` closes first. On a loading thread.
+
+    `admit` raises where the files are not what they should be: an engine may read them again.
+    """
     # What is lost may hang: then it is left to itself, or it would keep the thread from loading other models.
     closing = threading.Thread(target=_closed, args=(close,), name=f"close-{spec.name}", daemon=True)
     closing.start()
     closing.join(_CLOSING_S)
+    admit()
     return make_instance(engine, spec)
 
 

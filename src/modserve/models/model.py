@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 
-from modserve.backends.api import BackendModel, Executor
+from modserve.backends.api import BackendModel, Executor, InstanceSpec
 from modserve.core.errors import Code, ModserveError, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import ModelConfig
@@ -25,7 +25,8 @@ from modserve.execution.quick import could_be_quick
 from modserve.execution.revival import Make
 from modserve.execution.settlement import Observe
 from modserve.execution.warming import MakeSamples, Sample
-from modserve.scheduling.scheduler import Clock, LoopClock, OnDrop, Scheduler
+from modserve.scheduling.queued import QueuedScheduler, behind
+from modserve.scheduling.scheduler import Clock, LoopClock, OnDrop, PinnedRunner, Scheduler
 from modserve.scheduling.sequence import SequenceScheduler
 
 from .closing import close_aside
@@ -68,11 +69,22 @@ class Opened:
     """The same for an instance that is made anew, much later; None: it takes requests at once."""
     warmed_at_a_time: int = 1
     """The instances that run them side by side."""
+    specs: dict[int, InstanceSpec] = field(default_factory=dict)
+    """What the instances are to be, by number. `make` reads it; it changes when they are added and removed."""
 
 
 Accept: TypeAlias = Callable[[InferenceRequest, ResponseSink, int], Inflight]
 """Checks a request that arrived at a time, as `core.normalize.Signature.accept`. Raises INVALID_ARG."""
 SchedulerFactory: TypeAlias = Callable[[InstancePool, Clock, OnDrop], Scheduler]
+
+
+@dataclass(frozen=True)
+class Queueing:
+    """What a configuration says of how requests get to the instances of a model without sequences."""
+
+    accept: Accept
+    make_scheduler: SchedulerFactory
+    observe: Observe
 
 
 class Model:
@@ -97,17 +109,22 @@ class Model:
         self.config = config = opened.config
         self.config_message = opened.message
         self.statistics = ModelStatistics()
+        self.statistics.set_buckets(config.histogram_buckets)
         self.labels = opened.labels
         self.engine_report = opened.engine_report
+        self.opened = replace(opened, instances=())
+        """What it was made of, but for the instances, which come and go."""
         self._engine = opened.engine
         self._accept = accept
+        self._clock = clock
         self.outstanding = 0
+        self._observe = observe
         self._settled = asyncio.Event()
         self._settled.set()
         self._abandoned_since_ns = 0
         self._on_health = opened.on_health
         self._on_closed = opened.on_closed
-        self._pool = InstancePool(
+        self.pool = InstancePool(
             model_id,
             config,
             list(opened.instances),
@@ -122,14 +139,18 @@ class Model:
             make_samples=opened.make_samples,
         )
         try:
-            self._scheduler = make_scheduler(self._pool, clock, self._on_drop)
+            self._scheduler = make_scheduler(self.pool, clock, self._on_drop)
         except BaseException:
-            self._pool.end()
+            self.pool.end()
             raise
+        self._former: list[QueuedScheduler[Instance]] = []
+        """Schedulers that others have taken the place of, while requests wait there."""
+        self._leaving: set[asyncio.Task[None]] = set()
+        self.pool.on_left = self._left
         self._enqueue = self._scheduler.enqueue
-        self._readiness = ReadinessCheck(model_id, lambda: self._pool.executors)
+        self._readiness = ReadinessCheck(model_id, lambda: self.pool.executors)
         self.check_ready = self._readiness.check
-        self._pool.on_stuck = self._scheduler.fail_waiting
+        self.pool.on_stuck = self._fail_waiting
 
     @property
     def busy(self) -> bool:
@@ -143,10 +164,10 @@ class Model:
 
         Such an engine may hang. To close it is the only way to end it then, if there is one.
         """
-        return not self.statistics.pending and not self._pool.awaited
+        return not self.statistics.pending and not self.pool.awaited
 
     def __repr__(self) -> str:
-        return f"Model({self.id.name}, version {self.id.version}, {self.outstanding} outstanding, {self._pool!r})"
+        return f"Model({self.id.name}, version {self.id.version}, {self.outstanding} outstanding, {self.pool!r})"
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         inflight = self._accept(request, sink, now_ns)
@@ -163,17 +184,62 @@ class Model:
 
     async def warm_up(self, samples: Sequence[Sample], at_a_time: int) -> None:
         """Run samples on every instance, before there are requests. Raises why an instance is not fit to serve."""
-        self.engine_report = {**self.engine_report, **await warm_up(self._pool, samples, at_a_time)}
+        numbers = range(self.pool.count)
+        self.engine_report = {**self.engine_report, **await warm_up(self.pool, numbers, samples, at_a_time)}
+
+    async def warm(self, instances: Sequence[Instance], opened: Opened) -> None:
+        """The same for instances that are to be added, with the samples of a new configuration."""
+        numbers = [instance.number for instance in instances]
+        await warm_up(self.pool, numbers, opened.samples, opened.warmed_at_a_time)
 
     def _health_changed(self) -> None:
         """While no instance is left, new requests are refused at once.
 
         Those that wait already go on waiting until the first attempt to make another instance, and fail with that.
         """
-        trouble = self._pool.trouble
+        trouble = self.pool.trouble
         self.unready_reason = None if trouble is None else trouble.reason
         self._enqueue = self._scheduler.enqueue if trouble is None else partial(_refuse, trouble)
         self._on_health()
+
+    def change(
+        self, opened: Opened, queueing: Queueing | None, added: Collection[Instance], removed: Collection[int]
+    ) -> None:
+        """Another configuration over the same engine: with other instances, and another queue if there is `queueing`.
+
+        What waits in the old queue runs first, and nothing of it fails.
+        """
+        self.opened, self.config, self.config_message = opened, opened.config, opened.message
+        self.engine_report = opened.engine_report
+        pool, observe = self.pool, self._observe
+        pool.change(added, removed)
+        if queueing is not None:
+            self._accept, observe, old = queueing.accept, queueing.observe, self._scheduler
+            assert isinstance(old, QueuedScheduler), "sequences keep their instances and queues: this is a bug"
+            before = pool.on_free
+            self._scheduler = queueing.make_scheduler(pool, self._clock, self._on_drop)
+            pool.on_free = behind(old, before, pool)
+            self._former = [each for each in (*self._former, old) if each.count]
+            old.stop()
+        self._observe = observe
+        pool.learn(observe, opened.make_samples)
+        self._health_changed()
+
+    def _left(self, instance: Instance) -> None:
+        """An instance that was removed has nothing left to do."""
+        task = asyncio.create_task(self._close_instance(instance))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def _close_instance(self, instance: Instance) -> None:
+        try:
+            await close_aside(instance.close, f"instance '{instance.name}'")
+        except Exception:
+            _log.exception("model '%s': closing instance '%s' failed", self.id.name, instance.name)
+
+    def _fail_waiting(self, error: ModserveError) -> None:
+        for scheduler in (*self._former, self._scheduler):
+            scheduler.fail_waiting(error)
 
     def hurry(self) -> None:
         self._scheduler.hurry()
@@ -193,8 +259,12 @@ class Model:
 
     async def close(self) -> None:
         self._readiness.close()
-        self._pool.stop_reviving()
-        self._scheduler.close(unavailable(f"model '{self.id.name}' was unloaded before the request ran"))
+        self.pool.stop_reviving()
+        failure = unavailable(f"model '{self.id.name}' was unloaded before the request ran")
+        for scheduler in (*self._former, self._scheduler):
+            scheduler.close(failure)
+        if self._leaving:
+            await asyncio.wait(self._leaving)
         try:
             await close_aside(self._close_engine, f"model '{self.id.name}', version {self.id.version}")
         finally:
@@ -202,7 +272,7 @@ class Model:
 
     def _close_engine(self) -> None:
         try:
-            self._pool.close()
+            self.pool.close()
         finally:
             self._engine.close()
 
@@ -227,9 +297,16 @@ class SequenceModel(Model):
 
     _sequences: SequenceScheduler[Instance]
 
-    def __init__(self, model_id: ModelId, opened: Opened, clock: LoopClock, accept: Accept) -> None:
+    def __init__(
+        self,
+        model_id: ModelId,
+        opened: Opened,
+        clock: LoopClock,
+        accept: Accept,
+        runner: Callable[[InstancePool], PinnedRunner[Instance]] = lambda pool: pool,
+    ) -> None:
         def make_scheduler(pool: InstancePool, clock: Clock, on_drop: OnDrop) -> Scheduler:
-            self._sequences = SequenceScheduler(opened.config, pool, clock, on_drop, opened.initial_states)
+            self._sequences = SequenceScheduler(opened.config, runner(pool), clock, on_drop, opened.initial_states)
             return self._sequences
 
         super().__init__(model_id, opened, clock, accept, make_scheduler)

@@ -169,31 +169,33 @@ class _Requests:
 # Running them
 
 
-async def warm_up(pool: InstancePool, samples: Sequence[Sample], at_a_time: int) -> dict[str, object]:
-    """Run the samples on all instances, and say what that took, for `core.servable.EngineReporter`.
+async def warm_up(
+    pool: InstancePool, numbers: Sequence[int], samples: Sequence[Sample], at_a_time: int
+) -> dict[str, object]:
+    """Run the samples on the instances with these numbers, and say what that took, for `core.servable.EngineReporter`.
 
     Raises why an instance is not fit to serve.
     """
-    if not samples:
+    if not samples or not numbers:
         return {}
     start_ns = time.monotonic_ns()
-    names = [name for name, _ in pool.executors]
+    names = {number: name for name, number in pool.numbers.items()}
     limit = asyncio.Semaphore(max(1, at_a_time))
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_warm_up(pool, number, samples, limit)) for number in range(pool.count)]
+            tasks = [group.create_task(_warm_up(pool, number, samples, limit)) for number in numbers]
     except ExceptionGroup as errors:
         raise from_exception(errors.exceptions[0], "the warm-up failed") from None
     return {
         "warm_up": {
             "ms": _ms(time.monotonic_ns() - start_ns),
             "instances": {
-                name: [
+                names[number]: [
                     {"sample": each.sample, "count": each.times, "ms": _ms(each.ns)}
                     | ({} if each.error is None else {"error": each.error.message})
                     for each in task.result()
                 ]
-                for name, task in zip(names, tasks, strict=True)
+                for number, task in zip(numbers, tasks, strict=True)
             },
         }
     }

@@ -4,6 +4,7 @@ import json
 import logging
 import sys
 import time
+from logging.handlers import WatchedFileHandler
 
 from modserve.core.log_settings import LogFormat, LogSettings
 
@@ -20,10 +21,12 @@ class Logs:
     def install(self) -> None:
         """Sends everything that this process logs to the settings' file, or to standard error if they name none.
 
+        A file that was moved away or removed, as those do who rotate logs, is opened anew under its name.
+
         Replaces the handlers of Python's root logger. Raises OSError if the file cannot be opened.
         """
         file = self.settings.file
-        self._handler = logging.FileHandler(file, encoding="utf-8") if file else logging.StreamHandler(sys.stderr)
+        self._handler = WatchedFileHandler(file, encoding="utf-8") if file else logging.StreamHandler(sys.stderr)
         self._handler.addFilter(self._is_enabled)
         logging.getLogger().handlers[:] = [self._handler]
         # Verbose logging is about modserve: these libraries would log every connection.

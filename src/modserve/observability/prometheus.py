@@ -1,7 +1,7 @@
 """The metrics page: Triton's names and histograms of our own, read from the statistics at each scrape."""
 
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,6 +17,8 @@ from modserve.core.metrics import MetricStore
 from modserve.core.routing_config import RouteFigures, ShadowFigures
 from modserve.core.servable import Servable, engine_report
 from modserve.core.statistics import Histogram, ModelStatistics, TunerStatistics
+
+from .routing_families import routing_families
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
 
@@ -210,11 +212,6 @@ class ServerFigures:
     routings: Sequence[RouteFigures | ShadowFigures] = ()
 
 
-_ROUTES: tuple[tuple[str, str, str, Callable[[RouteFigures], float]], ...] = (
-    ("modserve_routing_requests", "counter", "Requests that named no version, by route", lambda r: r.requests),
-    ("modserve_routing_share", "gauge", "The share of these requests that a route gets", lambda r: r.share),
-    ("modserve_routing_rolled_back", "gauge", "1 when a route has lost its weight by a rule", lambda r: r.rolled_back),
-)
 _MEMORY: tuple[tuple[str, str, str, Callable[[MemoryBudget], float]], ...] = (
     ("modserve_request_memory_bytes", "gauge", "Bytes that requests hold", lambda m: m.held),
     ("modserve_request_memory_peak_bytes", "gauge", "The most bytes that requests held at one time", lambda m: m.peak),
@@ -246,28 +243,8 @@ def server_families(figures: ServerFigures) -> Iterator[Metric]:
     yield _family("modserve_connections", "gauge", "Open connections, by protocol", rows)
     for name, kind, text, value in _MEMORY:
         yield _family(name, kind, text, [({}, value(figures.memory))])
-    yield from _routings(figures.routings)
-
-
-def _routings(figures: Sequence[RouteFigures | ShadowFigures]) -> Iterator[Metric]:
-    routes = [
-        ({"model": each.model, "route": each.route, "version": str(each.version)}, each)
-        for each in figures
-        if isinstance(each, RouteFigures)
-    ]
-    for name, kind, text, value in _ROUTES:
-        yield _family(name, kind, text, [(labels, value(each)) for labels, each in routes])
-    shadows = [
-        ({"model": each.model, "version": str(each.version)}, each)
-        for each in figures
-        if isinstance(each, ShadowFigures)
-    ]
-    outcomes = [({**labels, "outcome": key}, n) for labels, each in shadows for key, n in each.outcomes.items()]
-    yield _family(
-        "modserve_routing_shadow", "counter", "Copies of requests for a shadow, by what came of them", outcomes
-    )
-    in_flight = [(labels, each.in_flight) for labels, each in shadows]
-    yield _family("modserve_routing_shadow_in_flight", "gauge", "Copies of requests that are on their way", in_flight)
+    for name, kind, text, routed in routing_families(figures.routings):
+        yield _family(name, kind, text, routed)
 
 
 def _state(entry: IndexEntry) -> dict[str, str]:
@@ -300,16 +277,29 @@ class _Collector(Collector):
         return self._families()
 
 
+def latencies(counters: bool, histograms: bool) -> frozenset[str]:
+    """The families of models' times: the sums, the histograms, or both."""
+    sums = [name for name, *_ in (*_COUNTERS, *_CACHE_COUNTERS) if counters]
+    names = (*sums, *(name for name, *_ in _HISTOGRAMS if histograms))
+    return frozenset(name for name in names if "_duration_" in name)
+
+
 def registry(
     servables: Callable[[], Iterable[Servable]],
     figures: Callable[[], ServerFigures] | None = None,
     engines: MetricStore | None = None,
+    left_out: Container[str] = (),
 ) -> CollectorRegistry:
-    """A registry of the metrics of one server, its process and its engines; all of it is read at each scrape."""
+    """A registry of the metrics of one server, its process and its engines; all of it is read at each scrape.
+
+    The families `left_out` are those of models' statistics that the page does not have.
+    """
     collectors = CollectorRegistry()
     if figures is not None:
         collectors.register(_Collector(lambda: server_families(figures())))
-    collectors.register(_Collector(lambda: model_families(servables())))
+    collectors.register(
+        _Collector(lambda: (family for family in model_families(servables()) if family.name not in left_out))
+    )
     ProcessCollector(registry=collectors)
     if engines is not None:
         collectors.register(_Collector(lambda: engine_families(engines)))

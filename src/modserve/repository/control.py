@@ -16,6 +16,7 @@ from modserve.core.loading import Blueprint, Listing, Repository
 from . import overrides
 from .background import Background
 from .manager import ModelManager
+from .outages import Outages
 
 _log = logging.getLogger(__name__)
 
@@ -50,8 +51,26 @@ class Scan(NamedTuple):
 
 
 async def scan(repositories: Sequence[Repository], names: Collection[str] | None = None) -> Scan:
-    """Look at the models with these names, at all models for None. Raises what `Repository.look` raises."""
-    looks = [await repository.look(names) for repository in repositories]
+    """Look at the models with these names, at all models for None. Raises what `Repository.look` raises.
+
+    A repository that cannot be read does not matter if all the names are in the others.
+    """
+    looks: list[Mapping[str, Listing]] = []
+    failure: ModserveError | None = None
+    for repository in repositories:
+        try:
+            looks.append(await repository.look(names))
+        except ModserveError as error:
+            failure = error
+    if failure is not None:
+        if not names or not set(names).issubset({name for look in looks for name in look}):
+            raise failure
+        _log.warning("%s; the other repositories have what is to be loaded", failure.message)
+    return together(looks)
+
+
+def together(looks: Sequence[Mapping[str, Listing]]) -> Scan:
+    """What several repositories hold."""
     counts = Counter(name for look in looks for name in look)
     models = {name: listing for look in looks for name, listing in look.items() if counts[name] == 1}
     return Scan(models, tuple(sorted(name for name, count in counts.items() if count > 1)))
@@ -88,6 +107,7 @@ class ModelControl:
         """The models that somebody requested by name, or by requesting all."""
         self._seen: dict[str, Listing | None] = {}
         """What polling saw the last time; None for a model that has to be looked at again."""
+        self._outages = Outages()
         self._tasks = Background()
         self.waiting: tuple[str, ...] = ()
         """The models that were in the repositories at the start and were not loaded then."""
@@ -112,7 +132,7 @@ class ModelControl:
             present = await scan(self._repositories, load)
             chosen = set(load)
         else:
-            present = await scan(self._repositories)
+            present = together(await self._outages.look(self._repositories, patient=False))
             chosen = {*present.models, *present.duplicates}
         self._table.expect(chosen & present.models.keys())
         for repository in self._repositories:
@@ -247,7 +267,7 @@ class ModelControl:
     async def poll(self) -> None:
         """Load what is new or different in the repositories, and unload what is gone."""
         try:
-            present = await scan(self._repositories)
+            present = together(await self._outages.look(self._repositories))
         except ModserveError as error:
             _log.error("%s; what is loaded stays", error.message)
             return

@@ -2,10 +2,13 @@
 
 import asyncio
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeAlias, cast
 
 from modserve.core.errors import ModserveError, from_exception, invalid
+from modserve.core.file_tree import walk
 from modserve.core.loading import CONFIG_FILE, DirectoryLease, Listing
 from modserve.core.version import parse_directory
 
@@ -14,16 +17,23 @@ MODEL_FILES = frozenset(
 )
 
 
-def local_repositories(paths: Iterable[Path]) -> "list[LocalRepository]":
-    """A repository for each directory; a directory that is named twice is one repository."""
-    return [LocalRepository(path) for path in dict.fromkeys(path.absolute() for path in paths)]
+Mark: TypeAlias = tuple[int, ...]
+"""The time of modification and the size of a file; empty for a directory."""
 
 
 class LocalRepository:
-    """Implements `core.loading.Repository`: each directory in `path` is a model, and is loaded where it is."""
+    """Implements `core.loading.Repository`: each directory in `path` is a model, and is loaded where it is.
 
-    def __init__(self, path: Path) -> None:
+    With a `config_name`, a model that has ``configs/<config_name>.pbtxt`` has that in place of ``config.pbtxt``.
+    Without `outside_links`, a model with a link to something outside is refused. `path` itself may be a link.
+    """
+
+    def __init__(self, path: Path, config_name: str = "", *, outside_links: bool = False) -> None:
         self.path = path
+        self._custom = f"configs/{config_name}.pbtxt" if config_name else ""
+        self._outside_links = outside_links
+        self._inside = path
+        """What links must not leave."""
 
     def __str__(self) -> str:
         return str(self.path)
@@ -37,7 +47,15 @@ class LocalRepository:
         )
 
     async def fetch(self, listing: Listing, version: int) -> DirectoryLease:
-        return DirectoryLease(listing.path)
+        known = _known(listing, version)
+
+        async def changed() -> str:
+            before = dict(known)
+            known.update(await asyncio.to_thread(_now, listing.path, before))
+            other = next((file for file, mark in before.items() if known[file] != mark), None)
+            return "" if other is None else f"'{listing.path / other}' has changed while it was loaded"
+
+        return DirectoryLease(listing.path, changed=changed)
 
     async def remarks(self) -> Sequence[str]:
         return await asyncio.to_thread(self._remarks)
@@ -55,14 +73,53 @@ class LocalRepository:
         """One model: its versions are the directories named by a positive integer without leading zeros. Blocking."""
         path = self.path / name
         marks: dict[int | None, list[tuple[str | int, ...]]] = {None: []}
-        for below, *mark in _marks(path):
+        weights: dict[int | None, list[object]] = {None: []}
+        links = [path] if path.is_symlink() else []
+        for below, status, is_directory, is_link in walk(path, (_COMPILED,)):
             top, *rest = below.split(os.sep)
-            version = parse_directory(top) if rest or not mark else None
+            version = parse_directory(top) if rest or is_directory else None
+            mark: Mark = () if is_directory else (status.st_mtime_ns, status.st_size)
             marks.setdefault(version, []).append((below, *mark))
+            if below not in (CONFIG_FILE, self._custom):
+                weights.setdefault(version, []).append(self._identity(path, below, mark, status.st_ino))
+            if is_link:
+                links.append(path / below)
         versions = tuple(sorted(version for version in marks if version is not None))
-        content = _content(path / CONFIG_FILE, name)  # after the marks, so that no change of the file is missed
+        # After the marks, so that no change of the file is missed.
+        file, content = self._custom, _content(path / self._custom, name) if self._custom else None
+        if content is None:
+            file, content = CONFIG_FILE, _content(path / CONFIG_FILE, name)
         by_version = {version: tuple(sorted(files)) for version, files in marks.items()}
-        return Listing(name, self, path, versions, content, marks=by_version)
+        kept = {version: frozenset(files) for version, files in weights.items()}
+        refusal = None if self._outside_links else self._refusal(name, links)
+        return Listing(
+            name,
+            self,
+            path,
+            versions,
+            content,
+            refusal=refusal,
+            config_file=file,
+            marks=by_version,
+            weights=kept,
+        )
+
+    def _identity(self, path: Path, below: str, mark: Mark, inode: int) -> object:
+        """What tells a file, or with an empty mark a directory, from any other. `inode`: of the file itself."""
+        return path, below, mark, inode if mark else 0
+
+    def _refusal(self, name: str, links: Iterable[Path]) -> ModserveError | None:
+        """Why a model is not loaded that has these links; None if all of them stay inside."""
+        root = os.path.realpath(self._inside)
+        for link in links:
+            target = os.path.realpath(link)
+            if os.path.commonpath([root, target]) != root and not _is_interpreter(link, target):
+                return invalid(
+                    f"model '{name}' is not loaded: '{link}' is a link out of the model repository, to '{target}'. If "
+                    "those who can write to the repository may read that, start the server with "
+                    "--allow-outside-symlinks"
+                )
+        return None
 
     def _remarks(self) -> list[str]:
         return [
@@ -70,6 +127,12 @@ class LocalRepository:
             for path in self._entries()
             if path.suffix in MODEL_FILES and path.is_file()
         ]
+
+
+def _is_interpreter(link: Path, target: str) -> bool:
+    """Whether a link is that of a virtual environment to its Python, which models in Python may have beside them."""
+    in_environment = link.parent.name == "bin" and (link.parents[1] / "pyvenv.cfg").is_file()
+    return in_environment and bool(_PYTHON.fullmatch(os.path.basename(target))) and os.access(target, os.X_OK)
 
 
 def _content(path: Path, name: str) -> bytes | ModserveError | None:
@@ -81,32 +144,24 @@ def _content(path: Path, name: str) -> bytes | ModserveError | None:
         return from_exception(error, f"reading the configuration of model '{name}'")
 
 
+def _known(listing: Listing, version: int) -> dict[str, Mark]:
+    """The files of a version, and of all versions, with their marks as a look has seen them; not the configuration."""
+    entries = [entry for key in (None, version) for entry in cast("Iterable[Any]", listing.marks.get(key, ()))]
+    return {below: tuple(mark) for below, *mark in entries if mark and below not in (CONFIG_FILE, listing.config_file)}
+
+
+def _now(directory: Path, files: Iterable[str]) -> dict[str, Mark]:
+    """The present marks of some files; an empty one for a file that has gone."""
+    marks: dict[str, Mark] = {}
+    for file in files:
+        try:
+            status = (directory / file).stat()
+            marks[file] = status.st_mtime_ns, status.st_size
+        except OSError:
+            marks[file] = ()
+    return marks
+
+
+_PYTHON = re.compile(r"(python|pypy)[0-9.]*t?")
 _COMPILED = "__pycache__"
 """What Python writes beside a model's own modules is no change of the model."""
-
-
-def _marks(root: Path) -> Iterator[tuple[str, *tuple[int, ...]]]:
-    """The path of all that can be read in a directory, for files with time of modification and size."""
-    pending = [(root, "", frozenset[tuple[int, int]]())]
-    while pending:
-        directory, below, above = pending.pop()
-        try:
-            entries = list(os.scandir(directory))
-        except OSError:
-            continue
-        for entry in entries:
-            if entry.name == _COMPILED:
-                continue
-            path = f"{below}{entry.name}"
-            try:
-                status = entry.stat()
-                is_directory = entry.is_dir()
-            except OSError:
-                continue
-            if not is_directory:
-                yield path, status.st_mtime_ns, status.st_size
-                continue
-            yield (path,)
-            identity = (status.st_dev, status.st_ino)
-            if identity not in above:  # otherwise it is a link to a directory around it
-                pending.append((Path(entry.path), f"{path}{os.sep}", above | {identity}))

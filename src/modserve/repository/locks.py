@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
 
-from modserve.core.servable import Servable
+from modserve.core.servable import Servable, base
 
 
 class NameLocks:
@@ -47,7 +47,10 @@ class NameLocks:
 
 
 class Loans:
-    """Counts the handles of each servable: whoever closes one waits until all of them are released."""
+    """Counts the handles of each servable: whoever closes one waits until all of them are released.
+
+    What stands before a model may change while it is lent; it is the model that counts.
+    """
 
     def __init__(self) -> None:
         self._handles: Counter[int] = Counter()
@@ -60,13 +63,14 @@ class Loans:
         """Lend some servables, which are behind `front`, or that one itself if there are no others."""
         lent = servables or (front,)
         for servable in lent:
-            self._handles[id(servable)] += 1
+            self._handles[id(base(servable))] += 1
         return LentServable(front, lent, self)
 
     def give_back(self, servable: Servable) -> None:
-        self._handles[id(servable)] -= 1
-        if not self._handles[id(servable)]:
-            del self._handles[id(servable)]
+        key = id(base(servable))
+        self._handles[key] -= 1
+        if not self._handles[key]:
+            del self._handles[key]
             self._returned.set()
             self._returned = asyncio.Event()
 
@@ -76,7 +80,7 @@ class Loans:
             await self._returned.wait()
 
     def lent(self, servable: Servable) -> bool:
-        return id(servable) in self._handles
+        return id(base(servable)) in self._handles
 
 
 @dataclass(slots=True, eq=False)

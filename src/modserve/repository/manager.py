@@ -5,7 +5,8 @@ once (`Blueprint`). From then on `core.lifecycle` names its states:
 
 - LOADING: its files are fetched, under a lease, and a servable is made of them.
 - READY: the servable is in the table and takes requests. While the version is loaded again, the state stays READY, and
-  the old servable serves until the new one takes its place, and on if the load fails.
+  the old servable serves until the new one takes its place, and on if the load fails. Where only the configuration has
+  changed, and the loader can apply the change to what serves (`Change`), the servable stays.
 - UNLOADING: the servable is out of the table's service, and is drained and closed in the background:
   first the handles that were lent are released, then everything accepted is settled, then the engine is closed, and
   at last the lease is released. Until then the servable continues the sequences that have begun (`finishing`).
@@ -34,18 +35,20 @@ import time
 from collections.abc import Container, Iterable, Mapping, Sequence
 from graphlib import TopologicalSorter
 
-from modserve.core.errors import ModserveError, from_exception
+from modserve.core.errors import ModserveError, from_exception, unavailable
 from modserve.core.lifecycle import UNLOADED
-from modserve.core.loading import Blueprint, Listing, ModelLoader
+from modserve.core.loading import Blueprint, DirectoryLease, Listing, ModelLoader
 from modserve.core.servable import Finisher, Servable
 
 from . import dependencies, plan
 from .background import Background
 from .plan import Action, Update
-from .table import Loaded, ModelTable
+from .rows import Loaded
+from .table import ModelTable
 
 _log = logging.getLogger(__name__)
 
+_FAILED = "model '%s', version %d: %s"
 _CANCELLED = "the load was cancelled"
 
 
@@ -207,7 +210,7 @@ class ModelManager:
         table.begin(name, action.load)
 
         async def load(version: int) -> None:
-            loaded = await self._load(blueprint, version)
+            loaded = await self._change(action, blueprint, version) or await self._load(blueprint, version)
             if isinstance(loaded, ModserveError):
                 failures[version] = loaded
                 table.fail(name, version, loaded.reason)
@@ -229,10 +232,28 @@ class ModelManager:
                     self._take(blueprint, loaded)
                 else:
                     reason = UNLOADED if failures else _CANCELLED
+                    if loaded is not None and loaded.change is not None:
+                        self._closing.start(loaded.change.discard())
+                        loaded = None
                     self._close_all(table.abandon(name, version, reason, loaded))
         if succeeded:
             table.drop_failures(name, blueprint.listing.versions)
         return dict(sorted(failures.items()))
+
+    async def _change(self, action: Action, blueprint: Blueprint, version: int) -> Loaded | ModserveError | None:
+        """Make ready to change a version in service in place; None if it has to be loaded."""
+        listing = blueprint.listing
+        former = self.table.models[listing.name].in_service(version)
+        if former is None or action.anew or not listing.same_weights(former.listing, version):
+            return None
+        async with self._loads:
+            try:
+                change = await blueprint.change(former.servable, former.lease.path, version)
+            except Exception as error:
+                failure = from_exception(error, f"failed to change model '{listing.name}' version {version}")
+                _log.error(_FAILED, listing.name, version, failure.message)
+                return failure
+        return None if change is None else Loaded(former.servable, listing, former.lease, former.load_ns, change)
 
     async def _load(self, blueprint: Blueprint, version: int) -> Loaded | ModserveError:
         """Fetch and load one version; the error is that of the last attempt."""
@@ -244,7 +265,7 @@ class ModelManager:
                 try:
                     lease = await listing.repository.fetch(listing, version)
                     try:
-                        servable = await blueprint.load(lease.path, version)
+                        servable = await _load_still(blueprint, lease, version)
                     except BaseException:
                         await lease.release()
                         raise
@@ -254,14 +275,18 @@ class ModelManager:
                     attempt += 1
                     if attempt > self._load_retries:
                         foreign = None if isinstance(error, ModserveError) else error
-                        text = "model '%s', version %d: %s"
-                        _log.error(text, listing.name, version, failure.message, exc_info=foreign)
+                        _log.error(_FAILED, listing.name, version, failure.message, exc_info=foreign)
                         return failure
                     text = "model '%s', version %d: failed to load, attempt %d of %d: %s"
                     _log.warning(text, listing.name, version, attempt, self._load_retries + 1, failure.message)
 
     def _take(self, blueprint: Blueprint, loaded: Loaded) -> None:
         name, version = loaded.servable.id
+        if loaded.change is not None:
+            self.table.changed(loaded._replace(servable=loaded.change.apply(), change=None))
+            what = ", ".join(loaded.change.fields) or "a configuration that says the same"
+            _log.info("model '%s', version %d: applied in place: %s", name, version, what)
+            return
         replaced = self.table.take(loaded, blueprint.needs)
         _log.info("model '%s', version %d: ready after %.3f s", name, version, loaded.load_ns / 1e9)
         self._close_all(replaced)
@@ -297,3 +322,30 @@ class ModelManager:
         for group in self.table.companions.groups_of(servable):
             await self._finished(group)
             self.table.companions.left(group)
+
+
+async def _load_still(blueprint: Blueprint, lease: DirectoryLease, version: int) -> Servable:
+    """Load one version, once more if a file has changed since the look. Fails if one has changed again by then."""
+    changed = ""
+    for _ in range(2):
+        try:
+            servable = await blueprint.load(lease.path, version)
+        except Exception as error:
+            before, changed = changed, await lease.changed() if blueprint.only_reads else ""
+            if changed and not before:
+                continue
+            if not changed:
+                raise
+            failure = from_exception(error, f"failed to load model '{blueprint.listing.name}' version {version}")
+            raise ModserveError(failure.code, f"{failure.message}\n{changed}") from error
+        if not blueprint.only_reads:
+            return servable
+        try:
+            changed = await lease.changed()
+        except BaseException:
+            await servable.close()
+            raise
+        if not changed:
+            return servable
+        await servable.close()
+    raise unavailable(f"failed to load model '{blueprint.listing.name}' version {version}: {changed}")

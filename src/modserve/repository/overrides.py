@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import hashlib
 import os
 import tempfile
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from modserve.core.errors import internal, invalid
 from modserve.core.loading import DirectoryLease, Listing
 
-from .local import LocalRepository
+from .local import LocalRepository, Mark
 
 MOST_PARTS = 64
 MOST_PART_BYTES = 255
@@ -21,10 +22,17 @@ _MOST_SHOWN = 100
 class TemporaryRepository(LocalRepository):
     """A directory that is deleted when nobody holds it any more: neither whoever made it nor a fetched version."""
 
-    def __init__(self) -> None:
+    def __init__(self, digests: Mapping[str, bytes] | None = None) -> None:
+        """`digests` are those of the files, by path; without them each of these repositories is another."""
+        self._digests = {} if digests is None else digests
         self._directory = tempfile.TemporaryDirectory(prefix="modserve-", ignore_cleanup_errors=True)
         self._holders = 1
         super().__init__(Path(self._directory.name))
+
+    def _identity(self, path: Path, below: str, mark: Mark, inode: int) -> object:
+        if not mark:
+            return "override", below
+        return "override", below, self._digests.get(below, (path, mark, inode))
 
     async def fetch(self, listing: Listing, version: int) -> DirectoryLease:
         self._holders += 1
@@ -99,7 +107,7 @@ def write(name: str, files: Mapping[str, bytes]) -> TemporaryRepository:
     check_files(files)
     repository = None
     try:
-        repository = TemporaryRepository()
+        repository = TemporaryRepository({path: hashlib.sha256(content).digest() for path, content in files.items()})
         root = repository.path / name
         root.mkdir()
         for path, content in files.items():

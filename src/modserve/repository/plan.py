@@ -15,7 +15,8 @@ The rules for a model in its turn:
 - *Stale* is a model in service that was made of something that is not served as it was. It is loaded again, and if that
   fails it does not serve on, for it no longer fits what it is made of.
 - Otherwise all selected versions are loaded that are not in service as the repository has them, all of them if the
-  model is renewed. When all have succeeded, the versions that are not selected are retired.
+  model is renewed. If it is not, a version may be changed in place of which only the configuration differs. When all
+  have succeeded, the versions that are not selected are retired.
 - *Together*: all loaded versions are taken or none. It is always so beside versions that serve.
 """
 
@@ -30,7 +31,7 @@ from modserve.core.servable import Servable
 
 from . import dependencies
 from .dependencies import Graph
-from .table import Model
+from .rows import Model
 
 
 class Before(NamedTuple):
@@ -79,6 +80,8 @@ class Action:
     load: tuple[int, ...] = ()
     together: bool = False
     """Whether all versions of `load` are taken or none; otherwise each is taken as soon as it is loaded."""
+    anew: bool = False
+    """Whether nothing may be changed in place, since what the model needs has changed."""
     stale: bool = False
     """Whether all versions are retired if a load fails."""
     retire: tuple[int, ...] = ()
@@ -174,6 +177,7 @@ def decide(
         blueprint=blueprint,
         load=missing,
         together=update.together or bool(served),
+        anew=renewed,
         stale=stale,
         retire=tuple(version for version in served if version not in blueprint.versions),
     )

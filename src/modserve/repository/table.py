@@ -2,12 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from modserve.core.errors import ModserveError, unavailable
 from modserve.core.lifecycle import UNLOADED, IndexEntry, State, VersionState
-from modserve.core.loading import Blueprint, DirectoryLease, Listing, Needs
+from modserve.core.loading import Blueprint, Needs
 from modserve.core.servable import Borrow, Handle, SequenceKeeper, Servable
 from modserve.core.version import (
     ModelId,
@@ -22,69 +20,22 @@ from modserve.routing.routings import Routings
 
 from .companions import Companions
 from .locks import Loans, NameLocks
+from .rows import Loaded, Model, Version
 from .succession import Succession, in_front
 
 MOST_REMEMBERED = 10_000
 """How many models may be listed of which nothing is loaded and nobody wants anything: the oldest ones go first."""
 
 
-class Loaded(NamedTuple):
-    """A servable with what it was loaded from: not in service yet, in service, or retired and not closed yet."""
-
-    servable: Servable
-    listing: Listing
-    lease: DirectoryLease
-    load_ns: int
-
-
-@dataclass
-class Version:
-    state: VersionState = field(default_factory=VersionState)
-    servable: Servable | None = None
-    """Takes the requests. There is one exactly while the version is READY, also while it is being loaded again."""
-    loaded: Loaded | None = None
-    """The servable with what it was loaded from."""
-    reason: str = UNLOADED
-    """The reason of the state once the version is unloaded."""
-
-
-@dataclass
-class Model:
-    blueprint: Blueprint | None = None
-    """What it should be loaded from, also while a model that it needs is missing; None if it should not be loaded."""
-    versions: dict[int, Version] = field(default_factory=dict)
-    made_of: Needs = field(default_factory=dict)
-    """The models that the READY versions are made of. The blueprint's needs differ after a load that failed."""
-    problem: str = ""
-    """What is wrong with the model as it is in the repository, while no version could be tried or older ones serve."""
-    latest: Servable | None = None
-    """The highest READY version."""
-    front: Servable | None = None
-    """What takes requests that name no version: `latest`, or the routing between the READY versions."""
-    finishing: list[Servable] = field(default_factory=list)
-    """Servables that are out of service and not closed yet, the last ones first. They continue their sequences."""
-
-    @property
-    def served(self) -> dict[int, Servable]:
-        """The servables of the READY versions, in ascending order of the versions."""
-        return {version: row.servable for version, row in sorted(self.versions.items()) if row.servable is not None}
-
-    @property
-    def failure(self) -> str:
-        """Why no version is READY, in Triton's words; empty where nothing has failed."""
-        failed = [(version, row.state.reason) for version, row in sorted(self.versions.items()) if row.state.failed]
-        return self.problem or " ".join([f"version {each} is at UNAVAILABLE state: {why};" for each, why in failed])
-
-    def is_current(self, listing: Listing, version: int) -> bool:
-        """Whether a version is in service just as it would be loaded from `listing`."""
-        loaded = self.versions[version].loaded if version in self.versions else None
-        return loaded is not None and loaded.listing.mark(version) == listing.mark(version)
-
-
 class ModelTable:
-    """The models of one server. Lives on the event loop's thread."""
+    """The models of one server. Lives on the event loop's thread.
 
-    def __init__(self) -> None:
+    A version that loads or has failed beside others of its model, which were there before, keeps the server from being
+    ready only if it is `strict`, as in Triton: the new version takes nothing away.
+    """
+
+    def __init__(self, strict: bool = False) -> None:
+        self._strict = strict
         self.models: dict[str, Model] = {}
         self.loans = Loans()
         self.locks = NameLocks()
@@ -235,7 +186,10 @@ class ModelTable:
         return [entry for entry, _ in self._entries()]
 
     def unready(self) -> list[IndexEntry]:
-        """What keeps the server from being ready: all versions but the healthy ones and those unloaded on purpose."""
+        """What keeps the server from being ready.
+
+        All versions but the healthy ones, those unloaded on purpose, and those that came later, beside others.
+        """
         return [entry for entry, is_ready in self._entries() if not is_ready]
 
     def _entries(self) -> Iterator[tuple[IndexEntry, bool]]:
@@ -248,7 +202,8 @@ class ModelTable:
                 ailment = row.servable.unready_reason if row.servable is not None else None
                 reason = ailment or (state.reason if row.servable is None else model.problem)
                 entry = IndexEntry(name, version, state.state, reason, state.load_ns)
-                yield entry, ailment is None and not state.holds_up_readiness
+                beside = row.added and model.latest is not None and not self._strict
+                yield entry, ailment is None and (beside or not state.holds_up_readiness)
 
     # What is about to be loaded
 
@@ -301,8 +256,9 @@ class ModelTable:
 
     def begin(self, name: str, versions: Iterable[int]) -> None:
         """Some versions are being loaded. Those that serve remain READY."""
+        model = self.models[name]
         for version in versions:
-            row = self.models[name].versions.setdefault(version, Version())
+            row = model.versions.setdefault(version, Version(added=model.latest is not None))
             if row.servable is None:
                 self._step(row, State.LOADING)
 
@@ -327,6 +283,14 @@ class ModelTable:
         model.made_of = made_of
         self.rank(name)
         return _finish(model, replaced)
+
+    def changed(self, loaded: Loaded) -> None:
+        """The servable of a version has another configuration, or another object stands before it."""
+        name, version = loaded.servable.id
+        row = self.models[name].versions[version]
+        row.servable, row.loaded = loaded.servable, loaded
+        self.rank(name)
+        self.on_change()
 
     def abandon(self, name: str, version: int, reason: str, loaded: Loaded | None) -> list[Loaded]:
         """End a load that is not taken, since another version failed or the load was cancelled."""

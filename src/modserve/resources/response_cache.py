@@ -4,10 +4,13 @@ Triton's key is 64 bits of the model's name, its version and the inputs' bytes. 
 datatypes and shapes of the inputs, the requested outputs and the parameters: only equal requests share a key.
 """
 
+import asyncio
 import hashlib
+import time
 from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
@@ -23,19 +26,46 @@ _WITHOUT_MEANING = frozenset({"priority", "timeout"})
 """Parameters that only matter to the queue, not to the response."""
 
 
+class Cache(Protocol):
+    """Responses by their owner, which is a loaded model version, and the key of a request.
+
+    For the event loop's thread, which no method blocks. A cache that has trouble finds nothing; it raises nothing.
+    """
+
+    def get(self, owner: object, key: bytes) -> InferenceResponse | None:
+        """The kept response, whose id is not this request's. Its tensors are read-only."""
+
+    def fetch(self, owner: object, key: bytes) -> "asyncio.Future[InferenceResponse | None] | None":
+        """A response that only a wait can tell of, which never fails; None: there is nothing to wait for."""
+
+    def put(self, owner: object, key: bytes, response: InferenceResponse) -> None:
+        """Keep a response, if there is room for it."""
+
+    def forget(self, owner: object) -> None:
+        """Drop all responses of `owner`, now or soon."""
+
+
 class _Entry(NamedTuple):
     response: InferenceResponse
     size: int
+    until: float
+    """By the monotonic clock, in seconds."""
 
 
 class ResponseCache:
-    """At most `capacity` bytes of responses; drops the least recently used first. For the event loop's thread.
+    """Implements `Cache`: at most `capacity` bytes of responses; drops the least recently used first.
 
-    An `owner` is a loaded model version. Only the owner finds its responses, not even the version that replaces it.
+    Only the owner finds its responses, not even the version that replaces it. Those that are longer than `longest`
+    bytes are not kept, and none for longer than `ttl_s`; 0: no such limit.
     """
 
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
+    def __init__(
+        self, capacity: int, ttl_s: float = 0, longest: int = 0, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._capacity = min(capacity, longest + _OVERHEAD) if longest else capacity
+        self._room = capacity
+        self._ttl_s = ttl_s or float("inf")
+        self._now = now
         self._entries: OrderedDict[tuple[object, bytes], _Entry] = OrderedDict()
         self.size = 0
         """Bytes."""
@@ -44,27 +74,33 @@ class ResponseCache:
         return len(self._entries)
 
     def get(self, owner: object, key: bytes) -> InferenceResponse | None:
-        """The kept response, whose id is not this request's. Its tensors are read-only."""
         entry = self._entries.get((owner, key))
         if entry is None:
+            return None
+        if entry.until <= self._now():
+            self._drop((owner, key))
             return None
         self._entries.move_to_end((owner, key))
         return entry.response
 
+    def fetch(self, owner: object, key: bytes) -> "asyncio.Future[InferenceResponse | None] | None":
+        """None: what it has, `get` tells."""
+        return None
+
     def put(self, owner: object, key: bytes, response: InferenceResponse) -> None:
         """Keeps a copy, unless it is larger than the whole cache."""
-        size = _OVERHEAD + sum(len(tensor.raw) for tensor in response.outputs.values())
+        size = _OVERHEAD + raw_size(response.outputs.values())
         if size > self._capacity:
             return
         self._drop((owner, key))
-        while self.size + size > self._capacity:
+        while self.size + size > self._room:
             self._drop(next(iter(self._entries)))
         # The tensors may be views of a whole batch, which would stay in memory with them.
         outputs = {
             name: Tensor.from_raw(one.datatype, one.shape, bytes(one.raw)) for name, one in response.outputs.items()
         }
         kept = replace(response, outputs=outputs, id="", parameters=dict(response.parameters), waited_ns=0)
-        self._entries[owner, key] = _Entry(kept, size)
+        self._entries[owner, key] = _Entry(kept, size, self._now() + self._ttl_s)
         self.size += size
 
     def forget(self, owner: object) -> None:
@@ -88,6 +124,11 @@ def key(request: InferenceRequest) -> bytes:
         digest.update(_text((name, tensor.datatype.name, tensor.shape, len(raw))))
         digest.update(raw if len(raw) <= _LONG else tensor.digest())
     return digest.digest()
+
+
+def raw_size(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the tensors' raw forms."""
+    return sum(len(tensor.raw) for tensor in tensors)
 
 
 def _text(value: object) -> bytes:

@@ -81,6 +81,11 @@ class QueuedScheduler(Generic[SlotT]):
         return f"QueuedScheduler({self._queue.count} waiting)"
 
     @property
+    def count(self) -> int:
+        """How many wait."""
+        return self._queue.count
+
+    @property
     def waiting(self) -> Iterable[Inflight]:
         """Those that wait, the most urgent first."""
         return self._queue
@@ -231,3 +236,18 @@ class QueuedScheduler(Generic[SlotT]):
             elif inflight.level != GONE:  # re-entrancy, as in `_leave`
                 self._levels.move(inflight, inflight.level + 1, now_ns)
         return queue.next_time_ns()
+
+
+def behind(
+    old: QueuedScheduler[SlotT], old_on_free: Callable[[], None], runner: BatchRunner[SlotT]
+) -> Callable[[], None]:
+    """For `runner.on_free`, when another scheduler has taken the place of `old`: what waits there goes first."""
+    on_free = runner.on_free
+
+    def both() -> None:
+        old_on_free()
+        if not old.count:
+            runner.on_free = on_free
+        on_free()
+
+    return both

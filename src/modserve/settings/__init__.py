@@ -1,9 +1,11 @@
 """Every setting of a server, and the only place that reads the command line, the environment and option files."""
 
+from .front_ends import GrpcSettings, HttpSettings
 from .limits import Limits
 from .options import OptionError
-from .settings import OPTIONS, GrpcSettings, HttpSettings, Settings, TlsFiles
+from .settings import OPTIONS, Settings
 from .sources import CommandLine, from_command_line
+from .tls import TlsFiles
 from .values import header_pattern
 
 __all__ = [

@@ -1,163 +1,27 @@
 """Every setting of a server: its field, type, limits, default and help, which is all there is to write for an option.
 
-Front ends get `HttpSettings` and `GrpcSettings` as they are here.
+Those of HTTP and gRPC are in `front_ends`.
 """
 
 import dataclasses
 import operator
 from collections.abc import Mapping
-from functools import partial, reduce
+from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic.dataclasses import dataclass as validated_dataclass
 
+from modserve.core.cache_settings import CacheSettings
 from modserve.core.log_settings import LogFormat, LogSettings
+from modserve.core.remote_place import RemotePlace
 from modserve.core.trace_settings import TraceLevel, TraceSettings
 
 from . import values
-from .limits import Limits
+from .cache import cache_texts
+from .front_ends import GrpcSettings, HttpSettings
 from .options import Option, did_you_mean, option, options_of
-from .values import Bytes, Count, Milliseconds, Port, UnsignedCount
-
-_PORT_HELP = "Port that {} listens on; 0 takes a free one."
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """PEM files. With `mutual`, clients must present a certificate that those in `root` have signed."""
-
-    certificate: Path
-    """The server's own, followed by those between it and the root that its clients trust."""
-    key: Path
-    root: Path | None = None
-    mutual: bool = False
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        return (self.certificate, self.key) if self.root is None else (self.certificate, self.key, self.root)
-
-
-@validated_dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
-class FrontEndSettings:
-    """What HTTP and gRPC have in common."""
-
-    allow: bool = option(True, "Serve {}.", "allow-{}")
-    address: str = option("0.0.0.0", "Address that {} listens on.")
-    port: Port = 0
-    reuse_port: bool = option(False, "Share the {} port with other servers that have this option.", "reuse-{}-port")
-    header_pattern: values.HeaderPattern = option(
-        None,
-        "Regular expression: matching {} headers become parameters of inference requests.",
-        "{}-header-forward-pattern",
-        value="REGEX",
-    )
-    restrictions: values.Restrictions = Field(default_factory=dict)
-    """By category of calls."""
-    use_ssl: bool = option(False, "Serve {} over TLS only.")
-    use_ssl_mutual: bool = option(False, "Serve {} over TLS only, to clients with a certificate.")
-    server_cert: str = option("", "PEM file with the server's certificate chain; HTTP takes that of gRPC if not set.")
-    server_key: str = option("", "PEM file with its private key, not encrypted; HTTP takes that of gRPC if not set.")
-    root_cert: str = option("", "PEM file with the roots of clients' certificates; HTTP takes that of gRPC if not set.")
-    server_timing: bool = option(
-        False, "Report what each inference has cost with its response, over HTTP and gRPC.", "server-timing"
-    )
-    client_timeout: Count = option(
-        60,
-        "Seconds in which a client must finish a request's head, send more of its body or message (otherwise 408, "
-        "DEADLINE_EXCEEDED; and in five times as many 16 KiB of it) or read more of a response (otherwise the "
-        "connection is closed), over HTTP and gRPC; 0: any time.",
-        "http-client-timeout",
-    )
-
-    limits: Limits = Limits()
-    """How much work is done on the event loop."""
-
-    @property
-    def tls(self) -> TlsFiles | None:
-        """None: plain connections."""
-        if not self.use_ssl and not self.use_ssl_mutual:
-            return None
-        root = Path(self.root_cert) if self.root_cert and self.use_ssl_mutual else None
-        return TlsFiles(Path(self.server_cert), Path(self.server_key), root, self.use_ssl_mutual)
-
-
-@validated_dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
-class HttpSettings(FrontEndSettings):
-    """How HTTP is served; times are in seconds. TLS files that are not set are those of gRPC."""
-
-    port: Port = option(8000, _PORT_HELP)
-    restrictions: values.HttpRestrictions = option(
-        {},
-        "HTTP calls that need a header; may be repeated.",
-        "http-restricted-api",
-        value="API,…:HEADER=VALUE",
-        parse=partial(values.restriction, "api"),
-        several=True,
-    )
-    max_json: Annotated[int, Field(ge=1)] = option(
-        64 * 1024 * 1024,
-        "Longest JSON of a request, in bytes; binary tensors count against --request-memory-limit instead.",
-        "http-max-input-size",
-    )
-    max_connections: Count = option(
-        10_000,
-        "Connections at the same time; one more gets 503. Fewer if the process may not open enough files; 0: as many "
-        "as it may.",
-    )
-    idle_timeout: Count = option(620, "Seconds for which a connection without a request stays open; 0: for ever.")
-    cors_allow_origin: values.Origins = option(
-        frozenset(),
-        "Origin whose pages may call the server from a browser; may be repeated; * for any.",
-        value="ORIGIN",
-        several=True,
-    )
-
-
-@validated_dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
-class GrpcSettings(FrontEndSettings):
-    """How gRPC is served; times are in milliseconds. The defaults are those of gRPC and Triton."""
-
-    port: Port = option(8001, _PORT_HELP)
-    engine: Literal["native", "grpcio"] = option(
-        "native", "What serves gRPC: native, a server of modserve's own, or grpcio, the one of gRPC's library."
-    )
-    restrictions: values.GrpcRestrictions = option(
-        {},
-        "gRPC calls that need the header triton-grpc-protocol-HEADER; may be repeated.",
-        "grpc-restricted-protocol",
-        value="PROTOCOL,…:HEADER=VALUE",
-        parse=partial(values.restriction, "protocol"),
-        several=True,
-    )
-    compression: values.Compression = option(
-        "none",
-        "Compress responses for clients that accept it: with gzip for low, with deflate above.",
-        "grpc-infer-response-compression-level",
-    )
-    max_message: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = option(
-        None,
-        "Longest message from a client, in bytes; 0: any length. The memory is that of the container, the process's "
-        "limit or the machine, whichever is least.",
-        "grpc-max-message-size",
-        default_in_words="an eighth of the memory, at most 512 MiB",
-    )
-    max_concurrent_streams: Count = option(
-        1_000, "Calls that a client may have open on one connection, while its others wait; 0: any number."
-    )
-    keepalive_time: Milliseconds = option(7_200_000, "Milliseconds until a silent client is sent a ping.")
-    keepalive_timeout: Milliseconds = option(20_000, "Milliseconds until it must have replied, or is disconnected.")
-    keepalive_permit_without_calls: bool = option(False, "Send pings on connections without calls, too.")
-    http2_max_pings_without_data: Count = option(2, "Pings sent with no data in between; 0: any number.")
-    http2_min_recv_ping_interval_without_data: Count = option(
-        300_000, "A client that pings more often than this (in milliseconds) without sending data gets a strike."
-    )
-    http2_max_ping_strikes: Count = option(2, "Strikes until a client's connection is closed; 0: any number.")
-    max_connection_age: Count = option(
-        0, "Milliseconds until a connection is told to end, so that clients connect anew; 0: never."
-    )
-    max_connection_age_grace: Count = option(0, "Milliseconds that its calls may still take; 0: for ever.")
+from .values import Count, Port, UnsignedCount, whole_number
 
 
 class Settings(BaseModel):
@@ -167,18 +31,19 @@ class Settings(BaseModel):
     Raises pydantic's ValidationError.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    # An input may have a password in it.
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True)
 
-    model_repository: values.Directories = option(
+    model_repository: values.Places = option(
         (),
-        "Directory of models; may be repeated.",
+        "Directory of models, or s3://, gs://, as:// or an archive at http(s)://; may be repeated.",
         "",
         Option("The same as --model-repository.", "model-store", value="DIR", several=True),
         section="models and server",
         value="DIR",
         several=True,
     )
-    """One or several; `repositories` has them as paths."""
+    """One or several; `repositories` has them as paths and remote places."""
     python_model: values.PythonModels = option(
         {},
         "Function or class with modserve.model above it; may be repeated. The option's name may be left out: "
@@ -187,11 +52,22 @@ class Settings(BaseModel):
         several=True,
     )
     """Decorated objects, or their places as texts, by name; the keyword takes one or several, or a mapping."""
+    model_file: values.ModelFiles = option(
+        (),
+        "Model file, or directory of one model, to serve without a repository; may be repeated. The option's name may "
+        "be left out: 'serve resnet50.onnx'. NAME is that of the model, the file's without its ending if not set.",
+        value="[NAME=]FILE",
+        several=True,
+    )
+    """The keyword takes a path or several, or a mapping by name; the field has names, empty if not set, and paths."""
     id: str = option("modserve", "The server's name in its metadata.", value="NAME")
     exit_on_error: bool = option(False, "Stop if a model fails to load at the start.")
     exit_timeout_secs: Count = option(30, "Seconds for which a stopping server waits for what is in flight.")
     strict_readiness: bool = option(
         True, "Be ready only when every model is; otherwise as soon as the first load is over."
+    )
+    strict_version_readiness: bool = option(
+        False, "Be unready, as Triton is, while a version loads or has failed beside others of its model that serve."
     )
     model_control_mode: values.ControlMode = option(
         "none",
@@ -201,7 +77,32 @@ class Settings(BaseModel):
     load_model: tuple[str, ...] = option(
         (), "Model to load at the start in mode explicit; may be repeated; * for all.", value="NAME"
     )
+    allow_outside_symlinks: bool = option(
+        False, "Load models with symbolic links to what is outside their model repository.", flag=True
+    )
+    require_digests: bool = option(
+        False, "Refuse models with files for which no SHA256SUMS in the repository has a digest.", flag=True
+    )
+    deny_code: bool = option(
+        False,
+        "Refuse models that run code from the repository: those in Python, pickles, libraries of operators.",
+        flag=True,
+    )
     repository_poll_secs: Count = option(15, "Seconds between two looks at the repositories in mode poll; 0: never.")
+    repository_cache_dir: str = option(
+        "",
+        "Directory for the files of remote repositories.",
+        value="DIR",
+        default_in_words="modserve/models in the user's cache folder",
+    )
+    repository_timeout_secs: Annotated[int, Field(ge=1, le=3600)] = option(
+        10, "Seconds without a byte until a remote repository counts as not responding."
+    )
+    model_config_name: values.ConfigName = option(
+        "",
+        "A model that has configs/NAME.pbtxt has that configuration in place of config.pbtxt.",
+        value="NAME",
+    )
     model_load_retry_count: Count = option(0, "How often a load that failed is tried again.")
     model_load_thread_count: Annotated[int, Field(ge=1)] = option(4, "How many model versions load at the same time.")
     warmup: Literal["auto", "config", "off"] = option(
@@ -231,14 +132,34 @@ class Settings(BaseModel):
         several=True,
     )
     """By backend name; those of the name ``""`` are for every backend that has none of its own."""
-    cache_config: Bytes = option(
-        0,
-        "Room for the responses of models with response_cache.",
+    cache_config: values.CacheConfig = option(
+        CacheSettings(),
+        "Where the responses of models with response_cache are kept: here (local,size=BYTES, or with ttl=SECONDS and "
+        "entry_size=BYTES), or in a Redis that several servers share (redis,host=NAME,port=N, or with the keys of "
+        "Triton's Redis cache, ttl and entry_size). May be repeated.",
         "",
-        Option("The same, deprecated.", "response-cache-byte-size"),
-        value="local,size=BYTES",
-        parse=values.cache_size,
+        Option("The same as --cache-config=local,size=N, deprecated.", "response-cache-byte-size", parse=whole_number),
+        value="CACHE,KEY=VALUE",
+        default_in_words="no cache",
+        parse=cache_texts,
+        several=True,
     )
+    """A number is that of the bytes here; `cache` has it as a value."""
+    rate_limit: values.RateLimit = option(
+        "off",
+        "execution_count: an execution begins when the resources of its instance_group's rate_limiter are free, and "
+        "instances take turns by their priorities; off: an instance runs whenever it is free.",
+        value="off|execution_count",
+    )
+    rate_limit_resource: values.RateLimitResources = option(
+        {},
+        "How much there is of a resource on a device, or without DEVICE on each; may be repeated. Without the option "
+        "there is as much of each as the instance needs that needs the most.",
+        value="NAME:COUNT[:DEVICE]",
+        parse=values.rate_limit_resource,
+        several=True,
+    )
+    """By name and device, None for each device."""
     supervise: bool = option(False, "Run the server as a child process, and start it again when it crashes.", flag=True)
     """Not for the library."""
     workers: Annotated[int, Field(ge=1, le=256)] = option(
@@ -261,6 +182,14 @@ class Settings(BaseModel):
     allow_metrics: bool = option(True, "Serve Prometheus metrics.", section="metrics and timing")
     metrics_address: str = option("", "Address that metrics are served on.", default_in_words="that of HTTP")
     metrics_port: Port = option(8002, "Port that metrics are served on; 0 takes a free one.")
+    metrics_config: values.MetricsConfig = option(
+        {},
+        "What the metrics page has: counter_latencies (sums of times) and histogram_latencies (histograms of times), "
+        "true or false, both true by default; may be repeated.",
+        value="SETTING=true|false",
+        parse=values.metrics_setting,
+        several=True,
+    )
     event_loop_warning_ms: Annotated[int, Field(ge=0, le=60_000)] = option(
         250, "Log what holds the event loop for so many milliseconds; 0: never."
     )
@@ -299,9 +228,26 @@ class Settings(BaseModel):
         super().__init__(model_repository=model_repository, **options)
 
     @property
-    def repositories(self) -> tuple[Path, ...]:
-        """The directories of models, each once."""
-        return cast(tuple[Path, ...], self.model_repository)
+    def repositories(self) -> tuple[Path | RemotePlace, ...]:
+        """The places of models, each once."""
+        return cast(tuple[Path | RemotePlace, ...], self.model_repository)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What is set and has no effect, with the reason."""
+        remarks = [
+            f"--metrics-config {name} has no effect in modserve: {values.NO_SUMMARIES}"
+            for name, value in self.metrics_config.items()
+            if name in values.SUMMARIES and value != "false"
+        ]
+        if self.rate_limit == "off" and self.rate_limit_resource:
+            remarks.append("--rate-limit-resource has no effect without --rate-limit=execution_count")
+        return tuple(remarks)
+
+    @property
+    def cache(self) -> CacheSettings:
+        """Where responses are kept."""
+        return cast(CacheSettings, self.cache_config)
 
     @property
     def log(self) -> LogSettings:
@@ -344,8 +290,11 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _check_models(self) -> Self:
-        if not self.model_repository and not self.python_model:
+        if not (self.model_repository or self.python_model or self.model_file):
             raise ValueError("no model repository given; say '--model-repository DIR'")
+        for refused, text in ((self.deny_code, "deny-code"), (self.require_digests, "require-digests")):
+            if refused and self.python_model:
+                raise ValueError(f"option '--{text}' refuses all Python models, and '--python-model' names some")
         return self
 
     @model_validator(mode="after")
@@ -355,6 +304,15 @@ class Settings(BaseModel):
             raise ValueError("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
         if "*" in self.load_model and len(self.load_model) > 1:
             raise ValueError("Wildcard model name '*' must be the ONLY startup model if specified at all.")
+        return self
+
+    @model_validator(mode="after")
+    def _check_rate_limit(self) -> Self:
+        if self.rate_limit != "off" and self.workers > 1:
+            raise ValueError(
+                "'--rate-limit=execution_count' needs '--workers=1': workers do not share resources, and all of them "
+                "together would use more than there is"
+            )
         return self
 
     @model_validator(mode="after")

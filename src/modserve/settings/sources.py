@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from .options import OptionError, did_you_mean
 from .settings import OPTIONS, Settings
-from .triton_options import NOT_SUPPORTED, OFF, SWITCHES, WITHOUT_EFFECT
+from .triton_options import SWITCHES, WITHOUT_EFFECT
 from .values import PLACE, boolean
 
 FieldPath: TypeAlias = tuple[str, ...]
@@ -23,9 +23,9 @@ FieldPath: TypeAlias = tuple[str, ...]
 
 CONFIG = "config"
 """The option that names an option file."""
-PYTHON_MODEL = "python-model"
-"""The option whose name may be left out."""
-_KNOWN = (CONFIG, *OPTIONS, *WITHOUT_EFFECT, *NOT_SUPPORTED)
+PYTHON_MODEL, MODEL_FILE = "python-model", "model-file"
+"""The options whose names may be left out."""
+_KNOWN = (CONFIG, *OPTIONS, *WITHOUT_EFFECT)
 _WORKING = (CONFIG, *OPTIONS)
 """Those that may be suggested."""
 _NICKNAMES: Mapping[str, str] = {
@@ -77,7 +77,7 @@ def from_command_line(
     places: dict[FieldPath, str] = {}
     for source in (file, variables, words):
         values |= _values([entry for entry in source if entry.name in OPTIONS], places)
-        warnings += _without_effect([entry for entry in source if entry.name in (*WITHOUT_EFFECT, *NOT_SUPPORTED)])
+        warnings += _without_effect([entry for entry in source if entry.name in WITHOUT_EFFECT])
     fields: dict[str, Any] = {}
     for (*subject, field), value in values.items():
         (fields.setdefault(subject[0], {}) if subject else fields)[field] = value
@@ -85,7 +85,7 @@ def from_command_line(
         settings = Settings(**fields)
     except ValidationError as error:
         raise OptionError(_explained(error, places)) from None
-    return CommandLine(settings, tuple(dict.fromkeys(warnings)))
+    return CommandLine(settings, tuple(dict.fromkeys((*warnings, *settings.remarks))))
 
 
 def _values(entries: Sequence[Entry], places: dict[FieldPath, str]) -> dict[FieldPath, Any]:
@@ -120,7 +120,7 @@ def _values(entries: Sequence[Entry], places: dict[FieldPath, str]) -> dict[Fiel
 
 
 def _without_effect(entries: Iterable[Entry]) -> Iterator[str]:
-    """Warnings about options of tritonserver that do nothing here. Raises OptionError for those that are refused."""
+    """Warnings about options of tritonserver that do nothing here. Raises OptionError for a switch that is none."""
     for name, text, place in entries:
         if name in SWITCHES:
             try:
@@ -128,10 +128,7 @@ def _without_effect(entries: Iterable[Entry]) -> Iterator[str]:
                     continue
             except ValueError as error:
                 raise OptionError(f"{place}: {error}") from None
-        if name in WITHOUT_EFFECT:
-            yield f"{place} has no effect in modserve: {WITHOUT_EFFECT[name]}"
-        elif text.lower() != OFF.get(name):
-            raise OptionError(f"{place}: not supported by this version of modserve: {NOT_SUPPORTED[name]}")
+        yield f"{place} has no effect in modserve: {WITHOUT_EFFECT[name]}"
 
 
 def _explained(error: ValidationError, places: Mapping[FieldPath, str]) -> str:
@@ -153,7 +150,8 @@ def _explained(error: ValidationError, places: Mapping[FieldPath, str]) -> str:
 def from_words(words: Sequence[str], argument: str = "") -> Iterator[Entry]:
     """Read ``--name value``, ``--name=value`` and unambiguous beginnings of names, as tritonserver's getopt_long does.
 
-    A word such as ``my_module:my_model`` is a model by itself; with `argument`, each word is a value of that option.
+    A word such as ``my_module:my_model`` is a model by itself, and so is a file; with `argument`, each word is a value
+    of that option.
     argparse refuses values that begin with a dash. Underscores in names count as dashes. Raises OptionError.
     """
     remaining = iter(words)
@@ -161,8 +159,11 @@ def from_words(words: Sequence[str], argument: str = "") -> Iterator[Entry]:
         if argument and not word.startswith("-"):
             yield Entry(argument, word, f"argument '{word}'")
             continue
-        if not word.startswith("-") and PLACE.fullmatch(word):
+        if not word.startswith("-") and PLACE.fullmatch(word) and not os.path.exists(word):
             yield Entry(PYTHON_MODEL, word, f"argument '{word}'")
+            continue
+        if not word.startswith("-") and _may_be_file(word):
+            yield Entry(MODEL_FILE, word, f"argument '{word}'")
             continue
         if not word.startswith("--"):
             raise OptionError(f"Unexpected argument: {word}")
@@ -174,6 +175,12 @@ def from_words(words: Sequence[str], argument: str = "") -> Iterator[Entry]:
                 raise OptionError(f"option '--{name}' requires a value")
             text = value
         yield Entry(name, text, f"option '--{name}'")
+
+
+def _may_be_file(word: str) -> bool:
+    """Whether a word is a file, or looks like one that is not there."""
+    file = word.rpartition("=")[2]
+    return bool(os.sep in file or Path(file).suffix) or os.path.exists(word) or os.path.exists(file)
 
 
 def _resolved(spelling: str) -> str:

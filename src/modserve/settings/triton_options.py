@@ -1,4 +1,7 @@
-"""tritonserver's options that modserve does not have: which are accepted without effect, which are refused, and why."""
+"""tritonserver's options that modserve does not have, which are accepted without effect, and why that harms nobody.
+
+An option whose absence would change what models respond, who may call, or where, must act or be refused; there is none.
+"""
 
 from collections.abc import Mapping
 
@@ -23,13 +26,12 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "grpc-max-response-pool-size": _NO_POOLS,
     "host-policy": "threads are not bound to cores or NUMA nodes; numactl and taskset do that",
     "http-thread-count": _OWN_THREADS,
-    "metrics-config": "histograms of latencies are always there, and there are no summaries",
     "metrics-interval-ms": "metrics are read when they are scraped",
     "min-supported-compute-capability": "the engine decides which GPUs it runs on",
     "model-load-gpu-limit": "the engine decides how much of a GPU a model may use",
     "model-namespacing": "model names must be unique over all repositories; models with the same name do not load",
     "pinned-memory-pool-byte-size": _NO_POOLS,
-    "repoagent-directory": "there are no repository agents; models that need one do not load",
+    "repoagent-directory": "of the repository agents, checksum is built in; models that need another one do not load",
     "sagemaker-port": _NO_ENDPOINT,
     "sagemaker-safe-port-range": _NO_ENDPOINT,
     "sagemaker-thread-count": _NO_ENDPOINT,
@@ -39,16 +41,14 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 }
 """Options that nobody misses, each with the reason: accepted with a warning, so that scripts still work."""
 
-_NO_RATE_LIMIT = "there is no rate limiter, and models would run at times at which they must not"
-
-NOT_SUPPORTED: Mapping[str, str] = {
-    "model-config-name": "only config.pbtxt is read, and models would run with the wrong configuration",
-    "rate-limit": _NO_RATE_LIMIT,
-    "rate-limit-resource": _NO_RATE_LIMIT,
-}
-"""Options that would change what the server does, each with what would go wrong without it: refused."""
-
-SWITCHES = frozenset({"allow-sagemaker", "allow-vertex-ai", "model-namespacing"})
+SWITCHES = frozenset(
+    {
+        "allow-cpu-metrics",
+        "allow-gpu-metrics",
+        "allow-sagemaker",
+        "allow-vertex-ai",
+        "enable-peer-access",
+        "model-namespacing",
+    }
+)
 """Options of `WITHOUT_EFFECT` that switch something on or off: to switch it off needs no warning."""
-OFF: Mapping[str, str] = {"rate-limit": "off"}
-"""The value with which an option of `NOT_SUPPORTED` is accepted after all: it switches off what is not there."""

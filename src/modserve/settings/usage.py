@@ -12,6 +12,8 @@ COMMANDS = ("serve", "check", "config", "engines")
 
 _OPTIONS_OF_COMMANDS = {
     "--load": "check: load each model, too.",
+    "--against": "check: compare with a running server.",
+    "--tolerance": "check: how much outputs may differ.",
     "--json": "check: print one JSON document.",
     "--max-batch-size": "config: the most rows of a batch.",
     "--output": "config: the file to write.",
@@ -19,8 +21,9 @@ _OPTIONS_OF_COMMANDS = {
 """Options that `serve` does not have, for completion."""
 
 _USAGE = """modserve [serve] --model-repository DIR [options]
+       modserve [serve] [NAME=]MODEL_FILE … [options]
        modserve [serve] [NAME=]MODULE:OBJECT … [options]
-       modserve check DIR … [--load] [--json] [options]
+       modserve check DIR … [--load] [--against URL] [--json] [options]
        modserve config MODEL_FILE [--max-batch-size N] [-o FILE]
        modserve engines
        modserve --version | --help | --print-completion bash|zsh|fish"""
@@ -40,6 +43,7 @@ examples:
   modserve --model-repository models
   modserve --model-repository models --http-port 0 --allow-grpc false --log-verbose 1
   modserve --model-repository models --model-control-mode explicit --load-model simple
+  modserve serve resnet50.onnx
   modserve serve my_module:my_model
   modserve check models --load
   modserve --config modserve.yaml

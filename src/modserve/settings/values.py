@@ -3,15 +3,20 @@
 Functions that read a text raise ValueError, and so do those that check a value.
 """
 
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, TypeAdapter
 
+from modserve.core.cache_settings import CacheSettings
+from modserve.core.remote_place import RemotePlace, parse_place
 from modserve.protocol.restricted import CATEGORIES, Restriction, grpc_restrictions, http_restrictions
+
+from .cache import cache_settings
 
 # Texts
 
@@ -47,17 +52,6 @@ def backend_option(text: str) -> tuple[str, str, str]:
     return name, key, value
 
 
-def cache_size(text: str) -> int:
-    """``local,size=<bytes>``."""
-    name, comma, setting = text.partition(",")
-    key, equals, value = setting.partition("=")
-    if not (name and comma and key and equals and value):
-        raise ValueError(f"expected '<cache name>,<key>=<value>', got: {text}")
-    if name != "local" or key != "size":
-        raise ValueError(f"the only cache is 'local', and its only setting 'size', got: {text}")
-    return whole_number(value)
-
-
 def restriction(word: str, text: str) -> list[tuple[str, str, str]]:
     """``<category>,<category>:<header>=<value>`` as categories with header and value."""
     names, colon, condition = text.partition(":")
@@ -71,6 +65,34 @@ def _category(word: str, name: str) -> str:
     if name not in CATEGORIES:
         raise ValueError(f"unknown restricted {word} '{name}'; allowed are {', '.join(CATEGORIES)}")
     return name
+
+
+def rate_limit_resource(text: str) -> tuple[tuple[str, int | None], int]:
+    """``<name>:<count>`` or ``<name>:<count>:<device>``, as name and device with the count."""
+    name, *numbers = text.split(":")
+    if not name or len(numbers) not in (1, 2):
+        raise ValueError(f"expected '<resource name>:<count>' or '<resource name>:<count>:<device>', got: {text}")
+    count, *device = map(whole_number, numbers)
+    if min((count, *device)) < 0:
+        raise ValueError(f"expected numbers of 0 or more, got: {text}")
+    return (name, device[0] if device else None), count
+
+
+SUMMARIES = ("summary_latencies", "summary_quantiles")
+NO_SUMMARIES = "there are no summaries; histogram_quantile() of Prometheus has the quantiles of the histograms"
+_METRICS = ("counter_latencies", "histogram_latencies", *SUMMARIES)
+
+
+def metrics_setting(text: str) -> tuple[str, str]:
+    """``<setting>=<value>``."""
+    name, equals, value = text.partition("=")
+    if not equals or "," in name:
+        raise ValueError(f"expected '<setting>=<value>', got: {text}")
+    if name not in _METRICS:
+        raise ValueError(f"unknown metrics setting '{name}'; allowed are {', '.join(_METRICS)}")
+    if name != "summary_quantiles":
+        value = str(boolean(value)).lower()
+    return name, value
 
 
 _TRACE_LEVELS = {
@@ -143,22 +165,38 @@ def _by_backend(value: object) -> object:
     return backends
 
 
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://|(s3|gs|as|az|abfss?|hdfs|https?):/", re.IGNORECASE)
-"""How a place that is no directory begins; a `Path` keeps one slash of two only."""
+def _by_resource(value: object) -> object:
+    """A mapping by name and device: `rate_limit_resource` makes pairs, of which the largest count holds."""
+    if not isinstance(value, list):
+        return value
+    counts: dict[tuple[str, int | None], int] = {}
+    for place, count in value:
+        counts[place] = max(count, counts.get(place, 0))
+    return counts
 
 
-def _directories(value: object) -> tuple[Path, ...]:
-    """One path or several, each once: tritonserver treats a repeated --model-repository as a set."""
-    places = [value] if isinstance(value, str | Path) else value
-    if not isinstance(places, list | tuple) or not all(isinstance(place, str | Path) for place in places):
+def _metrics(value: object) -> object:
+    """`metrics_setting` makes pairs."""
+    pairs = value.items() if isinstance(value, Mapping) else value
+    return dict(metrics_setting(f"{name}={text}") for name, text in pairs) if isinstance(pairs, Iterable) else value
+
+
+def _config_name(text: str) -> str:
+    if text and not re.fullmatch(r"[\w.-]+", text):
+        raise ValueError("expected the name of a file in the models' folders 'configs', without '.pbtxt'")
+    return text
+
+
+def _places(value: object) -> tuple[Path | RemotePlace, ...]:
+    """One place or several, each once: tritonserver treats a repeated --model-repository as a set."""
+    places = [value] if isinstance(value, str | Path | RemotePlace) else value
+    if not isinstance(places, list | tuple) or not all(isinstance(place, str | Path | RemotePlace) for place in places):
         raise ValueError("expected a path, or a list of paths")
-    for place in places:
-        if _SCHEME.match(str(place)):
-            raise ValueError(
-                f"remote repositories are not supported by this version of modserve, got: {place}; "
-                "mount or copy the bucket, and give the directory where its models are"
-            )
-    return tuple(dict.fromkeys(map(Path, places)))
+    return tuple(
+        dict.fromkeys(
+            place if isinstance(place, RemotePlace) else parse_place(str(place)) or Path(place) for place in places
+        )
+    )
 
 
 MODEL_MARK = "__modserve_model__"
@@ -191,6 +229,27 @@ def _named(target: object) -> tuple[str, object]:
     if not hasattr(target, MODEL_MARK):
         raise ValueError(f"expected an object that modserve.model has decorated, or 'MODULE:OBJECT', got: {target!r}")
     return getattr(target, "__name__", ""), target
+
+
+_NAMED_FILE = re.compile(r"(?:(?P<name>[^=/]+)=)?(?P<file>.+)", re.DOTALL)
+
+
+def _model_files(value: object) -> tuple[tuple[str, Path], ...]:
+    """Names and paths; a name is empty if the file's is to be taken."""
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+    else:
+        pairs = [_named_file(each) for each in (value if isinstance(value, list | tuple) else [value])]
+    if not all(isinstance(name, str) and isinstance(path, str | Path) for name, path in pairs):
+        raise ValueError("expected a path, a list of paths, or {'name': path}")
+    return tuple((name, Path(path)) for name, path in pairs)
+
+
+def _named_file(value: object) -> tuple[object, object]:
+    match = _NAMED_FILE.fullmatch(value) if isinstance(value, str) else None
+    if isinstance(value, tuple) and len(value) == 2:
+        return value
+    return (match["name"] or "", match["file"]) if match is not None and not os.path.exists(str(value)) else ("", value)
 
 
 def header_pattern(text: str) -> re.Pattern[str]:
@@ -241,14 +300,19 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 Milliseconds = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 UnsignedCount = Annotated[int, Field(ge=0, le=2**32 - 1)]
-Bytes = Annotated[int, Field(ge=0)]
 AnyFlag = Annotated[bool, BeforeValidator(lambda value: any(value) if isinstance(value, list) else value)]
 """True if one of several is."""
 ControlMode = Annotated[Literal["none", "explicit", "poll"], BeforeValidator(_lower)]
 Compression = Annotated[Literal["none", "low", "medium", "high"], BeforeValidator(_lower)]
-Repositories: TypeAlias = str | Path | Sequence[str | Path]
-Directories = Annotated[Repositories, PlainValidator(_directories)]
+Repositories: TypeAlias = str | Path | RemotePlace | Sequence[str | Path | RemotePlace]
+Places = Annotated[Repositories, PlainValidator(_places)]
 PythonModels = Annotated[Mapping[str, object], PlainValidator(_python_models)]
+ModelFiles = Annotated[tuple[tuple[str, Path], ...], PlainValidator(_model_files)]
+CacheConfig = Annotated[CacheSettings | int | str, PlainValidator(cache_settings)]
+MetricsConfig = Annotated[Mapping[str, str], BeforeValidator(_metrics)]
+ConfigName = Annotated[str, AfterValidator(_config_name)]
+RateLimit = Annotated[Literal["off", "execution_count"], BeforeValidator(_lower)]
+RateLimitResources = Annotated[Mapping[tuple[str, int | None], int], BeforeValidator(_by_resource)]
 BackendOptions = Annotated[Mapping[str, Mapping[str, str]], BeforeValidator(_by_backend)]
 HeaderPattern = Annotated[re.Pattern[str] | None, BeforeValidator(_pattern_or_none)]
 Origin = Annotated[str, AfterValidator(_origin)]

@@ -3,14 +3,15 @@
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 
 from modserve.backends.api import EngineRequest, Executor, InstanceSpec, ModelSource, Placement
 from modserve.core.errors import ModserveError
 from modserve.core.inflight import Inflight
-from modserve.core.model_config import ModelDescription
+from modserve.core.model_config import ModelConfig, ModelDescription
 from modserve.core.tensor import Array
 from modserve.core.timing import ExecutionTiming
 
@@ -124,6 +125,13 @@ class PuppetBackend:
     default_model_filename = ""
     default_cpu_instances = 1
     any_thread = False
+    in_place: Collection[str] = ()
+
+    code = ""
+    """What it runs of the model repository, in words."""
+
+    def code_in(self, config: ModelConfig, path: Path) -> str:
+        return self.code
 
     def __init__(
         self,

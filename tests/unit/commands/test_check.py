@@ -1,5 +1,6 @@
 """``modserve check``: what it prints, and how it ends."""
 
+import hashlib
 import json
 import logging
 import re
@@ -91,6 +92,7 @@ def test_for_programs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "name": "fine",
         "path": str(folder / "model_repository" / "fine"),
         "versions": [1],
+        "compared": 0,
         "ok": True,
         "problems": [],
         "notes": [],
@@ -215,3 +217,96 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     code, out = said(capsys, "--help")
     assert (code, out) == (0, check.HELP + "\n")
     assert max(map(len, out.splitlines())) <= 100
+
+
+# Files, digests, code and links
+
+
+SIMPLE: dict[str, str | bytes] = {"simple/config.pbtxt": 'backend: "onnxruntime"\n', "simple/1/model.onnx": MODEL}
+
+
+def test_a_file_for_the_warm_up_that_is_not_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = """\
+backend: "onnxruntime"
+model_warmup {
+  name: "usual"
+  batch_size: 1
+  inputs { key: "INPUT0" value { data_type: TYPE_INT32 dims: [ 16 ] input_data_file: "absent" } }
+}
+"""
+    write(folder / "model_repository", SIMPLE | {"simple/config.pbtxt": config})
+    code, out = said(capsys, "model_repository")
+    assert code == 1
+    assert re.match(
+        r"model_repository/simple/config.pbtxt:5:\d+: error: warm-up sample 'usual', input 'INPUT0': there is no file "
+        r"'model_repository/simple/warmup/absent'\n",
+        out,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (r"a\0b", "has a null character, and no file has that"),
+        ("a" * 300, "is longer than the name of any file"),
+        ("a/" * 2100, "is longer than the name of any file"),
+        ("../simple/1/model.onnx", "is outside version directory"),
+    ],
+    ids=["null", "long", "deep", "outside"],
+)
+def test_names_that_no_file_can_have(name: str, text: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = f'backend: "onnxruntime"\ndefault_model_filename: "{name}"\n'
+    write(folder / "model_repository", SIMPLE | {"simple/config.pbtxt": config})
+    code, out = said(capsys, "model_repository")
+    assert code == 1
+    assert out.startswith("model_repository/simple/config.pbtxt:2:1: error: model file path '")
+    assert text in out
+
+
+def test_digests(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = folder / "model_repository"
+    write(root, SIMPLE)
+    assert said(capsys, "model_repository")[0] == 0
+    code, out = said(capsys, "model_repository", "--require-digests")
+    assert code == 1
+    assert out.startswith(
+        "model_repository/simple: error: model 'simple' version 1 is not loaded, since the server runs with "
+        "--require-digests: there is no SHA256 digest of: 1/model.onnx, config.pbtxt\n"
+        "    to trust the files as they are: cd "
+    )
+    sums = {name: hashlib.sha256((root / name).read_bytes()).hexdigest() for name in SIMPLE}
+    (root / "SHA256SUMS").write_text("".join(f"{digest}  {name}\n" for name, digest in sums.items()))
+    assert said(capsys, "model_repository", "--require-digests") == (0, "1 model checked: no problems\n")
+    (root / "simple" / "1" / "model.onnx").write_bytes(MODEL + b"\0")
+    code, out = said(capsys, "model_repository")
+    assert code == 1
+    assert "mismatched SHA256 of 'model_repository/simple/1/model.onnx': expected " in out
+
+
+def test_code(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tensors = " ".join(f'{side} {{ name: "A" data_type: TYPE_FP32 dims: 1 }}' for side in ("input", "output"))
+    write(folder / "model_repository", {"lines/config.pbtxt": tensors, "lines/1/model.py": "raise SystemExit"})
+    assert said(capsys, "model_repository")[0] == 0
+    for options in ([], ["--load"]):
+        code, out = said(capsys, "model_repository", "--deny-code", *options)
+        assert code == 1
+        assert (
+            "model 'lines' is not loaded, since the server runs with --deny-code: a model in Python is a program" in out
+        )
+
+
+def test_links_out_of_the_repository(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(folder / "model_repository", SIMPLE)
+    (folder / "model_repository" / "simple" / "1" / "model.onnx").rename(folder / "weights")
+    (folder / "model_repository" / "simple" / "1" / "model.onnx").symlink_to(folder / "weights")
+    code, out = said(capsys, "model_repository", "--load")
+    assert code == 1
+    assert "'model_repository/simple/1/model.onnx' is a link out of the model repository, to" in out
+    assert said(capsys, "model_repository", "--load", "--allow-outside-symlinks")[0] == 0
+
+
+def test_a_model_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "sums.onnx").write_bytes(MODEL)
+    code, out = said(capsys, "--model-file", "sums.onnx", "--load")
+    assert code == 0
+    assert out.startswith(f"{folder}/sums.onnx: note: max_batch_size of model 'sums' becomes 4")

@@ -13,7 +13,7 @@ from mistakes import EXAMPLES
 
 from modserve import InferenceServer, Settings, cli
 from modserve.commands import config
-from modserve.commands.one_file import model_file
+from modserve.models.one_file import model_file
 from modserve.pb import inference as pb
 
 FILES = sorted(EXAMPLES.glob("*/*/*.onnx"))
@@ -86,11 +86,16 @@ def test_every_section_that_is_commented_out_can_be_used(
 ) -> None:
     text = made(capsys, str(model), "--max-batch-size", "16")
     used, count = re.subn(r"^( *)# (\w+( \{| \[|:) ?.*)$", r"\1\2", text, flags=re.MULTILINE)
-    assert count == 5
+    assert count == 7
     complete = loaded(tmp_path, model, used, auto_complete=False)
     assert complete.max_batch_size == 16
     assert complete.dynamic_batching.max_queue_delay_microseconds == 100
     assert list(complete.dynamic_batching.preferred_batch_size) == [16]
+    (sample,) = complete.model_warmup
+    assert (sample.batch_size, [(name, list(each.dims)) for name, each in sample.inputs.items()]) == (
+        1,
+        [(complete.input[0].name, list(complete.input[0].dims))],
+    )
     assert (complete.response_cache.enable, complete.instance_group[0].count) == (True, 2)
 
 

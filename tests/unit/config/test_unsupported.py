@@ -22,7 +22,6 @@ FAILING = {
 }
 WARNING = {
     "runtime": ("runtime: 'r'", "runtime"),
-    "model_metrics": ("model_metrics { }", "model_metrics"),
     "cc_model_filenames": ("cc_model_filenames { key: '7.0' value: 'm' }", "cc_model_filenames"),
     "optimization.priority": ("optimization { priority: PRIORITY_MAX }", "optimization.priority"),
     "optimization.cuda": ("optimization { cuda { graphs: true } }", "optimization.cuda"),
@@ -43,10 +42,6 @@ WARNING = {
         "optimization.gather_kernel_buffer_threshold",
     ),
     "optimization.eager_batching": ("optimization { eager_batching: true }", "optimization.eager_batching"),
-    "instance_group.rate_limiter": (
-        "instance_group [ { }, { rate_limiter { } } ]",
-        "instance_group[1].rate_limiter",
-    ),
     "instance_group.secondary_devices": (
         "instance_group { secondary_devices { } }",
         "instance_group[0].secondary_devices",

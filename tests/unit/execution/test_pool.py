@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pool_bench import CONFIG, Bench, answer, copied, member, refused, sink
+from pool_bench import CONFIG, SOURCE, Bench, answer, copied, member, refused, sink, until
 
-from modserve.backends.api import BackendInstance
+from modserve.backends.api import BackendInstance, InstanceLostError
 from modserve.core.errors import Code, ModserveError, invalid
 from modserve.core.statistics import FailureReason, ModelStatistics
 from modserve.core.tensor import Array
 from modserve.core.version import ModelId
 from modserve.execution.instance import ThreadInstance
 from modserve.execution.pool import InstancePool
-from modserve.testing import Execution
+from modserve.testing import Execution, instance_spec
 
 
 @pytest.fixture
@@ -266,7 +266,7 @@ async def test_a_released_slot_is_the_next_to_be_reserved() -> None:
 
 async def test_closing_waits_for_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(instances=1)
-    [instance] = bench.pool._instances
+    [instance] = bench.pool._instances.values()
     assert isinstance(instance, ThreadInstance)
     loop, waits, join = asyncio.get_running_loop(), asyncio.Event(), instance._runner.join
 
@@ -342,3 +342,64 @@ def test_a_batch_that_ends_after_the_event_loop() -> None:
     execution.finish(copied(execution))
     bench.pool.close()
     assert bench.settled == []
+
+
+# Instances are added and removed
+
+
+async def test_one_that_is_removed_finishes_what_it_has() -> None:
+    bench = Bench(instances=2)
+    left: list[str] = []
+    bench.pool.on_left = lambda instance: left.append(instance.name)
+    entries = [member(1), member(2)]
+    executions = [bench.run(entry) for entry in entries]
+    [first] = [number for number, instance in bench.pool._instances.items() if instance.name == "model_0"]
+    bench.pool.change((), [first])
+    assert (bench.pool.count, bench.statistics.instances, left) == (1, 1, [])
+    for execution in executions:
+        execution.finish(copied(execution))
+    await bench.until_settled(2)
+    assert [answer(entry) for entry in entries] == [[[1] * 4], [[2] * 4]]
+    assert left == ["model_0"]
+    slot = bench.pool.reserve()
+    assert slot is not None
+    assert slot.name == "model_1"
+    assert bench.pool.reserve() is None
+    bench.pool.release(slot)
+    assert not bench.pool.awaited
+
+
+async def test_one_that_is_added_takes_nothing_before() -> None:
+    bench = Bench(instances=1)
+    made = bench.backend.open(SOURCE).instance(instance_spec(CONFIG))
+    instance = bench.pool.new_instance("model_1", made)
+    assert bench.pool.reserve() is not None
+    assert bench.pool.reserve() is None
+    bench.pool.change([instance], ())
+    assert bench.pool.reserve() is instance
+    assert bench.statistics.instances == 2
+
+
+async def test_one_that_is_dismissed_is_to_be_closed() -> None:
+    bench = Bench(instances=1)
+    left: list[str] = []
+    bench.pool.on_left = lambda instance: left.append(instance.name)
+    made = bench.backend.open(SOURCE).instance(instance_spec(CONFIG))
+    bench.pool.dismiss(bench.pool.new_instance("model_1", made))
+    assert (left, bench.pool.count) == (["model_1"], 1)
+    assert [name for name, _ in bench.pool.executors] == ["model_0"]
+
+
+async def test_one_that_is_lost_while_it_leaves_fails_its_own_request_alone() -> None:
+    bench = Bench(instances=1)
+    left: list[str] = []
+    bench.pool.on_left = lambda instance: left.append(instance.name)
+    entry = member(1)
+    execution = bench.run(entry)
+    made = bench.backend.open(SOURCE).instance(instance_spec(CONFIG))
+    bench.pool.change([bench.pool.new_instance("model_1", made)], [0])
+    execution.fail(InstanceLostError("it died"))
+    await bench.until_settled(1)
+    assert refused(entry)[0] is Code.UNAVAILABLE
+    await until(lambda: left == ["model_0"])
+    assert (bench.pool.count, bench.pool.trouble, bench.statistics.instances_lost) == (1, None, 0)

@@ -247,7 +247,7 @@ class Pool:
             may_be_quick=True,
         )
         self.pool.on_free = self.free
-        for instance in self.pool._instances:
+        for instance in self.pool._instances.values():
             if instance.quick is not None:
                 instance.quick.quick = True
 
@@ -310,7 +310,7 @@ async def test_a_quick_batch_that_is_refused_runs_again_on_the_thread_of_its_ins
 async def test_each_instance_is_judged_by_its_own_executions() -> None:
     pool = Pool(config(), Doubling(), Doubling())
     pool.run([1], 25000)  # 25 ms, on the event loop
-    assert [each.quick.quick for each in pool.pool._instances if each.quick is not None] == [False, True]
+    assert [each.quick.quick for each in pool.pool._instances.values() if each.quick is not None] == [False, True]
     here = threading.get_ident()
     pool.run([1])
     pool.run([1])

@@ -77,6 +77,30 @@ def test_the_first_attempt_is_a_second_later() -> None:
     assert len(bench.attempts) == 1
 
 
+def test_one_that_is_not_wanted_any_more_is_not_made_anew() -> None:
+    bench = Bench()
+    bench.lose(1)
+    assert bench.revival.forget(1)  # it is still to be closed
+    bench.clock.advance(100 * S)
+    assert (bench.attempts, bench.closed) == ([], [])
+
+
+def test_an_attempt_under_way_for_one_that_is_not_wanted_any_more() -> None:
+    bench = Bench()
+    bench.lose(1)
+    bench.clock.advance(S)
+    assert not bench.revival.forget(1)
+    bench.outcome(invalid("no"))
+    bench.clock.advance(100 * S)
+    assert (len(bench.attempts), bench.closed) == (1, [1])
+    bench = Bench()
+    bench.lose(1)
+    bench.clock.advance(S)
+    bench.revival.forget(1)
+    bench.outcome(Engine())
+    assert bench.taken == [1]  # whoever takes it closes it
+
+
 def test_attempts_that_fail_come_later_and_later() -> None:
     bench = Bench()
     bench.lose()

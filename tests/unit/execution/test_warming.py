@@ -166,6 +166,7 @@ async def test_data_that_is_made_up_and_kills_an_instance_is_not_run_again() -> 
 
 async def test_a_pool_that_closes_meanwhile_closes_the_instance() -> None:
     bench = Bench()
+    bench.samples = [Sample("w", 1, sampled)]  # of a second execution nobody would tell the end
     await bench.lose()
     bench.clock.advance(S)
     execution = await bench.execution()

@@ -33,8 +33,8 @@ from modserve.frontends.http.wire.connection import Connection
 from modserve.frontends.http.wire.context import AsgiApp, HttpContext
 from modserve.observability.logging import Logs
 from modserve.pb import inference as pb
-from modserve.repository.local import local_repositories
 from modserve.repository.manager import ModelManager
+from modserve.repository.places import repositories_at
 from modserve.repository.table import ModelTable
 from modserve.server import Server
 from modserve.settings import GrpcSettings, HttpSettings
@@ -163,7 +163,7 @@ def server_over(
     for name in loader.models:
         write_model(repository, name, versions=tuple(str(version) for version in loader.versions.get(name, (1,))))
     manager = ModelManager(ModelTable(), loader, 8)
-    return Server(manager, local_repositories([repository]), name="modserve", logs=logs, memory=memory)
+    return Server(manager, repositories_at([repository]), name="modserve", logs=logs, memory=memory)
 
 
 def infer_streams(server: Server, options: GrpcSettings = GrpcSettings()) -> InferStreams:  # noqa: B008  # frozen

@@ -22,8 +22,8 @@ from modserve.frontends import offload
 from modserve.frontends.grpc.aio import CallTable
 from modserve.frontends.grpc.stream import InferStreams
 from modserve.pb import inference as pb
-from modserve.repository.local import local_repositories
 from modserve.repository.manager import ModelManager
+from modserve.repository.places import repositories_at
 from modserve.repository.table import ModelTable
 from modserve.server import Server
 from modserve.settings import GrpcSettings, Limits
@@ -795,7 +795,7 @@ async def test_unloaded_while_a_request_is_read(tmp_path: Path, loader: PuppetLo
     """The model takes it all the same, and is given back then."""
     write_model(tmp_path, "simple")
     manager = ModelManager(ModelTable(), loader, 8)
-    server = Server(manager, local_repositories([tmp_path]), name="modserve")
+    server = Server(manager, repositories_at([tmp_path]), name="modserve")
     await server.load()
     simple = loader.loaded[ModelId("simple", 1)]
     drained = asyncio.Event()

@@ -12,8 +12,8 @@ from modserve.core.errors import unavailable
 from modserve.core.version import ModelId
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.wire.context import HttpContext
-from modserve.repository.local import local_repositories
 from modserve.repository.manager import ModelManager
+from modserve.repository.places import repositories_at
 from modserve.repository.table import ModelTable
 from modserve.server import Server
 from modserve.settings import HttpSettings, Limits
@@ -72,7 +72,7 @@ async def benched(repository: Path, **limits: int) -> AsyncIterator[Bench]:
     for name in loader.models:
         write_model(repository, name)
     manager = ModelManager(ModelTable(), loader, 8)
-    server = Server(manager, local_repositories([repository]), name="modserve")
+    server = Server(manager, repositories_at([repository]), name="modserve")
     await server.load()
     async with asyncio.TaskGroup() as tasks:
         site = HttpContext(server, create_app(server, options), tasks, asyncio.get_running_loop(), options)

@@ -16,9 +16,10 @@ from modserve.core.response import InferenceResponse, ResponseSink
 from modserve.core.statistics import FailureReason, ModelStatistics
 from modserve.core.version import ModelId
 from modserve.models.assembly import wrapped
+from modserve.models.cached import CachedModel
 from modserve.resources.response_cache import ResponseCache
 from modserve.scheduling.scheduler import LoopClock
-from modserve.testing import RecordingSink, config, request, tensor
+from modserve.testing import FakeClock, RecordingSink, config, request, tensor
 
 
 class ByHand:
@@ -49,17 +50,35 @@ class ByHand:
         self.closed = True
 
 
+class SlowCache(ResponseCache):
+    """Tells what it has when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 20)
+        self.looking: list[asyncio.Future[InferenceResponse | None]] = []
+
+    def get(self, owner: object, key: bytes) -> InferenceResponse | None:
+        return None
+
+    def fetch(self, owner: object, key: bytes) -> "asyncio.Future[InferenceResponse | None] | None":
+        self.looking.append(asyncio.get_running_loop().create_future())
+        return self.looking[-1]
+
+
 class Bench:
-    def __init__(self, **more: Any) -> None:
+    def __init__(self, cache: ResponseCache | None = None, **more: Any) -> None:
         self.behind = ByHand(**more)
-        self.cache = ResponseCache(1 << 20)
+        self.cache = ResponseCache(1 << 20) if cache is None else cache
         self.clock = LoopClock(asyncio.get_running_loop())
         self.model = wrapped(self.behind, self.clock, self.cache)
 
     def ask(self, value: int, sink: RecordingSink | None = None, **more: Any) -> RecordingSink:
         found = sink or RecordingSink()
-        self.model.submit(self.request(value, **more), found, time.monotonic_ns())
+        self.submit(value, found, **more)
         return found
+
+    def submit(self, value: int, sink: RecordingSink, **more: Any) -> Inflight:
+        return self.model.submit(self.request(value, **more), sink, time.monotonic_ns())
 
     @staticmethod
     def request(value: int, **more: Any) -> InferenceRequest:
@@ -114,7 +133,7 @@ async def test_failures_are_not_kept() -> None:
     assert (len(failed.errors), len(bench.behind.asked), len(bench.cache)) == (1, 2, 0)
     bench.behind.refusal = unavailable("full")
     with pytest.raises(ModserveError, match="full"):
-        bench.ask(7)
+        bench.ask(8)
 
 
 async def test_a_hit_that_is_cancelled_before_it_is_told() -> None:
@@ -186,3 +205,183 @@ async def test_an_answer_that_cannot_be_kept_is_given_all_the_same(monkeypatch: 
     sink = bench.ask(7, id="a")
     bench.answer()
     assert told(sink) == [("a", 7)]
+
+
+# Requests that are alike and under way
+
+
+async def test_alike_and_at_the_same_time_is_computed_once() -> None:
+    bench = Bench()
+    sinks = [bench.ask(7, id=str(number)) for number in range(5)]
+    assert len(bench.behind.asked) == 1
+    assert isinstance(bench.model, CachedModel)
+    assert (bench.model.outstanding, bench.model.busy) == (4, True)
+    bench.answer()
+    assert [told(sink) for sink in sinks] == [[(str(number), 7)] for number in range(5)]
+    assert bench.counts == {"success": 4, "queue": 4, "cache_hit": 4, "cache_miss": 1, "inferences": 0}
+    assert (bench.model.outstanding, bench.model.busy) == (0, False)
+
+
+async def test_requests_that_wait_in_another_way_run_by_themselves() -> None:
+    bench = Bench()
+    bench.ask(7)
+    bench.ask(7, parameters={"priority": 1})
+    bench.ask(7, timeout_ns=5)
+    bench.ask(8)
+    assert len(bench.behind.asked) == 4
+
+
+async def test_the_first_one_is_cancelled_and_the_second_runs_for_all() -> None:
+    bench = Bench()
+    first = RecordingSink()
+    inflight = bench.submit(7, first)
+    others = [bench.ask(7, id=id) for id in "ab"]
+    inflight.cancel()
+    assert (len(first.errors), len(bench.behind.asked)) == (1, 2)
+    bench.answer()
+    assert [told(sink) for sink in others] == [[("a", 7)], [("b", 7)]]
+    assert bench.counts["cache_miss"] == bench.counts["cache_hit"] == 1
+
+
+async def test_the_first_one_fails_and_each_of_the_others_runs() -> None:
+    bench = Bench()
+    first = bench.ask(7)
+    others = [bench.ask(7, id=id) for id in "abc"]
+    bench.behind.asked[0].settle(internal("broken"))
+    assert [len(sink.errors) for sink in (first, *others)] == [1, 0, 0, 0]
+    assert len(bench.behind.asked) == 4
+    for index in (1, 3):
+        bench.answer(index)
+    bench.behind.asked[2].settle(internal("broken"))
+    assert [told(sink) for sink in others] == [[("a", 7)], [], [("c", 7)]]
+    assert [len(sink.errors) for sink in others] == [0, 1, 0]
+
+
+async def test_the_first_one_fails_and_the_queue_is_full() -> None:
+    bench = Bench()
+    bench.ask(7)
+    others = [bench.ask(7) for _ in range(3)]
+    bench.behind.refusal = unavailable("full")
+    bench.behind.asked[0].settle(internal("broken"))
+    assert [sink.errors[0].message for sink in others] == ["full"] * 3
+    bench.behind.refusal = None
+    bench.ask(7)
+    assert len(bench.behind.asked) == 2  # nothing is left of what failed
+
+
+async def test_one_that_waits_is_cancelled() -> None:
+    bench = Bench()
+    first = bench.ask(7)
+    gone, stays = RecordingSink(), RecordingSink()
+    inflight = bench.submit(7, gone)
+    bench.submit(7, stays)
+    inflight.cancel()
+    assert len(gone.errors) == 1
+    bench.answer()
+    assert (len(told(first)), len(told(gone)), len(told(stays))) == (1, 0, 1)
+    assert bench.model.statistics.failures[FailureReason.CANCELED] == 1
+
+
+async def test_one_that_waits_and_then_runs_is_cancelled() -> None:
+    bench = Bench()
+    inflight = bench.submit(7, RecordingSink())
+    second = RecordingSink()
+    waiting = bench.submit(7, second)
+    third = bench.ask(7)
+    inflight.cancel()
+    waiting.cancel()
+    assert bench.behind.asked[1].cancelled
+    bench.answer()
+    assert (len(second.errors), len(second.responses), len(told(third))) == (1, 0, 1)
+
+
+async def test_one_that_waits_has_a_deadline_of_its_own() -> None:
+    clock = FakeClock()
+    bench = Bench()
+    bench.model = CachedModel(bench.behind, bench.cache, clock)
+    first = bench.ask(7)
+    impatient = bench.ask(7, deadline_ns=clock.now_ns() + 5)
+    patient = bench.ask(7, deadline_ns=clock.now_ns() + 50)
+    clock.advance(6)
+    assert [error.message for error in impatient.errors] == ["Request timeout expired"]
+    bench.answer()
+    clock.advance(100)
+    assert (len(told(first)), len(told(patient)), len(impatient.errors)) == (1, 1, 1)
+
+
+async def test_the_trace_goes_with_the_request_that_runs() -> None:
+    bench = Bench()
+    first = bench.submit(7, RecordingSink())
+    second = bench.submit(7, RecordingSink())
+    second.callers = (ModelId("caller", 1),)
+    first.cancel()
+    assert bench.behind.asked[1].callers == (ModelId("caller", 1),)
+
+
+# A cache that takes its time
+
+
+async def test_a_lookup_that_finds_it() -> None:
+    cache = SlowCache()
+    bench = Bench(cache)
+    sinks = [bench.ask(7, id=id) for id in "ab"]
+    assert (len(cache.looking), len(bench.behind.asked)) == (1, 0)
+    outputs = {"OUTPUT0": tensor(dtypes.INT32, (1, 4), 9)}
+    cache.looking[0].set_result(InferenceResponse("model", 1, outputs))
+    await asyncio.sleep(0)
+    assert [told(sink) for sink in sinks] == [[("a", 9)], [("b", 9)]]
+    assert (len(bench.behind.asked), bench.counts["cache_hit"]) == (0, 2)
+
+
+async def test_a_lookup_that_finds_nothing() -> None:
+    cache = SlowCache()
+    bench = Bench(cache)
+    sinks = [bench.ask(7, id=id) for id in "ab"]
+    cache.looking[0].set_result(None)
+    await asyncio.sleep(0)
+    assert len(bench.behind.asked) == 1
+    bench.answer()
+    assert [told(sink) for sink in sinks] == [[("a", 7)], [("b", 7)]]
+    assert (bench.counts["cache_hit"], bench.counts["cache_miss"], len(cache)) == (1, 1, 1)
+
+
+async def test_a_lookup_whose_only_client_has_gone() -> None:
+    cache = SlowCache()
+    bench = Bench(cache)
+    bench.submit(7, RecordingSink()).cancel()
+    cache.looking[0].set_result(None)
+    await asyncio.sleep(0)
+    assert bench.behind.asked == []
+    bench.ask(7)
+    assert len(cache.looking) == 2
+
+
+async def test_a_request_that_the_model_refuses_after_a_lookup() -> None:
+    cache = SlowCache()
+    bench = Bench(cache)
+    sinks = [bench.ask(7) for _ in range(2)]
+    bench.behind.refusal = unavailable("full")
+    cache.looking[0].set_result(None)
+    await asyncio.sleep(0)
+    assert [sink.errors[0].message for sink in sinks] == ["full"] * 2
+
+
+async def test_a_model_that_is_replaced_runs_what_is_being_looked_for() -> None:
+    cache = SlowCache()
+    bench = Bench(cache)
+    sink = bench.ask(7)
+    draining = asyncio.ensure_future(bench.model.drain())
+    await asyncio.sleep(0)
+    assert not bench.behind.drained
+    cache.looking[0].set_result(None)
+    await draining
+    assert (bench.behind.drained, len(bench.behind.asked)) == (True, 1)
+    bench.answer()
+    assert (len(told(sink)), len(cache)) == (1, 0)
+
+
+async def test_what_still_waits_at_the_close_fails() -> None:
+    bench = Bench(SlowCache())
+    sink = bench.ask(7)
+    await bench.model.close()
+    assert [error.message for error in sink.errors] == ["model 'model' was unloaded before the request ran"]

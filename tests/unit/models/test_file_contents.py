@@ -52,6 +52,7 @@ WRONG = {
         LFS,
         "is no model: it is the pointer of Git LFS to a file that was not fetched: run 'git",
     ),
+    "zeros": ("model.onnx", bytes(10_000), "is no model: it begins with zeros"),
     "a web page": ("model.pt", b"<!DOCTYPE html><html>", "is no model: it is a web page"),
     "gzip": ("model.onnx", b"\x1f\x8b\x08", "is no model: it is compressed by gzip"),
     "a zip archive": ("model.onnx", zipped("readme"), "is no model: it is a zip archive"),

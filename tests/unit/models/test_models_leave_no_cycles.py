@@ -39,9 +39,9 @@ from modserve.core.servable import Servable
 from modserve.core.tensor import Array, Tensor
 from modserve.core.version import ModelId
 from modserve.models.assembly import assemble_model
+from modserve.models.cached import CachedModel
 from modserve.models.ensemble import EnsembleModel
 from modserve.models.model import Model, Opened
-from modserve.models.wrappers import CachedModel
 from modserve.resources.flow import pace
 from modserve.resources.response_cache import ResponseCache
 from modserve.scheduling.scheduler import LoopClock

@@ -107,9 +107,9 @@ async def test_several_at_once(tmp_path: Path, count: int, cores: int, at_a_time
     backend = Slow(make, True)
     model = await load(tmp_path, backend, count, cores)
     assert backend.most == at_a_time
-    names = [name for name, _ in model._pool.executors]
+    names = [name for name, _ in model.pool.executors]
     assert names == [f"model_0_{index}" for index in range(count)]
-    assert [executor.index for _, executor in model._pool.executors] == list(range(count))  # type: ignore[union-attr]
+    assert [executor.index for _, executor in model.pool.executors] == list(range(count))  # type: ignore[union-attr]
     await model.close()
     assert sorted(backend.closed) == list(range(count))
 

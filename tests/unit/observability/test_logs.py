@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -97,3 +98,14 @@ def test_nothing_is_touched_before_it_is_installed() -> None:
     before = root.handlers[:], root.level
     Logs().change(LogSettings(verbose_level=1))
     assert (root.handlers, root.level) == before
+
+
+def test_a_file_that_was_moved_away_is_opened_anew(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    Logs(LogSettings(file=str(file))).install()
+    _log.info("before")
+    file.rename(tmp_path / "log.1")
+    _log.info("after")
+    assert "before" in (tmp_path / "log.1").read_text()
+    assert [line.split()[-1] for line in file.read_text().splitlines()] == ["after"]
+    logging.getLogger().handlers[0].close()

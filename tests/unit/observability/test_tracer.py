@@ -197,7 +197,7 @@ def test_a_trace_has_the_version_that_responded(tmp_path: Path) -> None:
     trace.settled(InferenceResponse("a", 7, {}), True, None)
     trace.end()
     found.close()
-    assert '"model_version":7' in (tmp_path / FILE).read_text()
+    assert '"model_version":7' in (tmp_path / "trace.json").read_text()
 
 
 # Files

@@ -12,8 +12,8 @@ from modserve.core.errors import Code, ModserveError, internal, invalid
 from modserve.core.lifecycle import IndexEntry, State
 from modserve.core.version import ModelId
 from modserve.repository.control import ControlMode, ControlOptions, ModelControl
-from modserve.repository.local import local_repositories
 from modserve.repository.manager import ModelManager
+from modserve.repository.places import repositories_at
 from modserve.repository.table import ModelTable
 from modserve.testing import write_model
 
@@ -32,7 +32,7 @@ class Bench:
         self.loader = FakeLoader()
         self.table = ModelTable()
         self.manager = ModelManager(self.table, self.loader, 4)
-        self.control = ModelControl(self.manager, local_repositories([root]), options)
+        self.control = ModelControl(self.manager, repositories_at([root]), options)
 
     @property
     def ready(self) -> list[tuple[str, int]]:
@@ -87,7 +87,7 @@ async def test_a_model_to_load_at_the_start_that_is_not_there(tmp_path: Path) ->
 
 async def test_what_is_no_model_is_told_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "resnet.onnx").touch()
-    await ModelControl(ModelManager(ModelTable(), FakeLoader(), 4), local_repositories([tmp_path]), EXPLICIT).start()
+    await ModelControl(ModelManager(ModelTable(), FakeLoader(), 4), repositories_at([tmp_path]), EXPLICIT).start()
     assert caplog.messages == [
         f"'{tmp_path}/resnet.onnx' is ignored: a model is a folder, such as 'resnet/1/model.onnx'",
         f"there are no models in '{tmp_path}': each folder in it would be one",
@@ -225,7 +225,7 @@ async def test_a_refused_load(
     for repository in ("one", "two"):
         write_model(tmp_path / repository, "twice")
     write_model(tmp_path / "one", ".hidden")
-    bench.control = ModelControl(bench.manager, local_repositories([tmp_path / "one", tmp_path / "two"]), EXPLICIT)
+    bench.control = ModelControl(bench.manager, repositories_at([tmp_path / "one", tmp_path / "two"]), EXPLICIT)
     assert await bench.refusal(name, config, files) == text
     assert (bench.table.index(), bench.loader.order) == ([], [])
 
@@ -347,7 +347,7 @@ async def test_what_fails_is_tried_again_when_it_has_changed(tmp_path: Path) -> 
 async def test_a_model_that_appears_twice_is_served_on(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "one")
     (tmp_path / "two").mkdir()
-    bench.control = ModelControl(bench.manager, local_repositories([tmp_path / "one", tmp_path / "two"]), POLL)
+    bench.control = ModelControl(bench.manager, repositories_at([tmp_path / "one", tmp_path / "two"]), POLL)
     await bench.control.start()
     write_model(tmp_path / "two", "a")
     await bench.control.poll()

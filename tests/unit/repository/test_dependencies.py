@@ -12,8 +12,8 @@ from modserve.core.lifecycle import State
 from modserve.core.version import ModelId
 from modserve.repository import dependencies
 from modserve.repository.control import ControlMode, ControlOptions, ModelControl
-from modserve.repository.local import local_repositories
 from modserve.repository.manager import ModelManager
+from modserve.repository.places import repositories_at
 from modserve.repository.table import ModelTable
 
 READY, UNLOADING, UNAVAILABLE = State.READY, State.UNLOADING, State.UNAVAILABLE
@@ -337,9 +337,7 @@ class Repository:
         for name in "abef":
             (path / name / ("2" if name == "b" else "1")).mkdir(parents=True)
         self.bench = bench
-        self.control = ModelControl(
-            bench.manager, local_repositories([path]), ControlOptions(ControlMode.EXPLICIT, load)
-        )
+        self.control = ModelControl(bench.manager, repositories_at([path]), ControlOptions(ControlMode.EXPLICIT, load))
 
 
 async def test_loading_one_loads_what_it_is_made_of(bench: Bench, tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ from modserve.core.errors import Code, ModserveError
 from modserve.core.loading import Listing
 from modserve.repository.control import Scan
 from modserve.repository.control import scan as scan_repositories
-from modserve.repository.local import LocalRepository, local_repositories
+from modserve.repository.local import LocalRepository
+from modserve.repository.places import repositories_at
 from modserve.testing import write_model
 
 
 async def scan(paths: list[Path], names: tuple[str, ...] | None = None) -> Scan:
-    return await scan_repositories(local_repositories(paths), names)
+    return await scan_repositories(repositories_at(paths), names)
 
 
 def read_model(path: Path) -> Listing:

@@ -127,3 +127,21 @@ def test_what_is_kept_is_a_copy() -> None:
     found = cache.get(OWNER, b"k")
     assert found is not None
     assert not found.outputs["OUT"].array.flags.writeable
+
+
+def test_responses_grow_old() -> None:
+    now = [0.0]
+    cache = ResponseCache(1 << 20, ttl_s=5, now=lambda: now[0])
+    cache.put(OWNER, b"a", InferenceResponse("m", 1, {"X": numbers([1])}))
+    now[0] = 4.9
+    assert cache.get(OWNER, b"a") is not None
+    now[0] = 5.0
+    assert (cache.get(OWNER, b"a"), len(cache), cache.size) == (None, 0, 0)
+
+
+def test_a_response_that_is_too_long() -> None:
+    cache = ResponseCache(1 << 20, longest=8)
+    cache.put(OWNER, b"long", InferenceResponse("m", 1, {"X": numbers([1, 2, 3])}))
+    cache.put(OWNER, b"short", InferenceResponse("m", 1, {"X": numbers([1, 2])}))
+    assert [cache.get(OWNER, key) is not None for key in (b"long", b"short")] == [False, True]
+    assert cache.fetch(OWNER, b"short") is None

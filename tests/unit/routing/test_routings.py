@@ -9,8 +9,9 @@ from routed_versions import Keeper, Version
 from modserve.core.errors import Code, ModserveError, internal, invalid
 from modserve.core.routing_config import RouteFigures, Routing
 from modserve.core.servable import Servable
-from modserve.repository.table import Model, ModelTable
-from modserve.repository.table import Version as Row
+from modserve.repository.rows import Model
+from modserve.repository.rows import Version as Row
+from modserve.repository.table import ModelTable
 from modserve.routing.reading import read
 from modserve.routing.router import Routed, RouteRollback
 from modserve.routing.routings import Routings

@@ -18,8 +18,8 @@ from modserve.frontends.grpc.service import own_rpcs
 from modserve.frontends.http.rest.app import create_app
 from modserve.pb import inference as pb
 from modserve.repository.control import ALL, ControlMode, ControlOptions
-from modserve.repository.local import local_repositories
 from modserve.repository.manager import ModelManager
+from modserve.repository.places import repositories_at
 from modserve.repository.table import ModelTable
 from modserve.resources.cuda import Cuda
 from modserve.resources.shared_memory import SharedMemory
@@ -48,7 +48,7 @@ class Worker:
             write_model(folder, name, versions=("1",))
         self.server = Server(
             ModelManager(ModelTable(), self.loader, 8),
-            local_repositories([folder]),
+            repositories_at([folder]),
             name="modserve",
             control=ControlOptions(ControlMode.EXPLICIT, (ALL,)),
             shared_memory=SharedMemory(True, cuda=Cuda(lambda: self.driver)),  # type: ignore[arg-type, return-value]

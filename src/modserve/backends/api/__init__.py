@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias, cast, runtime_checkable
 
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import Code, ModserveError, unavailable
@@ -192,6 +192,11 @@ def reuses_outputs(executor: Executor) -> bool:
 
 # Models and backends
 
+QUEUES: Final = frozenset({"dynamic_batching", "model_warmup", "response_cache", "version_policy"})
+"""For `in_place` of a backend whose models know nothing of the server's queues."""
+INSTANCES: Final = QUEUES | {"instance_group"}
+"""The same where instances may come and go while others run."""
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -301,8 +306,18 @@ class Backend(Protocol):
     `default_model_filename` is the model file in a version directory when the configuration names none; empty when
     there need be no file. A model whose configuration says nothing has `default_cpu_instances` on the CPU. With
     `any_thread`, different threads may use an instance, one at a time; that lets very short executions of instances
-    that are not `data_dependent` skip a hop. It may have one more attribute, `parallel_instances` (bool, False where it
-    is absent): `BackendModel.instance` may be called on several threads at once, for instances that take long to make.
+    that are not `data_dependent` skip a hop.
+
+    It may have two more attributes. `parallel_instances` (bool, False where it is absent): `BackendModel.instance` may
+    be called on several threads at once, for instances that take long to make. `in_place` (a set of names of fields,
+    empty where it is absent): fields of the configuration that may change while a model is open, since nothing that was
+    made of it depends on them: `QUEUES`, or `INSTANCES`, where instances may be made and closed at any time, too. The
+    server then applies such a change without opening the model again. A backend that says it only reads the model's
+    files: if they change while it opens a model, the load fails.
+
+    And one more method, ``code_in(config: ModelConfig, path: Path) -> str``: which code of the model repository the
+    engine would run to load the model at `path`, in words; empty if none. With ``--deny-code`` the server refuses
+    models for which that is not empty, and those of backends without the method.
     """
 
     default_model_filename: str

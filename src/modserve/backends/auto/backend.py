@@ -4,11 +4,13 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
-from modserve.core.model_config import ModelDescription
+from modserve.core.model_config import ModelConfig, ModelDescription
 from modserve.core.warm_up_config import WARM_UP_FOLDER
 
 from ..api import Executor, InstanceSpec, ModelSource
+from ..code import code_in
 from ..registry import BackendRegistry, new_instance
 from . import options as auto_options
 from .cache import EDITION, ChoiceCache, content_digest
@@ -52,6 +54,13 @@ class AutoBackend:
     def gpu_count(self) -> int:
         """None: engines are compared on the CPU alone."""
         return 0
+
+    def code_in(self, config: ModelConfig, path: Path) -> str:
+        """What one of the engines that may be chosen would run."""
+        artifact = find_artifact(path, config.name)
+        names = {each.backend for each in artifact.format.candidates} & {*self._registry.names}
+        reasons = (code_in(self._registry.get(name), name, config, artifact.path) for name in sorted(names))
+        return next(filter(None, reasons), "")
 
     def open(self, source: ModelSource) -> "AutoModel":
         for warning in auto_options.warnings(source.config):

@@ -16,7 +16,8 @@ from modserve.core.errors import invalid
 from modserve.core.model_config import DescribedTensor, ModelConfig, ModelDescription, TensorSpec
 from modserve.core.tensor import Array
 
-from ..api import InstanceSpec, ModelSource
+from ..api import INSTANCES, InstanceSpec, ModelSource
+from ..code import NoCode
 from ..options import integer
 from . import contributions, formats
 from .contributions import Contributions
@@ -32,10 +33,11 @@ _DEFAULT_MAX_BATCH_SIZE = 32768
 """Of Triton's example. A row takes microseconds."""
 
 
-class FilBackend:
+class FilBackend(NoCode):
     default_model_filename = "xgboost.model"
     default_cpu_instances = 2
     any_thread = True
+    in_place = INSTANCES
     known_options = BACKEND_OPTIONS
 
     def gpu_count(self) -> int:

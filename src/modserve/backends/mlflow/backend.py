@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from modserve.core.model_config import ModelDescription
+from modserve.core.model_config import ModelConfig, ModelDescription
 
 from ..api import Executor, InstanceSpec, ModelSource
 from ..options import integer
@@ -33,6 +33,9 @@ class MlflowBackend:
 
     def gpu_count(self) -> int:
         return PythonBackend().gpu_count()
+
+    def code_in(self, config: ModelConfig, path: Path) -> str:
+        return "a model that MLflow has saved is a program"
 
     def open(self, source: ModelSource) -> "MlflowModel":
         return MlflowModel(source)

@@ -17,7 +17,8 @@ import onnxruntime as ort
 from modserve.core.errors import invalid
 from modserve.core.model_config import DescribedTensor, InstanceKind, ModelDescription
 
-from ..api import InstanceSpec, ModelSource, Placement
+from ..api import INSTANCES, InstanceSpec, ModelSource, Placement
+from ..code import OperatorLibraries
 from ..options import integer
 from . import builds
 from .graph import file_depends_on_data
@@ -62,10 +63,11 @@ def set_up() -> None:
         _log.warning("%s", warning)
 
 
-class OnnxRuntimeBackend:
+class OnnxRuntimeBackend(OperatorLibraries):
     default_model_filename = "model.onnx"
     default_cpu_instances = 2
     any_thread = True
+    in_place = INSTANCES
     known_options = BACKEND_OPTIONS
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from modserve.core.errors import invalid
 from modserve.core.model_config import InstanceKind, ModelConfig, ModelDescription
 
-from ..api import InstanceSpec, ModelSource
+from ..api import QUEUES, InstanceSpec, ModelSource
 from ..options import integer
 from . import graph
 from .files import DEFAULT, model_file
@@ -48,10 +48,15 @@ class OpenVinoBackend:
     default_model_filename = DEFAULT
     default_cpu_instances = 1
     any_thread = True
+    in_place = QUEUES  # the streams of a compiled model are as many as its instances
     known_options = BACKEND_OPTIONS
 
     def gpu_count(self) -> int:
         return sum(device.partition(".")[0] == "GPU" for device in devices())
+
+    def code_in(self, config: ModelConfig, path: Path) -> str:
+        library = read(config).extension
+        return f"its parameter CPU_EXTENSION_PATH names a library of operators, '{library}'" if library else ""
 
     def open(self, source: ModelSource) -> "OpenVinoModel":
         for warning in warnings(source.config):

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from modserve.backends.api import AsyncRequestInstance, InstanceSpec, ModelSource, RequestInstance
 from modserve.core import dtypes
 from modserve.core.errors import invalid, unavailable
-from modserve.core.model_config import DescribedTensor, ModelDescription
+from modserve.core.model_config import DescribedTensor, ModelConfig, ModelDescription
 
 from . import environment, options
 from .inline import InlineInstance
@@ -52,6 +52,9 @@ class PythonBackend:
         if visible is not None:
             count = min(count, len([each for each in visible.split(",") if each.strip() not in ("", "-1")]))
         return count
+
+    def code_in(self, config: ModelConfig, path: Path) -> str:
+        return "a model in Python is a program"
 
     def open(self, source: ModelSource) -> "PythonModel":
         if not source.path.is_file():

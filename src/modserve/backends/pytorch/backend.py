@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from modserve.core.errors import invalid
-from modserve.core.model_config import InstanceKind, ModelDescription
+from modserve.core.model_config import InstanceKind, ModelConfig, ModelDescription
 
 from ..api import InstanceSpec, ModelSource, Placement
 from .archive import Form, form_of
@@ -37,9 +37,16 @@ class PyTorchBackend:
     def gpu_count(self) -> int:
         return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
+    def code_in(self, config: ModelConfig, path: Path) -> str:
+        file = _class_file(config, path) or path
+        form = form_of(file) if file.is_file() else None
+        if form is Form.CLASS:
+            return f"'{file.name}' is a program"
+        return f"'{file.name}' is a compiled package, which is machine code" if form is Form.COMPILED else ""
+
     def open(self, source: ModelSource) -> "PyTorchModel":
         config = source.config
-        path = _class_file(source) or source.path
+        path = _class_file(config, source.path) or source.path
         if not path.exists():
             raise invalid(f"unable to find model file '{path}' for model '{config.name}'{_beside(path)}")
         form = form_of(path)
@@ -52,11 +59,11 @@ class PyTorchBackend:
         return PyTorchModel(source, options, form, path)
 
 
-def _class_file(source: ModelSource) -> Path | None:
+def _class_file(config: ModelConfig, path: Path) -> Path | None:
     """The file with the model's class, if ``runtime`` says that there is one, as Triton looks for it."""
-    if source.config.runtime != RUNTIME_MODEL or source.path.suffix == ".py":
+    if config.runtime != RUNTIME_MODEL or path.suffix == ".py":
         return None
-    file = source.path.parent / RUNTIME_MODEL
+    file = path.parent / RUNTIME_MODEL
     return file if file.exists() else None
 
 

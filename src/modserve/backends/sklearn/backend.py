@@ -8,6 +8,7 @@ milliseconds; everything else is the estimator itself, which all instances share
 import logging
 import warnings as python_warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from ..api import InstanceSpec, ModelSource
 from ..options import integer
 from . import options
 from .accelerated import Accelerated, accelerated, computable
-from .files import load
+from .files import PICKLES, load
 from .options import METHODS
 from .shapes import Features, as_tensor, features_of, frame, inputs_of, output_of, sample
 
@@ -45,6 +46,9 @@ class SklearnBackend:
 
     def gpu_count(self) -> int:
         return 0
+
+    def code_in(self, config: ModelConfig, path: Path) -> str:
+        return f"'{path.name}' is a pickle, and to load one runs what is in it" if path.suffix in PICKLES else ""
 
     def open(self, source: ModelSource) -> "SklearnModel":
         for warning in options.warnings(source.config):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..api import BackendModel, ModelSource
 from ..catalogue import BY_BACKEND
+from ..code import OperatorLibraries
 from .options import BACKEND_OPTIONS
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from .stand_in import OpenVinoStandIn
 
 
-class TensorFlowBackend:
+class TensorFlowBackend(OperatorLibraries):
     default_model_filename = "model.savedmodel"
     known_options: Mapping[str, str] = BACKEND_OPTIONS
 

@@ -12,9 +12,11 @@ from modserve.pb import inference as pb
 
 from ..text.problems import Problems
 from . import (
+    checksums,
     directory,
     ensembles,
     execution,
+    model_metrics,
     padding,
     ragged,
     routing,
@@ -77,9 +79,12 @@ def validate(message: pb.ModelConfig, context: Context, problems: Problems) -> N
         routing.validate(message),
         execution.validate(message, context.gpu_count),
         warm_up.validate(message, partial, context.files),
+        checksums.validate(message),
+        model_metrics.validate(message),
     ):
         problems.add_all(faults)
     warm_up.warn(message, problems)
+    model_metrics.warn(message, problems)
     unsupported.check(message, problems)
 
 
@@ -116,11 +121,13 @@ def to_model_config(message: pb.ModelConfig, context: Context) -> ModelConfig:
         cached=message.response_cache.enable,
         parameters={key: value.string_value for key, value in message.parameters.items()},
         metric_tags=dict(message.metric_tags),
+        histogram_buckets=model_metrics.histogram_buckets(message),
         runtime=message.runtime,
         routing=routing.routing(message),
         warm_ups=warm_up.warm_ups(message),
         graph_optimization_level=None if graph is None else graph.level,
         gpu_accelerators=execution.accelerators(accelerators.gpu_execution_accelerator),
         cpu_accelerators=execution.accelerators(accelerators.cpu_execution_accelerator),
+        checksums=checksums.checksums(message),
         operation_libraries=tuple(message.model_operations.op_library_filename),
     )

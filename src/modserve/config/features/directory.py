@@ -58,7 +58,7 @@ PLATFORMS = {row.platform: row.backend for row in FORMATS if row.platform} | {"l
 BACKENDS = frozenset(row.backend for row in FORMATS)
 
 
-_MEASURED = frozenset({"onnxruntime", "openvino", "pytorch", "tensorflow"})
+MEASURED = frozenset({"onnxruntime", "openvino", "pytorch", "tensorflow"})
 """Backend `auto` takes the files of these, and chooses among them."""
 
 
@@ -81,7 +81,7 @@ def identify(
         message.name = name
     notes = _rename(message, directory, backends)
     present = _present_format(message, directory)
-    if measured and present is not None and present.backend in _MEASURED and not (message.backend or message.platform):
+    if measured and present is not None and present.backend in MEASURED and not (message.backend or message.platform):
         message.backend = "auto"
         message.default_model_filename = message.default_model_filename or present.filename
     if not message.backend:
@@ -193,17 +193,32 @@ def version_policy(message: pb.ModelConfig) -> VersionPolicy:
     return VersionPolicy(specific=tuple(policy.specific.versions) if choice == "specific" else ())
 
 
-def escapes(filename: str) -> bool:
-    """Whether a file name leads out of the directory that it is relative to."""
-    return os.path.isabs(filename) or os.path.normpath(filename).split(os.sep)[0] == os.pardir
+_MOST_BYTES, _MOST_PART_BYTES = 4096, 255
+_MOST_SHOWN = 100
+
+
+def filename_fault(filename: str, what: str, where: str) -> str:
+    """What is wrong with the name of a file that is to be below a directory; empty if nothing is.
+
+    `what` is the file in words, with ``{}`` in place of its name, and `where` the directory.
+    """
+    shown = what.replace("{}", filename if len(filename) <= _MOST_SHOWN else f"{filename[:_MOST_SHOWN]}…")
+    if os.path.isabs(filename) or os.path.normpath(filename).split(os.sep)[0] == os.pardir:
+        return f"{shown} is outside {where}"
+    encoded = filename.encode("utf-8", "surrogatepass")
+    if b"\0" in encoded:
+        return f"{shown} has a null character, and no file has that"
+    if len(encoded) > _MOST_BYTES or max(map(len, encoded.split(b"/"))) > _MOST_PART_BYTES:
+        return f"{shown} is longer than the name of any file"
+    return ""
 
 
 def validate_filenames(message: pb.ModelConfig) -> Faults:
-    name, filename = message.name, message.default_model_filename
-    if escapes(filename):
-        text = f"model file path '{filename}' in model '{name}' is outside version directory"
+    name = message.name
+    what = f"model file path '{{}}' in model '{name}'"
+    if text := filename_fault(message.default_model_filename, what, "version directory"):
         yield ("default_model_filename",), text
     for index, output in enumerate(message.output):
-        if escapes(output.label_filename):
-            file = f"label file path '{output.label_filename}' for output '{output.name}' in model '{name}'"
-            yield ("output", index, "label_filename"), f"{file} is outside model directory"
+        what = f"label file path '{{}}' for output '{output.name}' in model '{name}'"
+        if text := filename_fault(output.label_filename, what, "model directory"):
+            yield ("output", index, "label_filename"), text

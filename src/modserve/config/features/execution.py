@@ -5,7 +5,7 @@ That is said by ``model_transaction_policy`` and ``response_cache``. Ensembles h
 
 from collections.abc import Iterable
 
-from modserve.core.model_config import Accelerator, InstanceGroup, InstanceKind
+from modserve.core.model_config import Accelerator, InstanceGroup, InstanceKind, Resource
 from modserve.pb import inference as pb
 
 from ..text.problems import Faults, FieldPath, Problems
@@ -111,7 +111,10 @@ def instance_groups(message: pb.ModelConfig, default_cpu_instances: int) -> tupl
         kind = _KINDS.get(group.kind, InstanceKind.AUTO)
         default = default_cpu_instances if kind in (InstanceKind.AUTO, InstanceKind.CPU) else 1
         count = group.count if group.count > 0 else default
-        groups.append(InstanceGroup(group.name or f"{message.name}_{index}", kind, count, tuple(group.gpus)))
+        name = group.name or f"{message.name}_{index}"
+        limiter = group.rate_limiter
+        resources = tuple(Resource(each.name, each.count, getattr(each, "global")) for each in limiter.resources)
+        groups.append(InstanceGroup(name, kind, count, tuple(group.gpus), resources, max(1, limiter.priority)))
     return tuple(groups)
 
 

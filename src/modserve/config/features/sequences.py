@@ -24,7 +24,7 @@ from modserve.pb import inference as pb
 
 from ..text.problems import Faults, FieldPath
 from .common import DATATYPES, VALID_SIZE
-from .directory import escapes
+from .directory import filename_fault
 
 _HERE: Final = "sequence_batching"
 _KINDS: Mapping[int, ControlKind] = {
@@ -249,8 +249,8 @@ def _initial_faults(state: _State) -> Faults:
         yield from (((*here, "dims"), text) for text in _initial_dims_faults(state, initial))
         if initial.WhichOneof("state_data") is None:
             yield here, f"initial_state setting expects state '{name}' to have state_data set"
-        if escapes(initial.data_file):
-            text = f"initial_state file path '{initial.data_file}' for {who} is outside the initial_state directory"
+        what = f"initial_state file path '{{}}' for {who}"
+        if text := filename_fault(initial.data_file, what, "the initial_state directory"):
             yield (*here, "data_file"), text
 
 

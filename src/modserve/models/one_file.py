@@ -1,15 +1,19 @@
-"""A model file that is in no repository: what it is called, and a repository in a temporary folder with it alone."""
+"""A model file that is in no repository: what it is called, what runs it, and a temporary repository with it alone."""
 
+import json
+import os
 import tempfile
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from modserve.config import FORMATS
+from modserve.config import FORMATS, MEASURED, from_json
 from modserve.core.errors import invalid
+from modserve.core.loading import CONFIG_FILE
 from modserve.core.version import parse_directory
-from modserve.models.foreign_files import BY_SUFFIX, advice
+
+from .foreign_files import BY_SUFFIX, advice
 
 
 class ModelFile(NamedTuple):
@@ -20,6 +24,17 @@ class ModelFile(NamedTuple):
     filename: str
     in_repository: bool
     """Whether the folder is that of a version."""
+    backend: str
+    """What runs such files, unless the configuration says otherwise."""
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.filename
+
+    def config(self, *, measured: bool) -> bytes:
+        """A configuration that says which file is the model; if `measured`, `auto` runs what it takes."""
+        backend = "auto" if measured and self.backend in MEASURED else self.backend
+        return from_json(json.dumps({"backend": backend, "default_model_filename": self.filename})).encode()
 
 
 def model_file(path: Path, installed: Collection[str]) -> ModelFile:
@@ -28,7 +43,7 @@ def model_file(path: Path, installed: Collection[str]) -> ModelFile:
     Raises INVALID_ARG for what is not there, and for what no engine takes; `installed` are the backends that are there.
     """
     path = path.absolute()
-    if not path.exists():
+    if not os.path.exists(path):  # which takes names that are too long
         raise invalid(f"there is no file '{path}'")
     folder, filename = path.parent, path.name
     if path.is_dir() and path.suffix != ".savedmodel":
@@ -44,7 +59,24 @@ def model_file(path: Path, installed: Collection[str]) -> ModelFile:
         raise invalid(f"no engine takes '{path}'{why or '; the formats are listed by: modserve engines'}")
     in_repository = parse_directory(folder.name) is not None
     name = folder.parent.name if in_repository else path.stem
-    return ModelFile(name, folder, filename, in_repository)
+    return ModelFile(name, folder, filename, in_repository, ours[0].backend)
+
+
+def is_model_directory(path: Path) -> bool:
+    """Whether a directory is one of a model, as in a repository: it has a configuration, or versions."""
+    return os.path.isfile(path / CONFIG_FILE) or any(
+        _subdirectories(path, lambda name: parse_directory(name) is not None)
+    )
+
+
+def is_repository(path: Path) -> bool:
+    """Whether a directory has directories of models in it."""
+    return any(is_model_directory(each) for each in _subdirectories(path, lambda name: not name.startswith(".")))
+
+
+def _subdirectories(path: Path, chosen: Callable[[str], bool]) -> Iterator[Path]:
+    with suppress(OSError):
+        yield from (each for each in path.iterdir() if chosen(each.name) and each.is_dir())
 
 
 def _ends_alike(one: str, other: str) -> bool:

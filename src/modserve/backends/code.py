@@ -1,0 +1,43 @@
+"""Code that comes with a model, which an engine would run in loading it: reasons for ``Backend.code_in``."""
+
+import os
+import re
+from pathlib import Path
+
+from modserve.core.model_config import ModelConfig
+
+from .api import Backend
+
+_LIBRARY = re.compile(r"\.(so|dll|dylib)(\.|$)", re.IGNORECASE)
+
+
+def code_in(backend: Backend, name: str, config: ModelConfig, path: Path) -> str:
+    """What code of the repository a backend would run; empty if it would run none."""
+    method: object = getattr(backend, "code_in", None)
+    if not callable(method):
+        return f"backend '{name}' does not say whether it runs code from model repositories"
+    return str(method(config, path))
+
+
+class NoCode:
+    """For engines that never run code from a model repository."""
+
+    def code_in(self, config: ModelConfig, path: Path) -> str:
+        return ""
+
+
+class OperatorLibraries:
+    """For engines that load the libraries of ``model_operations.op_library_filename``, or those of accelerators."""
+
+    def code_in(self, config: ModelConfig, path: Path) -> str:
+        if config.operation_libraries:
+            names = ", ".join(f"'{name}'" for name in config.operation_libraries)
+            return f"it names libraries of operators (model_operations.op_library_filename): {names}"
+        for accelerator in (*config.gpu_accelerators, *config.cpu_accelerators):
+            for key, value in accelerator.parameters.items():
+                if os.sep in value or _LIBRARY.search(value):
+                    return (
+                        f"it names a file or folder for accelerator '{accelerator.name}' ({key}: '{value}'), and such "
+                        "may hold libraries or compiled engines"
+                    )
+        return ""

@@ -1,0 +1,295 @@
+"""Compares models that were loaded here with those of another server: metadata, configuration, responses.
+
+The same bytes go to both. What is made up is always the same, so that what differs once differs again.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from modserve.core import dtypes
+from modserve.core.errors import ModserveError
+from modserve.core.model_config import ModelConfig
+from modserve.core.request import InferenceRequest, ParameterValue
+from modserve.core.sample_data import Sizes, generator, likely, random_values
+from modserve.core.servable import Servable
+from modserve.core.tensor import Tensor
+from modserve.in_process import response
+from modserve.pb import inference as pb
+from modserve.protocol.control.metadata import config_message, model_message
+
+from .remote import Remote, UnreachableError
+
+Inputs = Mapping[str, Tensor]
+
+_ROWS = 2
+"""Of the second request to a model that takes batches."""
+_SEQUENCE = 4_000_000_007
+"""A sequence's id that nobody else is likely to use."""
+
+
+@dataclass
+class Difference:
+    """What was seen of a model: what must not differ, and what may."""
+
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    """The configuration's field, or nothing, and what differs."""
+    notes: list[tuple[str, str]] = field(default_factory=list)
+    requests: int = 0
+    """How many responses were compared."""
+
+
+async def compare(served: Mapping[int, Servable], remote: Remote, url: str, tolerance: float) -> Difference:
+    """One model, all of its versions that are served here. Raises UnreachableError."""
+    difference = Difference()
+    first = next(iter(served.values()))
+    try:
+        theirs = await asyncio.to_thread(remote.metadata, first.config.name)
+    except UnreachableError:
+        raise
+    except ModserveError as error:
+        difference.problems.append(("", f"{url} has no such model: {error.message}"))
+        return difference
+    difference.problems += _metadata(model_message(first, served), theirs, url)
+    for version, servable in served.items():
+        if str(version) not in theirs.versions:
+            continue
+        try:
+            config = await asyncio.to_thread(remote.config, servable.config.name, version)
+        except UnreachableError:
+            raise
+        except ModserveError as error:
+            difference.notes.append(
+                ("", f"{url} does not tell the configuration of version {version}: {error.message}")
+            )
+        else:
+            _configurations(config_message(servable), config, url, difference)
+        if not difference.problems:  # else they cannot take the same requests
+            await _responses(servable, version, remote, url, tolerance, difference)
+    return difference
+
+
+# Metadata
+
+
+def _metadata(ours: pb.ModelMetadataResponse, theirs: pb.ModelMetadataResponse, url: str) -> Iterator[tuple[str, str]]:
+    absent = [version for version in ours.versions if version not in theirs.versions]
+    if absent:
+        yield "version_policy", f"{url} serves versions {_listed(theirs.versions)}, and not {_listed(absent)}"
+    for kind, here, there in (("input", ours.inputs, theirs.inputs), ("output", ours.outputs, theirs.outputs)):
+        own = {each.name: each for each in here}
+        other = {each.name: each for each in there}
+        for name in own.keys() | other.keys():
+            if name not in other:
+                yield kind, f"{kind} '{name}' is not there at {url}, which has {_listed(other)}"
+            elif name not in own:
+                yield kind, f"{url} has {kind} '{name}', which is not here"
+            elif (own[name].datatype, list(own[name].shape)) != (other[name].datatype, list(other[name].shape)):
+                shown = [f"{each[name].datatype} {list(each[name].shape)}" for each in (own, other)]
+                yield kind, f"{kind} '{name}' is {shown[0]} here, and {shown[1]} at {url}"
+
+
+def _listed(names: Sequence[str] | Mapping[str, object]) -> str:
+    return ", ".join(names) or "none"
+
+
+# Configuration
+
+
+class _Field(NamedTuple):
+    name: str
+    value: Callable[[pb.ModelConfig], object]
+    matters: bool = False
+    """Responses may depend on it."""
+
+
+def _steps(config: pb.ModelConfig) -> object:
+    return [
+        (step.model_name, step.model_version, sorted(step.input_map.items()), sorted(step.output_map.items()))
+        for step in config.ensemble_scheduling.step
+    ]
+
+
+def _controls(config: pb.ModelConfig) -> object:
+    kinds = [
+        (each.name, pb.ModelSequenceBatching.Control.Kind.Name(control.kind))
+        for each in config.sequence_batching.control_input
+        for control in each.control
+    ]
+    return sorted(kinds)
+
+
+_FIELDS = (
+    _Field("max_batch_size", lambda config: config.max_batch_size, True),
+    _Field("model_transaction_policy", lambda config: config.model_transaction_policy.decoupled, True),
+    _Field("ensemble_scheduling", _steps, True),
+    _Field("sequence_batching", lambda config: config.HasField("sequence_batching"), True),
+    _Field("sequence_batching", _controls, True),
+    _Field(
+        "sequence_batching",
+        lambda config: sorted((each.input_name, each.output_name) for each in config.sequence_batching.state),
+        True,
+    ),
+    _Field("input", lambda config: sorted(each.name for each in config.input if each.optional), True),
+    _Field("output", lambda config: sorted((each.name, each.label_filename) for each in config.output), True),
+    _Field("backend", lambda config: config.backend),
+    _Field("dynamic_batching", lambda config: config.HasField("dynamic_batching")),
+    _Field("dynamic_batching", lambda config: config.dynamic_batching.max_queue_delay_microseconds),
+    _Field("dynamic_batching", lambda config: config.dynamic_batching.preserve_ordering),
+    _Field("dynamic_batching", lambda config: config.dynamic_batching.priority_levels),
+    _Field("instance_group", lambda config: sum(each.count for each in config.instance_group)),
+    _Field("response_cache", lambda config: config.response_cache.enable),
+    _Field("parameters", lambda config: {key: value.string_value for key, value in config.parameters.items()}),
+)
+_WORDS = {"model_transaction_policy": "decoupled"}
+"""What a value is of, where the field has others."""
+
+
+def _configurations(ours: pb.ModelConfig, theirs: pb.ModelConfig, url: str, difference: Difference) -> None:
+    for row in _FIELDS:
+        here, there = row.value(ours), row.value(theirs)
+        if here != there:
+            text = f"{_WORDS.get(row.name, row.name)} is {_shown(here)} here, and {_shown(there)} at {url}"
+            rows = difference.problems if row.matters else difference.notes
+            if (row.name, text) not in rows:
+                rows.append((row.name, text))
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "there" if value else "not there"
+    text = str(value) if isinstance(value, int | str) and value != "" else repr(value)
+    return text if len(text) < 200 else f"{text[:200]}…"
+
+
+# Responses
+
+
+async def _responses(
+    servable: Servable, version: int, remote: Remote, url: str, tolerance: float, difference: Difference
+) -> None:
+    config = servable.config
+    if config.decoupled:
+        difference.notes.append(("", f"version {version} is decoupled: its responses are not compared"))
+        return
+    try:
+        samples = list(_samples(config))
+    except ModserveError as error:
+        difference.notes.append(("", f"the responses of version {version} are not compared: {error.message}"))
+        return
+    for what, inputs, parameters in samples:
+        request = InferenceRequest(config.name, inputs, version=version, id="compared", parameters=parameters)
+        ours, theirs = await _ours(servable, request), await _theirs(remote, request)
+        where = f"version {version}, {what}"
+        if isinstance(ours, ModserveError) and isinstance(theirs, ModserveError):
+            difference.notes.append(
+                ("", f"{where}: neither takes the request: {ours.message}; at {url}: {theirs.message}")
+            )
+        elif isinstance(ours, ModserveError):
+            difference.problems.append(("", f"{where}: the request fails here, and not at {url}: {ours.message}"))
+        elif isinstance(theirs, ModserveError):
+            difference.problems.append(("", f"{where}: the request fails at {url}, and not here: {theirs.message}"))
+        else:
+            difference.requests += 1
+            difference.problems += (("", f"{where}: {text}") for text in _outputs(ours, theirs, url, tolerance))
+
+
+async def _ours(servable: Servable, request: InferenceRequest) -> Inputs | ModserveError:
+    try:
+        return (await response(servable, request, time.monotonic_ns())).outputs
+    except ModserveError as error:
+        return error
+
+
+async def _theirs(remote: Remote, request: InferenceRequest) -> Inputs | ModserveError:
+    try:
+        return await asyncio.to_thread(remote.infer, request)
+    except UnreachableError:
+        raise
+    except ModserveError as error:
+        return error
+
+
+def _samples(config: ModelConfig) -> Iterator[tuple[str, Inputs, Mapping[str, ParameterValue]]]:
+    """Requests, in words and with parameters: what most models take, then random values. Raises INVALID_ARG.
+
+    To a model with sequences they are one sequence.
+    """
+    sizes = Sizes(config.parameters.get("sample_shape", ""), config.name)
+    random = generator()
+    inputs = {spec.name: (spec, sizes.resolve(spec.name, spec.dims)) for spec in config.inputs}
+    length = min([dims[-1] for _, dims in inputs.values() if dims], default=1)
+    sequence = config.sequence_batching
+    rows = 1 if sequence is not None else min(_ROWS, config.max_batch_size)
+    made = []
+    for count in (1, rows):
+        shapes = {name: (count, *dims) if config.batching else dims for name, (_, dims) in inputs.items()}
+        made.append(shapes)
+    usual = {
+        name: Tensor.from_array(likely(name, spec.datatype, made[0][name], random, length), spec.datatype)
+        for name, (spec, _) in inputs.items()
+    }
+    other = {
+        name: Tensor.from_array(random_values(spec.datatype, made[1][name], random), spec.datatype)
+        for name, (spec, _) in inputs.items()
+    }
+    if sequence is None:
+        yield "usual values", usual, {}
+        yield f"random values{f', {rows} rows' * (rows > 1)}", other, {}
+        return
+    control = sequence.correlation
+    as_text = control is not None and control.datatype is dtypes.BYTES
+    id: ParameterValue = f"compared-{_SEQUENCE}" if as_text else _SEQUENCE
+    yield "start of a sequence", usual, {"sequence_id": id, "sequence_start": True, "sequence_end": False}
+    yield "end of a sequence", other, {"sequence_id": id, "sequence_start": False, "sequence_end": True}
+
+
+def _outputs(ours: Inputs, theirs: Inputs, url: str, tolerance: float) -> Iterator[str]:
+    if ours.keys() != theirs.keys():
+        yield f"the outputs are {_listed(ours)} here, and {_listed(theirs)} at {url}"
+    for name in ours.keys() & theirs.keys():
+        if text := differs(ours[name], theirs[name], url, tolerance):
+            yield f"output '{name}' {text}"
+
+
+def differs(ours: Tensor, theirs: Tensor, url: str, tolerance: float) -> str:
+    """How two tensors differ, of which the second comes from `url`; empty if they do not.
+
+    Floating-point numbers are alike within `tolerance` times the larger of their number and the mean of all, or within
+    what their type can tell apart.
+    """
+    if ours.datatype is not theirs.datatype or ours.shape != theirs.shape:
+        shown = [f"{each.datatype} {list(each.shape)}" for each in (ours, theirs)]
+        return f"is {shown[0]} here, and {shown[1]} at {url}"
+    here, there = ours.array, theirs.array
+    if ours.datatype.json_kind == "float":
+        tolerance = max(tolerance, 4 * float(ml_dtypes.finfo(ours.datatype.numpy).eps))  # type: ignore[no-untyped-call]
+        here, there = here.astype(np.float64), there.astype(np.float64)
+        sizes = np.abs(there)
+        mean = float(np.mean(sizes[np.isfinite(sizes)])) if np.isfinite(sizes).any() else 0.0
+        with np.errstate(invalid="ignore"):
+            near = np.abs(here - there) <= tolerance * np.maximum(sizes, mean)
+        near &= np.isfinite(here) & np.isfinite(there)
+        unlike = ~(near | (here == there) | (np.isnan(here) & np.isnan(there)))
+    else:
+        unlike = here != there
+    count = int(np.count_nonzero(unlike))
+    if not count:
+        return ""
+    index = tuple(int(each) for each in np.unravel_index(int(np.argmax(unlike)), unlike.shape))
+    place = f"at {list(index)} " if index else ""
+    return (
+        f"differs in {count} of {math.prod(ours.shape)} elements, first {place}with {_value(ours, index)} here, and "
+        f"{_value(theirs, index)} at {url}"
+    )
+
+
+def _value(tensor: Tensor, index: tuple[int, ...]) -> str:
+    value = tensor.array[index]
+    return repr(value)[:60] if isinstance(value, bytes) else str(value)

@@ -1,0 +1,57 @@
+"""``model_metrics``: the buckets of a model's histograms on the metrics page."""
+
+import math
+
+from modserve.core.statistics import HISTOGRAM_FAMILIES
+from modserve.pb import inference as pb
+
+from ..text.problems import Faults, FieldPath, Problems
+
+_HERE = "model_metrics"
+_MOST = 200
+"""Buckets of one histogram: each is a line of the page."""
+
+
+def histogram_buckets(message: pb.ModelConfig) -> dict[str, tuple[float, ...]]:
+    """Upper bounds by family, in the family's unit, without those that break a rule."""
+    return {
+        control.metric_identifier.family: tuple(control.histogram_options.buckets)
+        for control in message.model_metrics.metric_control
+        if control.metric_identifier.family in HISTOGRAM_FAMILIES and not _fault(control)
+    }
+
+
+def warn(message: pb.ModelConfig, problems: Problems) -> None:
+    """Triton has families that are not here, and others."""
+    for index, control in enumerate(message.model_metrics.metric_control):
+        family = control.metric_identifier.family
+        if family and family not in HISTOGRAM_FAMILIES:
+            path: FieldPath = (_HERE, "metric_control", index, "metric_identifier", "family")
+            problems.warn(
+                path,
+                f"'{family}' has no buckets to set here and is ignored; the metrics page has "
+                f"{', '.join(HISTOGRAM_FAMILIES)}",
+            )
+
+
+def validate(message: pb.ModelConfig) -> Faults:
+    seen = set()
+    for index, control in enumerate(message.model_metrics.metric_control):
+        path: FieldPath = (_HERE, "metric_control", index)
+        family = control.metric_identifier.family
+        if not family:
+            yield path, "a metric_control needs the name of a histogram: metric_identifier { family: … }"
+        elif family in seen:
+            yield path, f"'{family}' is there twice"
+        elif text := _fault(control):
+            yield (*path, "histogram_options"), f"'{family}': {text}"
+        seen.add(family)
+
+
+def _fault(control: pb.ModelMetrics.MetricControl) -> str:
+    buckets = list(control.histogram_options.buckets)
+    if not 0 < len(buckets) <= _MOST:
+        return f"it has {len(buckets)} buckets, expected 1 to {_MOST}"
+    if not all(map(math.isfinite, buckets)) or sorted(set(buckets)) != buckets:
+        return f"its buckets are {buckets}, expected finite numbers, each above the one before it"
+    return ""

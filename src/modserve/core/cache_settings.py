@@ -1,0 +1,51 @@
+"""Which response cache the server has (``--cache-config``)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+USER_VARIABLE = "TRITONCACHE_REDIS_USERNAME"
+PASSWORD_VARIABLE = "TRITONCACHE_REDIS_PASSWORD"
+
+
+@dataclass(frozen=True, slots=True)
+class RedisSettings:
+    """Where a Redis is, and how long requests wait for it. The names are those of Triton's options."""
+
+    host: str
+    port: int
+    user: str = ""
+    password: str = field(default="", repr=False)
+    db: int = 0
+    connect_timeout_s: float = 1.0
+    """For a connection, which no request waits for longer than `socket_timeout_s`."""
+    socket_timeout_s: float = 0.1
+    """The longest that a request waits for the cache, in all."""
+    pool_size: int = 8
+    tls: bool = False
+    cert: str = ""
+    key: str = ""
+    cacert: str = ""
+    cacert_dir: str = ""
+    sni: str = ""
+
+    def with_credentials(self, environment: Mapping[str, str]) -> Self:
+        """With user and password of the environment, where the options name none."""
+        return replace(
+            self,
+            user=self.user or environment.get(USER_VARIABLE, ""),
+            password=self.password or environment.get(PASSWORD_VARIABLE, ""),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """No cache if there is neither a `size` nor a `redis`."""
+
+    size: int = 0
+    """Bytes of the cache in this process."""
+    ttl_s: float = 0
+    """How long a response is kept at most; 0: any time."""
+    entry_size: int = 0
+    """Bytes of the longest response that is kept; 0: any length that there is room for."""
+    redis: RedisSettings | None = None

@@ -1,0 +1,203 @@
+"""Resources that the instances of several models share (``--rate-limit``, ``instance_group.rate_limiter``).
+
+An execution begins when all resources are free that its instance needs. Those that wait take turns: an instance of
+priority 2 gets half as many as one of priority 1, counted from when it began to wait, so that a model that is new or
+was idle neither waits for long nor holds back the others to catch up. One whose turn it is, and who cannot begin yet,
+is not overtaken by those behind it that need one of the same resources; otherwise who needs much would wait for ever.
+"""
+
+import asyncio
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from modserve.core.errors import invalid
+from modserve.core.model_config import InstanceKind, ModelConfig
+
+_GLOBAL = -2
+_EACH_DEVICE = -1
+
+_Key: TypeAlias = tuple[str, int]
+"""A resource's name, and its device, or `_GLOBAL`."""
+
+
+class State(enum.Enum):
+    IDLE = "idle"
+    WAITING = "waiting"
+    GRANTED = "granted"
+    """It has its resources, and may begin."""
+    RUNNING = "running"
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """An instance, and where it stands. Changed by `RateLimiter` only, and `state` by who runs it."""
+
+    needs: Mapping[_Key, int]
+    weight: int = 1
+    """The priority: larger numbers get fewer turns."""
+    on_grant: Callable[[], None] = lambda: None
+    """Called when it may begin. If it is still GRANTED afterwards, nobody wants it now."""
+    state: State = State.IDLE
+    clock: int = 0
+    """It advances by the weight with each turn; who is behind comes first."""
+    since: int = field(default=0)
+    """Among those with the same clock, who came first."""
+
+
+def turns(config: ModelConfig) -> list[Turn]:
+    """One for each instance of a model, in their order. Empty if none of them needs anything."""
+    made = []
+    for group in config.instance_groups:
+        devices = group.gpus if group.kind is InstanceKind.GPU else (0,)
+        for device in devices:
+            needs: dict[_Key, int] = {}
+            for resource in group.resources:
+                needs[resource.name, _GLOBAL if resource.is_global else device] = resource.count
+            made += [Turn(needs, group.priority) for _ in range(group.count)]
+    return made if any(turn.needs for turn in made) else []
+
+
+class RateLimiter:
+    """What there is of each resource, and who has it. For the event loop's thread.
+
+    `available` is what the server's options say, by name and device, None for all devices; of a resource that is for
+    the whole server the device does not matter. Without any, there is as much of each as the instance needs that needs
+    the most. `soon` calls back in the next turn of the event loop.
+    """
+
+    def __init__(
+        self,
+        available: Mapping[tuple[str, int | None], int],
+        soon: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
+        self._available = {
+            (name, _EACH_DEVICE if device is None else device): count for (name, device), count in available.items()
+        }
+        self._soon = soon
+        self._turns: list[Turn] = []
+        self._most: dict[_Key, int] = {}
+        self._used: dict[_Key, int] = {}
+        self._waiting: list[Turn] = []
+        self._clock = 0
+        self._count = 0
+        self._due = False
+
+    # Models come and go
+
+    def add(self, turns: Sequence[Turn]) -> None:
+        """The instances of a version that loads. Raises INVALID_ARG if one of them could never run."""
+        most = self._limits([*self._turns, *turns])
+        for turn in turns:
+            for (name, device), count in turn.needs.items():
+                self._check(name, device, count, most)
+        self._turns += turns
+        self._most = most
+
+    def _check(self, name: str, device: int, count: int, most: Mapping[_Key, int]) -> None:
+        """With Triton's texts."""
+        limit = most[name, device]
+        if limit < count:
+            raise invalid(
+                f'Resource count for "{name}" is limited to {limit} which will prevent scheduling of one or more model '
+                f"instances, the minimum required count is {count}"
+            )
+        devices = {other for known, other in most if known == name}
+        if _GLOBAL in devices and len(devices) > 1:
+            raise invalid(
+                f'Resource "{name}" is present as both global and device-specific resource in the model configuration.'
+            )
+
+    def _limits(self, turns: Sequence[Turn]) -> dict[_Key, int]:
+        most: dict[_Key, int] = {}
+        for turn in turns:
+            for key, count in turn.needs.items():
+                most[key] = self._there_is(*key) if self._available else max(count, most.get(key, 0))
+        return most
+
+    def _there_is(self, name: str, device: int) -> int:
+        devices = (device, _EACH_DEVICE)
+        return max(
+            (
+                count
+                for (known, place), count in self._available.items()
+                if known == name and (device == _GLOBAL or place in devices)
+            ),
+            default=0,
+        )
+
+    def remove(self, turns: Sequence[Turn]) -> None:
+        """They run no more."""
+        gone = set(map(id, turns))
+        for turn in turns:
+            self.end(turn)
+        self._turns = [turn for turn in self._turns if id(turn) not in gone]
+        if not self._available:
+            self._most = self._limits(self._turns)
+        self._look_soon()
+
+    # Executions
+
+    def begin(self, turn: Turn) -> bool:
+        """Whether it may run now; then it is RUNNING. Otherwise it waits for its turn."""
+        if turn.state is State.GRANTED:
+            turn.state = State.RUNNING
+            return True
+        if turn.state is State.IDLE:
+            turn.clock = max(turn.clock, self._clock)
+            self._count += 1
+            turn.since = self._count
+            if not any(self._before(other, turn) for other in self._waiting) and self._fits(turn):
+                self._take(turn)
+                turn.state = State.RUNNING
+                return True
+            turn.state = State.WAITING
+            self._waiting.append(turn)
+        return False
+
+    def end(self, turn: Turn) -> None:
+        """Its execution is over, or does not begin after all; or it waits no more."""
+        if turn.state is State.WAITING:
+            self._waiting.remove(turn)
+        elif turn.state is not State.IDLE:
+            for key, count in turn.needs.items():
+                self._used[key] -= count
+        turn.state = State.IDLE
+        self._look_soon()
+
+    def _before(self, other: Turn, turn: Turn) -> bool:
+        return (other.clock, other.since) < (turn.clock, turn.since) and not other.needs.keys().isdisjoint(turn.needs)
+
+    def _fits(self, turn: Turn) -> bool:
+        return all(self._used.get(key, 0) + count <= self._most[key] for key, count in turn.needs.items())
+
+    def _take(self, turn: Turn) -> None:
+        for key, count in turn.needs.items():
+            self._used[key] = self._used.get(key, 0) + count
+        self._clock = max(self._clock, turn.clock)
+        turn.clock += turn.weight
+
+    def _look_soon(self) -> None:
+        if self._waiting and not self._due:
+            self._due = True
+            (self._soon or asyncio.get_running_loop().call_soon)(self._look)
+
+    def _look(self) -> None:
+        """Give the resources that are free to those whose turn it is."""
+        self._due = False
+        held: set[_Key] = set()
+        granted = []
+        for turn in sorted(self._waiting, key=lambda turn: (turn.clock, turn.since)):
+            if held.isdisjoint(turn.needs) and self._fits(turn):
+                self._take(turn)
+                turn.state = State.GRANTED
+                granted.append(turn)
+            else:
+                held.update(turn.needs)
+        self._waiting = [turn for turn in self._waiting if turn.state is State.WAITING]
+        for turn in granted:
+            if turn.state is State.GRANTED:
+                turn.on_grant()
+            if turn.state is State.GRANTED:
+                self.end(turn)

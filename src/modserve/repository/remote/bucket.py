@@ -1,0 +1,147 @@
+"""What a bucket of S3, Google Cloud Storage or Azure holds, and its files. The library is obstore."""
+
+import asyncio
+import os
+import re
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from modserve.core.remote_place import RemotePlace
+
+from .failures import broken, reason, unreadable
+from .files import ModelFiles, RemoteFile, beside, identity, models_of, refusal, trick
+from .source import Contents
+from .store import open_store
+from .transfer import Incoming, OnBytes, Transfer
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
+    from obstore.store import ObjectStore
+
+_CHUNK_BYTES = 4 << 20
+_LOOKS_AT_A_TIME = 8
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class Bucket:
+    """Implements `source.Source`. `open` makes the client; it may block and raise."""
+
+    def __init__(
+        self,
+        place: RemotePlace,
+        transfer: Transfer,
+        open: "Callable[[RemotePlace, float], ObjectStore]" = open_store,
+    ) -> None:
+        self._place = place
+        self._transfer = transfer
+        self._open = open
+        self._store: ObjectStore | None = None
+        self._server = place.endpoint or os.environ.get("AWS_ENDPOINT_URL", "")
+
+    async def _opened(self) -> "ObjectStore":
+        if self._store is None:
+            self._store = await self._transfer.blocking(self._open, self._place, self._transfer.patience.timeout_s)
+        return self._store
+
+    async def names(self) -> Collection[str]:
+        store = await self._opened()
+        import obstore
+
+        try:
+            async with asyncio.timeout(self._listing_s):
+                result = await obstore.list_with_delimiter_async(store, self._place.prefix or None)
+        except Exception as error:
+            raise self._unreadable(error) from error
+        names = {prefix.rstrip("/").rpartition("/")[2] for prefix in result["common_prefixes"]}
+        return {name for name in names if not name.startswith(".") and not trick(name)}
+
+    async def look(self, names: Collection[str] | None) -> Contents:
+        if names is None:
+            files = await self._list("")
+            if files is not None:
+                models = models_of(files)
+                return Contents(models, beside(files, models))
+            names = await self.names()  # a key of one of them is no path
+            return Contents(await self._each(names))
+        return Contents(await self._each([name for name in names if "/" not in name and not trick(name)]))
+
+    async def _each(self, names: Collection[str]) -> Mapping[str, ModelFiles]:
+        slots = asyncio.Semaphore(_LOOKS_AT_A_TIME)
+
+        async def one(name: str) -> ModelFiles | None:
+            async with slots:
+                files = await self._list(name)
+            if files is None:
+                problem = refusal("it has a part that is empty, '.' or '..'")
+                return ModelFiles(name, problem=problem)
+            return models_of(files).get(name)
+
+        looks = await asyncio.gather(*(one(name) for name in sorted(names)))
+        return {model.name: model for model in looks if model is not None}
+
+    async def _list(self, name: str) -> list[RemoteFile] | None:
+        """The files of one model, of all for the empty name; None if a key among them is no path."""
+        import obstore
+        from obstore.exceptions import InvalidPathError
+
+        prefix = "/".join(filter(None, (self._place.prefix, name)))
+        store = await self._opened()
+        try:
+            async with asyncio.timeout(self._listing_s):
+                listed = await obstore.list(store, prefix or None, chunk_size=1000).collect_async()
+        except InvalidPathError:
+            return None
+        except Exception as error:
+            raise self._unreadable(error) from error
+        return [self._file(meta) for meta in listed]
+
+    @property
+    def _listing_s(self) -> float:
+        return 6 * self._transfer.patience.timeout_s
+
+    def _unreadable(self, error: Exception) -> Exception:
+        why, transient = reason(error, self._place)
+        return unreadable(self._place, why, transient=transient)
+
+    def _file(self, meta: "ObjectMeta") -> RemoteFile:
+        key, mark = meta["path"], _mark(meta)
+        path = key[len(self._place.prefix) :].removeprefix("/") if self._place.prefix else key
+        source = identity(self._place.scheme, self._server, self._place.account, self._place.bucket, key, mark)
+        return RemoteFile(path, meta["size"], mark, source)
+
+    async def bring(self, file: RemoteFile, on_bytes: OnBytes) -> str:
+        async def open_at(offset: int) -> Incoming:
+            return await self._read(file, offset)
+
+        return await self._transfer.bring(self._place, file, open_at, on_bytes)
+
+    async def _read(self, file: RemoteFile, offset: int) -> Incoming:
+        import obstore
+
+        key = "/".join(filter(None, (self._place.prefix, file.path)))
+        options: Any = {"range": {"offset": offset}} if offset else None
+        store = await self._opened()
+        try:
+            result = await obstore.get_async(store, key, options=options)
+            meta, said = result.meta, str(result.attributes.get("sha256", "")).lower()
+        except Exception as error:
+            raise self._broken(error, file) from error
+
+        async def blocks() -> AsyncIterator[bytes]:
+            try:
+                async for block in result.stream(min_chunk_size=_CHUNK_BYTES):
+                    yield bytes(block)
+            except Exception as error:
+                raise self._broken(error, file) from error
+
+        return Incoming(meta["size"], _mark(meta), said if _SHA256.fullmatch(said) else "", blocks())
+
+    def _broken(self, error: Exception, file: RemoteFile) -> Exception:
+        why, transient = reason(error, self._place)
+        return broken(self._place, file.path, why, transient=transient)
+
+
+def _mark(meta: "ObjectMeta") -> str:
+    """The ETag bare, as Azure's listings have it, and its responses do not."""
+    tag = (meta["e_tag"] or "").removeprefix("W/").strip('"')
+    return tag or meta["version"] or meta["last_modified"].isoformat()

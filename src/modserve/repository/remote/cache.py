@@ -1,0 +1,330 @@
+"""Files of remote repositories on this machine, each content once, shared by all server processes of a user.
+
+The folder, in which everything appears by renaming and is whole from then on:
+
+- ``content/<sha256>``: what files contain, read-only.
+- ``records/<source>``: which content a file of a store has (`files.RemoteFile.source`), with its size.
+- ``references/<repository>/<model>``: the sources of which a model consists, as the last look has seen it.
+- ``models/<number>/<model>/``: a model's directory, of hard links to contents, as long as a process holds its lock.
+- ``incoming/<source>``: a download, as far as it has come; whoever holds its lock writes it, and may continue it.
+
+Locks are those of the system (``flock``), which a process that dies lets go. What is old goes in `clean`: directories
+that no process holds, records that no repository refers to any more, contents without a record and without a directory.
+A repository counts for 30 days after the last look at it. All methods are blocking.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from modserve.core.errors import ModserveError, internal
+
+from .claim import Claim
+
+_FORGOTTEN_S = 30 * 86_400
+
+
+def default_directory() -> Path:
+    """``modserve/models`` in the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):
+        try:
+            base = str(Path.home() / ".cache")
+        except RuntimeError:  # a user without a home, as in containers
+            base = tempfile.gettempdir()
+    if not os.access(_existing(Path(base)), os.W_OK):
+        return Path(tempfile.gettempdir()) / f"modserve-{os.getuid()}" / "models"
+    return Path(base) / "modserve" / "models"
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+@dataclass(slots=True)
+class Placed:
+    """A model's directory that stays until `remove`, called once."""
+
+    path: Path
+    _lock: int
+
+    def remove(self) -> None:
+        _remove(self.path.parent)
+        os.close(self._lock)
+
+
+class Cache:
+    """One for each process and folder. Raises INTERNAL where the folder cannot be written."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._content, self._records = root / "content", root / "records"
+        self._references, self._models, self._incoming = root / "references", root / "models", root / "incoming"
+        self._made = False
+
+    def __str__(self) -> str:
+        return str(self.root)
+
+    def _prepare(self) -> None:
+        if not self._made:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in (self._content, self._records, self._references, self._models, self._incoming):
+                folder.mkdir(exist_ok=True)
+            self._made = True
+
+    @contextmanager
+    def _used(self, how: int = fcntl.LOCK_SH) -> Iterator[None]:
+        """Nothing is cleaned meanwhile; for LOCK_EX, nothing else happens at all."""
+        with self._explained():
+            self._prepare()
+            file = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(file, how)
+                yield
+            finally:
+                os.close(file)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise unwritable(self.root, error) from error
+
+    # Contents
+
+    def content(self, digest: str) -> Path:
+        return self._content / digest
+
+    def find(self, source: str, size: int | None = None) -> str | None:
+        """The digest of a file's content, if it is here, and whole."""
+        try:
+            digest, recorded = (self._records / source).read_text("ascii").split()
+            there = (self._content / digest).stat().st_size
+        except (OSError, ValueError):
+            return None
+        return digest if there == int(recorded) and size in (None, there) else None
+
+    def take(self, source: str, size: int) -> Claim | str | None:
+        """The digest of a file that is here; else as `claim`."""
+        claim = None
+        digest = self.find(source, size)
+        if digest is None and (claim := self.claim(source)) is not None:
+            digest = self.find(source, size)  # somebody else may have had it until now
+            if digest is not None:
+                claim.discard()
+                claim.close()
+        return digest or claim
+
+    def claim(self, source: str) -> Claim | None:
+        """Become the one who downloads a file; None while somebody else does."""
+        path = self._incoming / source
+        with self._used():
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.stat(path).st_ino == os.fstat(file).st_ino:
+                    return Claim(path, file)
+            except (BlockingIOError, FileNotFoundError):  # it is being written, or has just become a content
+                pass
+            except BaseException:
+                os.close(file)
+                raise
+            os.close(file)
+            return None
+
+    def keep(self, source: str, claim: Claim) -> str:
+        """A download has ended well: from now on it is a content. Returns its digest."""
+        digest = claim.sha256
+        with self._used():
+            claim.move_to(self._content / digest)
+            self._record(source, digest, claim.size)
+        return digest
+
+    def add(self, blocks: Iterable[bytes]) -> tuple[str, int]:
+        """Have a content here that comes from elsewhere; its digest and size. Its source is `source_of` the digest."""
+        with self._used():
+            file, temporary = tempfile.mkstemp(dir=self._incoming)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        claim = Claim(Path(temporary), file)
+        try:
+            with self._explained():
+                for block in blocks:
+                    claim.write(block)
+            return self.keep(source_of(claim.sha256), claim), claim.size
+        except BaseException:
+            claim.discard()
+            raise
+        finally:
+            claim.close()
+
+    def remember(self, source: str, digest: str, size: int) -> None:
+        """Another file with a content that is here."""
+        with self._used():
+            self._record(source, digest, size)
+
+    def _record(self, source: str, digest: str, size: int) -> None:
+        self._write(self._records / source, f"{digest} {size}\n")
+
+    def _write(self, path: Path, text: str) -> None:
+        file, temporary = tempfile.mkstemp(dir=self._incoming)
+        with os.fdopen(file, "w", encoding="utf-8") as open_file:
+            open_file.write(text)
+        os.rename(temporary, path)
+
+    # Directories of models
+
+    def place(self, model: str, files: Mapping[str, str]) -> Placed | None:
+        """A directory of a model's files, by their paths below it with the digests; None if one has been cleaned."""
+        with self._used():
+            temporary = Path(tempfile.mkdtemp(dir=self._incoming))
+            lock = os.open(temporary / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                (temporary / model).mkdir()
+                for below, digest in files.items():
+                    path = temporary / model / below
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    if digest:
+                        _link(self._content / digest, path)
+                    else:
+                        path.mkdir(exist_ok=True)
+                final = self._models / temporary.name
+                os.rename(temporary, final)
+            except BaseException as error:
+                _remove(temporary)
+                os.close(lock)
+                if isinstance(error, FileNotFoundError):
+                    return None
+                raise
+            return Placed(final / model, lock)
+
+    # What is still needed
+
+    def refer(self, repository: str, model: str, sources: Collection[str]) -> bool:
+        """A look at a repository has seen a model made of these files. Whether that is news."""
+        path = self._references / _hash(repository) / _hash(model)
+        text = json.dumps({"repository": repository, "model": model, "sources": sorted(sources)})
+        with self._used():
+            try:
+                if path.read_text("utf-8") == text:
+                    os.utime(path)
+                    return False
+            except OSError:
+                path.parent.mkdir(exist_ok=True)
+            self._write(path, text)
+            return True
+
+    def forget_others(self, repository: str, models: Collection[str]) -> bool:
+        """A look at all of a repository has seen these models, and no others. Whether that is news."""
+        kept = {_hash(model) for model in models}
+        with self._used():
+            others = [path for path in _entries(self._references / _hash(repository)) if path.name not in kept]
+            for path in others:
+                path.unlink(missing_ok=True)
+        return bool(others)
+
+    def clean(self) -> None:
+        """Remove what nobody needs any more."""
+        with self._used(fcntl.LOCK_EX):
+            for directory in _entries(self._models):
+                with _idle(directory / ".lock") as idle:
+                    if idle:
+                        _remove(directory)
+            needed = self._needed()
+            contents = set()
+            for record in _entries(self._records):
+                if record.name in needed:
+                    contents.add(record.read_text("ascii").partition(" ")[0])
+                else:
+                    record.unlink()
+            for content in _entries(self._content):
+                if content.name not in contents and content.stat().st_nlink == 1:
+                    content.unlink()
+            for incoming in _entries(self._incoming):
+                if incoming.name not in needed:
+                    with _idle(incoming / ".lock" if incoming.is_dir() else incoming) as idle:
+                        if idle:
+                            _remove(incoming)
+
+    def _needed(self) -> set[str]:
+        """The sources that some repository refers to."""
+        needed: set[str] = set()
+        for repository in _entries(self._references):
+            for path in _entries(repository):
+                if path.stat().st_mtime < time.time() - _FORGOTTEN_S:
+                    path.unlink()
+                    continue
+                try:
+                    needed.update(json.loads(path.read_text("utf-8"))["sources"])
+                except (ValueError, KeyError, TypeError):  # not ours
+                    path.unlink()
+        return needed
+
+
+def source_of(digest: str) -> str:
+    """What stands for a content wherever it comes from, as `files.RemoteFile.source`."""
+    return _hash(f"content {digest}")
+
+
+def unwritable(root: Path, error: OSError) -> ModserveError:
+    return internal(
+        f"cannot use '{root}', where the files of remote repositories are kept: {error.strerror or error}; "
+        "--repository-cache-dir names another folder"
+    )
+
+
+@contextmanager
+def _idle(path: Path) -> Iterator[bool]:
+    """Whether no process holds the lock of a file, or there is none; nobody takes it meanwhile."""
+    try:
+        file = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        yield True
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        yield False
+    else:
+        yield True
+    finally:
+        os.close(file)
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return list(directory.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _link(content: Path, path: Path) -> None:
+    try:
+        os.link(content, path)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without hard links, or too many of them
+        shutil.copyfile(content, path)
+        path.chmod(0o444)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

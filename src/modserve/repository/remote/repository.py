@@ -1,0 +1,272 @@
+"""Models in a bucket or an archive, brought to this machine as they are needed."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from modserve.core.errors import ModserveError, invalid, unavailable
+from modserve.core.loading import CONFIG_FILE, DirectoryLease, Listing
+from modserve.core.remote_place import RemotePath, RemotePlace
+
+from .cache import Placed
+from .failures import StoreError
+from .files import MOST_CONFIG_BYTES, ModelFiles, RemoteFile
+from .source import Contents, Source
+from .transfer import Progress, Transfer, in_bytes
+
+_log = logging.getLogger(__name__)
+
+_FRESH_S = 2.0
+"""For so long the names of the last look are good enough."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 600.0
+_REFER_S = 86_400.0
+"""After so long the cache hears again what is needed."""
+_PLACING_ATTEMPTS = 3
+
+
+@dataclass(slots=True)
+class _Failure:
+    """Of a download that may go better later: it counts as a change of the model when it is due."""
+
+    count: int
+    due: float
+
+
+class RemoteRepository:
+    """Implements `core.loading.Repository`. `clock` is in seconds; for `config_name` see `LocalRepository`."""
+
+    def __init__(
+        self,
+        place: RemotePlace,
+        source: Source,
+        transfer: Transfer,
+        clock: Callable[[], float] = time.monotonic,
+        config_name: str = "",
+    ) -> None:
+        self.place = place
+        self._custom = f"configs/{config_name}.pbtxt" if config_name else ""
+        self._source = source
+        self._transfer = transfer
+        self._clock = clock
+        self._names: Collection[str] | None = None
+        """The models of the last look that succeeded."""
+        self._looked = self._failed = float("-inf")
+        self._beside: Sequence[str] = ()
+        self._last: dict[str, Listing] = {}
+        """The last listing of each model whose configuration could be read."""
+        self._failures: dict[tuple[str, int | None], _Failure] = {}
+        self._cleaning = asyncio.Lock()
+        self._referred: dict[str, tuple[frozenset[str], float]] = {}
+        """What the cache knows of each model, and since when."""
+
+    def __str__(self) -> str:
+        return str(self.place)
+
+    async def names(self) -> Collection[str]:
+        """As long as the store does not respond, the models that the last look has seen."""
+        now = self._clock()
+        if self._names is not None and (now - self._looked < _FRESH_S or now - self._failed < _FIRST_PAUSE_S):
+            return self._names
+        try:
+            self._names = frozenset(await self._source.names())
+        except StoreError as error:
+            self._failed = self._clock()
+            if self._names is None:
+                raise
+            _log.debug("%s", error.message)
+            return self._names
+        self._looked = self._clock()
+        return self._names
+
+    async def look(self, names: Collection[str] | None = None) -> Mapping[str, Listing]:
+        try:
+            contents = await self._source.look(names)
+        except StoreError:
+            self._failed = self._clock()
+            raise
+        self._failed = float("-inf")
+        if names is None:
+            self._looked = self._clock()
+            self._names, self._beside = frozenset(contents.models), contents.beside
+            self._failures = {key: each for key, each in self._failures.items() if key[0] in contents.models}
+            self._last = {name: each for name, each in self._last.items() if name in contents.models}
+        await self._refer(contents, names is None)
+        async with asyncio.TaskGroup() as tasks:
+            listings = [tasks.create_task(self._listing(model)) for model in contents.models.values()]
+        return {each.result().name: each.result() for each in listings}
+
+    async def remarks(self) -> Sequence[str]:
+        return [
+            f"'{self.place}/{name}' is ignored: a model is a folder, such as 'NAME/1/model.onnx'"
+            for name in self._beside
+        ]
+
+    # Looking
+
+    async def _refer(self, contents: Contents, whole: bool) -> None:
+        """Tell the cache what is needed from now on, and have it throw away the rest."""
+
+        now, cache, first = self._clock(), self._transfer.cache, not self._referred
+        news = {}
+        for model in contents.models.values():
+            sources = frozenset({file.source for file in model.all}.union(contents.sources))
+            known, since = self._referred.get(model.name, (frozenset(), float("-inf")))
+            if sources != known or now - since > _REFER_S:
+                news[model.name] = sources
+        gone = self._referred.keys() - contents.models.keys() if whole else set()
+        if not (news or gone or first):
+            return
+
+        def refer() -> None:
+            changed = [cache.refer(str(self.place), name, sources) for name, sources in news.items()]
+            if whole:
+                changed.append(cache.forget_others(str(self.place), contents.models.keys()))
+            if first or any(changed):
+                cache.clean()
+
+        await self._transfer.blocking(refer)
+        self._referred |= {name: (sources, now) for name, sources in news.items()}
+        for name in gone:
+            del self._referred[name]
+
+    async def _listing(self, model: ModelFiles) -> Listing:
+        marks: dict[int | None, object] = dict(model.marks())
+        for version in {None, *model.versions}:
+            if failures := self._counted(model.name, version):
+                marks[version] = (marks[version], failures)
+        last = self._last.get(model.name)
+        if last is not None and last.marks == marks:
+            return last
+        content: bytes | ModserveError | None
+        custom = self._custom and model.file(self._custom)
+        config_file = self._custom if custom else CONFIG_FILE
+        try:
+            content = await self._config(model, custom or model.file(CONFIG_FILE))
+        except ModserveError as error:
+            content = error
+            if isinstance(error, StoreError) and error.transient:
+                self._note_failure(model.name, None)
+                if last is not None:
+                    _log.warning("%s; model '%s' stays as it is", error.message, model.name)
+                    return last
+        path = RemotePath(f"{self.place}/{model.name}")
+        listing = Listing(model.name, self, path, model.versions, content, config_file=config_file, marks=marks)
+        if not isinstance(content, ModserveError):
+            self._last[model.name] = listing
+        return listing
+
+    async def _config(self, model: ModelFiles, file: RemoteFile | None) -> bytes | None:
+        if model.problem:
+            raise invalid(model.problem)
+        if file is None:
+            return None
+        if file.size > MOST_CONFIG_BYTES:
+            most = in_bytes(MOST_CONFIG_BYTES)
+            raise invalid(f"'{file.path}' has {in_bytes(file.size)}, and no configuration more than {most}")
+        for _ in range(_PLACING_ATTEMPTS):
+            digest = await self._source.bring(file, lambda count: None)
+            try:
+                return await asyncio.to_thread(self._transfer.cache.content(digest).read_bytes)
+            except FileNotFoundError:  # cleaned at this moment
+                continue
+        raise _cleaned(model.name)
+
+    # Fetching
+
+    async def fetch(self, listing: Listing, version: int) -> DirectoryLease:
+        files = [*_files(listing.marks.get(None)), *_files(listing.marks.get(version))]
+        folders = {f"{listing.name}/{version}": ""}
+        try:
+            placed = await self._placed(listing.name, version, files, folders)
+        except StoreError as error:
+            if error.transient:
+                self._note_failure(listing.name, version)
+            raise
+
+        async def release() -> None:
+            await self._transfer.blocking(placed.remove)
+            await self._clean()
+
+        return DirectoryLease(placed.path, release)
+
+    async def _placed(self, name: str, version: int, files: Sequence[RemoteFile], folders: Mapping[str, str]) -> Placed:
+        for _ in range(_PLACING_ATTEMPTS):
+            digests = await self._bring(name, version, files)
+            below = {path.partition("/")[2]: digest for path, digest in {**folders, **digests}.items()}
+            placing = asyncio.ensure_future(self._transfer.blocking(self._transfer.cache.place, name, below))
+            try:
+                placed = await asyncio.shield(placing)
+            except asyncio.CancelledError:
+                placing.add_done_callback(_remove)
+                raise
+            if placed is not None:
+                return placed
+        raise _cleaned(name)
+
+    async def _bring(self, name: str, version: int, files: Sequence[RemoteFile]) -> dict[str, str]:
+        """Have some files in the cache; their digests by path. Says in the log what is downloaded."""
+        find = self._transfer.cache.find
+        missing = await self._transfer.blocking(
+            lambda: [file for file in files if find(file.source, file.size) is None]
+        )
+        size = sum(file.size for file in missing)
+        what = f"model '{name}', version {version}"
+        progress = Progress(what, str(self.place), size)
+        if missing:
+            count = f"{len(missing)} file{'s' if len(missing) > 1 else ''}"
+            _log.info("%s: downloading %s, %s, from '%s'", what, count, in_bytes(size), self.place)
+        new = set(missing)
+        tasks: dict[str, asyncio.Task[str]] = {}
+        try:
+            async with asyncio.TaskGroup() as group:
+                for file in files:
+                    on_bytes = progress.add if file in new else _ignore
+                    tasks[file.path] = group.create_task(self._source.bring(file, on_bytes))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        if missing:
+            progress.end()
+        return {path: task.result() for path, task in tasks.items()}
+
+    async def _clean(self) -> None:
+        """Remove from the cache what nobody needs; what is wrong with that is of no concern to the models."""
+        async with self._cleaning:
+            try:
+                await self._transfer.blocking(self._transfer.cache.clean)
+            except ModserveError as error:
+                _log.warning("%s", error.message)
+
+    # Failures that may pass
+
+    def _note_failure(self, name: str, version: int | None) -> None:
+        former = self._failures.get((name, version))
+        count = 1 if former is None else former.count + 1
+        pause = min(_FIRST_PAUSE_S * 2 ** min(count - 1, 10), _LONGEST_PAUSE_S)
+        self._failures[name, version] = _Failure(count, self._clock() + pause)
+
+    def _counted(self, name: str, version: int | None) -> int:
+        """The failures that are due: with one more, the files count as changed, and polling tries them again."""
+        failure = self._failures.get((name, version))
+        return 0 if failure is None else failure.count - (self._clock() < failure.due)
+
+
+def _files(mark: object) -> Sequence[RemoteFile]:
+    """Those in the mark of a listing, with or without a number of failures."""
+    if isinstance(mark, tuple) and len(mark) == 2 and isinstance(mark[1], int):
+        mark = mark[0]
+    return [file for file in mark if isinstance(file, RemoteFile)] if isinstance(mark, tuple) else []
+
+
+def _ignore(count: int) -> None:
+    pass
+
+
+def _remove(placing: "asyncio.Future[Placed | None]") -> None:
+    if not placing.cancelled() and placing.exception() is None and (placed := placing.result()) is not None:
+        placed.remove()
+
+
+def _cleaned(name: str) -> ModserveError:
+    return unavailable(f"the files of model '{name}' are thrown away again and again by another process: try again")

@@ -1,0 +1,224 @@
+"""Brings files of a store into the cache: some at a time, each checked, again if it breaks off, and from there on."""
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import NamedTuple, ParamSpec, TypeVar
+
+from modserve.core.remote_place import RemotePlace
+
+from .cache import Cache, unwritable
+from .claim import Claim
+from .failures import StoreError, broken
+from .files import RemoteFile
+
+_log = logging.getLogger(__name__)
+
+_MD5 = re.compile(r"[0-9a-f]{32}")
+_WAIT_S = 0.05
+_PROGRESS_S = 5.0
+
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
+OnBytes = Callable[[int], None]
+
+
+class Incoming(NamedTuple):
+    """A file that has been opened for reading, from some byte on."""
+
+    size: int
+    """In bytes, of the whole file, as the store says now."""
+    mark: str
+    """As `RemoteFile.mark`."""
+    sha256: str
+    """What whoever uploaded the file says of it; empty for nothing."""
+    blocks: AsyncIterator[bytes]
+
+
+Open = Callable[[int], Awaitable[Incoming]]
+"""From the first byte to read to the file; raises StoreError, as its blocks do."""
+
+
+@dataclass(slots=True)
+class Patience:
+    """How long and how often something is tried."""
+
+    timeout_s: float = 10.0
+    """Without a byte from the store."""
+    attempts: int = 4
+    pause_s: float = 0.5
+    """Before the second attempt; twice as long before each further one."""
+
+
+@dataclass(slots=True)
+class Transfer:
+    """What all repositories of a process share."""
+
+    cache: Cache
+    patience: Patience = field(default_factory=Patience)
+    at_a_time: int = 8
+    _slots: asyncio.Semaphore | None = field(default=None, init=False)
+    _executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "repository"), init=False)
+    _plain_marks: set[RemotePlace] = field(default_factory=set, init=False)
+    """The places where a mark that looks like an MD5 is none, as where the store encrypts."""
+
+    async def blocking(
+        self, work: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Result:
+        """Run something on a thread; what the system says is wrong with the cache becomes INTERNAL."""
+        try:
+            return await asyncio.wrap_future(self._executor.submit(work, *args, **kwargs))
+        except OSError as error:
+            raise unwritable(self.cache.root, error) from error
+
+    async def bring(self, place: RemotePlace, file: RemoteFile, open_at: Open, on_bytes: OnBytes) -> str:
+        """Have the content of a file in the cache, and return its digest. Raises StoreError, or INTERNAL for the cache.
+
+        Of several that want the same file, in whatever process, one downloads it. `on_bytes` hears how many more bytes
+        are here, or no longer.
+        """
+        while (claim := await self._take(file)) is None:  # noqa: ASYNC110 - a lock of the system, of any process
+            await asyncio.sleep(_WAIT_S)
+        if isinstance(claim, str):
+            on_bytes(file.size)
+            return claim
+        if self._slots is None:
+            self._slots = asyncio.Semaphore(self.at_a_time)
+        try:
+            async with self._slots:
+                return await self._download(place, file, open_at, on_bytes, claim)
+        finally:
+            self._executor.submit(claim.close)
+
+    async def _take(self, file: RemoteFile) -> Claim | str | None:
+        taking = self._executor.submit(self.cache.take, file.source, file.size)
+        try:
+            return await asyncio.wrap_future(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(_let_go)
+            raise
+
+    async def _download(
+        self, place: RemotePlace, file: RemoteFile, open_at: Open, on_bytes: OnBytes, claim: Claim
+    ) -> str:
+        on_bytes(claim.size)
+        doubted = ""
+        attempt = 0
+        while True:
+            try:
+                await self._receive(place, file, open_at, on_bytes, claim)
+                if self._is_sound(place, file, claim, doubted):
+                    break
+                doubted = claim.sha256
+                await self._restart(claim, on_bytes)
+            except StoreError as error:
+                attempt += 1
+                if not error.transient or attempt >= self.patience.attempts:
+                    raise
+                _log.info("%s; this was attempt %d of %d", error.message, attempt, self.patience.attempts)
+                await asyncio.sleep(self.patience.pause_s * 2 ** (attempt - 1))
+        return await self.blocking(self.cache.keep, file.source, claim)
+
+    async def _receive(
+        self, place: RemotePlace, file: RemoteFile, open_at: Open, on_bytes: OnBytes, claim: Claim
+    ) -> None:
+        """Read what is missing of a file. Raises StoreError."""
+        if claim.size > file.size:
+            await self._restart(claim, on_bytes)
+        if claim.size == file.size and file.size:
+            return
+        incoming = await self._in_time(place, file, open_at(claim.size))
+        if incoming.mark != file.mark:
+            await self._restart(claim, on_bytes)
+            raise broken(place, file.path, "it changed while it was read; the next look will show it as it is now")
+        if incoming.size != file.size:
+            why = f"the store lists {file.size} bytes, and would send {incoming.size}"
+            raise broken(place, file.path, why)
+        blocks = aiter(incoming.blocks)
+        while (block := await self._in_time(place, file, _next(blocks))) is not None:
+            if claim.size + len(block) > file.size:
+                await self._restart(claim, on_bytes)
+                raise broken(place, file.path, f"the store lists {file.size} bytes, and sends more")
+            await self.blocking(claim.write, block)
+            on_bytes(len(block))
+        if claim.size < file.size:
+            raise broken(place, file.path, f"the transfer ended after {claim.size} of {file.size} bytes")
+        if incoming.sha256 and incoming.sha256 != claim.sha256:
+            arrived = claim.sha256
+            await self._restart(claim, on_bytes)
+            raise broken(place, file.path, f"its SHA-256 is {arrived}, and its metadata say {incoming.sha256}")
+
+    async def _in_time(self, place: RemotePlace, file: RemoteFile, reading: Awaitable[Result]) -> Result:
+        try:
+            # The library has time-outs, too; this one is for what they leave out.
+            async with asyncio.timeout(4 * self.patience.timeout_s):
+                return await reading
+        except TimeoutError as error:
+            raise broken(place, file.path, "the store does not respond in time") from error
+
+    async def _restart(self, claim: Claim, on_bytes: OnBytes) -> None:
+        on_bytes(-claim.size)
+        await self.blocking(claim.restart)
+
+    def _is_sound(self, place: RemotePlace, file: RemoteFile, claim: Claim, doubted: str) -> bool:
+        """Whether a file has arrived as it is in the store; False if a second download has to tell.
+
+        The ETag of many stores is the content's MD5, but not where they encrypt: then two downloads are the same.
+        """
+        if _MD5.fullmatch(file.mark) is None or file.mark == claim.md5 or place in self._plain_marks:
+            return True
+        if doubted and doubted != claim.sha256:
+            raise broken(place, file.path, "it arrives damaged: its MD5 is not its ETag, and differs each time")
+        if doubted:
+            self._plain_marks.add(place)
+            _log.info("the ETags of '%s' are no MD5, as where a store encrypts: only sizes are compared", place)
+        return bool(doubted)
+
+
+async def _next(blocks: AsyncIterator[bytes]) -> bytes | None:
+    return await anext(blocks, None)
+
+
+def _let_go(taking: "Future[Claim | str | None]") -> None:
+    if not taking.cancelled() and taking.exception() is None and isinstance(claim := taking.result(), Claim):
+        claim.close()
+
+
+class Progress:
+    """Says in the log how far the download of a version has come. `clock` is in seconds."""
+
+    def __init__(self, what: str, place: str, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._what, self._place, self._total, self._clock = what, place, total, clock
+        self._done = 0
+        self._began = self._said = clock()
+
+    def add(self, count: int) -> None:
+        """`count` more bytes are here; it is negative where they have to come again."""
+        self._done += count
+        now = self._clock()
+        if now - self._said >= _PROGRESS_S:
+            self._said = now
+            percent = 100 * self._done // self._total if self._total else 100
+            amount = f"{in_bytes(self._done)} of {in_bytes(self._total)} ({percent} %)"
+            _log.info("%s: %s downloaded from '%s', in %.0f s", self._what, amount, self._place, now - self._began)
+
+    def end(self, total: int | None = None) -> None:
+        """All of it is here: `total` bytes, where their number was not known before."""
+        amount, seconds = in_bytes(self._total if total is None else total), self._clock() - self._began
+        _log.info("%s: %s downloaded from '%s', in %.1f s", self._what, amount, self._place, seconds)
+
+
+def in_bytes(count: int) -> str:
+    """A number of bytes for people, such as ``1.5 MB``."""
+    size, unit = float(count), "bytes"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if size < 1000:
+            break
+        size, unit = size / 1000, larger
+    if count == 1:
+        return "1 byte"
+    return f"{count} bytes" if unit == "bytes" else f"{size:.1f} {unit}"

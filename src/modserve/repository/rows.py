@@ -1,0 +1,68 @@
+"""The rows of the table: a model, its versions, and what each of these is loaded from."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from modserve.core.lifecycle import UNLOADED, VersionState
+from modserve.core.loading import Blueprint, Change, DirectoryLease, Listing, Needs
+from modserve.core.servable import Servable
+
+
+class Loaded(NamedTuple):
+    """A servable with what it was loaded from: not in service yet, in service, or retired and not closed yet."""
+
+    servable: Servable
+    listing: Listing
+    lease: DirectoryLease
+    load_ns: int
+    change: Change | None = None
+    """To be applied to the servable, which is in service then."""
+
+
+@dataclass
+class Version:
+    state: VersionState = field(default_factory=VersionState)
+    servable: Servable | None = None
+    """Takes the requests. There is one exactly while the version is READY, also while it is being loaded again."""
+    loaded: Loaded | None = None
+    """The servable with what it was loaded from."""
+    added: bool = False
+    """Whether it came while others of its model served, which go on if it fails."""
+    reason: str = UNLOADED
+    """The reason of the state once the version is unloaded."""
+
+
+@dataclass
+class Model:
+    blueprint: Blueprint | None = None
+    """What it should be loaded from, also while a model that it needs is missing; None if it should not be loaded."""
+    versions: dict[int, Version] = field(default_factory=dict)
+    made_of: Needs = field(default_factory=dict)
+    """The models that the READY versions are made of. The blueprint's needs differ after a load that failed."""
+    problem: str = ""
+    """What is wrong with the model as it is in the repository, while no version could be tried or older ones serve."""
+    latest: Servable | None = None
+    """The highest READY version."""
+    front: Servable | None = None
+    """What takes requests that name no version: `latest`, or the routing between the READY versions."""
+    finishing: list[Servable] = field(default_factory=list)
+    """Servables that are out of service and not closed yet, the last ones first. They continue their sequences."""
+
+    @property
+    def served(self) -> dict[int, Servable]:
+        """The servables of the READY versions, in ascending order of the versions."""
+        return {version: row.servable for version, row in sorted(self.versions.items()) if row.servable is not None}
+
+    @property
+    def failure(self) -> str:
+        """Why no version is READY, in Triton's words; empty where nothing has failed."""
+        failed = [(version, row.state.reason) for version, row in sorted(self.versions.items()) if row.state.failed]
+        return self.problem or " ".join([f"version {each} is at UNAVAILABLE state: {why};" for each, why in failed])
+
+    def in_service(self, version: int) -> Loaded | None:
+        return self.versions[version].loaded if version in self.versions else None
+
+    def is_current(self, listing: Listing, version: int) -> bool:
+        """Whether a version is in service just as it would be loaded from `listing`."""
+        loaded = self.in_service(version)
+        return loaded is not None and loaded.listing.mark(version) == listing.mark(version)

@@ -1,0 +1,210 @@
+"""Responses in a store that several servers share, such as a Redis.
+
+The store may be away, slow, full or full of other things: then nothing is kept, and requests run. A request waits for
+it for a fixed time at most, and not at all once it has failed several times. What is kept is written while nobody
+waits.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from modserve.core.response import InferenceResponse
+
+from .breaker import Breaker
+from .kept_responses import UnusableError, from_bytes, to_bytes
+from .response_cache import raw_size
+
+_log = logging.getLogger(__name__)
+
+_PREFIX = "modserve:1"
+"""The first words of all keys, with the version of their form."""
+_LONG = 64 * 1024
+"""Bytes of a response that is written or read on a thread: its digest takes a while."""
+_MOST_LOOKUPS = 256
+"""At the same time; a request that comes then runs."""
+_MOST_WRITES = 64
+_MOST_WRITTEN = 64 * 1024 * 1024
+"""Bytes that wait to be written; responses that come then are not kept."""
+_CONNECT_S = 1.0
+_WRITE_S = 5.0
+_PURGE_S = 60.0
+"""What nobody waits for may take longer."""
+
+T = TypeVar("T")
+
+
+class StoreError(Exception):
+    """A store did not do it. The text says why."""
+
+
+class Store(Protocol):
+    """Bytes by key, somewhere else. All methods but `__str__` raise `StoreError`; a cancelled call leaves no damage."""
+
+    def __str__(self) -> str:
+        """Its place, for the log, without secrets."""
+
+    async def get(self, key: str) -> bytes | None: ...
+
+    async def set(self, key: str, value: bytes, ttl_s: float) -> None:
+        """Keep `value`, for `ttl_s` seconds at most; 0: any time."""
+
+    async def purge(self, prefix: str) -> int:
+        """Remove everything whose key begins so, little by little; returns how much that was."""
+
+    async def close(self) -> None: ...
+
+
+class SharedCache:
+    """The responses of all models of this server in a store. `timeout_s`: how long a request waits for it at most.
+
+    Responses longer than `longest` bytes (0: any) are not kept, and none for longer than `ttl_s` (0: any time).
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        timeout_s: float,
+        ttl_s: float = 0,
+        longest: int = 0,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self.ending = False
+        """The server ends: what it has kept is for those that go on."""
+        self._store = store
+        self._timeout_s = timeout_s
+        self._ttl_s = ttl_s
+        self._longest = longest
+        self._reading = Breaker(f"response cache {store}", "requests run without it", self._look, sleep)
+        self._writing = Breaker(f"response cache {store}", "no responses are kept", self._try, sleep)
+        self._lookups = 0
+        self._writes = 0
+        self._written = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def _look(self) -> None:
+        """Whether it can be read; a new connection may take its time."""
+        async with asyncio.timeout(_CONNECT_S + self._timeout_s):
+            await self._store.get(f"{_PREFIX}:probe")
+
+    async def _try(self) -> None:
+        async with asyncio.timeout(_WRITE_S):
+            await self._store.set(f"{_PREFIX}:probe", b"", 1.0)
+
+    def fetch(self, prefix: str, key: bytes) -> "asyncio.Future[InferenceResponse | None] | None":
+        if self._reading.open or self.ending or self._lookups >= _MOST_LOOKUPS:
+            return None
+        return self._go(self._get(f"{prefix}:{key.hex()}", key))
+
+    async def _get(self, name: str, key: bytes) -> InferenceResponse | None:
+        self._lookups += 1
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                kept = await self._store.get(name)
+        except TimeoutError:
+            self._reading.failed(f"no reply in {self._timeout_s * 1000:g} ms")
+            return None
+        except StoreError as error:
+            self._reading.failed(error)
+            return None
+        finally:
+            self._lookups -= 1
+        self._reading.succeeded()
+        if kept is None:
+            return None
+        try:
+            return await _aside(len(kept), lambda: from_bytes(key, kept))
+        except UnusableError as error:
+            _log.debug("response cache %s: '%s' is not used: %s", self._store, name, error)
+            return None
+
+    def put(self, prefix: str, key: bytes, response: InferenceResponse) -> None:
+        size = raw_size(response.outputs.values())
+        if self._reading.open or self._writing.open or self.ending or (self._longest and size > self._longest):
+            return
+        if self._writes >= _MOST_WRITES or self._written + size > _MOST_WRITTEN:
+            return
+        self._writes += 1
+        self._written += size
+        self._go(self._set(f"{prefix}:{key.hex()}", key, response, size))
+
+    async def _set(self, name: str, key: bytes, response: InferenceResponse, size: int) -> None:
+        try:
+            value = await _aside(size, lambda: to_bytes(key, response))
+            async with asyncio.timeout(_WRITE_S):
+                await self._store.set(name, value, self._ttl_s)
+        except TimeoutError:
+            self._writing.failed(f"a response was not taken in {_WRITE_S:g} s")
+        except StoreError as error:
+            self._writing.failed(error)
+        except ValueError as error:  # a parameter that JSON does not have
+            _log.debug("response cache %s: '%s' is not kept: %s", self._store, name, error)
+        else:
+            self._writing.succeeded()
+        finally:
+            self._writes -= 1
+            self._written -= size
+
+    def purge(self, prefix: str) -> None:
+        """Remove what was kept of a model, soon. Not when the server ends, nor while the store is away."""
+        if not self.ending and not self._reading.open:
+            self._go(self._purge(prefix))
+
+    async def _purge(self, prefix: str) -> None:
+        try:
+            async with asyncio.timeout(_PURGE_S):
+                count = await self._store.purge(f"{prefix}:")
+        except (StoreError, TimeoutError) as error:
+            _log.debug("response cache %s: '%s' was not purged: %s", self._store, prefix, error)
+        else:
+            _log.debug("response cache %s: %d responses of '%s' were removed", self._store, count, prefix)
+
+    def _go(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """End what is under way, and let go of the store. Never raises."""
+        self.ending = True
+        self._reading.end()
+        self._writing.end()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            await self._store.close()
+        except StoreError as error:
+            _log.debug("response cache %s: %s", self._store, error)
+
+
+class ModelCache:
+    """Implements `response_cache.Cache` for one loaded version: what has the same `identity` shares the responses.
+
+    `identity` stands for all that the responses depend on, besides the request: models, configuration, code.
+    """
+
+    def __init__(self, shared: SharedCache, model: str, version: int, identity: bytes) -> None:
+        self._shared = shared
+        self._prefix = f"{_PREFIX}:{model}:{version}:{identity.hex()}"
+
+    def get(self, owner: object, key: bytes) -> InferenceResponse | None:
+        """None: nothing is known without a wait."""
+        return None
+
+    def fetch(self, owner: object, key: bytes) -> "asyncio.Future[InferenceResponse | None] | None":
+        return self._shared.fetch(self._prefix, key)
+
+    def put(self, owner: object, key: bytes, response: InferenceResponse) -> None:
+        self._shared.put(self._prefix, key, response)
+
+    def forget(self, owner: object) -> None:
+        self._shared.purge(self._prefix)
+
+
+async def _aside(size: int, work: Callable[[], T]) -> T:
+    """The result of `work`, on a thread if it is about many bytes."""
+    return await asyncio.to_thread(work) if size > _LONG else work()

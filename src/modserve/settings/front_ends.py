@@ -1,0 +1,137 @@
+"""The settings of HTTP and gRPC, which their front ends get as they are here."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as validated_dataclass
+
+from . import values
+from .limits import Limits
+from .options import option
+from .tls import TlsFiles
+from .values import Count, Milliseconds, Port
+
+_PORT_HELP = "Port that {} listens on; 0 takes a free one."
+
+
+@validated_dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class FrontEndSettings:
+    """What HTTP and gRPC have in common."""
+
+    allow: bool = option(True, "Serve {}.", "allow-{}")
+    address: str = option("0.0.0.0", "Address that {} listens on.")
+    port: Port = 0
+    reuse_port: bool = option(False, "Share the {} port with other servers that have this option.", "reuse-{}-port")
+    header_pattern: values.HeaderPattern = option(
+        None,
+        "Regular expression: matching {} headers become parameters of inference requests.",
+        "{}-header-forward-pattern",
+        value="REGEX",
+    )
+    restrictions: values.Restrictions = Field(default_factory=dict)
+    """By category of calls."""
+    use_ssl: bool = option(False, "Serve {} over TLS only.")
+    use_ssl_mutual: bool = option(False, "Serve {} over TLS only, to clients with a certificate.")
+    server_cert: str = option("", "PEM file with the server's certificate chain; HTTP takes that of gRPC if not set.")
+    server_key: str = option("", "PEM file with its private key, not encrypted; HTTP takes that of gRPC if not set.")
+    root_cert: str = option("", "PEM file with the roots of clients' certificates; HTTP takes that of gRPC if not set.")
+    server_timing: bool = option(
+        False, "Report what each inference has cost with its response, over HTTP and gRPC.", "server-timing"
+    )
+    client_timeout: Count = option(
+        60,
+        "Seconds in which a client must finish a request's head, send more of its body or message (otherwise 408, "
+        "DEADLINE_EXCEEDED; and in five times as many 16 KiB of it) or read more of a response (otherwise the "
+        "connection is closed), over HTTP and gRPC; 0: any time.",
+        "http-client-timeout",
+    )
+
+    limits: Limits = Limits()
+    """How much work is done on the event loop."""
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """None: plain connections."""
+        if not self.use_ssl and not self.use_ssl_mutual:
+            return None
+        root = Path(self.root_cert) if self.root_cert and self.use_ssl_mutual else None
+        return TlsFiles(Path(self.server_cert), Path(self.server_key), root, self.use_ssl_mutual)
+
+
+@validated_dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class HttpSettings(FrontEndSettings):
+    """How HTTP is served; times are in seconds. TLS files that are not set are those of gRPC."""
+
+    port: Port = option(8000, _PORT_HELP)
+    restrictions: values.HttpRestrictions = option(
+        {},
+        "HTTP calls that need a header; may be repeated.",
+        "http-restricted-api",
+        value="API,…:HEADER=VALUE",
+        parse=partial(values.restriction, "api"),
+        several=True,
+    )
+    max_json: Annotated[int, Field(ge=1)] = option(
+        64 * 1024 * 1024,
+        "Longest JSON of a request, in bytes; binary tensors count against --request-memory-limit instead.",
+        "http-max-input-size",
+    )
+    max_connections: Count = option(
+        10_000,
+        "Connections at the same time; one more gets 503. Fewer if the process may not open enough files; 0: as many "
+        "as it may.",
+    )
+    idle_timeout: Count = option(620, "Seconds for which a connection without a request stays open; 0: for ever.")
+    cors_allow_origin: values.Origins = option(
+        frozenset(),
+        "Origin whose pages may call the server from a browser; may be repeated; * for any.",
+        value="ORIGIN",
+        several=True,
+    )
+
+
+@validated_dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class GrpcSettings(FrontEndSettings):
+    """How gRPC is served; times are in milliseconds. The defaults are those of gRPC and Triton."""
+
+    port: Port = option(8001, _PORT_HELP)
+    engine: Literal["native", "grpcio"] = option(
+        "native", "What serves gRPC: native, a server of modserve's own, or grpcio, the one of gRPC's library."
+    )
+    restrictions: values.GrpcRestrictions = option(
+        {},
+        "gRPC calls that need the header triton-grpc-protocol-HEADER; may be repeated.",
+        "grpc-restricted-protocol",
+        value="PROTOCOL,…:HEADER=VALUE",
+        parse=partial(values.restriction, "protocol"),
+        several=True,
+    )
+    compression: values.Compression = option(
+        "none",
+        "Compress responses for clients that accept it: with gzip for low, with deflate above.",
+        "grpc-infer-response-compression-level",
+    )
+    max_message: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = option(
+        None,
+        "Longest message from a client, in bytes; 0: any length. The memory is that of the container, the process's "
+        "limit or the machine, whichever is least.",
+        "grpc-max-message-size",
+        default_in_words="an eighth of the memory, at most 512 MiB",
+    )
+    max_concurrent_streams: Count = option(
+        1_000, "Calls that a client may have open on one connection, while its others wait; 0: any number."
+    )
+    keepalive_time: Milliseconds = option(7_200_000, "Milliseconds until a silent client is sent a ping.")
+    keepalive_timeout: Milliseconds = option(20_000, "Milliseconds until it must have replied, or is disconnected.")
+    keepalive_permit_without_calls: bool = option(False, "Send pings on connections without calls, too.")
+    http2_max_pings_without_data: Count = option(2, "Pings sent with no data in between; 0: any number.")
+    http2_min_recv_ping_interval_without_data: Count = option(
+        300_000, "A client that pings more often than this (in milliseconds) without sending data gets a strike."
+    )
+    http2_max_ping_strikes: Count = option(2, "Strikes until a client's connection is closed; 0: any number.")
+    max_connection_age: Count = option(
+        0, "Milliseconds until a connection is told to end, so that clients connect anew; 0: never."
+    )
+    max_connection_age_grace: Count = option(0, "Milliseconds that its calls may still take; 0: for ever.")

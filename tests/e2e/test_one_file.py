@@ -1,0 +1,108 @@
+"""``modserve serve model.onnx``: models without a repository, as people start them."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import onnx
+import pytest
+from repositories import EXAMPLES, copy_example, write_identity
+from server_process import eventually, serving
+from wire import http
+
+SIMPLE = EXAMPLES / "simple" / "1" / "model.onnx"
+REQUEST = json.dumps(
+    {
+        "inputs": [
+            {"name": "INPUT0", "datatype": "INT32", "shape": [1, 16], "data": list(range(16))},
+            {"name": "INPUT1", "datatype": "INT32", "shape": [1, 16], "data": [1] * 16},
+        ]
+    }
+).encode()
+
+
+def outputs(port: int, model: str) -> dict[str, list[int]]:
+    response = http(port, "POST", f"/v2/models/{model}/infer", REQUEST)
+    assert response.status == 200, response.body
+    return {each["name"]: each["data"] for each in response.json["outputs"]}
+
+
+def failed(*words: str, folder: Path) -> str:
+    """What a server says on standard error that does not start."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MODSERVE_")}
+    command = [sys.executable, "-m", "modserve", "serve", *words]
+    run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stdout) == (2, ""), run.stderr
+    return run.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--workers=2",)], ids=["one process", "workers"])
+def test_a_file_a_directory_and_a_repository(tmp_path: Path, options: tuple[str, ...]) -> None:
+    file = Path(shutil.copy(SIMPLE, tmp_path / "sums.onnx"))
+    copy_example(tmp_path, "simple", "directory")
+    write_identity(tmp_path / "models", "identity")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    words = [str(file), f"other={file}", str(tmp_path / "directory"), *options]
+    with serving(tmp_path / "models", options=words, environment={"TMPDIR": str(temporary)}) as server:
+        server.wait_for("^sums +1 +READY")
+        for model in ("sums", "other", "directory"):
+            assert outputs(server.http_port, model)["OUTPUT0"] == [number + 1 for number in range(16)]
+        names = {entry["name"] for entry in http(server.http_port, "POST", "/v2/repository/index", b"{}").json}
+        assert names == {"sums", "other", "directory", "identity"}
+        assert f"'{file}' is model 'sums', version 1, of backend 'onnxruntime'" in server.log
+    assert list(temporary.glob("modserve-*/*/1")) == []
+
+
+def test_a_file_that_changes_is_loaded_again(tmp_path: Path) -> None:
+    file = Path(shutil.copy(SIMPLE, tmp_path / "sums.onnx"))
+    changed = onnx.load(file)
+    for node in changed.graph.node:  # sums and differences change places
+        node.op_type = {"Add": "Sub", "Sub": "Add"}.get(node.op_type, node.op_type)
+    onnx.save(changed, tmp_path / "new")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    options = [str(file), "--model-control-mode=poll", "--repository-poll-secs=1"]
+    with serving(options=options, environment={"TMPDIR": str(temporary)}) as server:
+        port = server.http_port
+        server.wait_for("^sums +1 +READY")
+        assert outputs(port, "sums")["OUTPUT0"][0] == 1
+        time.sleep(0.01)
+        (tmp_path / "new").rename(file)
+        eventually(lambda: outputs(port, "sums")["OUTPUT0"][0] == -1)
+        eventually(lambda: len(list(temporary.glob("modserve-*/sums/1"))) == 1)
+        file.unlink()
+        eventually(lambda: http(port, "GET", "/v2/models/sums/ready").status == 400)
+        eventually(lambda: not list(temporary.glob("modserve-*/sums/1")))
+
+
+def test_a_file_is_loaded_by_name_in_mode_explicit(tmp_path: Path) -> None:
+    file = Path(shutil.copy(SIMPLE, tmp_path / "sums.onnx"))
+    with serving(options=[str(file), "--model-control-mode=explicit"]) as server:
+        port = server.http_port
+        server.wait_for("^sums +1 +READY")
+        assert http(port, "POST", "/v2/repository/models/sums/unload", b"{}").status == 200
+        assert http(port, "POST", "/v2/repository/models/sums/load", b"{}").status == 200
+        assert outputs(port, "sums")["OUTPUT1"][0] == -1
+
+
+def test_what_is_no_model(tmp_path: Path) -> None:
+    copy_example(tmp_path / "models", "simple", "simple")
+    (tmp_path / "weights.safetensors").touch()
+    (tmp_path / "empty").mkdir()
+    shutil.copy(SIMPLE, tmp_path / "simple.onnx")
+    said = {
+        "absent.onnx": f"there is no file '{tmp_path}/absent.onnx'",
+        "weights.safetensors": "is a file of weights without the model's graph",
+        "empty": "is no model: no engine knows a file in it by its name",
+        "models": f"'{tmp_path}/models' is a repository, with models in it: modserve serve --model-repository",
+        "x=models/simple": "is called 'simple', as its directory: it cannot be 'x'",
+    }
+    for word, text in said.items():
+        assert text in failed(word, folder=tmp_path)
+    assert "two models are called 'simple'" in failed("simple.onnx", "models/simple", folder=tmp_path)
+    assert "Unexpected argument: nothing" in failed("nothing", folder=tmp_path)

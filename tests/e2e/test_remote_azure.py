@@ -1,0 +1,129 @@
+"""A repository in Azure's Blob Storage: against Azurite, its emulator, from npm's registry."""
+
+import base64
+import hashlib
+import hmac
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from email.utils import formatdate
+from http.client import HTTPConnection
+from pathlib import Path
+
+import obstore
+import pytest
+from obstore.store import AzureStore
+from repositories import EXAMPLES
+from server_process import ServerProcess, eventually, serving, started
+from wire import assert_serving, http
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = "azurite@3.37.0"
+ACCOUNT = "devstoreaccount1"
+KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""Which Azurite's documentation publishes, for everybody."""
+OPTIONS = ("--model-control-mode=poll", "--repository-poll-secs=1")
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    """Kept in build/, where it is there for the next run."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("node and npm are not installed")
+    place = ROOT / "build" / "azurite"
+    main = place / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
+    if not main.exists():
+        place.mkdir(parents=True, exist_ok=True)
+        command = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(place), PACKAGE]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        except subprocess.TimeoutExpired:
+            pytest.skip("npm's registry does not answer")
+        if done.returncode:
+            pytest.skip(f"npm's registry cannot be reached: {done.stderr[-200:]}")
+    return main
+
+
+@pytest.fixture(scope="module")
+def port(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    options = ["--blobHost", "127.0.0.1", "--blobPort", "0", "--inMemoryPersistence", "--disableTelemetry"]
+    process = subprocess.Popen(
+        ["node", str(program), *options, "--skipApiVersionCheck"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=tmp_path_factory.mktemp("azurite"),
+    )
+    try:
+        assert process.stdout is not None
+        lines = (re.search(r"listens on http://127\.0\.0\.1:(\d+)", line) for line in process.stdout)
+        yield next(int(match[1]) for match in lines if match)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def store(port: int) -> AzureStore:
+    """A container with the example `simple` below `models`."""
+    date, version = formatdate(usegmt=True), "2021-08-06"
+    lines = ["PUT", *[""] * 11, f"x-ms-date:{date}", f"x-ms-version:{version}"]
+    text = "\n".join([*lines, f"/{ACCOUNT}/{ACCOUNT}/container", "restype:container"])
+    signature = base64.b64encode(hmac.new(base64.b64decode(KEY), text.encode(), hashlib.sha256).digest()).decode()
+    headers = {"x-ms-date": date, "x-ms-version": version, "Authorization": f"SharedKey {ACCOUNT}:{signature}"}
+    connection = HTTPConnection("127.0.0.1", port)
+    connection.request("PUT", f"/{ACCOUNT}/container?restype=container", headers=headers)
+    assert connection.getresponse().status == 201
+    connection.close()
+    made = AzureStore(
+        "container",
+        config={"account_name": ACCOUNT, "account_key": KEY, "endpoint": f"http://127.0.0.1:{port}/{ACCOUNT}"},
+        client_options={"allow_http": True},
+    )
+    folder = EXAMPLES / "simple"
+    for path in folder.rglob("*"):
+        if path.is_file():
+            obstore.put(made, f"models/simple/{path.relative_to(folder)}", path.read_bytes())
+    return made
+
+
+def environment(port: int, key: str = KEY) -> dict[str, str]:
+    endpoint = f"http://127.0.0.1:{port}/{ACCOUNT}"
+    return {"AZURE_STORAGE_ACCOUNT": ACCOUNT, "AZURE_STORAGE_KEY": key, "AZURE_STORAGE_ENDPOINT": endpoint}
+
+
+def ready(server: ServerProcess) -> list[str]:
+    rows: list[dict[str, str]] = http(server.http_port, "POST", "/v2/repository/index").json
+    return sorted(row["version"] for row in rows if row.get("state") == "READY")
+
+
+def test_models_in_a_container(port: int, store: AzureStore, tmp_path: Path) -> None:
+    options = [f"--model-repository=as://{ACCOUNT}/container/models", f"--repository-cache-dir={tmp_path}", *OPTIONS]
+    with serving(options=options, environment=environment(port)) as server:
+        assert_serving(server)
+        model = (EXAMPLES / "simple" / "1" / "model.onnx").read_bytes()
+        obstore.put(store, "models/simple/2/model.onnx", model)
+        eventually(lambda: ready(server) == ["2"])
+        assert_serving(server)
+        obstore.delete(store, "models/simple/2/model.onnx")
+        eventually(lambda: ready(server) == ["1"])
+        assert KEY not in server.log
+
+
+@pytest.mark.parametrize(
+    ("key", "container", "said"),
+    [
+        ("wrong", "container", "(AuthorizationFailure: "),
+        (KEY, "nothere", "there is no container 'nothere' in account 'devstoreaccount1'"),
+    ],
+)
+@pytest.mark.usefixtures("store")
+def test_a_container_that_cannot_be_read(port: int, tmp_path: Path, key: str, container: str, said: str) -> None:
+    wrong = base64.b64encode(key.encode()).decode() if key != KEY else key
+    options = [f"--model-repository=as://{ACCOUNT}/{container}", f"--repository-cache-dir={tmp_path}"]
+    with started(options=options, environment=environment(port, wrong)) as server:
+        server.wait(1, errors=["cannot read model repository 'as://"])
+        assert said in server.log
+        assert wrong not in server.log

@@ -1,0 +1,340 @@
+"""Changes of a configuration that are applied to what serves, without opening the model's files again."""
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from modserve import InferenceServer, ModserveError, Settings
+from modserve.backends.api import INSTANCES, QUEUES, InstanceSpec
+from modserve.core.response import InferenceResponse
+from modserve.models.model import Model
+from modserve.testing import Execution, PuppetBackend, write_model
+
+CONFIG = """backend: "puppet"
+max_batch_size: 8
+input [ { name: "INPUT0" data_type: TYPE_INT32 dims: [ 4 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 4 ] } ]
+"""
+ONE = "instance_group [ { count: 1 kind: KIND_CPU } ]\n"
+TWO = "instance_group [ { count: 2 kind: KIND_CPU } ]\n"
+DYNAMIC = "dynamic_batching { max_queue_delay_microseconds: 0 }\n"
+SLOW = "dynamic_batching { max_queue_delay_microseconds: 600000000 preferred_batch_size: [ 8 ] }\n"
+
+
+class Bench:
+    """A server in this process, without ports, whose model `m` runs on a puppet."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.backend = PuppetBackend()
+        self.backend.in_place = INSTANCES
+        settings = Settings(
+            model_repository=[root], model_control_mode="explicit", load_model=["m"], cache_config=1_000_000
+        )
+        self.server = InferenceServer(settings, backends={"puppet": self.backend})
+
+    def write(self, text: str) -> None:
+        (self.root / "m" / "config.pbtxt").write_text(CONFIG + text)
+
+    async def change(self, text: str) -> None:
+        """Write a configuration, and request a load."""
+        self.write(text)
+        await self.server.load_model("m")
+
+    @property
+    def opened(self) -> int:
+        """How often a model was opened."""
+        return len(self.backend.sources)
+
+    @property
+    def model(self) -> Any:
+        [servable] = self.server.ready_models()
+        return servable
+
+    def infer(self, value: int) -> "asyncio.Task[InferenceResponse]":
+        data = np.full((1, 4), value, np.int32)
+        return asyncio.create_task(self.server.infer("m", {"INPUT0": data}))
+
+    async def begun(self) -> Execution:
+        return await asyncio.to_thread(self.backend.next_execution)
+
+    async def run(self, value: int = 1) -> None:
+        """One inference from its beginning to its end."""
+        response = self.infer(value)
+        execution = await self.begun()
+        execution.finish({"OUTPUT0": execution.inputs["INPUT0"]})
+        assert (await response).outputs["OUTPUT0"].array.tolist() == [[value] * 4]
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    write_model(tmp_path, "m", CONFIG + ONE + DYNAMIC)
+    (tmp_path / "m" / "1" / "weights").write_text("first")
+    made = Bench(tmp_path)
+    async with made.server:
+        yield made
+    assert (made.backend.open_models, made.backend.open_instances) == (0, 0)
+
+
+async def until(what: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not what():  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        (TWO + DYNAMIC, "instance_group"),
+        (ONE + SLOW, "dynamic_batching"),
+        (TWO + SLOW, "dynamic_batching, instance_group"),
+        (ONE + DYNAMIC + "version_policy { all {} }", "version_policy"),
+        (ONE + DYNAMIC + "response_cache { enable: true }", "response_cache"),
+        ("# only a remark\n" + ONE + DYNAMIC, "a configuration that says the same"),
+    ],
+)
+async def test_applied_in_place(bench: Bench, caplog: pytest.LogCaptureFixture, text: str, fields: str) -> None:
+    caplog.set_level(logging.INFO)
+    await bench.change(text)
+    assert bench.opened == 1
+    assert f"model 'm', version 1: applied in place: {fields}" in caplog.text
+    [entry] = await bench.server.repository_index(False)
+    assert (entry.state.value, entry.reason) == ("READY", "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ONE + DYNAMIC + 'parameters { key: "a" value { string_value: "b" } }',
+        ONE,
+        TWO + DYNAMIC + "optimization { priority: PRIORITY_MAX }",
+        ONE + "sequence_batching {}",
+        ONE + ONE + DYNAMIC,
+        "instance_group [ { count: 2 kind: KIND_CPU rate_limiter { priority: 2 } } ]\n" + DYNAMIC,
+        "instance_group [ { count: 1 kind: KIND_MODEL } ]\n" + DYNAMIC,
+    ],
+    ids=["parameters", "no queue any more", "one field of two", "sequences", "groups", "resources", "kinds"],
+)
+async def test_all_else_loads_anew(bench: Bench, text: str) -> None:
+    await bench.change(text)
+    assert bench.opened == 2
+
+
+async def test_a_backend_that_says_nothing_loads_anew(bench: Bench) -> None:
+    bench.backend.in_place = ()
+    await bench.change(TWO + DYNAMIC)
+    assert bench.opened == 2
+
+
+async def test_a_backend_may_know_of_its_instances_and_not_of_queues(bench: Bench) -> None:
+    bench.backend.in_place = QUEUES
+    await bench.change(ONE + SLOW)
+    assert bench.opened == 1
+    await bench.change(TWO + SLOW)
+    assert bench.opened == 2
+
+
+def _rewritten(path: Path) -> None:
+    path.write_text("second, and longer")
+
+
+def _replaced(path: Path) -> None:
+    """Another file of the same size and time."""
+    status = path.stat()
+    other = path.with_name("other")
+    other.write_text("other")
+    os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
+    other.replace(path)
+
+
+@pytest.mark.parametrize("how", [_rewritten, _replaced])
+async def test_weights_that_have_changed_are_read(bench: Bench, how: Callable[[Path], None]) -> None:
+    how(bench.root / "m" / "1" / "weights")
+    await bench.change(TWO + DYNAMIC)
+    assert bench.opened == 2
+
+
+async def test_versions_that_stay_are_left_alone_when_others_come(bench: Bench) -> None:
+    before = bench.model
+    (bench.root / "m" / "2").mkdir()
+    await bench.change(ONE + DYNAMIC + "version_policy { all {} }")
+    assert [source.version for source in bench.backend.sources] == [1, 2]
+    assert [each.id.version for each in bench.server.ready_models()] == [1, 2]
+    assert bench.server.ready_models()[0] is before
+    await bench.change(ONE + DYNAMIC + "version_policy { specific { versions: [ 2 ] } }")
+    assert [each.id.version for each in bench.server.ready_models()] == [2]
+    assert bench.opened == 2
+
+
+async def test_instances_come_and_go_while_requests_run(bench: Bench) -> None:
+    first = bench.infer(1)
+    execution = await bench.begun()
+    waiting = bench.infer(2)
+    await bench.change(TWO + DYNAMIC)
+    assert (bench.opened, bench.backend.open_instances) == (1, 2)
+    second = await bench.begun()  # what waited runs on the new instance
+    assert bench.model.statistics.instances == 2
+    await bench.change(ONE + DYNAMIC)
+    assert bench.model.statistics.instances == 1
+    for one in (execution, second):
+        one.finish({"OUTPUT0": one.inputs["INPUT0"]})
+    assert [(await each).outputs["OUTPUT0"].array[0, 0] for each in (first, waiting)] == [1, 2]
+    await until(lambda: bench.backend.open_instances == 1)
+    await bench.run(3)
+
+
+async def test_what_waits_in_the_old_queue_runs_first(bench: Bench) -> None:
+    await bench.change(ONE + SLOW)
+    running = [bench.infer(value) for value in range(8)]  # a full batch
+    execution = await bench.begun()
+    old = [bench.infer(value) for value in (20, 21)]  # these would wait for ten minutes
+    await until(lambda: bench.model.statistics.pending == 2)
+    await bench.change(ONE + "dynamic_batching { preferred_batch_size: [ 4 ] }\n")
+    assert bench.opened == 1
+    new = bench.infer(30)
+    await until(lambda: bench.model.statistics.pending == 3)
+    values = []
+    for _ in range(3):
+        values.append(execution.inputs["INPUT0"][:, 0].tolist())
+        execution.finish({"OUTPUT0": execution.inputs["INPUT0"]})
+        if len(values) < 3:
+            execution = await bench.begun()
+    assert values == [list(range(8)), [20, 21], [30]]
+    await asyncio.gather(*running, *old, new)
+    await bench.run(4)
+
+
+async def test_the_cache_is_put_before_the_model_and_taken_away(bench: Bench) -> None:
+    cached = ONE + DYNAMIC + "response_cache { enable: true }"
+    await bench.change(cached)
+    await bench.run(5)
+    assert (await bench.infer(5)).outputs["OUTPUT0"].array.tolist() == [[5] * 4]  # nobody ended an execution
+    await bench.change(TWO + DYNAMIC + "response_cache { enable: true }")
+    assert (await bench.infer(5)).outputs["OUTPUT0"].array.tolist() == [[5] * 4]  # what was kept stays
+    await bench.change(TWO + DYNAMIC)
+    await bench.run(5)
+    await bench.change(cached)
+    await bench.run(5)
+    assert bench.opened == 1
+
+
+async def test_the_order_of_responses_is_kept_over_a_change(bench: Bench) -> None:
+    ordered = "dynamic_batching { preserve_ordering: true }\n"
+    await bench.change(TWO + ordered)
+    done: list[int] = []
+
+    async def note(value: int) -> None:
+        await bench.infer(value)
+        done.append(value)
+
+    tasks = [asyncio.create_task(note(value)) for value in (1, 2)]
+    executions = [await bench.begun()]
+    if len(executions[0].inputs["INPUT0"]) == 1:
+        executions.append(await bench.begun())
+    await bench.change(TWO + ordered + "response_cache { enable: true }")
+    for execution in reversed(executions):
+        execution.finish({"OUTPUT0": execution.inputs["INPUT0"]})
+    await asyncio.gather(*tasks)
+    assert done == [1, 2]
+    assert bench.opened == 1
+
+
+async def test_an_instance_that_cannot_be_made_changes_nothing(
+    bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = bench.model.opened.engine
+    make = opened.instance
+
+    def instance(spec: InstanceSpec) -> Any:
+        if spec.index == 2:
+            raise RuntimeError("no memory for a third one")
+        return make(spec)
+
+    monkeypatch.setattr(opened, "instance", instance)
+    with pytest.raises(ModserveError, match="no memory for a third one"):
+        await bench.change("instance_group [ { count: 3 kind: KIND_CPU } ]\n" + DYNAMIC)
+    assert (bench.opened, bench.backend.open_instances) == (1, 1)
+    [entry] = await bench.server.repository_index(False)
+    assert (entry.state.value, entry.version) == ("READY", 1)
+    assert "version 1 is served as it was, for it failed to load: " in entry.reason
+    await bench.run()
+
+
+async def test_a_new_instance_that_fails_its_warm_up_changes_nothing(bench: Bench) -> None:
+    warm_up = (
+        'model_warmup { name: "w" batch_size: 1 inputs { key: "INPUT0" value { data_type: TYPE_INT32 dims: [ 4 ] '
+        "zero_data: true } } }\n"
+    )
+    change = asyncio.create_task(bench.change(TWO + DYNAMIC + warm_up))
+    execution = await bench.begun()
+    await bench.run()  # beside it
+    execution.fail(RuntimeError("cold"))
+    with pytest.raises(ModserveError, match=r"warm-up sample 'w' failed: .*cold"):
+        await change
+    await until(lambda: bench.backend.open_instances == 1)
+    change = asyncio.create_task(bench.change(TWO + DYNAMIC + warm_up))
+    execution = await bench.begun()
+    assert bench.model.statistics.instances == 1
+    execution.finish({"OUTPUT0": execution.inputs["INPUT0"]})
+    await change
+    assert bench.model.statistics.instances == 2
+    assert bench.opened == 1
+
+
+async def test_all_versions_are_changed_or_none(bench: Bench) -> None:
+    (bench.root / "m" / "2").mkdir()
+    bench.backend.fail_to_open = RuntimeError("no good")
+    with pytest.raises(ModserveError, match="no good"):
+        await bench.change(TWO + DYNAMIC + "version_policy { all {} }")
+    assert bench.model.statistics.instances == 1
+    await until(lambda: bench.backend.open_instances == 1)
+    await bench.run()
+
+
+OVERRIDE: dict[str, Any] = {
+    "backend": "puppet",
+    "max_batch_size": 8,
+    "input": [{"name": "INPUT0", "data_type": "TYPE_INT32", "dims": [4]}],
+    "output": [{"name": "OUTPUT0", "data_type": "TYPE_INT32", "dims": [4]}],
+    "dynamic_batching": {},
+}
+
+
+def _load(bench: Bench, count: int, files: dict[str, bytes] | None = None) -> Awaitable[None]:
+    config = json.dumps({**OVERRIDE, "instance_group": [{"count": count, "kind": "KIND_CPU"}]})
+    return bench.server.load_model("m", config, files)
+
+
+async def test_a_configuration_that_comes_with_the_call(bench: Bench) -> None:
+    await _load(bench, 3)
+    assert (bench.opened, bench.backend.open_instances) == (1, 3)
+
+
+async def test_files_that_come_with_the_call_are_compared_by_their_content(bench: Bench) -> None:
+    files = {"1/weights": b"x" * 10}
+    await _load(bench, 1, files)
+    assert bench.opened == 2
+    await _load(bench, 2, files)
+    await _load(bench, 3, files)
+    assert bench.opened == 2
+    await until(lambda: bench.backend.open_instances == 3)
+    assert bench.backend.sources[-1].path.parent.is_dir()
+    await bench.run()
+    await _load(bench, 3, {"1/weights": b"y" * 10})
+    assert bench.opened == 3
+
+
+async def test_a_model_that_was_changed_is_unloaded_whole(bench: Bench) -> None:
+    await bench.change(TWO + SLOW)
+    await bench.change(ONE + DYNAMIC)
+    model = bench.model
+    assert isinstance(model, Model)
+    await bench.server.unload_model("m")
+    await until(lambda: (bench.backend.open_models, bench.backend.open_instances) == (0, 0))
