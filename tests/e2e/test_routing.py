@@ -63,6 +63,11 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_versions(made, name, body)
     parameter = f"parameters {{ key: \"routing\" value {{ string_value: '{CONFIGURED}' }} }}"
     write_versions(made, "configured", BODIES["plain"], parameter)
+    (made / "whole" / "1").mkdir(parents=True)
+    step = 'step { model_name: "configured" model_version: -1 input_map { key: "IN" value: "IN" } '
+    step += 'output_map { key: "OUT" value: "OUT" } }'
+    whole = [tensors("input", IN="FP32 1"), tensors("output", OUT="FP32 1"), f"ensemble_scheduling {{ {step} }}"]
+    (made / "whole" / "config.pbtxt").write_text("\n".join(['platform: "ensemble"', *whole]))
     write_accumulator(made, "sum", "direct { }", "max_sequence_idle_microseconds: 600000000")
     shutil.copytree(made / "sum" / "1", made / "sum" / "2")
     with (made / "sum" / "config.pbtxt").open("a") as config:
@@ -149,6 +154,9 @@ def test_labels_of_inferences_over_both_protocols(server: ServerProcess) -> None
     route(server, "plain", SPLIT)
     for label, home in (("stable", "1"), ("canary", "2")):
         assert version(infer(server, f"plain/versions/{label}")) == home
+    document = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [0.0]}]}
+    streamed = call(server, "POST", "/v2/models/plain/versions/canary/infer_stream", document)
+    assert (streamed.status, b'"model_version":"2"' in streamed.body) == (200, True)
     unknown = infer(server, "plain/versions/beta")
     assert (unknown.status, "no version with the label 'beta'" in unknown.json["error"]) == (404, True)
     for client, port in ((tritonclient.http, server.http_port), (tritonclient.grpc, server.grpc_port)):
@@ -206,6 +214,12 @@ def test_a_configured_routing_is_sticky_by_a_parameter(server: ServerProcess) ->
     call(server, "DELETE", "/v2/models/configured/routing")
     assert report(server, "configured")["source"] == "config"
     assert version(infer(server, "configured", parameters={"user": "u1"})) == homes["u1"]
+
+
+def test_the_steps_of_ensembles_are_routed(server: ServerProcess) -> None:
+    values = Counter(infer(server, "whole").json["outputs"][0]["data"][0] for _ in range(40))
+    assert set(values) == {1.0, 2.0}
+    assert 29 <= values[1.0] <= 31
 
 
 def test_sticky_by_a_forwarded_header(server: ServerProcess) -> None:
