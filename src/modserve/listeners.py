@@ -118,6 +118,7 @@ class Listeners:
             server.in_flight(),
             connections,
             server.memory,
+            server.routing_figures(),
             server.model_memory(),
         )
 

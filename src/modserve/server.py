@@ -17,6 +17,7 @@ from .core.memory import MemoryBudget
 from .core.request import ParameterValue
 from .core.residency import NO_MEMORY, MemoryReport
 from .core.response import InferenceResponse
+from .core.routing_config import RouteFigures, ShadowFigures
 from .core.servable import Handle, ReadinessChecker, RequestHolder, Servable
 from .core.tensor import Array, Tensor
 from .in_process import make_request, outcomes, response
@@ -123,6 +124,9 @@ class Server:
         """What requests hold, against the server's limit."""
         self.model_memory = model_memory
         """What models hold, against theirs."""
+        self.routings = manager.table.routings
+        """How the requests for models are routed, and what labels their versions have."""
+        self.routings.memory = self.memory
         self.failure_log = FailureLog()
         """The front ends record each request that failed in it."""
         self.around_app: Callable[[Any], Any] = lambda app: app
@@ -210,6 +214,36 @@ class Server:
     def pace(self, inflight: Inflight) -> None:
         """Keep the engine of a request with many responses from running ahead of its client: see `resources.flow`."""
         flow.pace(inflight, self.memory, asyncio.get_running_loop())
+
+    # Version routing
+
+    def routing(self, name: str) -> dict[str, Any]:
+        """How the requests for a model are routed, with what that has done so far, in values that JSON has.
+
+        Raises NOT_FOUND, or UNAVAILABLE if no version is READY.
+        """
+        self._table.get(name, None)
+        return self.routings.report(name, lambda version: self._trouble(name, version))
+
+    def set_routing(self, name: str, document: object) -> None:
+        """Route the requests for a model as `document`, an object in JSON's values, says; None: as its configuration.
+
+        It lasts until no version of the model is READY any more. Raises INVALID_ARG, and what `routing` raises.
+        """
+        self._check_running()
+        self.routings.set(name, self._table.latest(name), document)
+        self._table.rank(name)
+
+    def _trouble(self, name: str, version: int) -> str:
+        """Why a version takes no requests; empty if it does."""
+        try:
+            return self._table.get(name, version).unready_reason or ""
+        except ModserveError as error:
+            return error.message
+
+    def routing_figures(self) -> list[RouteFigures | ShadowFigures]:
+        """What the metrics page shows of all routings."""
+        return list(self.routings.figures(lambda name, version: not self._trouble(name, version)))
 
     # Health
 

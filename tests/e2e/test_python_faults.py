@@ -397,7 +397,7 @@ def test_a_process_that_dies_is_replaced(story: Story, name: str) -> None:
     assert is_right(story.later[name])
     assert story.restarts[name] == 1
     first_line = re.escape(outcome.text.splitlines()[0])
-    assert re.search(f" ERROR +modserve.execution.pool: {first_line}", story.log)
+    assert re.search(f" ERROR +modserve.execution.membership: {first_line}", story.log)
     assert "another one is made in 1 s" in story.log
     assert f"model '{name}': instance '{name}_0_0' runs again" in story.log
 

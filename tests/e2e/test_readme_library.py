@@ -17,7 +17,10 @@ Settings(model_repository="models")
 Settings(model_repository=Path("models"))
 Settings(model_repository=["models"])
 Settings(model_repository=[Path("models")])
-Settings(model_repository=("models", Path("more"))).repositories[0].exists()
+Settings(model_repository=["s3://bucket/models", Path("models")])
+place = Settings(model_repository=("models", Path("more"))).repositories[0]
+assert isinstance(place, Path)
+place.exists()
 Settings(model_repository=7)  # type: ignore[arg-type]
 """
 """The last of them is wrong, and has to be refused: mypy complains of an ignored error that there is not."""

@@ -33,7 +33,7 @@ def rule(ours: str = "", foreign: str = "") -> Rule:
 RULES = {
     "core": rule(foreign="numpy ml_dtypes mypy_extensions"),
     "pb": rule(foreign="google.protobuf"),
-    "config": rule("core pb", "google.protobuf"),
+    "config": rule("core pb routing", "google.protobuf"),
     "protocol": rule("core pb", "google.protobuf numpy orjson"),
     "settings": rule("core protocol.restricted", "pydantic shtab yaml"),
     "backends": rule(
@@ -42,7 +42,8 @@ RULES = {
         "pandas mlflow triton_python_backend_utils",
     ),
     "resources": rule("core", "mypy_extensions redis"),
-    "repository": rule("core", "boto3 botocore obstore"),
+    "routing": rule("core", "numpy"),
+    "repository": rule("core routing", "boto3 botocore obstore"),
     "observability": rule("core", "prometheus_client"),
     "scheduling": rule("core resources", "mypy_extensions"),
     "execution": rule("core backends.api resources", "mypy_extensions numpy"),
@@ -61,7 +62,8 @@ RULES = {
     "ports": rule(),
     "listeners": rule("core frontends observability ports resources server settings workers"),
     "workers": rule(
-        "core pb protocol server frontends models settings observability supervisor ports", "google.protobuf orjson"
+        "core pb protocol server frontends models routing settings observability supervisor ports",
+        "google.protobuf orjson",
     ),
     "model_setup": rule("backends.python.functions backends.registry config core models repository settings"),
     "commands": rule(

@@ -10,6 +10,7 @@ from .dtypes import Datatype
 from .ensemble_config import Ensembling
 from .merging import BatchInput, Padding
 from .residency import NO_RULES, ResidencyRules
+from .routing_config import Routing
 from .sequence_config import SequenceBatching
 from .tensor import Shape
 from .version import VersionPolicy
@@ -179,6 +180,8 @@ class ModelConfig:
     """Upper bounds of the model's histograms that have not the usual ones, by family."""
     warm_ups: tuple[WarmUp, ...] = ()
     """What each instance runs before it takes requests: ``model_warmup``."""
+    routing: Routing | None = None
+    """How requests that name no version are divided between its versions, unless a client says otherwise."""
     runtime: str = ""
     """Which implementation of its backend runs the model, where there are several."""
     graph_optimization_level: int | None = None

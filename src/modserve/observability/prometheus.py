@@ -15,10 +15,12 @@ from modserve.core.lifecycle import IndexEntry
 from modserve.core.memory import MemoryBudget
 from modserve.core.metrics import MetricStore
 from modserve.core.residency import NO_MEMORY, MemoryReport, residency
+from modserve.core.routing_config import RouteFigures, ShadowFigures
 from modserve.core.servable import Servable, engine_report
 from modserve.core.statistics import Histogram, ModelStatistics, TunerStatistics
 
 from . import model_memory
+from .routing_families import routing_families
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
 
@@ -211,6 +213,7 @@ class ServerFigures:
     connections: Mapping[str, int]
     """Open connections by protocol."""
     memory: MemoryBudget
+    routings: Sequence[RouteFigures | ShadowFigures] = ()
     model_memory: MemoryReport = NO_MEMORY
 
 
@@ -248,6 +251,8 @@ def server_families(figures: ServerFigures) -> Iterator[Metric]:
     if figures.model_memory.limit:
         for name, text, read in model_memory.OF_ALL:
             yield _family(name, "gauge", text, [({}, read(figures.model_memory))])
+    for name, kind, text, routed in routing_families(figures.routings):
+        yield _family(name, kind, text, routed)
 
 
 def _state(entry: IndexEntry) -> dict[str, str]:

@@ -252,6 +252,7 @@ class Trace:
     def settled(self, outcome: Outcome, final: bool, timing: ExecutionTiming | None) -> None:
         now_ns = time.monotonic_ns()
         if isinstance(outcome, InferenceResponse):
+            self._model = ModelId(self._model.name, outcome.model_version)  # one of those that a routing chooses from
             self._tensors("TENSOR_BACKEND_OUTPUT", outcome.outputs, now_ns)
         if outcome is not None:
             self.stamp("INFER_RESPONSE_COMPLETE", now_ns)

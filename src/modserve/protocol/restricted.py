@@ -57,10 +57,13 @@ CATEGORIES: Mapping[str, Calls] = {
     "model-config": Calls(("ModelConfig",), model_paths=("/config",)),
     "model-repository": Calls(
         ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
-        paths=tuple(
-            f"/v2/repository{repository}{path}"
-            for repository in ("", "/{repository}")
-            for path in ("/index", "/models/{model}/load", "/models/{model}/unload")
+        paths=(
+            "/v2/models/{model}/routing",
+            *(
+                f"/v2/repository{repository}{path}"
+                for repository in ("", "/{repository}")
+                for path in ("/index", "/models/{model}/load", "/models/{model}/unload")
+            ),
         ),
     ),
     "statistics": Calls(

@@ -59,10 +59,12 @@ class Loans:
     def __repr__(self) -> str:
         return f"Loans({len(self._handles)} servables)"
 
-    def lend(self, servable: Servable, front: Servable | None = None) -> "LentServable":
-        """Lend a servable; the borrower sees `front` in its place, if there is one."""
-        self._handles[id(base(servable))] += 1
-        return LentServable(front or servable, servable, self)
+    def lend(self, front: Servable, *servables: Servable) -> "LentServable":
+        """Lend some servables, which are behind `front`, or that one itself if there are no others."""
+        lent = servables or (front,)
+        for servable in lent:
+            self._handles[id(base(servable))] += 1
+        return LentServable(front, lent, self)
 
     def give_back(self, servable: Servable) -> None:
         key = id(base(servable))
@@ -86,8 +88,9 @@ class LentServable:
     """Implements `core.servable.Handle`."""
 
     servable: Servable
-    _lent: Servable
+    _lent: tuple[Servable, ...]
     _loans: Loans
 
     def release(self) -> None:
-        self._loans.give_back(self._lent)
+        for servable in self._lent:
+            self._loans.give_back(servable)

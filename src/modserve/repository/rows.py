@@ -43,6 +43,8 @@ class Model:
     """What is wrong with the model as it is in the repository, while no version could be tried or older ones serve."""
     latest: Servable | None = None
     """The highest READY version."""
+    front: Servable | None = None
+    """What takes requests that name no version: `latest`, or the routing between the READY versions."""
     finishing: list[Servable] = field(default_factory=list)
     """Servables that are out of service and not closed yet, the last ones first. They continue their sequences."""
 

@@ -1,6 +1,6 @@
 """A version that has replaced others whose sequences continue: each request goes to the owner of its sequence."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from modserve.core.errors import ModserveError, unavailable
 from modserve.core.inflight import Inflight
@@ -66,3 +66,13 @@ class Succession:
 
     async def close(self) -> None:
         await self.heir.close()
+
+
+def in_front(heir: Servable | None, others: Iterable[Servable]) -> Servable | None:
+    """`heir`, or what stands in front of it and of those of the others that have open sequences."""
+    keepers = [each for each in others if isinstance(each, SequenceKeeper) and each.open_sequences]
+    if not keepers:
+        return heir
+    if heir is None:
+        heir, *keepers = keepers
+    return Succession(heir, keepers) if keepers else heir

@@ -16,11 +16,13 @@ from modserve.core.version import (
     unknown_model,
     unknown_version,
 )
+from modserve.routing.router import Routed
+from modserve.routing.routings import Routings
 
 from .companions import Companions
 from .locks import Loans, NameLocks
 from .rows import Loaded, Model, Version
-from .succession import Succession
+from .succession import Succession, in_front
 
 MOST_REMEMBERED = 10_000
 """How many models may be listed of which nothing is loaded and nobody wants anything: the oldest ones go first."""
@@ -42,6 +44,7 @@ class ModelTable:
         self.on_change: Callable[[], None] = lambda: None
         """Called after everything that may change which versions are READY."""
         self.companions = Companions()
+        self.routings = Routings()
         self._coming: Counter[str] = Counter()
         """The models that are being loaded, counted by the updates that load them."""
         self._expected: set[str] | None = set()
@@ -60,11 +63,11 @@ class ModelTable:
         servable = None
         if model is not None:
             if version is None:
-                servable = model.latest
+                servable = model.front
             elif version in model.versions:
                 servable = model.versions[version].servable
             if model.finishing:
-                servable = _in_front(servable, [each for each in model.finishing if version in (None, each.id.version)])
+                servable = in_front(servable, [each for each in model.finishing if version in (None, each.id.version)])
         if servable is None:
             raise self._refusal(name, version)
         return servable
@@ -110,7 +113,7 @@ class ModelTable:
         if self.state(name, version).state is not State.READY:
             return None
         model = self.models[name]
-        servable = model.latest if version is None else model.versions[version].servable
+        servable = model.front if version is None else model.versions[version].servable
         return servable if servable is not None and servable.unready_reason is None else None
 
     def is_ready(self, name: str, version: int | None) -> bool:
@@ -127,7 +130,7 @@ class ModelTable:
         if model is None:
             return None
         servables = [*reversed(model.served.values()), *model.finishing]
-        return _in_front(None, [each for each in servables if version in (None, each.id.version)])
+        return in_front(None, [each for each in servables if version in (None, each.id.version)])
 
     def continuing(self, name: str, version: int | None) -> Servable | None:
         """Like `finishing`, and what would begin a sequence is refused. For a server that is stopping."""
@@ -157,7 +160,14 @@ class ModelTable:
         lent = servable
         while isinstance(lent, Succession):
             lent = lent.heir
-        return self.loans.lend(lent, servable)
+        return self.loans.lend(servable, *(lent.parts if isinstance(lent, Routed) else (lent,)))
+
+    def latest(self, name: str) -> Servable:
+        """The highest READY version. Raises as `get` does."""
+        model = self.models.get(name)
+        if model is None or model.latest is None:
+            raise self._refusal(name, None)
+        return model.latest
 
     # Questions about all models
 
@@ -272,7 +282,7 @@ class ModelTable:
         loaded.servable.statistics.load_ns = loaded.load_ns
         self._step(row, State.READY, load_ns=loaded.load_ns)
         model.made_of = made_of
-        _rank(model)
+        self.rank(name)
         return _finish(model, replaced)
 
     def changed(self, loaded: Loaded) -> None:
@@ -280,7 +290,7 @@ class ModelTable:
         name, version = loaded.servable.id
         row = self.models[name].versions[version]
         row.servable, row.loaded = loaded.servable, loaded
-        _rank(self.models[name])
+        self.rank(name)
         self.on_change()
 
     def abandon(self, name: str, version: int, reason: str, loaded: Loaded | None) -> list[Loaded]:
@@ -299,8 +309,17 @@ class ModelTable:
             retired += _finish(model, row.loaded)
             row.loaded, row.servable, row.reason = None, None, reason
             self._step(row, State.UNLOADING)
-        _rank(model)
+        self.rank(name)
         return retired
+
+    def rank(self, name: str) -> None:
+        """Other versions of a model are READY, or they have another routing."""
+        model = self.models[name]
+        served = model.served
+        model.latest = next(reversed(served.values()), None)
+        model.front = self.routings.front(name, served, model.latest)
+        if model.latest is None:
+            model.made_of = {}
 
     def closed(self, servable: Servable) -> bool:
         """A retired servable is closed. Returns whether its version is now unloaded."""
@@ -347,19 +366,3 @@ def _finish(model: Model, loaded: Loaded | None) -> list[Loaded]:
         return []
     model.finishing.insert(0, loaded.servable)
     return [loaded]
-
-
-def _rank(model: Model) -> None:
-    model.latest = next(reversed(model.served.values()), None)
-    if model.latest is None:
-        model.made_of = {}
-
-
-def _in_front(heir: Servable | None, others: Iterable[Servable]) -> Servable | None:
-    """`heir`, or what stands in front of it and of those of the others that have open sequences."""
-    keepers = [each for each in others if isinstance(each, SequenceKeeper) and each.open_sequences]
-    if not keepers:
-        return heir
-    if heir is None:
-        heir, *keepers = keepers
-    return Succession(heir, keepers) if keepers else heir

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,12 @@ class Fleet:
 
     async def own(self, method: str, target: str, body: bytes = b"", headers: Headers = ()) -> Reply:
         return await self.call(self._place.index, method, target, body, headers)
+
+    async def tell(self, target: str, body: bytes) -> None:
+        """POST to each of the others that is there."""
+        for index in self._place.others:
+            with suppress(PeerGoneError):
+                await self.call(index, "POST", target, body)
 
     # What they know
 

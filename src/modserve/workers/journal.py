@@ -22,7 +22,7 @@ class Change(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """What a change is about: a model, the log, traces, or a region of system or CUDA memory; and what it does."""
+    """What a change is about: a model or its routing, the log, traces, or a region of memory; and what it does."""
 
     kind: str
     name: str
@@ -31,10 +31,13 @@ class Subject(NamedTuple):
 
 RPC_PREFIX = "/rpc"
 """Before the path of an RPC at a worker's own socket."""
+NO_ROUTING = b"null"
+"""The body of a change that deletes a routing."""
 _SERVICE = f"/{pb.SERVICE}/"
 
 _PATHS = (
     ("model", re.compile(r"/v2/repository(?:/[^/]+)?/models/(?P<name>[^/]+)/(?P<verb>load|unload)")),
+    ("routing", re.compile(r"/v2/models/(?P<name>[^/]+)/routing")),
     ("log", re.compile(r"/v2/logging")),
     ("trace", re.compile(r"/v2(?:/models/(?P<name>[^/]+))?/trace/setting")),
     ("system", re.compile(r"/v2/systemsharedmemory(?:/region/(?P<name>[^/]+))?/(?P<verb>register|unregister)")),
@@ -80,6 +83,8 @@ class Journal:
         self._server = server
         self._models: dict[str, Change] = {}
         """The last load or unload of each model, the latest at the end."""
+        self._routings: dict[str, Change] = {}
+        """What clients have set, by model."""
         self._regions: dict[tuple[str, str], Change] = {}
         self._log = False
         self._traces: set[str] = set()
@@ -95,13 +100,18 @@ class Journal:
         # Those of single models are on top of those of all.
         changes += [self._trace_settings(model) for model in sorted(self._traces) if not model]
         changes += self._models.values()
+        changes += self._routings.values()
         changes += [self._trace_settings(model) for model in sorted(self._traces) if model]
         return changes
 
     def before(self, subject: Subject) -> list[Change]:
         """What would bring back the present state of `subject` after a change."""
         if subject.kind == "model":
-            return [self._models.get(subject.name) or self._as_it_is(subject.name)]
+            routing = self._routings.get(subject.name)
+            lost = [routing] if routing is not None and subject.verb == "unload" else []
+            return [self._models.get(subject.name) or self._as_it_is(subject.name), *lost]
+        if subject.kind == "routing":
+            return [self._routings.get(subject.name) or Change(_routing(subject.name), NO_ROUTING)]
         if subject.kind == "log":
             return [self._log_settings()]
         if subject.kind == "trace":
@@ -120,6 +130,12 @@ class Journal:
         if subject.kind == "model":
             self._models.pop(subject.name, None)
             self._models[subject.name] = change
+            if subject.verb == "unload":
+                self._routings.pop(subject.name, None)
+        elif subject.kind == "routing":
+            self._routings.pop(subject.name, None)
+            if change.body.strip() != NO_ROUTING:
+                self._routings[subject.name] = change
         elif subject.kind == "log":
             self._log = True
         elif subject.kind == "trace":
@@ -160,3 +176,7 @@ class Journal:
 
 def _region(kind: str, name: str, verb: str) -> str:
     return f"/v2/{kind}sharedmemory/region/{quote(name, safe='')}/{verb}"
+
+
+def _routing(model: str) -> str:
+    return f"/v2/models/{quote(model, safe='')}/routing"

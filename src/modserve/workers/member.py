@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
+import orjson
+
 from modserve.core.errors import unsupported
 from modserve.core.memory import MemoryBudget
 from modserve.core.servable import Servable
@@ -18,6 +20,7 @@ from modserve.frontends.grpc.service import own_rpcs
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.wire.connection import Connection
 from modserve.frontends.http.wire.context import AsgiApp, HttpContext
+from modserve.routing.router import RouteRollback
 from modserve.server import Server
 from modserve.settings import GrpcSettings, HttpSettings, Settings
 
@@ -76,6 +79,7 @@ class Member:
         self._app: PrivateApp | None = None
         self._context: HttpContext | None = None
         self._sockets: list[asyncio.Server] = []
+        self._telling: set[asyncio.Task[None]] = set()
         self._missed: list[Change] = []
         """What clients have changed in the others before this worker was there."""
 
@@ -99,6 +103,13 @@ class Member:
         restrictions = self._settings.http.restrictions
         server.around_app = lambda app: shared_app(app, self._fleet, self._changing, server, restrictions)
         server.around_rpcs = SharedRpcs(self._fleet, self._changing, server).table
+        server.routings.on_rollback = self._roll_back_elsewhere
+
+    def _roll_back_elsewhere(self, rollback: RouteRollback) -> None:
+        """What one worker has seen of a version is enough for all of them."""
+        task = asyncio.get_running_loop().create_task(self._fleet.tell(private.ROLLBACK, orjson.dumps(tuple(rollback))))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
 
     # Life
 

@@ -15,6 +15,8 @@ LARGEST = frozenset(
         "modserve_engine_info",
         "modserve_event_loop_lag_seconds",
         "modserve_model_state",
+        "modserve_routing_rolled_back",
+        "modserve_routing_share",
         "modserve_tuner_batch_size",
         "modserve_tuner_delay_seconds",
         "modserve_tuner_p99_goal_seconds",

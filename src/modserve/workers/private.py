@@ -12,6 +12,7 @@ from modserve.frontends.errors import to_client_error
 from modserve.frontends.grpc.rpc import Rpc
 from modserve.frontends.http.wire.context import AsgiApp, Message
 from modserve.protocol import failures
+from modserve.routing.router import RouteRollback
 from modserve.server import Phase, Server
 
 from .client import GONE
@@ -25,6 +26,8 @@ CHANGE = "modserve-change"
 """A header with the number of a change, by which it is undone."""
 STATUS, PAGE, STATE, UNDO = "/worker/status", "/worker/page", "/worker/state", "/worker/undo"
 """What is behind `UNDO` is the target of the change to undo: the response has the changes that do so."""
+ROLLBACK = "/worker/rollback"
+"""A version of a model was rolled back in another worker, as the body says: the values of a `RouteRollback`."""
 LEAVE = "/worker/leave"
 """Lets the worker end in order, so that another takes its place."""
 
@@ -63,6 +66,9 @@ class PrivateApp:
             await respond(send, 200, self._about[path]())
         elif self._server.phase is Phase.STOPPING:
             await respond(send, 503, b"", ((GONE, "1"),))
+        elif path == ROLLBACK:
+            self._server.routings.roll_back(RouteRollback(*orjson.loads(await whole_body(receive))))
+            await respond(send, 200, b"")
         elif path == LEAVE:
             self._leave()
             await respond(send, 200, b"")
@@ -115,7 +121,8 @@ class PrivateApp:
         )
 
     def _state(self) -> bytes:
-        return _written(self._journal.state())
+        rollbacks = [Change(ROLLBACK, orjson.dumps(tuple(each))) for each in self._server.routings.rollbacks]
+        return _written([*self._journal.state(), *rollbacks])
 
 
 async def _respond_rpc(rpc: Rpc, message: Any, send: Send) -> int:

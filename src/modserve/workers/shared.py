@@ -24,14 +24,15 @@ from . import private, sums
 from .changing import Changing
 from .client import PeerGoneError, Reply
 from .fleet import Fleet
-from .journal import RPC_PREFIX, http_subject, is_shared_rpc, rpc_subject
+from .journal import NO_ROUTING, RPC_PREFIX, http_subject, is_shared_rpc, rpc_subject
 from .private import Receive, Send
 
 _INFERENCE = f"/{pb.SERVICE}/"
 _HEALTH = f"/{health_pb.SERVICE}/"
 _FORWARDED = (b"content-encoding", b"content-type")
 
-_MODEL = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
+_MODEL = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+|[a-z][a-z0-9_-]*))?"
+_ROUTING = re.compile(r"/v2/models/[^/]+/routing")
 _READ, _POST = frozenset({"GET", "HEAD"}), frozenset({"POST"})
 _Answer: TypeAlias = Callable[[Message, bytes, Mapping[str, str]], Awaitable[Reply | None]]
 
@@ -51,6 +52,8 @@ class SharedApp:
             (_READ, re.compile(_MODEL + "/stats"), self._statistics),
             (_READ, re.compile(r"/v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?/status"), self._regions),
             (_POST, re.compile(r"/v2/repository(?:/[^/]+)?/index"), self._index),
+            (_READ, _ROUTING, self._routing),
+            (frozenset({"DELETE"}), _ROUTING, self._delete_routing),
         )
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -129,6 +132,14 @@ class SharedApp:
             return None
         rows = [{name: value for name, value in to_json(model).items() if value} for model in index.models]
         return Reply(200, {}, orjson.dumps(rows))
+
+    async def _routing(self, scope: Message, body: bytes, parts: Mapping[str, str]) -> Reply | None:
+        replies = await self._fleet.gather("GET", _target(scope))
+        reports = [orjson.loads(reply.body) for reply in replies.values() if reply.ok]
+        return Reply(200, {}, orjson.dumps(sums.routing(reports))) if reports else None
+
+    async def _delete_routing(self, scope: Message, body: bytes, parts: Mapping[str, str]) -> Reply:
+        return await self._changing.change(_target(scope), NO_ROUTING)
 
 
 def shared_app(

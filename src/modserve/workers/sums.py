@@ -1,7 +1,8 @@
-"""One answer of those of several workers: statistics, the repository index."""
+"""One answer of those of several workers: statistics, the repository index, the routing of a model."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from copy import deepcopy
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
@@ -94,3 +95,27 @@ def _of_all(
     result.CopyFrom(entry)
     result.reason = f"worker {worker}: {entry.reason or entry.state or 'not loaded'}"
     return result
+
+
+def routing(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The routing of a model, with the counts of all workers; `reports` are theirs, as of `Router.report`."""
+    first, *others = reports
+    total = deepcopy(first)
+    for report in others:
+        for mine, other in zip(total["routes"], report["routes"], strict=False):
+            mine["requests"] += other["requests"]
+            mine.update({key: other[key] for key in ("not_ready", "rolled_back") if key in other and key not in mine})
+        _add_numbers(total, report, ("requests_without_key",))
+        if "shadow" in total and "shadow" in report:
+            _add_numbers(total["shadow"], report["shadow"], ("same", "different", "failed", "dropped", "in_flight"))
+            total["shadow"] = {**report["shadow"], **total["shadow"]}
+    for place, route in enumerate(total["routes"]):
+        shares = [report["routes"][place]["share"] for report in reports if place < len(report["routes"])]
+        route["share"] = round(sum(shares) / len(shares), 6)
+    return total
+
+
+def _add_numbers(total: dict[str, Any], other: Mapping[str, Any], names: Sequence[str]) -> None:
+    for name in names:
+        if name in total:
+            total[name] += other.get(name, 0)

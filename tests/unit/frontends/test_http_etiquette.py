@@ -40,7 +40,8 @@ async def test_options(tmp_path: Path) -> None:
             ("/v2", 200, "GET, HEAD, OPTIONS"),
             ("/v2/logging", 200, "GET, POST, HEAD, OPTIONS"),
             ("/v2/models/nosuch/infer", 200, "POST, OPTIONS"),
-            ("*", 200, "GET, POST, HEAD, OPTIONS"),
+            ("*", 200, "GET, POST, DELETE, HEAD, OPTIONS"),
+            ("/v2/models/nosuch/routing", 200, "GET, POST, DELETE, HEAD, OPTIONS"),
             ("/v2/nowhere", 404, None),
             ("/v2/models/simple/versions/" + "9" * 30, 400, None),
         ):

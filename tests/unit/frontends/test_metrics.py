@@ -16,6 +16,7 @@ from modserve.core.lifecycle import UNLOADED, IndexEntry, State
 from modserve.core.memory import MemoryBudget, MemoryExhaustedError
 from modserve.core.metrics import MetricStore
 from modserve.core.model_config import ModelConfig
+from modserve.core.routing_config import RouteFigures, ShadowFigures
 from modserve.core.servable import Servable
 from modserve.core.statistics import FailureReason, ModelStatistics, TunerStatistics
 from modserve.core.timing import ExecutionTiming
@@ -393,6 +394,22 @@ def test_a_model_that_failed_to_load_can_be_told_from_one_that_nobody_wants() ->
         'modserve_model_state{model="good",state="READY",version="1"} 1.0',
         'modserve_model_state{model="good",state="LOADING",version="2"} 1.0',
     ]
+
+
+def test_routings() -> None:
+    route = RouteFigures("m", "canary", 2, 0.25, 7, True)
+    shadow = ShadowFigures("m", 3, {"same": 5, "different": 1}, 2)
+    text = server_page(routings=[route, shadow])
+    labels = '{model="m",route="canary",version="2"}'
+    assert [line for line in text.splitlines() if line.startswith("modserve_routing_")] == [
+        f"modserve_routing_requests{labels} 7.0",
+        f"modserve_routing_share{labels} 0.25",
+        f"modserve_routing_rolled_back{labels} 1.0",
+        'modserve_routing_shadow{model="m",outcome="same",version="3"} 5.0',
+        'modserve_routing_shadow{model="m",outcome="different",version="3"} 1.0',
+        'modserve_routing_shadow_in_flight{model="m",version="3"} 2.0',
+    ]
+    assert "modserve_routing" not in server_page()
 
 
 def test_requests_in_flight_and_connections() -> None:

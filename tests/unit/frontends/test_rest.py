@@ -323,6 +323,7 @@ def test_the_document_has_every_path(document: dict[str, Any]) -> None:
         "/v2/logging": {"get", "post"},
         "/v2/trace/setting": {"get", "post"},
         "/v2/models/{model}/trace/setting": {"get", "post"},
+        "/v2/models/{model}/routing": {"get", "post", "delete"},
         **shared_memory,
         **per_model,
         **repository,

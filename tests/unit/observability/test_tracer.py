@@ -7,6 +7,7 @@ import pytest
 from trace_builders import AtOnce, files, tracer
 
 from modserve.core.errors import ModserveError
+from modserve.core.response import InferenceResponse
 from modserve.core.trace_settings import TraceChange, TraceLevel, TraceSettings
 from modserve.core.version import ModelId
 from modserve.observability.trace import Trace, Tracer
@@ -187,6 +188,16 @@ def test_a_change_counts_anew(tmp_path: Path) -> None:
     assert sampled(found, 2) == []
     found.change({"rate": 2})
     assert sampled(found, 3) == [2]
+
+
+def test_a_trace_has_the_version_that_responded(tmp_path: Path) -> None:
+    """A routing chooses one when the request is submitted."""
+    found = tracer(tmp_path)
+    trace = begun(found)
+    trace.settled(InferenceResponse("a", 7, {}), True, None)
+    trace.end()
+    found.close()
+    assert '"model_version":7' in (tmp_path / "trace.json").read_text()
 
 
 # Files

@@ -176,3 +176,27 @@ def test_only_the_very_change_is_undone() -> None:
     assert journal.undo(Subject("system", "b", "register"), "1") == []
     journal.record(Subject("system", "c", "register"), Change(region.format("c"), b""), [], "")
     assert journal.undo(Subject("system", "c", "register"), "") == []
+
+
+def test_a_routing_lasts_until_it_is_deleted_or_its_model_unloaded() -> None:
+    journal = Journal(None)  # type: ignore[arg-type]
+    path, load, unload = "/v2/models/m/routing", Subject("model", "m", "load"), Subject("model", "m", "unload")
+    routing = Subject("routing", "m", "")
+    nothing, first, second = Change(path, b"null"), Change(path, b'{"split": {}}'), Change(path, b"{}")
+    loaded = Change("/v2/repository/models/m/load", b"")
+    journal.record(load, loaded, [])
+    assert journal.before(routing) == [nothing]
+    journal.record(routing, first, journal.before(routing), "1")
+    assert journal.state() == [loaded, first]
+    assert journal.before(routing) == [first]
+    journal.record(routing, second, journal.before(routing), "2")
+    assert journal.undo(routing, "2") == [first]
+    journal.record(routing, nothing, [])
+    assert journal.state() == [loaded]
+    journal.record(routing, first, [])
+    journal.record(load, loaded, [])
+    assert journal.state() == [loaded, first]
+    assert journal.before(unload) == [loaded, first]
+    unloaded = Change("/v2/repository/models/m/unload", b"")
+    journal.record(unload, unloaded, [])
+    assert journal.state() == [unloaded]

@@ -37,6 +37,7 @@ def test_a_text_is_another_sequence_than_its_number() -> None:
         ("/v2/logging", Subject("log", "", "")),
         ("/v2/trace/setting", Subject("trace", "", "")),
         ("/v2/models/m/trace/setting", Subject("trace", "m", "")),
+        ("/v2/models/m/routing", Subject("routing", "m", "")),
         ("/v2/systemsharedmemory/region/r/register", Subject("system", "r", "register")),
         ("/v2/cudasharedmemory/unregister", Subject("cuda", "", "unregister")),
         ("/v2/systemsharedmemory/status", None),

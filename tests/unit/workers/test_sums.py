@@ -1,5 +1,7 @@
 """Statistics and the repository index of several workers."""
 
+from typing import Any
+
 from modserve.pb import inference as pb
 from modserve.workers import sums
 
@@ -72,3 +74,27 @@ def test_versions_are_in_order_of_their_numbers() -> None:
         ("a", "10"),
         ("b", ""),
     ]
+
+
+def report(requests: int, share: float = 0.5, same: int = 0, **canary: object) -> dict[str, Any]:
+    routes = [{"name": "a", "share": 1 - share, "requests": 10}, {"name": "b", "share": share, "requests": requests}]
+    routes[1].update(canary)
+    return {"routes": routes, "requests_without_key": requests, "shadow": {"same": same, "in_flight": 1}}
+
+
+def test_a_routing_has_the_counts_of_all_workers() -> None:
+    first, failure = report(5, same=3), {"reason": "it failed", "at_ms": 3}
+    total = sums.routing([first, report(2, 0.0, same=4, rolled_back=failure), report(1)])
+    assert total == {
+        "routes": [
+            {"name": "a", "share": 0.666667, "requests": 30},
+            {"name": "b", "share": 0.333333, "requests": 8, "rolled_back": failure},
+        ],
+        "requests_without_key": 8,
+        "shadow": {"same": 7, "in_flight": 3},
+    }
+    assert first == report(5, same=3), "what came in was changed"
+
+
+def test_the_routing_of_one_worker_is_that_of_all() -> None:
+    assert sums.routing([report(5)]) == report(5)

@@ -23,6 +23,8 @@ from modserve.protocol.reply import BINARY
 from modserve.server import Server
 from modserve.settings import Limits
 
+from .reading import requested_version
+
 if TYPE_CHECKING:
     from .dispatch import Dispatcher
     from .native_call import NativeCall
@@ -95,7 +97,7 @@ class PlainCall(Call):
         self.reply = BINARY
         message = self._message
         try:
-            version = message.requested_version() if message.model_version else None
+            version = requested_version(self.server, message) if message.model_version else None
             self.version = version
             self.servable = self.server.model(message.model_name, version)
             self.submit(grpc_messages.decode_request(message, self._deadline_ns))

@@ -4,6 +4,7 @@ from google.protobuf.message import DecodeError, Message
 
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.request import InferenceRequest
+from modserve.core.version import parse_requested
 from modserve.frontends import offload
 from modserve.frontends.call import Call
 from modserve.pb import inference as pb
@@ -13,7 +14,27 @@ from modserve.protocol.grpc.infer_message import InferMessage
 from modserve.protocol.grpc.long_messages import ManyFieldsError
 from modserve.protocol.header_forwarding import Forwarded
 from modserve.protocol.reply import BINARY
+from modserve.server import Server
 from modserve.settings import Limits
+
+
+def named_version(server: Server, model: str, text: str) -> int | None:
+    """The version that a message names by its number or its label; None for the latest.
+
+    Raises INVALID_ARG, or NOT_FOUND for an unknown label of a model that has some.
+    """
+    try:
+        return parse_requested(text)
+    except ModserveError as error:
+        return server.routings.labelled(model, text, error)
+
+
+def requested_version(server: Server, message: InferMessage) -> int | None:
+    """As `named_version`; the message names the version's number from then on."""
+    version = named_version(server, message.model_name, message.model_version)
+    if version is not None:
+        message.model_version = str(version)
+    return version
 
 
 async def parse_infer(data: bytes, limits: Limits) -> InferMessage:

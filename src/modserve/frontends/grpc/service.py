@@ -10,7 +10,6 @@ from modserve.core.residency import describe
 from modserve.core.response import InferenceResponse
 from modserve.core.shared_memory import CudaRegion, SystemRegion
 from modserve.core.tensor import Buffer
-from modserve.core.version import parse_requested
 from modserve.frontends import offload
 from modserve.frontends.call import GRPC, Call, FutureCall
 from modserve.frontends.offload import is_long_response
@@ -31,7 +30,7 @@ from modserve.settings import GrpcSettings
 from .health import HealthService
 from .inflating import Inflating
 from .plain import PlainInferences
-from .reading import read_plain, read_request
+from .reading import named_version, read_plain, read_request, requested_version
 from .reflection import SERVICES as REFLECTION
 from .reflection import ReflectionService
 from .rpc import Handler, Rpc, RpcCall
@@ -59,7 +58,7 @@ class InferenceService:
 
     async def ModelReady(self, message: pb.ModelReadyRequest, call: RpcCall) -> Message:
         """As every released Triton, false also for a model or version that is not there: clients poll with it."""
-        version = parse_requested(message.version)
+        version = named_version(self._server, message.name, message.version)
         try:
             ready = await self._server.check_model_ready(message.name, version)
         except ModserveError as error:
@@ -73,17 +72,19 @@ class InferenceService:
         return metadata.server_message(server.name, server.version, server.extensions)
 
     async def ModelMetadata(self, message: pb.ModelMetadataRequest, call: RpcCall) -> Message:
-        servables = self._server.models(message.name, parse_requested(message.version))
+        servables = self._server.models(message.name, named_version(self._server, message.name, message.version))
         await describe(servables[-1])
         return metadata.model_message(servables[-1], [servable.id.version for servable in servables])
 
     async def ModelConfig(self, message: pb.ModelConfigRequest, call: RpcCall) -> Message:
-        servable = self._server.model(message.name, parse_requested(message.version))
+        servable = self._server.model(message.name, named_version(self._server, message.name, message.version))
         await describe(servable)
         return pb.ModelConfigResponse(config=metadata.config_message(servable))
 
     async def ModelStatistics(self, message: pb.ModelStatisticsRequest, call: RpcCall) -> Message:
-        return statistics.message(self._server.with_statistics(message.name, parse_requested(message.version)))
+        return statistics.message(
+            self._server.with_statistics(message.name, named_version(self._server, message.name, message.version))
+        )
 
     async def RepositoryIndex(self, message: pb.RepositoryIndexRequest, call: RpcCall) -> Message:
         repository.check_repository_name(message.repository_name)
@@ -140,7 +141,7 @@ class InferenceService:
     async def ModelInfer(self, message: InferMessage, rpc: RpcCall) -> list[Buffer] | ModserveError:
         """A failure of the execution is returned, not raised: its traceback would hold what holds it."""
         now_ns, deadline_ns, server = time.monotonic_ns(), rpc.deadline_ns, self._server
-        version = message.requested_version()
+        version = requested_version(server, message) if message.model_version else None
         call = FutureCall(server, GRPC, message.model_name, version)
         call.begin(server.model(message.model_name, version), now_ns)
         if call.trace is not None:

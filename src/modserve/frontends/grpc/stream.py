@@ -28,7 +28,7 @@ from modserve.server import Server
 from modserve.settings import GrpcSettings
 
 from .inflating import STARTS, Inflating
-from .reading import parse_infer, read_plain, read_request
+from .reading import parse_infer, read_plain, read_request, requested_version
 from .rpc import ClientGoneError, Response, RpcCall
 from .writing import size_of
 
@@ -101,7 +101,7 @@ class _Call(StreamCall):
             data, self.inflated = await stream.inflating.inflated(data)
         message = stream.reader.read(data) or await parse_infer(data, stream.limits)
         self.id, self.model = message.id, message.model_name
-        self.version = message.requested_version()
+        self.version = requested_version(server, message) if message.model_version else None
         self.begin(server.model(self.model, self.version), now_ns)
         # The RPC's own deadline cancels the whole stream; until then its requests' batches are formed by it.
         read = self, message, stream.deadline_ns, stream.forwarded

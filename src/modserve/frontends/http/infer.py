@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from modserve.core.errors import ModserveError
+from modserve.core.errors import ModserveError, not_found
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Buffer
@@ -67,6 +67,11 @@ class InferCall(Call):
         self.version = version
         self._encoding = head.response_encoding
         try:
+            if head.version_label:
+                # Without labels, such a path is none.
+                version = self.version = self.server.routings.labelled(
+                    model, head.version_label, not_found("Not Found")
+                )
             servable = self.server.model(model, version)
             self.begin(servable, now_ns, received_ns)
             if head.content_encoding is not None:

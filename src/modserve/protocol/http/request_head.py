@@ -24,6 +24,7 @@ class RequestHead:
     cors: bytes  # header lines for the response
     model: str
     model_version: int | None
+    version_label: str  # in place of a number
     header_length: bytes | None  # of the JSON before binary data, as sent
     content_encoding: bytes | None
     response_encoding: str | None  # the content coding chosen for the response
@@ -43,6 +44,7 @@ class RequestHead:
         cors: bytes = b"",
         model: str = "",
         model_version: int | None = None,
+        version_label: str = "",
         header_length: bytes | None = None,
         content_encoding: bytes | None = None,
         response_encoding: str | None = None,
@@ -60,6 +62,7 @@ class RequestHead:
         self.cors = cors
         self.model = model
         self.model_version = model_version
+        self.version_label = version_label
         self.header_length = header_length
         self.content_encoding = content_encoding
         self.response_encoding = response_encoding

@@ -93,7 +93,7 @@ def unservable(name: str, version: int | None) -> ModserveError:
 
 
 def unknown_label(label: str) -> ModserveError:
-    """NOT_FOUND: there are no version labels."""
+    """NOT_FOUND: the model has no version labels."""
     return not_found(
         f"Unrecognized servable version label: {label}: this server has no version labels, use /versions/<number>"
     )

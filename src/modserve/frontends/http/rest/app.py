@@ -27,7 +27,7 @@ from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Phase, Server
 from modserve.settings import HttpSettings
 
-from . import control, docs, generate, infer_stream, memory, middleware, v1
+from . import control, docs, generate, infer_stream, memory, middleware, routing, v1
 from .messages import add_model_route, infer_head, json_response
 from .schemas import INFER_BODY, SCHEMAS, response_of, responses_of
 from .streams import Streams
@@ -96,6 +96,7 @@ def create_app(server: Server, options: HttpSettings) -> FastAPI:
     for settings in (control.logging_router, control.shared_memory_router, control.trace_router):
         app.include_router(settings(server, max_json))
     app.include_router(memory.router(server), tags=["metadata"])
+    app.include_router(routing.router(server, max_json))
     app.include_router(v1.router(context), tags=["KServe v1, TensorFlow Serving"])
     app.include_router(docs.router(server, app.openapi))
     return app
@@ -184,7 +185,7 @@ def _models(server: Server) -> APIRouter:
         ("/stats", model_statistics, "object"),
         ("/batches", model_batches, "object"),
     ):
-        add_model_route(router, suffix, handler, responses=responses_of(body, 400, 404, 503))
+        add_model_route(router, server, suffix, handler, responses=responses_of(body, 400, 404, 503))
     return router
 
 
@@ -215,7 +216,9 @@ def _inference(context: CallContext) -> APIRouter:
         return Response(content, headers=headers, media_type="application/octet-stream")
 
     responses = responses_of("InferenceResponseBody", 400, 404, 503)
-    add_model_route(router, "/infer", infer, methods=["POST"], responses=responses, openapi_extra=INFER_BODY)
+    add_model_route(
+        router, context.server, "/infer", infer, methods=["POST"], responses=responses, openapi_extra=INFER_BODY
+    )
     return router
 
 

@@ -66,7 +66,7 @@ def router(context: CallContext, streams: Streams) -> APIRouter:
             "responses": responses,
             "openapi_extra": body_of(SCHEMAS["GenerateRequestBody"]),
         }
-        add_model_route(router, suffix, handler, methods=["POST"], **options)
+        add_model_route(router, context.server, suffix, handler, methods=["POST"], **options)
     return router
 
 

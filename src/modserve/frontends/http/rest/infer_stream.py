@@ -43,7 +43,7 @@ def router(context: CallContext, streams: Streams) -> APIRouter:
         return await respond(request, call, framing, _encoder(call, context.server_timing), raise_failure=True)
 
     options = {"response_class": StreamingResponse, "responses": _RESPONSES, "openapi_extra": INFER_BODY}
-    add_model_route(router, "/infer_stream", infer_stream, methods=["POST"], **options)
+    add_model_route(router, context.server, "/infer_stream", infer_stream, methods=["POST"], **options)
     return router
 
 

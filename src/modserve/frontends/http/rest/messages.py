@@ -5,21 +5,63 @@ from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
+from starlette.convertors import Convertor, register_url_convertor
+from starlette.routing import Match
+from starlette.types import Scope
 
-from modserve.frontends.http.wire.asgi import HEADERS_AS_SENT
+from modserve.core.errors import not_found
+from modserve.frontends.http.wire.asgi import HEADERS_AS_SENT, SLASH
 from modserve.protocol import header_forwarding
 from modserve.protocol.header_forwarding import Forwarded
 from modserve.protocol.http import deadlines, infer_request
 from modserve.protocol.http.infer_body import check_json_size
 from modserve.protocol.http.request_head import RequestHead
 from modserve.protocol.json.json_text import MIME_JSON
+from modserve.server import Server
 from modserve.settings import HttpSettings
 
 
-def add_model_route(router: APIRouter, suffix: str, handler: Callable[..., Any], **options: Any) -> None:
-    """A call about a model: once for its latest version, and once for each."""
+class _LabelConvertor(Convertor[str]):
+    """A part of a path that may be the label of a version."""
+
+    regex = "[a-z][a-z0-9_-]*"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("label", _LabelConvertor())
+
+
+def add_model_route(
+    router: APIRouter, server: Server, suffix: str, handler: Callable[..., Any], **options: Any
+) -> None:
+    """A call about a model: once for its latest version, and once for each, by its number or its label."""
     for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version:version}"):
         router.add_api_route(path + suffix, handler, **options)
+    labelled = {**options, "include_in_schema": False, "route_class_override": route_of_labels(server)}
+    router.add_api_route(f"/v2/models/{{model}}/versions/{{version:label}}{suffix}", handler, **labelled)
+
+
+def route_of_labels(server: Server) -> type[APIRoute]:
+    """Of the models that have labels: for others, a version that is no number is no path."""
+
+    class LabelRoute(APIRoute):
+        def matches(self, scope: Scope) -> tuple[Match, Scope]:
+            match, matched = super().matches(scope)
+            if match is not Match.NONE:
+                parts = matched["path_params"]
+                model = parts["model"].replace(SLASH, "/")
+                if not server.routings.has_labels(model):
+                    return Match.NONE, {}
+                parts["version"] = server.routings.labelled(model, parts["version"], not_found("Not Found"))
+            return match, matched
+
+    return LabelRoute
 
 
 async def read_body(request: Request, max_json: int) -> bytes:

@@ -15,7 +15,7 @@ from modserve.protocol.json.json_text import MIME_JSON
 from modserve.protocol.restricted import PATH_CATEGORY, Restriction
 
 _ASTERISK = "*"
-_METHODS = ("GET", "POST")
+_METHODS = ("GET", "POST", "DELETE")
 """All that the application's paths have, but for HEAD and OPTIONS."""
 
 _PATTERNS = [

@@ -60,6 +60,15 @@ _BODIES: dict[str, tuple[str, str]] = {
         "predictions?: [any], outputs?: any",
         "`predictions` answers `instances`, `outputs` answers `inputs`.",
     ),
+    "Routing": (
+        "labels?: object, split?: object, sticky?: string, shadow?: object, rollback?: object",
+        "`labels` are names of versions, `split` has weights of labels and versions.",
+    ),
+    "RoutingReport": (
+        "model: string, source: string, routing: Routing, routes: [object], requests_without_key?: integer, "
+        "shadow?: object",
+        "The routing, and for each of its routes the version, the share of the requests and their number.",
+    ),
     "ReadinessReason": (
         "name: string, version: string, state: string, reason: string",
         "A model version that is not READY. `version` is empty where the model has none to speak of.",

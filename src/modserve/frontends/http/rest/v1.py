@@ -33,7 +33,6 @@ def router(context: CallContext) -> APIRouter:
     router = APIRouter()
     _add_inference(router, context)
     _add_models(router, context.server)
-    _add_labels(router)
     return router
 
 
@@ -52,24 +51,28 @@ def _add_inference(router: APIRouter, context: CallContext) -> None:
         finally:
             handle.release()
 
+    async def predict_labelled(request: Request, model: str, label: str) -> Response:
+        """The same, by the version that has a label in the model's routing."""
+        return await predict(request, model, _labelled(server, model, label))
+
     def refusal(method: str) -> Callable[..., Awaitable[Response]]:
-        async def refuse(model: str, version: int | None = None) -> Response:
-            _servable(server, model, version)
+        async def refuse(model: str, version: int | None = None, label: str = "") -> Response:
+            _servable(server, model, _labelled(server, model, label) if label else version)
             raise v1_models.no_method(method)
 
         return refuse
 
-    for path in (_MODEL, _VERSION):
+    for path, handler in ((_MODEL, predict), (_VERSION, predict), (_LABEL, predict_labelled)):
         router.add_api_route(
             f"{path}:predict",
-            predict,
+            handler,
             methods=["POST"],
             responses=responses_of("PredictResponseBody", 400, 404, 501, 503),
             openapi_extra=body_of(SCHEMAS["PredictRequestBody"]),
         )
     records, explainer = "Refused: no model here takes tf.Example records.", "Refused: no model here has an explainer."
     for path, method, why in (
-        *((path, method, records) for path in (_MODEL, _VERSION) for method in ("classify", "regress")),
+        *((path, method, records) for path in (_MODEL, _VERSION, _LABEL) for method in ("classify", "regress")),
         (_MODEL, "explain", explainer),
     ):
         router.add_api_route(
@@ -108,8 +111,13 @@ def _add_models(router: APIRouter, server: Server) -> None:
             raise v1_models.unknown_version(model, version)
         return json_response(v1_models.status_json(entries))
 
-    async def model_metadata(model: str, version: int | None = None) -> Response:
+    async def label_status(model: str, label: str) -> Response:
+        """The state of the version that has a label in the model's routing."""
+        return await version_status(model, _labelled(server, model, label))
+
+    async def model_metadata(model: str, version: int | None = None, label: str = "") -> Response:
         """The model's inputs and outputs as a TensorFlow signature."""
+        version = _labelled(server, model, label) if label else version
         try:
             servable = server.model(model, version)
         except ModserveError as error:
@@ -122,7 +130,8 @@ def _add_models(router: APIRouter, server: Server) -> None:
     router.add_api_route("/v1/models", models, responses=responses_of("ModelList"))
     router.add_api_route(_MODEL, model_status, responses=unready, route_class_override=_route_of_models(server))
     router.add_api_route(_VERSION, version_status, responses=responses_of("VersionStatuses", 404))
-    for path in (_MODEL, _VERSION):
+    router.add_api_route(_LABEL, label_status, responses=responses_of("VersionStatuses", 404))
+    for path in (_MODEL, _VERSION, _LABEL):
         router.add_api_route(f"{path}/metadata", model_metadata, responses=responses_of("SignatureMetadata", 404, 503))
 
 
@@ -144,14 +153,9 @@ def _route_of_models(server: Server) -> type[APIRoute]:
     return ModelRoute
 
 
-def _add_labels(router: APIRouter) -> None:
-    async def label_status(model: str, label: str) -> Response:
-        """Refused: versions have no labels here."""
-        raise v1_models.unknown_label(label)
-
-    for suffix in (":predict", ":classify", ":regress", "", "/metadata"):
-        method = "POST" if suffix.startswith(":") else "GET"
-        router.add_api_route(f"{_LABEL}{suffix}", label_status, methods=[method], responses=errors_of(404))
+def _labelled(server: Server, model: str, label: str) -> int:
+    """The version with a label of the model's routing. Raises NOT_FOUND."""
+    return server.routings.labelled(model, label, v1_models.unknown_label(label))
 
 
 def _entries(server: Server, model: str) -> list[IndexEntry]:

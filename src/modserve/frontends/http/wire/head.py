@@ -13,8 +13,8 @@ _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-
 """RFC 3986, 3.2.2 and 3.2.3; empty for a target without an authority."""
 
 # A longer version may be none at all; the application says so.
-_INFER = re.compile(rb"/v2/models/([^/?#]+)(?:/versions/([0-9]{1,18}))?/infer(?:\?|$)")
-_BINARY = re.compile(rb"/v2/models/[^/?#]+(?:/versions/[0-9]+)?/infer(?:_stream)?(?:\?|$)")
+_INFER = re.compile(rb"/v2/models/([^/?#]+)(?:/versions/(?:([0-9]{1,18})|([a-z][a-z0-9_-]*)))?/infer(?:\?|$)")
+_BINARY = re.compile(rb"/v2/models/[^/?#]+(?:/versions/(?:[0-9]+|[a-z][a-z0-9_-]*))?/infer(?:_stream)?(?:\?|$)")
 _ORIGIN = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 
 _VERSIONS = ("1.1", "1.0")
@@ -110,6 +110,7 @@ def read_head(
             cors=cors,
             model=inference[0],
             model_version=inference[1],
+            version_label=inference[2],
             header_length=header_length,
             content_encoding=single.get(b"content-encoding"),
             response_encoding=compression.choose(", ".join(accepted)),
@@ -162,10 +163,10 @@ def without_origin(target: bytes) -> bytes:
     return rest if rest.startswith(b"/") else b"/" + rest
 
 
-def match_infer(target: bytes) -> tuple[str, int | None] | None:
-    """The model and version whose ``infer`` the target names; None for any other target."""
+def match_infer(target: bytes) -> tuple[str, int | None, str] | None:
+    """The model, and its version or that one's label, whose ``infer`` the target names; None for any other target."""
     match = _INFER.match(target)
     if match is None:
         return None
     name = unquote_to_bytes(match[1]).decode(errors="replace")
-    return name, int(match[2]) if match[2] else None
+    return name, int(match[2]) if match[2] else None, match[3].decode() if match[3] else ""

@@ -1,0 +1,78 @@
+"""How requests that name no version are divided between the READY versions of a model: values, and what was counted."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """A version that gets copies of requests; its responses are compared with those of the clients, and dropped."""
+
+    route: str
+    """A label, or a version in digits, as in all that follows."""
+    share: float
+    """Of the requests, above 0 and at most 1."""
+    tolerance: float = 0.0
+    """The largest relative difference at which two elements of floating point are the same."""
+    max_in_flight: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """When a version loses its weight. A limit of 0 is none; there is one at least."""
+
+    route: str
+    baseline: str
+    """The route whose latency is the measure for `p95_ratio`."""
+    error_share: float = 0.0
+    p95_ns: int = 0
+    p95_ratio: float = 0.0
+    last_requests: int = 200
+    """How many requests of each route are looked at, the latest ones."""
+    last_ns: int = 0
+    """Older requests are not looked at; 0: any age."""
+    least_requests: int = 20
+    """With fewer requests nothing is decided."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """The routing of one model."""
+
+    labels: Mapping[str, int] = field(default_factory=dict)
+    """Names for versions."""
+    split: Mapping[str, float] = field(default_factory=dict)
+    """The weights of the routes, in the order in which they were written; empty: all requests go to the latest."""
+    sticky: str = ""
+    """The request parameter whose equal values go to the same version; empty: each request goes by the weights."""
+    shadow: Shadow | None = None
+    rollback: Rollback | None = None
+    document: Mapping[str, Any] = field(default_factory=dict)
+    """The same as it was written, in values that JSON has."""
+
+    def version(self, route: str) -> int:
+        return self.labels[route] if route in self.labels else int(route)
+
+
+@dataclass(frozen=True, slots=True)
+class RouteFigures:
+    """One route of a model's split, for the metrics page."""
+
+    model: str
+    route: str
+    version: int
+    share: float
+    """Of the requests that name no version, at this moment."""
+    requests: int
+    rolled_back: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowFigures:
+    """What became of the copies of requests, for the metrics page."""
+
+    model: str
+    version: int
+    outcomes: Mapping[str, int]
+    in_flight: int

@@ -1,0 +1,329 @@
+"""The routing of one model, and the servable that stands in front of its versions while there is one.
+
+The `Router` keeps what outlives loads: the weights as they are now, whose turn it is, and all counts. Whenever another
+set of versions is READY, the table gets another `Routed`, which knows the servables. A version that is not READY, or
+has nothing to run it, leaves its share to the others; if none is left, requests go to the latest version.
+
+Requests of a sequence go to the version that has it, whatever the weights are by then.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from modserve.core.errors import Code, ModserveError
+from modserve.core.inflight import Inflight
+from modserve.core.memory import MemoryBudget
+from modserve.core.request import InferenceRequest
+from modserve.core.response import InferenceResponse, Outcome, ResponseSink
+from modserve.core.routing_config import RouteFigures, Routing, ShadowFigures
+from modserve.core.sequence import membership
+from modserve.core.servable import (
+    ReadinessChecker,
+    RequestHolder,
+    SequenceKeeper,
+    Servable,
+    engine_report,
+)
+
+from .choice import Route, next_route, route_of
+from .rollback import RolledBack, Window, verdict
+from .shadow import Shadowing
+
+_log = logging.getLogger(__name__)
+
+_NOT_ITS_FAULT = frozenset({Code.INVALID_ARG, Code.CANCELLED})
+"""Failures that say nothing of the version: mistakes of clients, and their absence."""
+
+
+class RouteRollback(NamedTuple):
+    """A route of a model's routing has lost its weight, in values that JSON has: other workers do the same."""
+
+    model: str
+    route: str
+    reason: str
+    document: Mapping[str, Any]
+    """The whole routing: another one begins anew."""
+
+
+class Router:
+    """`source` says where the routing is from: ``config``, ``api``, or empty if it is only there for old sequences."""
+
+    def __init__(
+        self,
+        name: str,
+        routing: Routing,
+        source: str,
+        memory: MemoryBudget,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        on_rollback: Callable[[RouteRollback], None] = lambda rollback: None,
+    ) -> None:
+        self.name = name
+        self.routing = routing
+        self.source = source
+        self._clock_ns = clock_ns
+        self._now_ms = now_ms
+        self._on_rollback = on_rollback
+        self.routes = [Route(route, routing.version(route), weight) for route, weight in routing.split.items()]
+        self.keyless = 0
+        """Requests without the parameter by which they would have been sticky."""
+        self.shadowing = None if routing.shadow is None else Shadowing(routing.shadow, memory)
+        rule = routing.rollback
+        self._ended = 0
+        """Requests of the canary that count for the rule."""
+        self._canary: Route | None = None
+        self._baseline: Route | None = None
+        if rule is not None:
+            by_name = {route.name: route for route in self.routes}
+            self._canary, self._baseline = by_name[rule.route], by_name[rule.baseline]
+            for route in (self._canary, self._baseline):
+                route.window = Window(rule.last_requests, rule.last_ns)
+
+    def choose(self, request: InferenceRequest, routes: Sequence[Route]) -> Route:
+        """Of some routes, at least one."""
+        if self.routing.sticky:
+            key = _key(request, self.routing.sticky)
+            if key:
+                return route_of(key, routes)
+            self.keyless += 1
+        return next_route(routes)
+
+    def ended(self, route: Route, began_ns: int, outcome: Outcome) -> None:
+        """A request that took `route` has its last outcome."""
+        rule, window = self.routing.rollback, route.window
+        failed = isinstance(outcome, ModserveError)
+        if rule is None or window is None or route.rolled_back is not None:
+            return
+        if isinstance(outcome, ModserveError) and outcome.code in _NOT_ITS_FAULT:
+            return
+        now_ns = self._clock_ns()
+        window.add(now_ns, now_ns - began_ns, failed)
+        if route is not self._canary:
+            return
+        self._ended += 1
+        if not failed and self._ended % (1 + len(window) // 20):
+            return  # sorting all durations each time would take long
+        baseline = None if self._baseline is None else self._baseline.window
+        if baseline is not None:
+            baseline.forget(now_ns)
+        if reason := verdict(rule, window, baseline):
+            self.roll_back(route.name, reason)
+            self._on_rollback(RouteRollback(self.name, route.name, reason, self.routing.document))
+
+    def roll_back(self, name: str, reason: str) -> None:
+        """A route loses its weight."""
+        for route in self.routes:
+            if route.name == name and route.rolled_back is None:
+                route.rolled_back = RolledBack(reason, self._now_ms())
+                text = "model '%s', version %d: rolled back, it gets none of the requests that name no version: %s"
+                _log.warning(text, self.name, route.version, reason)
+
+    @property
+    def rollbacks(self) -> list[RouteRollback]:
+        """What has been rolled back."""
+        return [
+            RouteRollback(self.name, route.name, route.rolled_back.reason, self.routing.document)
+            for route in self.routes
+            if route.rolled_back is not None
+        ]
+
+    def share(self, route: Route, ready: Callable[[Route], bool]) -> float:
+        """The share of the requests that a route gets, from 0 to 1."""
+        weights = {each.name: each.weight for each in self.routes if each.open and ready(each)}
+        return weights.get(route.name, 0.0) / (sum(weights.values()) or 1.0)
+
+    def figures(self, ready: Callable[[Route], bool]) -> Iterator[RouteFigures | ShadowFigures]:
+        for route in self.routes:
+            share = self.share(route, ready)
+            rolled_back = route.rolled_back is not None
+            yield RouteFigures(self.name, route.name, route.version, share, route.requests, rolled_back)
+        if self.shadowing is not None and self.routing.shadow is not None:
+            version = self.routing.version(self.routing.shadow.route)
+            yield ShadowFigures(self.name, version, self.shadowing.outcomes, self.shadowing.in_flight)
+
+    def report(self, trouble: Callable[[int], str]) -> dict[str, Any]:
+        """The routing and what it has done, as JSON has it. `trouble` says why a version is not READY, or nothing."""
+        troubles = {route.name: trouble(route.version) for route in self.routes}
+        return {
+            "model": self.name,
+            "source": self.source,
+            "routing": self.routing.document,
+            "routes": [
+                {
+                    "name": route.name,
+                    "version": route.version,
+                    "weight": 0 if route.rolled_back else route.weight,
+                    "share": round(self.share(route, lambda each: not troubles[each.name]), 6),
+                    "requests": route.requests,
+                    **({"not_ready": troubles[route.name]} if troubles[route.name] else {}),
+                    **(
+                        {"rolled_back": {"reason": route.rolled_back.reason, "at_ms": route.rolled_back.at_ms}}
+                        if route.rolled_back
+                        else {}
+                    ),
+                }
+                for route in self.routes
+            ],
+            **({"requests_without_key": self.keyless} if self.routing.sticky else {}),
+            **({} if self.shadowing is None else {"shadow": self.shadowing.report()}),
+        }
+
+
+def _key(request: InferenceRequest, sticky: str) -> str:
+    """The value by which a request is sticky; empty if it has none. Names of headers have no case."""
+    header = sticky.removeprefix("header:")
+    if header == sticky:
+        value = request.parameters.get(sticky, "")
+        return "" if sticky == "sequence_id" and value == 0 else str(value)
+    return next((str(value) for name, value in request.parameters.items() if name.lower() == header), "")
+
+
+class Routed:
+    """Implements `core.servable.Servable` in front of the READY versions of one model, which it chooses from.
+
+    It is `SequenceKeeper` and `ReadinessChecker`, too, for all of them.
+    """
+
+    def __init__(self, router: Router, served: Mapping[int, Servable], latest: Servable) -> None:
+        self._router = router
+        self._latest = latest
+        self.parts: tuple[Servable, ...] = tuple(served.values())
+        """All that a request may go to."""
+        self._legs = {route.name: (route, served[route.version]) for route in router.routes if route.version in served}
+        self._by_version = {route.version: route for route, _ in self._legs.values()}
+        self._keepers = [each for each in self.parts if isinstance(each, SequenceKeeper)]
+        shadow = router.routing.shadow
+        self._shadow = None if shadow is None else served.get(router.routing.version(shadow.route))
+        self.id = latest.id
+        self.config = latest.config
+        self.config_message = latest.config_message
+        self.statistics = latest.statistics
+        self.labels = latest.labels
+
+    def __repr__(self) -> str:
+        return f"Routed({self._router.name}, {list(self._legs)} of {len(self.parts)} versions)"
+
+    def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
+        if not self._keepers:
+            return self._submit(request, sink, now_ns, *self._choose(request))
+        try:
+            member = membership(request)
+        except ModserveError:
+            return self._latest.submit(request, sink, now_ns)  # which refuses it
+        if not member.start:
+            for keeper in self._keepers:
+                if keeper.has_sequence(member.id):
+                    servable = next(each for each in self.parts if each is keeper)
+                    return self._submit(request, sink, now_ns, servable, self._by_version.get(servable.id.version))
+            return self._latest.submit(request, sink, now_ns)  # which refuses it, or leaves it to another worker
+        chosen, route = self._choose(request)
+        inflight = self._submit(request, sink, now_ns, chosen, route)
+        for keeper in self._keepers:
+            if keeper is not chosen:
+                keeper.abandon_sequence(member.id)
+        return inflight
+
+    def _choose(self, request: InferenceRequest) -> tuple[Servable, Route | None]:
+        routes = [route for route, servable in self._legs.values() if route.open and servable.unready_reason is None]
+        if not routes:
+            return self._latest, None
+        route = self._router.choose(request, routes)
+        return self._legs[route.name][1], route
+
+    def _submit(
+        self, request: InferenceRequest, sink: ResponseSink, now_ns: int, servable: Servable, route: Route | None
+    ) -> Inflight:
+        if route is None:
+            return servable.submit(request, sink, now_ns)
+        route.requests += 1
+        router, shadow = self._router, self._shadow
+        shadowing = router.shadowing
+        copied = shadow is not None and shadowing is not None and shadowing.sample(request)
+        if not copied and route.window is None:
+            return servable.submit(request, sink, now_ns)
+        watching = _Watching(sink, router, route, now_ns, request if copied else None, shadow)
+        try:
+            return servable.submit(request, watching, now_ns)
+        except ModserveError as error:
+            router.ended(route, now_ns, error)
+            raise
+
+    @property
+    def unready_reason(self) -> str | None:
+        """None if any version can take what comes."""
+        servables = [servable for route, servable in self._legs.values() if route.open] or [self._latest]
+        reasons = [servable.unready_reason for servable in servables]
+        return None if None in reasons or self._latest.unready_reason is None else reasons[0]
+
+    @property
+    def engine_report(self) -> Mapping[str, object]:
+        return engine_report(self._latest)
+
+    @property
+    def outstanding(self) -> int:
+        return sum(each.outstanding for each in self.parts if isinstance(each, RequestHolder))
+
+    @property
+    def open_sequences(self) -> int:
+        return sum(keeper.open_sequences for keeper in self._keepers)
+
+    def has_sequence(self, id: int | str) -> bool:
+        return any(keeper.has_sequence(id) for keeper in self._keepers)
+
+    def abandon_sequence(self, id: int | str) -> None:
+        for keeper in self._keepers:
+            keeper.abandon_sequence(id)
+
+    async def check_ready(self) -> bool:
+        """Whether any version that requests go to is ready."""
+        servables = [servable for route, servable in self._legs.values() if route.open] or [self._latest]
+        for servable in servables:
+            if servable.unready_reason is None and (
+                not isinstance(servable, ReadinessChecker) or await servable.check_ready()
+            ):
+                return True
+        return False
+
+    async def drain(self) -> None:
+        for each in self.parts:
+            await each.drain()
+
+    async def close(self) -> None:
+        for each in self.parts:
+            await each.close()
+
+
+class _Watching:
+    """Implements `core.response.ResponseSink` before the sink of a request: its client is served first."""
+
+    __slots__ = ("_began_ns", "_copied", "_route", "_router", "_shadow", "_sink")
+
+    def __init__(
+        self,
+        sink: ResponseSink,
+        router: Router,
+        route: Route,
+        began_ns: int,
+        copied: InferenceRequest | None,
+        shadow: Servable | None,
+    ) -> None:
+        self._sink = sink
+        self._router = router
+        self._route = route
+        self._began_ns = began_ns
+        self._copied = copied
+        """The request, if the shadow gets a copy of it."""
+        self._shadow = shadow
+
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        try:
+            self._sink.settle(outcome, final)
+        finally:
+            if final:
+                self._router.ended(self._route, self._began_ns, outcome)
+                copied, shadow, shadowing = self._copied, self._shadow, self._router.shadowing
+                if copied is not None and shadow is not None and isinstance(outcome, InferenceResponse):
+                    assert shadowing is not None, "it has sampled the request: this is a bug"
+                    shadowing.copy(copied, outcome, shadow)

@@ -1,0 +1,167 @@
+"""Copies of requests for a version whose responses nobody gets: they are compared with those that clients got.
+
+A copy is made when the client's response has been handed over, so that it cannot delay or fail the request it is a copy
+of. It is dropped, and counted as such, if too many are on their way, if its tensors do not fit the server's memory for
+requests, or if they lie in memory that the client may change by then.
+"""
+
+import asyncio
+import mmap
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from modserve.core.errors import Code, ModserveError
+from modserve.core.memory import MemoryBudget
+from modserve.core.request import InferenceRequest
+from modserve.core.response import InferenceResponse, SingleResponseSink
+from modserve.core.routing_config import Shadow
+from modserve.core.servable import Servable
+from modserve.core.tensor import Tensor
+
+from .comparison import difference
+
+_PATIENCE_NS: Final = 10_000_000_000
+"""How long a copy may wait."""
+_SHORT: Final = 64 * 1024
+"""Bytes of outputs that are compared on the event loop's thread; more, or those of a device, on another one."""
+
+
+def _soon(callback: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(callback)
+
+
+def _aside(compare: Callable[[], str], done: Callable[[str], None]) -> None:
+    """Run `compare` on a thread, and then `done` with its result, or with why it failed."""
+
+    def ended(future: "asyncio.Future[str]") -> None:
+        if not future.cancelled():
+            error = future.exception()
+            done(future.result() if error is None else f"cannot be compared: {error}")
+
+    asyncio.get_running_loop().run_in_executor(None, compare).add_done_callback(ended)
+
+
+class Shadowing:
+    """The shadow of one model. `call_soon` runs something when the present turn of the event loop is over."""
+
+    def __init__(
+        self,
+        rule: Shadow,
+        memory: MemoryBudget,
+        call_soon: Callable[[Callable[[], None]], None] = _soon,
+        aside: Callable[[Callable[[], str], Callable[[str], None]], None] = _aside,
+    ) -> None:
+        self._rule = rule
+        self._memory = memory
+        self._call_soon = call_soon
+        self._aside = aside
+        self._due = 0.0
+        self.outcomes = {"same": 0, "different": 0, "failed": 0, "dropped": 0}
+        """Every sampled request is one of them in the end, unless it failed itself."""
+        self.in_flight = 0
+        self.last_difference = ""
+        self.last_failure = ""
+
+    def sample(self, request: InferenceRequest) -> bool:
+        """Whether a request is to be copied: of any number of requests their share, to within one."""
+        if request.parameters.get("sequence_id"):
+            return False  # an ensemble's, whose steps may have sequences
+        self._due += self._rule.share
+        if self._due < 1:
+            return False
+        self._due -= 1
+        if any(map(_borrowed, request.inputs.values())):
+            self.outcomes["dropped"] += 1
+            return False
+        return True
+
+    def copy(self, request: InferenceRequest, response: InferenceResponse, servable: Servable) -> None:
+        """The client of `request` has got its response: `servable` is to respond to the same."""
+        size = response.size + sum([tensor.size for tensor in request.inputs.values()])
+        if self.in_flight >= self._rule.max_in_flight or not self._memory.fits(size):
+            self.outcomes["dropped"] += 1
+            return
+        self._memory.take(size)
+        self.in_flight += 1
+        self._call_soon(partial(self._submit, request, response, servable, size))
+
+    def _submit(self, request: InferenceRequest, response: InferenceResponse, servable: Servable, size: int) -> None:
+        now_ns = time.monotonic_ns()
+        copy = InferenceRequest(
+            request.model_name,
+            request.inputs,
+            request.outputs,
+            servable.id.version,
+            request.id,
+            request.parameters,
+            now_ns + _PATIENCE_NS,
+        )
+        try:
+            servable.submit(copy, _Comparing(self, response, size), now_ns)
+        except ModserveError as error:
+            self._end("dropped" if error.code is Code.UNAVAILABLE else "failed", size, error.message)
+        except Exception as error:
+            self._end("failed", size, f"{error}")
+
+    def settled(self, expected: InferenceResponse, outcome: InferenceResponse | ModserveError, size: int) -> None:
+        """The shadow has responded to a copy for which `size` bytes are held."""
+        if isinstance(outcome, ModserveError):
+            self._end("failed", size, outcome.message)
+            return
+        more = outcome.size
+        self._memory.force(more)
+        compare = partial(difference, expected.outputs, outcome.outputs, self._rule.tolerance)
+        tensors = (*expected.outputs.values(), *outcome.outputs.values())
+        if size + more > _SHORT or any(tensor.device is not None for tensor in tensors):
+            self._aside(compare, partial(self._compared, size + more))
+            return
+        try:
+            text = compare()
+        except Exception as error:  # a tensor that cannot be read
+            text = f"cannot be compared: {error}"
+        self._compared(size + more, text)
+
+    def _compared(self, size: int, text: str) -> None:
+        self._end("different" if text else "same", size, text)
+
+    def _end(self, outcome: str, size: int, text: str) -> None:
+        self.outcomes[outcome] += 1
+        if outcome == "different":
+            self.last_difference = text
+        elif outcome != "same":
+            self.last_failure = text
+        self.in_flight -= 1
+        self._memory.give_back(size)
+
+    def report(self) -> dict[str, Any]:
+        """In values that JSON has."""
+        return {
+            "version": self._rule.route,
+            **self.outcomes,
+            "in_flight": self.in_flight,
+            **({"last_difference": self.last_difference} if self.last_difference else {}),
+            **({"last_failure": self.last_failure} if self.last_failure else {}),
+        }
+
+
+class _Comparing(SingleResponseSink):
+    """Gets the response to a copy."""
+
+    __slots__ = ("_expected", "_shadowing", "_size")
+
+    def __init__(self, shadowing: Shadowing, expected: InferenceResponse, size: int) -> None:
+        super().__init__()
+        self._shadowing = shadowing
+        self._expected = expected
+        self._size = size
+
+    def deliver(self, outcome: InferenceResponse | ModserveError) -> None:
+        self._shadowing.settled(self._expected, outcome, self._size)
+
+
+def _borrowed(tensor: Tensor) -> bool:
+    """Whether its elements are in a region of shared memory, which its client may change after the response."""
+    received = tensor.received
+    return tensor.device is not None or (isinstance(received, memoryview) and isinstance(received.obj, mmap.mmap))

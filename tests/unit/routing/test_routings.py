@@ -1,0 +1,177 @@
+"""Where a model's routing is from, and how long it lasts."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from routed_versions import Keeper, Version
+
+from modserve.core.errors import Code, ModserveError, internal, invalid
+from modserve.core.routing_config import RouteFigures, Routing
+from modserve.core.servable import Servable
+from modserve.repository.rows import Model
+from modserve.repository.rows import Version as Row
+from modserve.repository.table import ModelTable
+from modserve.routing.reading import read
+from modserve.routing.router import Routed, RouteRollback
+from modserve.routing.routings import Routings
+from modserve.testing import RecordingSink, request
+
+SPLIT = {"labels": {"stable": 1, "canary": 2}, "split": {"stable": 9, "canary": 1}}
+OTHER = {"split": {"1": 1}}
+
+
+def versions(routing: Routing | None = None, kind: type[Version] = Version) -> dict[int, Servable]:
+    made: dict[int, Servable] = {}
+    for number in (1, 2):
+        version = kind(number)
+        version.config = replace(version.config, routing=routing)
+        made[number] = version
+    return made
+
+
+def document(routings: Routings) -> Any:
+    """What the routing says and where it is from; None without one."""
+    try:
+        report = routings.report("m", lambda version: "")
+    except ModserveError:
+        return None
+    return report["source"], report["routing"]
+
+
+def test_without_a_routing_the_latest_takes_requests_itself() -> None:
+    routings, served = Routings(), versions()
+    assert routings.front("m", served, served[2]) is served[2]
+    assert document(routings) is None
+
+
+def test_what_a_client_sets_is_in_place_of_the_configuration() -> None:
+    routings, served = Routings(), versions(read(SPLIT))
+    assert isinstance(routings.front("m", served, served[2]), Routed)
+    assert document(routings) == ("config", SPLIT)
+    routings.set("m", served[2], OTHER)
+    routings.front("m", served, served[2])
+    assert document(routings) == ("api", OTHER)
+    routings.set("m", served[2], None)
+    routings.front("m", served, served[2])
+    assert document(routings) == ("config", SPLIT)
+
+
+def test_it_lasts_until_the_model_is_unloaded() -> None:
+    routings, served = Routings(), versions()
+    routings.set("m", served[2], SPLIT)
+    routings.front("m", served, served[2])
+    routings.front("m", {1: served[1]}, served[1])
+    again = versions(read(OTHER))
+    routings.front("m", again, again[2])
+    assert document(routings) == ("api", SPLIT)
+    assert routings.front("m", {}, None) is None
+    assert document(routings) is None
+    assert isinstance(routings.front("m", again, again[2]), Routed)
+    assert document(routings) == ("config", OTHER)
+
+
+def test_a_configured_routing_goes_on_through_loads_and_changes_with_the_configuration() -> None:
+    routings, served = Routings(), versions(read(SPLIT))
+    front = routings.front("m", served, served[2])
+    assert isinstance(front, Routed)
+    for _ in range(7):
+        front.submit(request(model="m"), RecordingSink(), 0)
+    again = versions(read(SPLIT))
+    routings.front("m", again, again[2])
+    figures = routings.figures(lambda name, version: True)
+    assert [each.requests for each in figures if isinstance(each, RouteFigures)] == [6, 1]
+    other = versions(read(OTHER))
+    routings.front("m", other, other[2])
+    assert document(routings) == ("config", OTHER)
+    without = versions()
+    assert routings.front("m", without, without[2]) is without[2]
+    assert document(routings) is None
+
+
+def test_a_wrong_routing_changes_nothing() -> None:
+    routings, served = Routings(), versions()
+    routings.set("m", served[2], SPLIT)
+    with pytest.raises(ModserveError):
+        routings.set("m", served[2], {"split": {"1": -1}})
+    decoupled = Version(2)
+    decoupled.config = replace(decoupled.config, decoupled=True)
+    with pytest.raises(ModserveError, match="decoupled"):
+        routings.set("m", decoupled, {"split": {"1": 1}, "shadow": {"version": 2, "share": 1}})
+    assert document(routings) == ("api", SPLIT)
+
+
+def test_sequences_outlive_the_routing() -> None:
+    routings, served = Routings(), versions(kind=Keeper)
+    first = served[1]
+    assert isinstance(first, Keeper)
+    routings.set("m", served[2], SPLIT)
+    first.sequences.add(5)
+    routings.set("m", served[2], None)
+    assert isinstance(routings.front("m", served, served[2]), Routed)
+    assert document(routings) is None
+    first.sequences.clear()
+    assert routings.front("m", served, served[2]) is served[2]
+
+
+def test_a_rollback_elsewhere_is_done_here_if_the_routing_is_the_same() -> None:
+    here, elsewhere, served = Routings(), Routings(), versions()
+    seen: list[RouteRollback] = []
+    elsewhere.on_rollback = seen.append
+    document = {**SPLIT, "rollback": {"version": "canary", "error_share": 0.1, "least_requests": 1}}
+    for routings in (here, elsewhere):
+        routings.set("m", served[2], document)
+    front = elsewhere.front("m", served, served[2])
+    assert isinstance(front, Routed)
+    for _ in range(10):
+        front.submit(request(model="m"), RecordingSink(), 0)
+    canary = served[2]
+    assert isinstance(canary, Version)
+    canary.respond(internal("no"))
+    assert [(each.model, each.route, each.document) for each in seen] == [("m", "canary", document)]
+    assert elsewhere.rollbacks == seen
+    here.set("m", served[2], {**document, "split": {"stable": 8, "canary": 1}})
+    here.roll_back(seen[0])
+    assert here.rollbacks == []
+    here.set("m", served[2], document)
+    here.roll_back(seen[0])
+    here.roll_back(seen[0])
+    assert here.rollbacks == seen
+    here.roll_back(seen[0]._replace(model="other"))
+
+
+def test_labels() -> None:
+    routings, served = Routings(), versions()
+    failure = invalid("no number")
+    with pytest.raises(ModserveError) as caught:
+        routings.labelled("m", "canary", failure)
+    assert caught.value is failure
+    assert not routings.has_labels("m")
+    routings.set("m", served[2], SPLIT)
+    assert routings.has_labels("m")
+    assert routings.labelled("m", "canary", failure) == 2
+    with pytest.raises(ModserveError) as caught:
+        routings.labelled("m", "beta", failure)
+    text = "model 'm' has no version with the label 'beta', its labels are: 'stable' (version 1), 'canary' (version 2)"
+    assert (caught.value.code, caught.value.message) == (Code.NOT_FOUND, text)
+    for wrong in ("1.5", "-2", "Canary"):
+        with pytest.raises(ModserveError) as caught:
+            routings.labelled("m", wrong, failure)
+        assert caught.value is failure
+
+
+async def test_who_borrows_a_routed_model_keeps_all_its_versions() -> None:
+    table, served = ModelTable(), versions()
+    table.models["m"] = Model(versions={number: Row(servable=servable) for number, servable in served.items()})
+    table.rank("m")
+    assert table.get("m", None) is served[2]
+    table.routings.set("m", table.latest("m"), SPLIT)
+    table.rank("m")
+    handle = table.borrow("m", None)
+    assert isinstance(handle.servable, Routed)
+    assert [table.loans.lent(each) for each in served.values()] == [True, True]
+    handle.release()
+    assert [table.loans.lent(each) for each in served.values()] == [False, False]
+    handle = table.borrow("m", 1)
+    assert [table.loans.lent(each) for each in served.values()] == [True, False]
+    handle.release()
