@@ -122,9 +122,17 @@ def residency(servable: object) -> ResidencyReport | None:
     return servable.residency if isinstance(servable, OnDemand) else None
 
 
+@runtime_checkable
+class Describable(Protocol):
+    """A servable whose configuration may not be complete yet: an `OnDemand`, or one that stands before others."""
+
+    async def describe(self) -> None:
+        """As `OnDemand.describe`."""
+
+
 async def describe(servable: object) -> None:
     """Make the configuration of a servable complete, if it is not yet. Raises as `OnDemand.describe`."""
-    if isinstance(servable, OnDemand):
+    if isinstance(servable, Describable):
         await servable.describe()
 
 

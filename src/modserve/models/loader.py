@@ -72,9 +72,11 @@ class Loader:
 
     def _load_of(self, design: Design) -> Callable[[Path, int], Awaitable[Servable]]:
         """What loads a version: at once, or with its first request."""
+        load, residency = functools.partial(self._load_version, design), self._options.residency
+        if residency is None:
+            return load
         look = functools.partial(self._reader.look, design.draft)
-        load = functools.partial(self._load_version, design)
-        return self._options.residency.around(design.draft, design.needs, load, look, self._borrow)
+        return residency.around(design.draft, design.needs, load, look, self._borrow)
 
     async def _load_version(
         self, design: Design, path: Path, version: int, statistics: ModelStatistics | None = None

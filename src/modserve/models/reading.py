@@ -49,8 +49,8 @@ class LoaderOptions:
     """Which models run samples before they take requests."""
     around: Callable[[Servable], Servable] | None = None
     """Puts something in front of each model that is loaded."""
-    residency: Residency = field(default_factory=Residency)
-    """When models come into memory."""
+    residency: Residency | None = None
+    """When models come into memory; None: all of them when they are loaded."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from modserve.core.errors import Code, ModserveError
 from modserve.core.inflight import Inflight
 from modserve.core.memory import MemoryBudget
 from modserve.core.request import InferenceRequest
+from modserve.core.residency import describe
 from modserve.core.response import InferenceResponse, Outcome, ResponseSink
 from modserve.core.routing_config import RouteFigures, Routing, ShadowFigures
 from modserve.core.sequence import membership
@@ -197,10 +198,18 @@ class Routed:
         shadow = router.routing.shadow
         self._shadow = None if shadow is None else served.get(router.routing.version(shadow.route))
         self.id = latest.id
-        self.config = latest.config
-        self.config_message = latest.config_message
         self.statistics = latest.statistics
-        self.labels = latest.labels
+        self._look()
+
+    def _look(self) -> None:
+        self.config = self._latest.config
+        self.config_message = self._latest.config_message
+        self.labels = self._latest.labels
+
+    async def describe(self) -> None:
+        """As `core.residency.OnDemand` has it."""
+        await describe(self._latest)
+        self._look()
 
     def __repr__(self) -> str:
         return f"Routed({self._router.name}, {list(self._legs)} of {len(self.parts)} versions)"

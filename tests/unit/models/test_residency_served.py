@@ -22,6 +22,7 @@ from modserve.frontends.http.rest.app import create_app
 from modserve.models.residency.on_demand import OnDemandModel
 from modserve.observability import prometheus
 from modserve.protocol.control import memory, statistics
+from modserve.routing.router import Routed
 from modserve.settings import HttpSettings
 from modserve.testing import write_model
 
@@ -232,3 +233,19 @@ async def test_files_that_have_changed_are_said(tmp_path: Path, caplog: pytest.L
         weights.write_bytes(b"newer")
         await server.infer("first", ONES)
     assert "have changed since the version was loaded" in caplog.text
+
+
+async def test_a_model_with_routes_says_what_its_latest_version_says(tmp_path: Path) -> None:
+    backend = DescribedBackend()
+    split = '{"labels": {"a": 1, "b": 2}, "split": {"a": 50, "b": 50}}'
+    weights = f"parameters {{ key: \"routing\" value {{ string_value: '{split}' }} }}"
+    write_model(tmp_path, "first", f'backend: "described" version_policy: {{ all: {{}} }} {weights}', ("1", "2"))
+    async with served(tmp_path, backend, {"first": ""}, load_lazily="true") as server:
+        assert isinstance(server.model("first"), Routed)
+        app = create_app(server, HttpSettings())
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+            config = (await client.get("/v2/models/first/config")).json()
+            assert [each["name"] for each in config["input"]] == ["IN"]
+            answer = await client.post("/v1/models/first:predict", json={"inputs": [1, 2]})
+            assert (answer.status_code, answer.json()) == (200, {"outputs": [1, 2]})
+        assert sorted(backend.opened) in (["first"], ["first", "first"])
