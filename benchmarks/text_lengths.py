@@ -8,6 +8,7 @@ ratio is that of windows of one round. What comes before does not count: the ser
 import asyncio
 import itertools
 import random
+import shutil
 import statistics
 import tempfile
 import time
@@ -84,7 +85,7 @@ class Way:
 def repository(directory: Path, way: str, plan: Plan) -> Path:
     folder = directory / way / "encoder"
     (folder / "1").mkdir(parents=True)
-    (folder / "1" / FILES.get(plan.engine, "model.onnx")).symlink_to(real_encoder.model_file(plan.wheel))
+    shutil.copyfile(real_encoder.model_file(plan.wheel), folder / "1" / FILES.get(plan.engine, "model.onnx"))
     text = f'backend: "{plan.engine}"\nmax_batch_size: {MOST}\n' + real_encoder.INPUTS + WAYS[way]
     if "padding." in WAYS[way]:
         text += f'parameters {{ key: "padding.multiple_of" value {{ string_value: "{plan.multiple_of}" }} }}\n'

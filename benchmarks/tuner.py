@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import itertools
 import random
+import shutil
 import statistics
 import tempfile
 import threading
@@ -106,7 +107,7 @@ class Subject:
         folder = repository / "model"
         (folder / "1").mkdir(parents=True)
         if self.file is not None:
-            (folder / "1" / "model.onnx").symlink_to(self.file)
+            shutil.copyfile(self.file, folder / "1" / "model.onnx")
         text = self.config + BATCHER.format(size=self.most, delay_us=int((delay_ms or 0) * 1000))
         if delay_ms is None:
             text += TUNED.format(goal_us=int(self.goal_ms * 1000))

@@ -154,7 +154,7 @@ def write_repository(folder: Path, files: Path, models: Sequence[Model], program
         version.mkdir(parents=True)
         (folder / model.name / "config.pbtxt").write_text(model.config("python" if program else "onnxruntime"))
         if program is None:
-            (version / "model.onnx").symlink_to(files / f"{model.name}.onnx")
+            shutil.copyfile(files / f"{model.name}.onnx", version / "model.onnx")
         else:
             shutil.copyfile(program, version / "model.py")
             shutil.copyfile(program.with_name("onnx_models.py"), version / "onnx_models.py")
