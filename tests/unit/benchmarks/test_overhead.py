@@ -116,5 +116,6 @@ def test_a_baseline_must_be_a_checkout(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_own_process_has_memory_and_time() -> None:
     own = ServerProcess(os.getpid(), 0, 0, 0, 0, 0)
-    assert own.peak_mb() >= own.rss_mb() > 0
+    resident = own.rss_mb()  # first: it may grow
+    assert own.peak_mb() >= resident > 0
     assert own.cpu_seconds() > 0
