@@ -1,85 +1,15 @@
-"""Stores on loopback for the tests of remote repositories: S3 by moto in a process of its own, a relay with faults."""
+"""In front of stores on loopback, for the tests of remote repositories: a relay with faults, and a web server."""
 
 import base64
 import contextlib
 import http.client
-import os
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 from urllib.parse import unquote
-
-import boto3
-
-_MOTO = """
-import logging, sys
-from moto.server import ThreadedMotoServer
-logging.getLogger("werkzeug").setLevel(logging.ERROR)
-server = ThreadedMotoServer(port=0, ip_address="127.0.0.1", verbose=False)
-server.start()
-print(server.get_host_and_port()[1], flush=True)
-sys.stdin.read()
-"""
-KEYS = {"AWS_ACCESS_KEY_ID": "AKIATESTS", "AWS_SECRET_ACCESS_KEY": "aSecretOfTests", "AWS_DEFAULT_REGION": "us-east-1"}
-_NOTHING: Mapping[str, str] = MappingProxyType({})
-
-
-class Bucket:
-    """A bucket of a server for S3, whose URL is `url`."""
-
-    def __init__(self, url: str, name: str) -> None:
-        self.url, self.name = url, name
-        keys = {
-            "aws_access_key_id": KEYS["AWS_ACCESS_KEY_ID"],
-            "aws_secret_access_key": KEYS["AWS_SECRET_ACCESS_KEY"],
-        }
-        self.client: Any = boto3.session.Session().client("s3", endpoint_url=url, region_name="us-east-1", **keys)
-        self.client.create_bucket(Bucket=name)
-
-    @property
-    def address(self) -> str:
-        """Host and port, as Triton's places have them."""
-        return self.url.removeprefix("http://")
-
-    def put(self, key: str, content: bytes) -> None:
-        self.client.put_object(Bucket=self.name, Key=key, Body=content)
-
-    def delete(self, *keys: str) -> None:
-        for key in keys:
-            self.client.delete_object(Bucket=self.name, Key=key)
-
-    def upload(self, folder: Path, prefix: str) -> None:
-        """All files in a folder."""
-        for path in sorted(folder.rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
-                self.put(f"{prefix}/{path.relative_to(folder)}", path.read_bytes())
-
-
-@contextmanager
-def moto(environment: Mapping[str, str] = _NOTHING) -> Iterator[str]:
-    """The URL of a server for S3."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _MOTO],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, **environment},
-    )
-    try:
-        assert process.stdout is not None
-        line = next(line for line in process.stdout if line.strip().isdigit())
-        yield f"http://127.0.0.1:{int(line)}"
-    finally:
-        process.kill()
-        process.communicate()
 
 
 class Relay:

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 from repositories import EXAMPLES, write_identity
 from server_process import ServerProcess, eventually, serving, started
-from stores import KEYS, Bucket, Relay, Web, moto, relay_to, web
+from stores import Relay, Web, relay_to, web
 from wire import DIFFERENCE, SUM, Answer, Ask, Input, assert_serving, binary_outputs, http, http_infer, ints
+
+from buckets import KEYS, Bucket, moto
 
 POLL = ("--model-control-mode=poll", "--repository-poll-secs=1")
 ROUNDS = Input("INPUT0", "INT32", (1, 3), ints(1, 2, 3))
