@@ -75,7 +75,7 @@ STAGES = (
         "memory",
         ("--model-memory-limit=110MB",),
         models.large_models,
-        (Phase("rounds of evictions", 30, changes.evict, 2),),
+        (Phase("rounds of evictions", 50, changes.evict, 4),),
     ),
     Stage(
         "bucket",

@@ -108,7 +108,7 @@ class Traffic:
     async def _send_on(self, number: int, send: Callable[[str, str, np.ndarray], Awaitable[np.ndarray]]) -> None:
         numbers = np.random.default_rng(number)
         while not self._ended:
-            target = self._targets[numbers.integers(len(self._targets))]
+            target = self._targets[int(numbers.integers(len(self._targets)))]
             data = numbers.integers(1, 1000, (int(numbers.integers(1, 4)), 8)).astype(np.float32)
             version = "1" if numbers.random() < 0.3 else ""
             allowed, began = set(target.latest), time.perf_counter()

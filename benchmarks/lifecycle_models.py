@@ -127,7 +127,7 @@ async def one_model(folder: Path) -> AsyncIterator[Site]:
 async def stable_and_canary(folder: Path) -> AsyncIterator[Site]:
     site = Site(folder, [Target(CANARY, 1, {2})])
     code = _CANARY.replace("SLOW", repr(str(site.slow))).replace("SECONDS", str(SLOW_S)).encode()
-    files = {"1/model.py": code, "2/model.py": code, "config.pbtxt": config(backend="python") + _THREAD.encode()}
+    files = {"1/model.py": code, "2/model.py": code, "config.pbtxt": config(4, backend="python") + _THREAD.encode()}
     write(site.models / CANARY, files)
     yield site
 

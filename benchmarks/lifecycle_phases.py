@@ -11,16 +11,17 @@ from typing import Any
 import orjson
 
 from lifecycle_clients import Count, Target, Traffic, call
-from lifecycle_models import CANARY, LARGE, MODEL, Site, config, model_of
+from lifecycle_models import CANARY, LARGE, MODEL, SLOW_S, Site, config, model_of
 
 OUTAGE_S, SHORT_OUTAGE_S = 10.0, 2.0
 EVENTUALLY_S = 30.0
 SETTLE_S = 0.05
 """So long only the latest version may respond to what names no version."""
+LAST_REQUESTS = 40
 ROUTING = {
     "labels": {"stable": 1, "canary": 2},
     "split": {"stable": 70, "canary": 30},
-    "rollback": {"version": "canary", "p95_ms": 400, "last_requests": 40, "error_share": 0.01},
+    "rollback": {"version": "canary", "p95_ms": 400, "last_requests": LAST_REQUESTS, "error_share": 0.01},
 }
 """The canary passes its limit only while it is slow: its batches take `SLOW_S` then, and a millisecond otherwise."""
 
@@ -178,28 +179,32 @@ async def roll_back(control: Control, time_: int) -> str:
     """The canary gets its share, becomes slow, and must lose its share; then it is fast again."""
     path, latest = f"/v2/models/{CANARY}/routing", control.target.latest
 
-    async def rolled_back() -> bool:
+    async def canary() -> dict[str, Any]:
         routes = (await control.call("GET", path))[1]["routes"]
-        return any("rolled_back" in each for each in routes)
+        return next(each for each in routes if each["version"] == 2)
+
+    async def is_used() -> bool:
+        return bool((await canary())["requests"] >= 2 * LAST_REQUESTS)
+
+    async def is_rolled_back() -> bool:
+        return "rolled_back" in await canary()
 
     latest |= {1, 2}
     status, answer = await control.call("POST", path, ROUTING)
     if status != 200:
         return f"{status} {answer}"
-    await asyncio.sleep(0.5)
-    if await rolled_back():
-        return "the canary was rolled back before it was slow"
+    if not await eventually(is_used) or await is_rolled_back():
+        return f"the canary lost its share before it was slow: {await canary()}"
     control.site.slow.touch()
     try:
-        if not await eventually(rolled_back):
+        if not await eventually(is_rolled_back):
             return "the canary was slow, and was not rolled back"
         latest.remove(2)
         control.happened("rollbacks")
-        await asyncio.sleep(SETTLE_S)
+        control.happened("requests to the canary", (await canary())["requests"])
     finally:
         control.site.slow.unlink()
-    routes = (await control.call("GET", path))[1]["routes"]
-    control.happened("requests to canaries before", sum(each["requests"] for each in routes if each["version"] == 2))
+    await asyncio.sleep(SLOW_S)
     return ""
 
 
@@ -253,7 +258,6 @@ async def lose_bucket(control: Control, time_: int) -> str:
             return "the server is not ready because the bucket is gone"
     finally:
         store.door.open()
-    control.happened("outages")
     control.happened("seconds without the bucket", round(time.monotonic() - began))
     if not await eventually(read_again):
         return "the bucket is back, and the server did not say so"
