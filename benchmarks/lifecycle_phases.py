@@ -65,7 +65,7 @@ class Control:
         """The error that the server returns, empty if there is none."""
         document = {"parameters": parameters} if parameters else {}
         status, answer = await self.call("POST", f"/v2/repository/models/{MODEL}/load", document)
-        self.happened("loads" if status == 200 else "refused loads")
+        self.happened("load calls" if status == 200 else "refused load calls")
         return "" if status == 200 else f"{status} {answer}"
 
     async def ready_versions(self) -> set[str]:
