@@ -8,7 +8,7 @@ import lifecycle
 from lifecycle_phases import SHORT_OUTAGE_S
 
 
-@pytest.mark.parametrize("stage", map(lifecycle.short_form, lifecycle.STAGES), ids=lambda stage: stage.name)
+@pytest.mark.parametrize("stage", [*map(lifecycle.short_form, lifecycle.STAGES)], ids=lambda stage: stage.name)
 def test_nothing_fails_while_models_change(stage: lifecycle.Stage, capsys: pytest.CaptureFixture[str]) -> None:
     if reason := lifecycle.lacking(stage):
         pytest.skip(reason)
