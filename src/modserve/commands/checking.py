@@ -193,7 +193,7 @@ class _RecordingLoader:
         failures = await asyncio.to_thread(self._loader.examine, listing)
         if failures:
             for failure in failures:
-                report.problems += findings(failure, report.path)
+                report.problems += (_without_said(each, report) for each in findings(failure, report.path))
             raise failures[0]
         blueprint = await self._loader.inspect(listing)
         report.versions = blueprint.versions
@@ -258,6 +258,13 @@ def findings(failure: ModserveError, place: str) -> Iterator[Finding]:
     if advice:  # it is about the last one: the whole configuration, behind what has a line
         about[-1] = dataclasses.replace(about[-1], advice=advice)
     yield from about
+
+
+def _without_said(finding: Finding, report: ModelReport) -> Finding:
+    """The finding without the lines of advice that the report has already."""
+    said = {line for problem in report.problems for line in problem.advice.splitlines()}
+    advice = "\n".join(line for line in finding.advice.splitlines() if line not in said)
+    return dataclasses.replace(finding, advice=advice)
 
 
 def _configuration(error: BaseException | None) -> ConfigurationError | None:

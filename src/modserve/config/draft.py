@@ -11,7 +11,7 @@ from modserve.pb import inference as pb
 
 from .features import Context, directory, to_model_config
 from .text import override, pbtxt
-from .text.problems import ConfigurationError, Problem, Source
+from .text.problems import ConfigurationError, FieldPath, Problem, Source
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class Draft:
             message, self.name, self.source.path.parent, self.backends, measured=self.measured
         )
 
-    def placed(self, error: ModserveError, *fields: str) -> ConfigurationError:
+    def placed(self, error: ModserveError, *fields: str | FieldPath) -> ConfigurationError:
         """A failure as a problem of the first of some fields that is written, or of the whole configuration."""
-        places = (self.source.locate((field,)) for field in fields)
+        places = (self.source.locate((field,) if isinstance(field, str) else field) for field in fields)
         problem = Problem(error.message, next(filter(None, places), None))
         return ConfigurationError(error.message, self.source, [problem])
 

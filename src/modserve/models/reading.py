@@ -80,7 +80,7 @@ class ModelReader:
             config, cpu_instances, only_reads = draft.provisional(), 0, False
         else:
             backend, config = self.backend(draft)
-            cpu_instances, only_reads = count_cpu(place(config, backend)), bool(getattr(backend, "in_place", ()))
+            cpu_instances, only_reads = self._count_cpu(draft), bool(getattr(backend, "in_place", ()))
         versions = self._selected(draft, listing)
         needs = config.ensemble.needs if config.ensemble is not None else {}
         return Design(draft, versions, needs, cpu_instances * len(versions), only_reads)
@@ -107,6 +107,8 @@ class ModelReader:
         engine = None
         if draft.backend and not draft.is_ensemble:
             engine = tried(lambda draft, listing: self.backend(draft)[0])
+        if engine is not None and not failures:  # else there might be a thousand million instances
+            tried(lambda draft, listing: self._count_cpu(draft))
         versions = tried(self._selected) or ()
         filename = "" if engine is None else engine.default_model_filename
         config, names, guard = draft.provisional(), self._registry.names, self._options.guard
@@ -130,6 +132,17 @@ class ModelReader:
             hint = advice.versions(listing.path, listing.versions, self._registry.names)
             raise advice.advised(failure, hint) from draft.placed(failure, "version_policy")
         return versions
+
+    def _count_cpu(self, draft: model_config.Draft) -> int:
+        """How many instances of a version run on the CPU. Raises INVALID_ARG for GPUs that are not there."""
+        backend, config = self.backend(draft)
+        for index, group in enumerate(config.instance_groups):
+            try:
+                place(replace(config, instance_groups=(group,)), backend)
+            except ModserveError as error:
+                field = "gpus" if group.gpus else "kind"
+                raise error from draft.placed(error, ("instance_group", index, field))
+        return count_cpu(place(config, backend))
 
     def read(self, listing: Listing) -> model_config.Draft:
         """The configuration as it is written. Raises `UnreadableModelError`."""

@@ -310,3 +310,36 @@ def test_a_model_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out = said(capsys, "--model-file", "sums.onnx", "--load")
     assert code == 0
     assert out.startswith(f"{folder}/sums.onnx: note: max_batch_size of model 'sums' becomes 4")
+
+
+# Places and advice
+
+
+def test_a_gpu_that_is_not_there_has_a_place(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    groups = "instance_group [\n{ kind: KIND_CPU },\n{\nkind: KIND_GPU\n{}\n}\n]\n"
+    for model, gpus in (("any", ""), ("listed", "gpus: [ 1 ]")):
+        write(folder / "model_repository", {f"{model}/1/model.onnx": MODEL})
+        text = f'backend: "onnxruntime"\n{groups.replace("{}", gpus)}'
+        (folder / "model_repository" / model / "config.pbtxt").write_text(text)
+    any_gpu, listed = (model["problems"] for model in document(capsys, "model_repository")["models"])
+    assert [(each["line"], each["column"]) for each in (*any_gpu, *listed)] == [(5, 1), (6, 1)]
+    assert "specifies GPU instances, but 0 GPUs are available here" in any_gpu[0]["text"]
+    assert "specifies GPU 1, but 0 GPUs are available here" in listed[0]["text"]
+
+
+def test_too_many_instances_are_not_counted_one_by_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = 'backend: "onnxruntime"\ninstance_group { count: 2000000000 }\n'
+    write(folder / "model_repository", {"m/config.pbtxt": text, "m/1/model.onnx": MODEL})
+    (model,) = document(capsys, "model_repository")["models"]
+    assert [each["line"] for each in model["problems"]] == [2]
+
+
+def test_advice_is_given_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(folder / "model_repository", {"m/model.onnx": MODEL})
+    code, out = said(capsys, "model_repository")
+    assert code == 1
+    assert out.count(" error: ") == 2
+    assert out.count("move 'model.onnx' to '1/model.onnx'") == 1

@@ -238,19 +238,19 @@ DIFFERENCES = {
     ],
     ("input { name: 'IN' data_type: TYPE_FP32 dims: [4, 5] }", (4,), (4,)): [
         "1:41: model 'foo', tensor 'IN': the model expects 1 dimensions (shape [4]) but the model configuration "
-        "specifies 2 dimensions (shape [4,5])"
+        "specifies 2 dimensions (shape [4,5]); write dims: [ 4 ]"
     ],
     ("input { name: 'IN' data_type: TYPE_FP32 dims: 5 }", (4,), (4,)): [
         "1:41: model 'foo', tensor 'IN': the model expects 1 dimensions (shape [4]) but the model configuration "
-        "specifies 1 dimensions (shape [5])"
+        "specifies 1 dimensions (shape [5]); write dims: [ 4 ]"
     ],
     ("output { name: 'OUT' data_type: TYPE_FP32 dims: 5 }", (4,), (4, -1)): [
         "1:43: model 'foo', tensor 'OUT': the model expects 2 dimensions (shape [4,-1]) but the model configuration "
-        "specifies 1 dimensions (shape [5])"
+        "specifies 1 dimensions (shape [5]); write dims: [ 4, -1 ]"
     ],
     ("input { name: 'IN' data_type: TYPE_FP32 dims: 6 reshape { shape: [2, 3] } }", (3, 2), (4,)): [
         "1:49: model 'foo', tensor 'IN': the model expects 2 dimensions (shape [3,2]) but the model configuration "
-        "specifies 2 dimensions (shape [2,3])"
+        "specifies 2 dimensions (shape [2,3]); write reshape { shape: [ 3, 2 ] }"
     ],
     ("input { name: 'IN' data_type: TYPE_FP32 dims: 2 }", (), (4,)): [
         "1:41: unable to load model 'foo', scalar tensor 'IN', should only provide 1 in the model configuration when "
@@ -262,7 +262,24 @@ DIFFERENCES = {
         "and the first dimension must be -1; but shape expected by the model is [3,4]",
         "3:43: model 'foo', tensor 'OUT': the model expects 2 dimensions (shape [-1,5]) but the model configuration "
         "specifies 2 dimensions (an initial batch dimension because max_batch_size > 0 followed by the explicit tensor "
-        "shape, making complete shape [-1,4])",
+        "shape, making complete shape [-1,4]); write dims: [ 5 ]",
+    ],
+    # The batch dimension once too often, or once too rarely, and nothing left beside it.
+    ("max_batch_size: 8 input { name: 'IN' data_type: TYPE_FP32 dims: [ -1, 4 ] }", (-1, 4), (-1,)): [
+        "1:59: model 'foo', tensor 'IN': the model expects 2 dimensions (shape [-1,4]) but the model configuration "
+        "specifies 3 dimensions (an initial batch dimension because max_batch_size > 0 followed by the explicit tensor "
+        "shape, making complete shape [-1,-1,4]); max_batch_size adds the batch dimension, so leave it out: dims: [ 4 ]"
+    ],
+    ("input { name: 'IN' data_type: TYPE_FP32 dims: 4 } output { name: 'OUT' }", (-1, 4), (3,)): [
+        "1:41: model 'foo', tensor 'IN': the model expects 2 dimensions (shape [-1,4]) but the model configuration "
+        "specifies 1 dimensions (shape [4]); write dims: [ -1, 4 ], or a max_batch_size above 0, which adds the batch "
+        "dimension"
+    ],
+    ("max_batch_size: 8 input { name: 'IN' data_type: TYPE_FP32 dims: 4 }", (-1,), (-1,)): [
+        "1:59: model 'foo', tensor 'IN': the model expects 1 dimensions (shape [-1]) but the model configuration "
+        "specifies 2 dimensions (an initial batch dimension because max_batch_size > 0 followed by the explicit tensor "
+        "shape, making complete shape [-1,4]); max_batch_size adds the batch dimension, so leave it out: "
+        "dims: [ 1 ] reshape { }"
     ],
 }
 

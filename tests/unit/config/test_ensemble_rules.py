@@ -107,24 +107,65 @@ SWITCH = scheduling(step("a", "x=IN", "y=OUT z=kind"), step("b", "x=IN", "y=TWO"
         ),
         pytest.param(
             HEAD + 'input { name: "MORE" data_type: TYPE_FP32 dims: 4 }\n' + ONE,
-            "ensemble input 'MORE' for ensemble foo' is not used",
+            "ensemble input 'MORE' for ensemble 'foo' is not used: it is the value of no input_map",
             id="input not used",
         ),
         pytest.param(
             HEAD + 'output { name: "MORE" data_type: TYPE_FP32 dims: 4 }\n' + ONE,
-            "ensemble output 'MORE' for ensemble foo' is not used",
+            "ensemble output 'MORE' for ensemble 'foo' is not used: it is the value of no output_map; "
+            "the steps give: 'OUT'",
             id="output not used",
         ),
         pytest.param(
             HEAD + scheduling(step("a", "x=IN", "y=OUT z=SPARE")),
-            "ensemble tensor 'SPARE' is unused in ensemble 'foo'",
+            "ensemble tensor 'SPARE' is unused in ensemble 'foo': step 0 gives it, and nothing takes it",
             id="nobody reads it",
+        ),
+        pytest.param(
+            HEAD + scheduling(step("a", "x=IN", "y=OUTT")),
+            "ensemble output 'OUT' for ensemble 'foo' is not used: it is the value of no output_map; "
+            "did you mean 'OUTT'?",
+            id="output misspelt",
+        ),
+        pytest.param(
+            HEAD
+            + 'input { name: "mask" data_type: TYPE_FP32 dims: 4 }\n'
+            + scheduling(step("a", "x=IN w=mas", "y=OUT")),
+            "ensemble input 'mask' for ensemble 'foo' is not used: it is the value of no input_map; "
+            "did you mean 'mas'?",
+            id="input misspelt",
+        ),
+        pytest.param(
+            HEAD + scheduling(step("a", "x=IN w=u", "y=OUT")),
+            "ensemble tensor 'u' is unused in ensemble 'foo': no step gives it, and it is no input of the ensemble; "
+            "there are: 'IN'",
+            id="nobody gives it",
+        ),
+        pytest.param(
+            HEAD + scheduling(step("a", "x=IN w=u", "y=v"), step("b", "x=v", "y=OUT")),
+            "ensemble tensor 'v' is unused in ensemble 'foo': step 0, which gives it, never has all of its inputs",
+            id="given by a step that cannot run",
         ),
     ],
 )
 def test_what_is_wrong(text: str, expected: str) -> None:
     found = problems(text, backend="")
     assert any(line.endswith(": " + expected) or line == expected for line in found), found
+
+
+def test_a_loose_end_is_shown_where_it_is() -> None:
+    text = """ensemble_scheduling {
+  step {
+    model_name: "a"
+    model_version: -1
+    input_map { key: "x" value: "IN" }
+    input_map { key: "w" value: "u" }
+    output_map { key: "y" value: "OUT" }
+    output_map { key: "z" value: "SPARE" }
+  }
+}
+"""
+    assert [line.partition(":")[0] for line in problems(HEAD + text, backend="")] == ["3", "9", "11"]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +219,7 @@ def test_conditions(key: str, value: str, expected: Condition) -> None:
         ),
         ("3", "k == 1", "parameter 'ensemble.when.3': there is no step '3'; steps are: 0 (a), 1 (a)"),
         ("a", "k == 1", "parameter 'ensemble.when.a': steps [0, 1] ask model 'a', say which by its number"),
-        ("1", "u == 1", "ensemble tensor 'u' is unused in ensemble 'foo'"),
+        ("1", "u == 1", "ensemble tensor 'u' is unused in ensemble 'foo': no step gives it"),
     ],
 )
 def test_conditions_that_are_wrong(key: str, value: str, expected: str) -> None:

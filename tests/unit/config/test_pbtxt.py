@@ -116,6 +116,26 @@ MISTAKES = {
     "input { data_type: 'TYPE_FP32' }": ["1:20: 'data_type' takes a value without quotes: TYPE_FP32"],
     "input { data_type: FLOAT }": ["1:20: unknown value 'FLOAT' for 'data_type'; did you mean 'TYPE_FP32'?"],
     "instance_group { kind: CPU }": ["1:24: unknown value 'CPU' for 'kind'; did you mean 'KIND_CPU'?"],
+    # Templates that were not filled in
+    "max_batch_size: ${size}\nname: '${name}'": [
+        "1:17: 'max_batch_size' takes an integer, found the placeholder ${size} of a template, which is to be filled in"
+    ],
+    "instance_group [ { count: ${n} kind: ${kind} } ]\n${more}": [
+        "1:27: 'count' takes an integer, found the placeholder ${n} of a template, which is to be filled in",
+        "1:38: 'kind' takes KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL, found the placeholder ${kind} of a template, "
+        "which is to be filled in",
+        "2:1: expected a field name, found the placeholder ${more} of a template, which is to be filled in",
+    ],
+    "input { dims: [ ${a}, 3 ] }\ndynamic_batching ${b}": [
+        "1:17: 'dims' takes an integer, found the placeholder ${a} of a template, which is to be filled in",
+        "2:18: 'dynamic_batching' takes a block { … }, found the placeholder ${b} of a template, which is to be filled "
+        "in",
+    ],
+    "max_batch_size: ${": [
+        "1:17: 'max_batch_size' takes an integer, found '$'",
+        "1:18: expected a field name, found '{'; the fields of a model stand outside all braces",
+        "1:18: '{' is never closed with '}'",
+    ],
     "instance_group { kind: 99999999999 }": ["1:24: 'kind' has no value with number 99999999999"],
     "input { format: zzz }": ["1:17: unknown value 'zzz' for 'format'; it takes FORMAT_NONE, FORMAT_NHWC, FORMAT_NCHW"],
     "version_policy: latest": ["1:17: 'version_policy' takes a block { … }, found 'latest'"],

@@ -15,7 +15,10 @@ NO_GPU = (
 
 # What is put before two good tensors → what is wrong.
 RULES = {
-    'name: "bar"': ["1:1: unexpected directory name 'foo' for model 'bar', directory name must equal model name"],
+    'name: "bar"': [
+        "1:1: unexpected directory name 'foo' for model 'bar', directory name must equal model name; "
+        'write name: "foo", or leave the name out'
+    ],
     'platform: "caffe"': [
         "1:1: unexpected platform type 'caffe' for foo; known platforms are: tensorflow_savedmodel, "
         "tensorflow_graphdef, tensorrt_plan, onnxruntime_onnx, pytorch_libtorch, torch_aoti, libtorch"

@@ -153,7 +153,7 @@ def validate_platform(message: pb.ModelConfig, directory: str) -> Faults:
     """`directory` is the name of the model's directory."""
     name, platform, backend = message.name, message.platform, message.backend
     if name != directory:
-        rule = "directory name must equal model name"
+        rule = f'directory name must equal model name; write name: "{directory}", or leave the name out'
         yield ("name",), f"unexpected directory name '{directory}' for model '{name}', {rule}"
     if platform == ENSEMBLE:
         if backend:

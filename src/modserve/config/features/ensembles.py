@@ -7,11 +7,12 @@ from 0, or the name of its model if only one step runs that model.
 import difflib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 
 from modserve.core.ensemble_config import COMPARISONS, EQUALITY, Condition, Ensembling, Operand, Step
 from modserve.pb import inference as pb
 
+from ..text import suggest
 from ..text.problems import Faults, FieldPath
 from .directory import ENSEMBLE
 
@@ -96,17 +97,23 @@ def _flow_faults(message: pb.ModelConfig) -> Faults:
             yield (*_HERE, indices[0], "output_map"), f"ensemble tensor '{tensor}' {rule}"
     for position, model_input in enumerate(message.input):
         if model_input.name not in writers:
-            yield ("input", position), f"ensemble input '{model_input.name}' for ensemble {name}' is not used"
+            loose = [tensor for tensor, indices in writers.items() if not indices and tensor not in inputs]
+            hint = _which(model_input.name, loose, "the input maps lack")
+            text = f"ensemble input '{model_input.name}' for ensemble '{name}' is not used"
+            yield ("input", position), f"{text}: it is the value of no input_map{hint}"
     ready = _ready(steps, writers, inputs)
     for position, output in enumerate(message.output):
         if output.name not in writers:
-            yield ("output", position), f"ensemble output '{output.name}' for ensemble {name}' is not used"
+            hint = _which(output.name, [tensor for tensor, indices in writers.items() if indices], "the steps give")
+            text = f"ensemble output '{output.name}' for ensemble '{name}' is not used"
+            yield ("output", position), f"{text}: it is the value of no output_map{hint}"
         elif output.name not in ready:
             yield ("output", position), _not_written(output.name, name, steps, writers, ready)
     used = outputs | {tensor for step in steps for tensor in step.needs & ready}
     for tensor in writers:
         if tensor not in used:
-            yield _first_use(tensor, steps), f"ensemble tensor '{tensor}' is unused in ensemble '{name}'"
+            text = f"ensemble tensor '{tensor}' is unused in ensemble '{name}'"
+            yield _first_use(tensor, steps), f"{text}: {_loose_end(tensor, inputs, outputs, steps, writers)}"
 
 
 def _writers(steps: Iterable[Step]) -> dict[str, list[int]]:
@@ -144,12 +151,36 @@ def _not_written(
     return text if last == output else f"{text}: at least one of its depending tensors, '{last}', is not connected"
 
 
+def _loose_end(
+    tensor: str, inputs: Set[str], outputs: Set[str], steps: Sequence[Step], writers: Mapping[str, Sequence[int]]
+) -> str:
+    """Why nothing becomes of a tensor, and which one may be meant."""
+    if writers[tensor]:
+        giver = f"step {writers[tensor][0]}"
+        if any(tensor in step.needs for step in steps):
+            return f"{giver}, which gives it, never has all of its inputs"
+        lacking = {name for name, indices in writers.items() if not indices} - inputs | outputs - writers.keys()
+        return f"{giver} gives it, and nothing takes it{_which(tensor, lacking, '')}"
+    takers = {index for index, step in enumerate(steps) if tensor in step.needs}
+    givers = [*inputs, *(name for name, indices in writers.items() if set(indices) - takers)]
+    return f"no step gives it, and it is no input of the ensemble{_which(tensor, givers, 'there are')}"
+
+
+def _which(name: str, names: Collection[str], otherwise: str) -> str:
+    """The end of a sentence about a tensor that is not there: the one that is meant, or what there is."""
+    others = ", ".join(f"'{each}'" for each in sorted(set(names) - {name}))
+    listed = f"{otherwise}: {others}" if otherwise and others else ""
+    hint = suggest.did_you_mean(name, names, listed, cutoff=0.6)
+    return f"; {hint}" if hint else ""
+
+
 def _first_use(tensor: str, steps: Sequence[Step]) -> FieldPath:
     """The first step that reads or writes a tensor."""
     for index, step in enumerate(steps):
         for part, names in (("input_map", step.inputs), ("output_map", step.outputs)):
-            if tensor in names.values():
-                return (*_HERE, index, part)
+            for key, value in names.items():
+                if value == tensor:
+                    return (*_HERE, index, part, key)
     return _HERE[:1]
 
 

@@ -169,7 +169,7 @@ def _compare_side(
             field, dims = ("reshape", tensor.reshape.shape) if tensor.HasField("reshape") else ("dims", tensor.dims)
             text = _difference(list(dims), model_tensor, message, exact=side == "output")
             if text:
-                yield (*here, field), text
+                yield (*here, field), text + _way_out(list(dims), field, model_tensor, message.max_batch_size > 0)
 
 
 def _difference(dims: list[int], tensor: DescribedTensor, message: pb.ModelConfig, *, exact: bool) -> str:
@@ -199,3 +199,19 @@ def _difference(dims: list[int], tensor: DescribedTensor, message: pb.ModelConfi
         f"{who}the model expects {len(shape)} dimensions (shape {format_shape(shape)}) but the model configuration "
         f"specifies {len(full)} dimensions ({f'{batch} complete ' if batching else ''}shape {format_shape(full)})"
     )
+
+
+def _way_out(dims: list[int], field: str, tensor: DescribedTensor, batching: bool) -> str:
+    """What to write in place of dims that are not the model's; empty where another field is to be changed."""
+    shape = list(tensor.shape)
+    if not shape or (batching and shape[0] != _VARIABLE):
+        return ""
+    sizes = ", ".join(map(str, shape[1:] if batching else shape))
+    right = f"dims: [ {sizes} ]" if field == "dims" else f"reshape {{ shape: [ {sizes} ] }}"
+    if not sizes:
+        right = "dims: [ 1 ] reshape { }"
+    if batching and len(dims) == len(shape):
+        return f"; max_batch_size adds the batch dimension, so leave it out: {right}"
+    if not batching and shape[0] == _VARIABLE and len(dims) == len(shape) - 1:
+        return f"; write {right}, or a max_batch_size above 0, which adds the batch dimension"
+    return f"; write {right}"

@@ -65,6 +65,8 @@ def _enum(field: FieldDescriptor, token: Token) -> int:
         if not -(2**31) <= number < 2**31:
             raise ValueError(f"'{field.name}' has no value with number {number}")
         return number  # text_format accepts numbers without a name; the validation refuses them
+    if token.is_placeholder:
+        raise ValueError(f"'{field.name}' takes {', '.join(values)}, found {token.describe()}")
     if token.text in values:
         return values[token.text].number
     bare = token.text.strip("'\"")

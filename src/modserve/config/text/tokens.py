@@ -1,4 +1,7 @@
-"""Cuts text format into tokens, exactly as `google.protobuf.text_format` does, and keeps the position of each."""
+"""Cuts text format into tokens, exactly as `google.protobuf.text_format` does, and keeps the position of each.
+
+Only placeholders of templates, which text_format refuses at their first character, are one token here.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -7,8 +10,10 @@ from typing import NamedTuple
 from .problems import Position
 
 _SPACE_OR_COMMENT = re.compile(r"(?:\s|#.*)+")
+_PLACEHOLDER = "${"
 _TOKEN = re.compile(
-    r"[a-zA-Z_][0-9a-zA-Z_+-]*"  # an identifier
+    r"\$\{[^{}\"'\n]*\}"  # a template's, such as ${max_batch_size}: no value, but one mistake and not five
+    r"|[a-zA-Z_][0-9a-zA-Z_+-]*"  # an identifier
     r"|(?:[0-9+-]|\.[0-9])[0-9a-zA-Z_.+-]*"  # a number
     r'|"[^"\n\\]*(?:(?:\\.)+[^"\n\\]*)*(?:"|\\?$)'  # a string up to its quote, or else the end of the line
     r"|'[^'\n\\]*(?:(?:\\.)+[^'\n\\]*)*(?:'|\\?$)"
@@ -38,6 +43,10 @@ class Token(NamedTuple):
         return self.text[:1].isalpha() or self.text[:1] == "_"
 
     @property
+    def is_placeholder(self) -> bool:
+        return self.text.startswith(_PLACEHOLDER)
+
+    @property
     def is_string(self) -> bool:
         return self.text.startswith(_QUOTES)
 
@@ -48,6 +57,8 @@ class Token(NamedTuple):
     def describe(self) -> str:
         if self.is_string:
             return f"the string {self.text}"
+        if self.is_placeholder:
+            return f"the placeholder {self.text} of a template, which is to be filled in"
         return f"the number {self.text}" if re.match(r"[0-9+-]|\.[0-9]", self.text) else f"'{self.text}'"
 
 

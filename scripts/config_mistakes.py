@@ -1,0 +1,388 @@
+"""The ten mistakes of docs/configuration.md, each with a picture of what `modserve check` prints.
+
+    python scripts/config_mistakes.py
+
+makes a small model repository for each, runs the command on it, and writes the pictures and the section of the page
+anew. tests/unit/commands/test_config_mistakes.py and tests/e2e/test_mistakes_loaded.py compare them.
+"""
+
+import io
+import os
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from html import escape, unescape
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
+
+from modserve import cli
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "configuration.md"
+PICTURES = ROOT / "docs" / "configuration"
+BEGIN = "<!-- The ten mistakes are written by scripts/config_mistakes.py. -->\n"
+END = "<!-- End of the ten mistakes. -->\n"
+_EXAMPLES = ROOT / "model_repository"
+DIGITS, RESIZE = _EXAMPLES / "digits" / "1" / "model.onnx", _EXAMPLES / "digits_resize" / "1" / "model.onnx"
+"""Models that lie in the repositories: of pictures as 64 numbers to digits, and of any pictures to such."""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    name: str
+    """Of the picture."""
+    title: str
+    what: str
+    """How one comes to make it."""
+    way_out: str
+    files: Mapping[str, str | Path]
+    """What lies in the repository: texts, and copies of files."""
+    load: bool = False
+    """Whether only the engine can tell."""
+
+    @property
+    def command(self) -> str:
+        return "modserve check models" + (" --load" if self.load else "")
+
+    @property
+    def picture(self) -> Path:
+        return PICTURES / f"{self.name}.svg"
+
+
+MISTAKES = (
+    Mistake(
+        "data_type",
+        "A data type by another name",
+        "numpy and PyTorch say `float32`, the protocol says `FP32`, and configurations say `TYPE_FP32`.",
+        "Take the suggested name. Of texts it is `TYPE_STRING`, also where clients say `BYTES`.",
+        {
+            "resnet50/config.pbtxt": """\
+backend: "onnxruntime"
+max_batch_size: 8
+input [
+  {
+    name: "image"
+    data_type: TYPE_FLOAT32
+    dims: [ 3, 224, 224 ]
+  }
+]
+output [
+  {
+    name: "classes"
+    data_type: BYTES
+    dims: [ 5 ]
+  }
+]
+""",
+            "resnet50/1/model.onnx": DIGITS,
+        },
+    ),
+    Mistake(
+        "punctuation",
+        "A comma or a bracket that is not there",
+        "One is soon lost when sizes and blocks are copied and changed.",
+        "Elements of a list have a comma between them, blocks and numbers alike; fields need none. All that is wrong "
+        "with a file is said at once, so that one look is enough.",
+        {
+            "detector/config.pbtxt": """\
+backend: "onnxruntime"
+input [
+  { name: "image" data_type: TYPE_UINT8 dims: [ 1, -1, -1 3 ] }
+]
+output [
+  { name: "boxes" data_type: TYPE_FP32 dims: [ 1, 100, 4 ] }
+  { name: "scores" data_type: TYPE_FP32 dims: [ 1, 100 ] }
+]
+dynamic_batching {
+  max_queue_delay_microseconds: 500
+instance_group [ { count: 2 } ]
+""",
+            "detector/1/model.onnx": DIGITS,
+        },
+    ),
+    Mistake(
+        "template",
+        "A template that was not filled in",
+        "Configurations for language models often come as templates, with a script that puts in the values; it leaves "
+        "out those that it is not told.",
+        "Put a value in the place of each `${…}`, or leave the field out: most have defaults.",
+        {
+            "postprocessing/config.pbtxt": """\
+backend: "python"
+max_batch_size: ${triton_max_batch_size}
+dynamic_batching {
+  max_queue_delay_microseconds: ${max_queue_delay_microseconds}
+}
+instance_group [ { count: ${postprocessing_instance_count} kind: KIND_CPU } ]
+""",
+            "postprocessing/1/model.py": "",
+        },
+    ),
+    Mistake(
+        "field",
+        "A misspelt field",
+        "Most lists have names in the singular here, and other servers and libraries have other names for the same.",
+        "Take the suggested names. A field that is known, but stands in the wrong block, is said to belong elsewhere.",
+        {
+            "classifier/config.pbtxt": """\
+backend: "onnxruntime"
+max_batchsize: 8
+inputs [ { name: "image" dtype: TYPE_FP32 shape: [ 64 ] } ]
+instance_groups [ { count: 2 kind: CPU } ]
+dynamic_batching { max_batch_size: 8 }
+""",
+            "classifier/1/model.onnx": DIGITS,
+        },
+    ),
+    Mistake(
+        "name",
+        "A copied folder with the old name in it",
+        "A model is copied to be changed, and its configuration still has the name of the other.",
+        "The folder is the name. Leave `name` out, and it cannot be wrong.",
+        {
+            "resnet50_int8/config.pbtxt": 'name: "resnet50"\nbackend: "onnxruntime"\n',
+            "resnet50_int8/1/model.onnx": DIGITS,
+        },
+    ),
+    Mistake(
+        "version",
+        "No folder for the version",
+        "The model file lies beside the configuration.",
+        "Make a folder with a number as its name, `1`, and move the file there; a model may have several versions.",
+        {
+            "diabetes/config.pbtxt": 'backend: "onnxruntime"\nmax_batch_size: 0\n',
+            "diabetes/model.onnx": DIGITS,
+        },
+    ),
+    Mistake(
+        "gpu",
+        "A GPU that is not there",
+        "The configuration comes from a machine with a GPU; or there is one, and the container, or the build of the "
+        "engine, knows nothing of it.",
+        "`KIND_AUTO`, or no `kind` at all, takes GPUs where there are any. Where there should be one, "
+        "[docs/engines/gpu.md](engines/gpu.md) says what it needs.",
+        {
+            "resnet50/config.pbtxt": """\
+backend: "onnxruntime"
+instance_group [
+  {
+    count: 1
+    kind: KIND_GPU
+    gpus: [ 0 ]
+  }
+]
+""",
+            "resnet50/1/model.onnx": DIGITS,
+        },
+    ),
+    Mistake(
+        "batch",
+        "The batch dimension given twice",
+        "A `max_batch_size` above 0 says that the first dimension of every tensor is the batch. `dims` are the others.",
+        "Leave the batch dimension out of `dims`; or take `max_batch_size: 0`, and requests have all dimensions and "
+        "are never put together. `modserve config model.onnx` writes what is right for a file.",
+        {
+            "digits/config.pbtxt": """\
+backend: "onnxruntime"
+max_batch_size: 32
+input [ { name: "image" data_type: TYPE_FP32 dims: [ -1, 64 ] } ]
+output [ { name: "probabilities" data_type: TYPE_FP32 dims: [ 10 ] } ]
+""",
+            "digits/1/model.onnx": DIGITS,
+        },
+        load=True,
+    ),
+    Mistake(
+        "tensor",
+        "A tensor that the model does not have",
+        "Exporters number outputs anew, or the names and types are guessed.",
+        "Take a name of those that are listed, and the type of the model; or leave out `input` and `output`: they are "
+        "then [filled in](#what-is-filled-in) from the model.",
+        {
+            "digits/config.pbtxt": """\
+backend: "onnxruntime"
+max_batch_size: 32
+input [ { name: "image" data_type: TYPE_UINT8 dims: [ 64 ] } ]
+output [ { name: "output_0" data_type: TYPE_FP32 dims: [ 10 ] } ]
+""",
+            "digits/1/model.onnx": DIGITS,
+        },
+        load=True,
+    ),
+    Mistake(
+        "ensemble",
+        "Steps that are not connected",
+        "In the maps of an ensemble's step, `key` is the name that the step's model knows, and `value` the name in the "
+        "ensemble. Both ends must have the same `value`.",
+        "Each loose end is shown where it is, with the one that may be meant. Write the same name at both.",
+        {
+            "pipeline/config.pbtxt": """\
+platform: "ensemble"
+max_batch_size: 32
+input [ { name: "picture" data_type: TYPE_UINT8 dims: [ -1, -1 ] } ]
+output [ { name: "digit" data_type: TYPE_INT64 dims: [ 1 ] } ]
+ensemble_scheduling {
+  step [
+    {
+      model_name: "digits_resize"
+      model_version: -1
+      input_map { key: "picture" value: "picture" }
+      output_map { key: "image" value: "small_image" }
+    },
+    {
+      model_name: "digits"
+      model_version: -1
+      input_map { key: "image" value: "small_images" }
+      output_map { key: "label" value: "digit" }
+    }
+  ]
+}
+""",
+            "pipeline/1/.keep": "",
+            "digits_resize/1/model.onnx": RESIZE,
+            "digits/1/model.onnx": DIGITS,
+        },
+    ),
+)
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def said(mistake: Mistake) -> str:
+    """What the command prints on a terminal, with colours. Loads the model if the mistake needs that."""
+    with TemporaryDirectory() as folder, redirect_stdout(_Terminal()) as screen, patch.dict(os.environ):
+        for name in [name for name in os.environ if name == "NO_COLOR" or name.startswith("MODSERVE_")]:
+            del os.environ[name]
+        os.environ |= {"TERM": "xterm", "CUDA_VISIBLE_DEVICES": ""}
+        models = Path(folder) / "models"
+        for name, content in mistake.files.items():
+            path = models / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content.encode() if isinstance(content, str) else content.read_bytes())
+        cli.main(["check", str(models), *(["--load"] if mistake.load else [])])
+        return screen.getvalue().replace(f"{folder}/", "")
+
+
+# The picture
+
+_COLUMNS, _WIDTH, _LINE, _PAD = 108, 7.3, 17, 14
+"""Characters in a line; a character's and a line's size."""
+_HANGING = " " * 6
+_STYLE = """
+  text { font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: 12px; fill: #d7dee8 }
+  .bold { font-weight: bold; fill: #ffffff }
+  .red { font-weight: bold; fill: #ff7b72 }
+  .cyan { font-weight: bold; fill: #76d9e6 }
+  .green { fill: #7ee787 }
+  .prompt { fill: #9aa7b5 }
+"""
+_CLASSES = {"1;31": "red", "1;36": "cyan", "1": "bold", "32": "green", "0": ""}
+_ANSI = re.compile(r"\x1b\[([0-9;]*)m")
+
+
+def plain(text: str) -> str:
+    return _ANSI.sub("", text)
+
+
+def draw(mistake: Mistake, screen: str) -> str:
+    """The picture of a terminal, as SVG: the command, and what it has printed."""
+    rows = [[("prompt", 0, "$"), ("bold", 2, mistake.command)]]
+    rows += [row for line in screen.splitlines() for row in _rows(line)]
+    width, height = _COLUMNS * _WIDTH + 2 * _PAD, len(rows) * _LINE + 2 * _PAD
+    shown = f"$ {mistake.command}\n{plain(screen)}"
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height}" role="img">',
+        f"<title>{escape(mistake.title)}</title>",
+        f"<desc>{escape(shown, quote=False)}</desc>",
+        f"<style>{_STYLE}</style>",
+        f'<rect x="0.5" y="0.5" width="{width - 1:g}" height="{height - 1}" rx="8" fill="#161d27" stroke="#46535f"/>',
+    ]
+    for number, row in enumerate(rows):
+        y = _PAD + number * _LINE + 12
+        for style, column, text in row:
+            # Each piece is as wide as its characters, whatever the font, so that carets stand where they belong.
+            place = f'x="{_PAD + column * _WIDTH:.1f}" y="{y}" textLength="{len(text) * _WIDTH:.1f}"'
+            kind = f' class="{style}"' if style else ""
+            parts.append(f'<text{kind} {place} xml:space="preserve">{escape(text, quote=False)}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _rows(line: str) -> Iterator[list[tuple[str, int, str]]]:
+    """A line as one row or more, each of them pieces of one style: the style, the column and the text."""
+    styles: list[str] = []
+    style, at = "", 0
+    for match in [*_ANSI.finditer(line), None]:
+        styles += [style] * ((len(line) if match is None else match.start()) - at)
+        if match is not None:
+            style, at = _CLASSES[match[1]], match.end()
+    start = 0
+    text = plain(line)
+    for index, row in enumerate(_wrapped(text)):
+        start = text.index(row, start)
+        indentation = len(_HANGING) if index else 0
+        yield [
+            (styles[start + piece.start()], indentation + piece.start(), piece[0])
+            for piece in _pieces(row, styles[start : start + len(row)])
+        ]
+        start += len(row)
+
+
+def _wrapped(text: str) -> list[str]:
+    """A line cut at spaces; a row that is not the first begins further to the right, and has less room."""
+    if len(text) <= _COLUMNS:
+        return [text]
+    rows = textwrap.wrap(
+        text, _COLUMNS, subsequent_indent=_HANGING, break_on_hyphens=False, drop_whitespace=True, tabsize=1
+    )
+    return [rows[0], *(row.removeprefix(_HANGING) for row in rows[1:])]
+
+
+def _pieces(row: str, styles: list[str]) -> Iterator[re.Match[str]]:
+    """The runs of one style, without the spaces around them."""
+    start = 0
+    for end in range(1, len(row) + 1):
+        if end == len(row) or styles[end] != styles[start]:
+            if piece := re.compile(r"\S(?:.*\S)?").search(row, start, end):
+                yield piece
+            start = end
+
+
+# The page
+
+
+def section() -> str:
+    """The section of the page, after the pictures that are there."""
+    parts = []
+    for number, mistake in enumerate(MISTAKES, 1):
+        (shown,) = re.findall(r"<desc>(.*?)</desc>", mistake.picture.read_text("utf-8"), re.DOTALL)
+        first = unescape(shown).partition("error: ")[2].partition("\n")[0]
+        alt = re.sub(r"([\[\]\\])", r"\\\1", first)
+        link = f"configuration/{mistake.picture.name}"
+        parts.append(
+            f"### {number}. {mistake.title}\n\n{_filled(mistake.what)}\n\n![modserve check says: {alt}]({link})\n\n"
+            f"{_filled(f'**The way out:** {mistake.way_out}')}\n"
+        )
+    return "\n".join(["", *parts, ""])
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 130, break_on_hyphens=False, break_long_words=False)
+
+
+def renewed(page: str) -> str:
+    """The page with the section as it should be."""
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}{section()}{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    PICTURES.mkdir(exist_ok=True)
+    for each in MISTAKES:
+        each.picture.write_text(draw(each, said(each)), "utf-8")
+    PAGE.write_text(renewed(PAGE.read_text("utf-8")), "utf-8")
