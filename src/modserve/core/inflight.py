@@ -24,17 +24,34 @@ class RequestTrace(Protocol):
 
     request_id: str
 
+    @property
+    def context(self) -> str:
+        """The request's span for whoever works on it, as JSON; empty where traces are no spans."""
+
+    @property
+    def trace_id(self) -> str:
+        """By which others find the trace: exemplars of the metrics page have it."""
+
     def stamp(self, activity: str, ns: int = 0) -> None:
         """An activity of the front end happens now, or happened at `ns` of the monotonic clock."""
 
     def submitted(self, inputs: Mapping[str, Tensor], start_ns: int, queue_start_ns: int) -> None:
         """The model has accepted the request."""
 
+    def batched(self, timing: ExecutionTiming) -> None:
+        """The execution of `timing` is about to begin, and the request is part of it."""
+
     def settled(self, outcome: Outcome, final: bool, timing: ExecutionTiming | None) -> None:
         """An outcome is about to be handed to the request's sink; `timing` is that of its execution."""
 
     def child(self, model: ModelId) -> "RequestTrace":
         """The trace of a request that the model makes of another one; it ends with that request's final outcome."""
+
+    def link(self, other: "RequestTrace") -> None:
+        """This request is made for that of `other` as well, whose child it is not."""
+
+    def failed(self, error: ModserveError) -> None:
+        """What the client is about to get in place of a response."""
 
     def end(self) -> None:
         """The response has been sent, or nobody waits for it any more. May be called again."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, NoReturn, TypeAlias, cast, get_args
 
 from .errors import internal, invalid, unsupported
-from .statistics import Histogram
+from .histogram import Histogram
 
 MetricKind: TypeAlias = Literal["counter", "gauge", "histogram"]
 

@@ -180,7 +180,8 @@ class Signature:
     def _batch_size(self, request: InferenceRequest) -> int:
         config = self.config
         batch_size: int | None = None
-        for name, tensor in request.inputs.items():
+        inputs = request.inputs
+        for name, tensor in inputs.items():
             if name not in self._rules:
                 raise self._unknown_input(name)
             if not tensor.shape:
@@ -190,8 +191,11 @@ class Signature:
             if batch_size is None:
                 batch_size = tensor.shape[0]
             elif tensor.shape[0] != batch_size:
+                first = next(iter(request.inputs))
                 raise invalid(
-                    f"{request.label}input '{name}' batch size does not match other inputs for '{config.name}'"
+                    f"{request.label}input '{name}' batch size does not match other inputs for '{config.name}': shapes "
+                    f"begin with the number of rows, but that of '{first}' is {format_shape(inputs[first].shape)}, and "
+                    f"that of '{name}' {format_shape(tensor.shape)}"
                 )
             if not batch_size:
                 raise self._empty_batch(request, self._rules[name][0], tensor.shape)
@@ -202,9 +206,19 @@ class Signature:
             raise self._unspecified(request, first, tensor.shape)
         if batch_size > config.max_batch_size:
             raise invalid(
-                f"{request.label}inference request batch-size must be <= {config.max_batch_size} for '{config.name}'"
+                f"{request.label}inference request batch-size must be <= {config.max_batch_size} for '{config.name}', "
+                f"got {batch_size}{self._lacks_rows(request)}"
             )
         return batch_size
+
+    def _lacks_rows(self, request: InferenceRequest) -> str:
+        """The end of a message about a batch size that may be none, as the shape is that of a row by itself."""
+        for name, tensor in request.inputs.items():
+            spec = self._rules[name][0]
+            if len(tensor.shape) == len(spec.dims):
+                one = format_shape((1, *tensor.shape))
+                return f": the shape of '{name}' lacks the number of rows in front, which is {one} for one row"
+        return ""
 
     def _check_shape(self, request: InferenceRequest, spec: TensorSpec, tensor: Tensor, item: Shape) -> None:
         # Of other negative dimensions an even number would pass for a size.

@@ -26,7 +26,8 @@ class InferenceRequest:
 
     `version` None stands for the latest ready one. `outputs` names the requested outputs, empty for all.
     `deadline_ns` is on the monotonic clock; past it the request is dropped wherever it waits; 0 = none. `timeout_ns` is
-    how long the client lets it wait in a queue, whose policy says what happens then; 0 = for ever. Nobody changes one.
+    how long the client lets it wait in a queue, whose policy says what happens then; 0 = for ever. Nobody changes one,
+    but for `request_id`: the id of `core.request_ids`, empty while nobody needs it.
     """
 
     model_name: str
@@ -38,6 +39,7 @@ class InferenceRequest:
     deadline_ns: int
     timeout_ns: int
     form: RequestForm | None
+    request_id: str
 
     def __init__(
         self,
@@ -50,6 +52,7 @@ class InferenceRequest:
         deadline_ns: int = 0,
         timeout_ns: int = 0,
         form: RequestForm | None = None,
+        request_id: str = "",
     ) -> None:
         self.model_name = model_name
         self.inputs = inputs
@@ -60,6 +63,7 @@ class InferenceRequest:
         self.deadline_ns = deadline_ns
         self.timeout_ns = timeout_ns
         self.form = form
+        self.request_id = request_id
 
     @property
     def label(self) -> str:

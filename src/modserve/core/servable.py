@@ -24,11 +24,24 @@ def submit_traced(
 ) -> Inflight:
     """Like `servable.submit`, and `trace` records the request."""
     trace.request_id = request.id
-    inflight = servable.submit(request, sink, now_ns)
+    _submitting.append(trace)
+    try:
+        inflight = servable.submit(request, sink, now_ns)
+    finally:
+        _submitting.pop()
     inflight.trace = trace  # in time, since no response comes before `submit` returns
     start_ns = inflight.request_start_ns
     trace.submitted(inflight.inputs, start_ns, inflight.queue_start_ns or start_ns)
     return inflight
+
+
+_submitting: list[RequestTrace] = []
+"""The traces of the requests that are being submitted, on the event loop's thread."""
+
+
+def context_to_pass_on() -> str:
+    """The span of the request that is being submitted, for one that goes on to another process; empty for none."""
+    return _submitting[-1].context if _submitting else ""
 
 
 class Servable(Protocol):

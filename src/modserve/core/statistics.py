@@ -3,7 +3,7 @@
 Only the event loop's thread touches them. Triton's statistics extension says when each counter changes.
 """
 
-from bisect import bisect_left
+import time
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,9 @@ from typing import Final, NamedTuple
 from mypy_extensions import mypyc_attr
 
 from .errors import Code, ModserveError
+from .histogram import Histogram
 from .inflight import Inflight
+from .summary import LatencySummaries
 from .timing import ExecutionTiming
 
 _MILLISECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000)
@@ -22,11 +24,15 @@ RECENT_BATCHES = 256
 MOST_INDEXES = 1024
 RECENT_DECISIONS = 64
 BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+FIRST_RESPONSE_BUCKETS_NS = (100_000_000, 500_000_000, 2_000_000_000, 5_000_000_000)
+"""As Triton has them."""
+FIRST_RESPONSE: Final = "nv_inference_first_response_histogram_ms"
 HISTOGRAM_FAMILIES: Final = (
     "modserve_request_duration_seconds",
     "modserve_queue_duration_seconds",
     "modserve_compute_duration_seconds",
     "modserve_batch_size",
+    FIRST_RESPONSE,
 )
 """How the metrics page names the histograms of a model."""
 
@@ -47,21 +53,6 @@ class Duration:
 
     count: int = 0
     ns: int = 0
-
-
-class Histogram:
-    """Counts by upper bound; `bounds` ascend, and one more bucket takes what lies above the last."""
-
-    __slots__ = ("bounds", "buckets", "total")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = tuple(bounds)
-        self.buckets = [0] * (len(self.bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float, times: int = 1) -> None:
-        self.buckets[bisect_left(self.bounds, value)] += times
-        self.total += value * times
 
 
 @dataclass(slots=True, eq=False)
@@ -219,6 +210,15 @@ class ModelStatistics:
         self.queue_histogram = Histogram(LATENCY_BUCKETS_NS)
         self.compute_histogram = Histogram(LATENCY_BUCKETS_NS)
         self.batch_size_histogram = Histogram(BATCH_SIZE_BUCKETS)
+        self.first_response_histogram = Histogram(FIRST_RESPONSE_BUCKETS_NS)
+        """From a request's arrival to the first of its responses; only for decoupled models."""
+        self.summaries: LatencySummaries | None = None
+        """None unless the metrics page has summaries."""
+
+    def keep_summaries(self) -> None:
+        """Count for summaries from now on. May be called again."""
+        if self.summaries is None:
+            self.summaries = LatencySummaries()
 
     def set_buckets(self, bounds: Mapping[str, Sequence[float]]) -> None:
         """Give some histograms, by `HISTOGRAM_FAMILIES`, other buckets than the usual.
@@ -228,6 +228,10 @@ class ModelStatistics:
         for family, upper in bounds.items():
             if family == "modserve_batch_size":
                 self.batch_size_histogram = _bounded(self.batch_size_histogram, upper)
+                continue
+            if family == FIRST_RESPONSE:
+                upper_ms = [bound * 1e6 for bound in upper]
+                self.first_response_histogram = _bounded(self.first_response_histogram, upper_ms)
                 continue
             upper_ns = [bound * 1e9 for bound in upper]
             if family == "modserve_request_duration_seconds":
@@ -309,10 +313,20 @@ class ModelStatistics:
         _add(self.queue, 0)
         _add(self.cache_hit, looked_ns)
         self.request_histogram.observe(request_ns)
+        if self.summaries is not None:
+            self.summaries.request.observe(request_ns, now_ns)
+            self.summaries.queue.observe(0, now_ns)
+            self.summaries.cache_hit.observe(looked_ns, now_ns)
 
     def record_cache_miss(self, ns: int) -> None:
         """Count a request that ran since it was not in the cache; looking for it and keeping its response took `ns`."""
         _add(self.cache_miss, ns)
+        if self.summaries is not None:
+            self.summaries.cache_miss.observe(ns, time.monotonic_ns())
+
+    def record_first_response(self, inflight: Inflight, now_ns: int) -> None:
+        """Count the first response of a request of a decoupled model."""
+        self.first_response_histogram.observe(now_ns - inflight.request_start_ns)
 
     def record_successes(self, members: Sequence[Inflight], timing: ExecutionTiming, now_ns: int) -> None:
         """Count the requests of one execution: each counts the whole batch's compute time, as in Triton."""
@@ -330,6 +344,8 @@ class ModelStatistics:
             inferences += inflight.batch_size or 1
             request_histogram.observe(request_ns)
             queue_histogram.observe(waited_ns)
+            if inflight.trace is not None:
+                request_histogram.exemplify(request_ns, inflight.trace.trace_id, time.time())
         self.inference_count += inferences
         success, queue = self.success, self.queue
         success.count += count
@@ -338,6 +354,24 @@ class ModelStatistics:
         queue.ns += queue_ns
         self._computed.add(timing, count)
         self.compute_histogram.observe(timing.compute_end_ns - start_ns, count)
+        if self.summaries is not None:
+            self._summarise(self.summaries, members, timing, now_ns)
+
+    def _summarise(
+        self, summaries: LatencySummaries, members: Sequence[Inflight], timing: ExecutionTiming, now_ns: int
+    ) -> None:
+        start_ns, input_end_ns, output_start_ns = (
+            timing.compute_start_ns,
+            timing.compute_input_end_ns,
+            timing.compute_output_start_ns,
+        )
+        count = len(members)
+        for inflight in members:
+            summaries.request.observe(now_ns - inflight.request_start_ns, now_ns)
+            summaries.queue.observe(start_ns - inflight.queue_start_ns, now_ns)
+        summaries.compute_input.observe(input_end_ns - start_ns, now_ns, count)
+        summaries.compute_infer.observe(output_start_ns - input_end_ns, now_ns, count)
+        summaries.compute_output.observe(timing.compute_end_ns - output_start_ns, now_ns, count)
 
 
 def _bounded(histogram: Histogram, bounds: Sequence[float]) -> Histogram:

@@ -21,11 +21,28 @@ class TraceLevel(enum.Flag):
 
 
 @dataclass(frozen=True, slots=True)
+class SpanSettings:
+    """How traces go to an OpenTelemetry collector; the names are Triton's, but for `protocol`.
+
+    `url` and `protocol` (``http/protobuf`` or ``grpc``) are empty for what the environment says, or the default.
+    `resource` has attributes that describe this server. `bsp_schedule_delay` is in milliseconds.
+    """
+
+    url: str = ""
+    protocol: str = ""
+    resource: tuple[tuple[str, str], ...] = ()
+    bsp_max_queue_size: int = 2048
+    bsp_schedule_delay: int = 5000
+    bsp_max_export_batch_size: int = 512
+
+
+@dataclass(frozen=True, slots=True)
 class TraceSettings:
     """How requests are sampled, and where traces go.
 
     Every `rate`th request is traced until `count` traces have been made; -1 does not limit them. `file` is a path,
     empty for none. With a `log_frequency` of n, every n traces get a file of their own, `file` with ``.0``, ``.1``, …
+    With `spans`, traces go to a collector instead, and requests whose clients trace them are traced as well.
     """
 
     level: TraceLevel = TraceLevel.OFF
@@ -33,7 +50,16 @@ class TraceSettings:
     count: int = -1
     log_frequency: int = 0
     file: str = ""
+    spans: SpanSettings | None = None
 
+    @property
+    def mode(self) -> str:
+        """As the protocol names it."""
+        return TRITON if self.spans is None else OPENTELEMETRY
+
+
+TRITON = "triton"
+OPENTELEMETRY = "opentelemetry"
 
 TraceChange: TypeAlias = Mapping[str, TraceLevel | int | None]
 """New values of fields of `TraceSettings`; None goes back to the value that holds where nothing is set."""

@@ -1,7 +1,8 @@
 """Model names and versions."""
 
+import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -11,6 +12,9 @@ _VERSION_DIRECTORY = re.compile(r"[1-9][0-9]*")
 _MOST_DIGITS = 1000
 """Python refuses to read much longer numbers; leading zeros may make a small number long."""
 _MOST_REASON = 1000
+_MOST_COMPARED = 200
+"""Names that are compared with one that nobody knows, and characters of it: each of them takes time."""
+_LIKELY = 0.75
 _USUAL: Final[dict[str, int]] = {str(version): version for version in range(1, 100)}
 """Versions as requests name them."""
 
@@ -72,8 +76,12 @@ def _fits_long(digits: str) -> bool:
 STILL_LOADING = "it is still loading"
 
 
-def unknown_model(name: str, why: str = "") -> ModserveError:
-    return not_found(f"Request for unknown model: '{name}' is not found{_because(why)}")
+def unknown_model(name: str, names: Collection[str] = ()) -> ModserveError:
+    """`names` are those of the models that there are: the message suggests one that is spelt alike."""
+    hint = ""
+    if len(name) <= _MOST_COMPARED and len(names) <= _MOST_COMPARED:
+        hint = "".join(f"; did you mean '{near}'?" for near in difflib.get_close_matches(name, names, 1, _LIKELY))
+    return not_found(f"Request for unknown model: '{name}' is not found{hint}")
 
 
 def unknown_version(name: str, version: int, why: str = "") -> ModserveError:

@@ -1,22 +1,82 @@
 """Log lines on standard error or in a file. Their levels and their format can be changed while the server runs."""
 
-import json
 import logging
 import sys
-import time
+import threading
+from collections.abc import Callable
 from logging.handlers import WatchedFileHandler
+from typing import TextIO
 
-from modserve.core.log_settings import LogFormat, LogSettings
+from modserve.core.log_settings import LogSettings
 
-_LETTERS = {logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "E"}
+from .log_formats import formatter
+
+_log = logging.getLogger(__name__)
+
+_ERASE = "\r\x1b[K"
+"""Goes back to the beginning of a terminal's line, and empties it."""
+
+
+class _File(WatchedFileHandler):
+    """A file that was moved away or removed is opened anew under its name, and with `reopen` in any case."""
+
+    def reopen(self) -> None:
+        """Raises OSError, and then goes on with the old file."""
+        with self.lock or threading.RLock():
+            old = self.stream
+            self.stream = self._open()
+            self._statstream()
+            if old is not None:
+                old.close()
+
+    def current(self) -> TextIO:
+        """The stream that lines go to now. For those who hold the lock."""
+        self.reopenIfNeeded()
+        if self.stream is None:
+            self.stream = self._open()
+        return self.stream
+
+
+class _Stream(logging.StreamHandler[TextIO]):
+    """Standard error. On a terminal, a line that changes may stand below the others."""
+
+    status = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self.status:
+            super().emit(record)
+            return
+        self.stream.write(_ERASE)
+        super().emit(record)
+        self.stream.write(self.status)
+        self.flush()
+
+    def show(self, text: str) -> None:
+        """Have `text` below all other lines, until another text, or none, takes its place."""
+        with self.lock or threading.RLock():
+            self.stream.write(_ERASE + text)
+            self.status = text
+            self.flush()
+
+    def current(self) -> TextIO:
+        return self.stream
 
 
 class Logs:
     """The log of a process. Python's logging stays as it is until `install`."""
 
     def __init__(self, settings: LogSettings | None = None) -> None:
-        self._handler: logging.Handler | None = None
+        self._handler: _File | _Stream | None = None
+        self.worker: int | None = None
+        """The number of this process among the workers, if it is one."""
+        self.on_change: Callable[[LogSettings], None] = lambda settings: None
+        """Called with settings that have changed."""
         self.change(settings or LogSettings())
+
+    @property
+    def terminal(self) -> bool:
+        """Whether lines go to a terminal, where a person reads them."""
+        return isinstance(self._handler, _Stream) and self._handler.stream.isatty()
 
     def install(self) -> None:
         """Sends everything that this process logs to the settings' file, or to standard error if they name none.
@@ -26,7 +86,7 @@ class Logs:
         Replaces the handlers of Python's root logger. Raises OSError if the file cannot be opened.
         """
         file = self.settings.file
-        self._handler = WatchedFileHandler(file, encoding="utf-8") if file else logging.StreamHandler(sys.stderr)
+        self._handler = _File(file, encoding="utf-8", errors="backslashreplace") if file else _Stream(sys.stderr)
         self._handler.addFilter(self._is_enabled)
         logging.getLogger().handlers[:] = [self._handler]
         # Verbose logging is about modserve: these libraries would log every connection.
@@ -44,27 +104,42 @@ class Logs:
             logging.CRITICAL: settings.error,
         }
         if self._handler is not None:
-            self._handler.setFormatter(_FORMATTERS[settings.format])
+            multiline = settings.multiline == "true" or (settings.multiline == "auto" and self.terminal)
+            self._handler.setFormatter(formatter(settings.format, multiline))
             logging.getLogger().setLevel(logging.DEBUG if settings.verbose_level else logging.INFO)
+        self.on_change(settings)
+
+    def reopen(self) -> None:
+        """Open the file anew under its name, as those want who have moved it away. Never raises."""
+        handler = self._handler
+        if not isinstance(handler, _File):
+            _log.info("SIGHUP: the log goes to standard error, and there is no file to open anew")
+            return
+        try:
+            handler.reopen()
+        except OSError as error:
+            _log.error("SIGHUP: the log file cannot be opened anew, and the old one stays in use: %s", error)
+        else:
+            _log.info("SIGHUP: the log file was opened anew")
+
+    def write(self, lines: str) -> bool:
+        """Add whole lines that are formatted already, on any thread; False where Python's logging is not ours.
+
+        Raises OSError.
+        """
+        handler = self._handler
+        if handler is None:
+            return False
+        with handler.lock or threading.RLock():
+            stream = handler.current()
+            stream.write(lines)
+            stream.flush()
+        return True
+
+    def show(self, text: str) -> None:
+        """Have `text` below all other lines of a terminal, until another text, or none, takes its place."""
+        if isinstance(self._handler, _Stream) and self.terminal:
+            self._handler.show(text)
 
     def _is_enabled(self, record: logging.LogRecord) -> bool:
         return self._enabled.get(record.levelno, self.settings.verbose_level > 0)
-
-
-class _Default(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        moment = time.strftime("%m%d %H:%M:%S", time.gmtime(record.created))
-        micros = int(record.created % 1 * 1_000_000)
-        place = f"{record.filename}:{record.lineno}"
-        text = json.dumps(super().format(record), ensure_ascii=False)
-        return f"{_LETTERS.get(record.levelno, 'I')}{moment}.{micros:06d} {record.process} {place}] {text}"
-
-
-class _Iso8601(logging.Formatter):
-    converter = staticmethod(time.gmtime)
-
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
-
-
-_FORMATTERS = {LogFormat.DEFAULT: _Default(), LogFormat.ISO8601: _Iso8601()}

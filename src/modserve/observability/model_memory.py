@@ -19,7 +19,6 @@ GAUGES: tuple[_OfModel, ...] = (
 )
 COUNTERS: tuple[_OfModel, ...] = (
     ("modserve_model_loads_total", "How often the model came into memory", lambda r: r.loads),
-    ("modserve_model_load_failures_total", "How often that failed", lambda r: r.failed_loads),
     ("modserve_model_evictions_total", "How often the model left memory while it was served", lambda r: r.evictions),
     ("modserve_model_load_seconds_total", "Seconds that its loads took", lambda r: r.load_ns / _NS),
     (

@@ -1,28 +1,26 @@
-"""The metrics page: Triton's names and histograms of our own, read from the statistics at each scrape."""
+"""The metrics of models: Triton's names and histograms of our own, read from the statistics at each scrape."""
 
-import platform
+import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString as _untyped_go_string
 
-from modserve.core.lifecycle import IndexEntry
-from modserve.core.memory import MemoryBudget
+from modserve.core.histogram import Histogram
 from modserve.core.metrics import MetricStore
-from modserve.core.residency import NO_MEMORY, MemoryReport, residency
-from modserve.core.routing_config import RouteFigures, ShadowFigures
+from modserve.core.residency import residency
 from modserve.core.servable import Servable, engine_report
-from modserve.core.statistics import Histogram, ModelStatistics, TunerStatistics
+from modserve.core.statistics import FIRST_RESPONSE, ModelStatistics, TunerStatistics
+from modserve.core.summary import LatencySummaries, Summary
 
-from . import model_memory
-from .routing_families import routing_families
+from . import families, model_memory
+from .families import Labels, family, histogram_family, labelled, summary_family
+from .server_families import ServerFigures, server_families
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 _NS = 1e9
 """Nanoseconds in a second. A divisor, since 30_000_000_000 * 1e-9 is not 30."""
@@ -150,22 +148,80 @@ _HISTOGRAMS: tuple[tuple[str, str, float, Callable[[ModelStatistics], Histogram]
     ("modserve_queue_duration_seconds", "Time a request waited to run", _NS, lambda s: s.queue_histogram),
     ("modserve_compute_duration_seconds", "Time of a request's execution", _NS, lambda s: s.compute_histogram),
     ("modserve_batch_size", "Sizes of the batches executed", 1, lambda s: s.batch_size_histogram),
+    (
+        FIRST_RESPONSE,
+        "Milliseconds from a request's arrival to its first response, of decoupled models",
+        1e6,
+        lambda s: s.first_response_histogram,
+    ),
 )
+_SUMMARIES: tuple[tuple[str, str, Callable[[LatencySummaries], Summary], bool], ...] = (
+    ("nv_inference_request_summary_us", "Microseconds of requests", lambda s: s.request, False),
+    ("nv_inference_queue_summary_us", "Microseconds requests waited", lambda s: s.queue, False),
+    (
+        "nv_inference_compute_input_summary_us",
+        "Microseconds spent on making the engine's inputs",
+        lambda s: s.compute_input,
+        False,
+    ),
+    ("nv_inference_compute_infer_summary_us", "Microseconds spent in the engine", lambda s: s.compute_infer, False),
+    (
+        "nv_inference_compute_output_summary_us",
+        "Microseconds spent on taking the engine's outputs",
+        lambda s: s.compute_output,
+        False,
+    ),
+    (
+        "nv_cache_hit_summary_us_per_model",
+        "Microseconds spent on finding answers in the cache",
+        lambda s: s.cache_hit,
+        True,
+    ),
+    (
+        "nv_cache_miss_summary_us_per_model",
+        "Microseconds spent on not finding answers in the cache and on keeping new ones",
+        lambda s: s.cache_miss,
+        True,
+    ),
+)
+"""With what they are read from, and whether only models with a cache have them."""
+QUANTILES: Sequence[str] = ("0.5", "0.9", "0.95", "0.99", "0.999")
+"""Those of summaries, as Triton has them if no others are set."""
 
 
-def model_families(servables: Iterable[Servable]) -> Iterator[Metric]:
+def model_families(servables: Iterable[Servable], quantiles: Sequence[str] = QUANTILES) -> Iterator[Metric]:
     """The metric families of the statistics of models."""
     models = [(_labels(servable), servable) for servable in servables]
-    for kind, source, families in _GROUPS:
-        sources = [(labels, source(model)) for labels, model in models]
-        for name, text, read in families:
-            yield _family(name, kind, text, [(labels, read(each)) for labels, each in sources if each is not None])
+    for kind, source, singles in _GROUPS:
+        sources = [(labels.text, each) for labels, model in models if (each := source(model)) is not None]
+        for name, text, read in singles:
+            yield family(name, kind, text, [(labels, read(each)) for labels, each in sources])
     for name, kind, text, label, values in _LABELLED:
-        rows = [({**labels, label: key}, value) for labels, model in models for key, value in values(model).items()]
-        yield _family(name, kind, text, rows)
-    yield from _engines(models)
+        rows = [
+            (labels.having(label, key), value) for labels, model in models for key, value in [*values(model).items()]
+        ]
+        yield family(name, kind, text, rows)
+    yield from _engines([(labels.of, model) for labels, model in models])
     for name, text, unit, histogram in _HISTOGRAMS:
-        yield histogram_family(name, text, unit, [(labels, histogram(each.statistics)) for labels, each in models])
+        having = [each for each in models if name != FIRST_RESPONSE or each[1].config.decoupled]
+        yield histogram_family(name, text, unit, [(labels.text, histogram(each.statistics)) for labels, each in having])
+    yield from _summaries(models, quantiles)
+
+
+def _summaries(models: Sequence[tuple[Labels, Servable]], quantiles: Sequence[str]) -> Iterator[Metric]:
+    """Triton's quantiles of the last minute, in microseconds."""
+    ranks, now_ns = [float(quantile) for quantile in quantiles], time.monotonic_ns()
+    for name, text, read, cached in _SUMMARIES:
+        rows = []
+        for place, (labels, model) in enumerate(models):
+            if place % families.BREATH == 0:
+                families.breathe()
+            if (kept := model.statistics.summaries) is None or (cached and not model.config.cached):
+                continue
+            summary = read(kept)
+            values = [value / 1e3 for value in summary.quantiles(ranks, now_ns)]
+            rows.append((labels, summary.count, summary.total / 1e3, zip(quantiles, values, strict=True)))
+        yield summary_family(name, text, rows)
 
 
 _ENGINE_LABELS = {
@@ -179,18 +235,20 @@ _ENGINE_LABELS = {
 """Labels of an engine → the members of its report."""
 
 
-def _engines(models: Sequence[tuple[dict[str, str], Servable]]) -> Iterator[Metric]:
+def _engines(models: Sequence[tuple[Mapping[str, str], Servable]]) -> Iterator[Metric]:
     """What runs each model, and of those whose engine was chosen by measuring, what the candidates took."""
     reports = [(labels, report) for labels, model in models if (report := engine_report(model))]
-    rows = [(labels | _named(report), 1.0) for labels, report in reports]
-    yield _family("modserve_engine_info", "gauge", "Always 1; the labels tell what runs a model", rows)
+    rows = [(labelled({**labels, **_named(report)}), 1) for labels, report in reports]
+    yield family("modserve_engine_info", "gauge", "Always 1; the labels tell what runs a model", rows)
     candidates = [
-        (labels | _named(each), each) for labels, report in reports for each in _objects(report.get("candidates"))
+        (labelled({**labels, **_named(each)}), each)
+        for labels, report in reports
+        for each in _objects(report.get("candidates"))
     ]
     for key, unit in (("seconds", "Seconds that an execution took"), ("error", "Difference from the reference")):
         measured = [(labels, value) for labels, each in candidates if isinstance(value := each.get(key), int | float)]
         text = f"{unit}, when the engine of a model was chosen"
-        yield _family(f"modserve_engine_candidate_{key}", "gauge", text, measured)
+        yield family(f"modserve_engine_candidate_{key}", "gauge", text, measured)
 
 
 def _named(report: Mapping[str, object]) -> dict[str, str]:
@@ -199,65 +257,6 @@ def _named(report: Mapping[str, object]) -> dict[str, str]:
 
 def _objects(value: object) -> list[Mapping[str, object]]:
     return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
-
-
-@dataclass(frozen=True, slots=True)
-class ServerFigures:
-    """The state of a server itself, besides the statistics of its models, at the time of a scrape."""
-
-    version: str
-    ready: bool
-    index: Sequence[IndexEntry]
-    in_flight: Mapping[str, int]
-    """Requests that are accepted and not settled, by model; models without any may be absent."""
-    connections: Mapping[str, int]
-    """Open connections by protocol."""
-    memory: MemoryBudget
-    routings: Sequence[RouteFigures | ShadowFigures] = ()
-    model_memory: MemoryReport = NO_MEMORY
-
-
-_MEMORY: tuple[tuple[str, str, str, Callable[[MemoryBudget], float]], ...] = (
-    ("modserve_request_memory_bytes", "gauge", "Bytes that requests hold", lambda m: m.held),
-    ("modserve_request_memory_peak_bytes", "gauge", "The most bytes that requests held at one time", lambda m: m.peak),
-    (
-        "modserve_request_memory_limit_bytes",
-        "gauge",
-        "Bytes that all requests together may hold; 0: any number",
-        lambda m: m.limit,
-    ),
-    ("modserve_request_memory_refused", "counter", "Requests refused for lack of memory", lambda m: m.refused),
-)
-
-UNLOADED_STATE = "UNLOADED"
-"""The state on this page of a version that was unloaded on purpose. The index, like Triton's, says UNAVAILABLE."""
-
-
-def server_families(figures: ServerFigures) -> Iterator[Metric]:
-    """The metric families of a server's figures."""
-    build = {"version": figures.version, "python": platform.python_version()}
-    text = "Always 1; the labels tell which server this is"
-    yield _family("modserve_build_info", "gauge", text, [(build, 1)])
-    yield _family("modserve_ready", "gauge", "1 when inference may be sent", [({}, figures.ready)])
-    text = "Always 1; the label is a model version's state"
-    yield _family("modserve_model_state", "gauge", text, [(_state(entry), 1) for entry in figures.index])
-    names = sorted({entry.name for entry in figures.index} | figures.in_flight.keys())
-    rows = [({"model": name}, figures.in_flight.get(name, 0)) for name in names]
-    yield _family("modserve_requests_in_flight", "gauge", "Requests accepted and not answered yet", rows)
-    rows = [({"protocol": protocol}, count) for protocol, count in figures.connections.items()]
-    yield _family("modserve_connections", "gauge", "Open connections, by protocol", rows)
-    for name, kind, text, value in _MEMORY:
-        yield _family(name, kind, text, [({}, value(figures.memory))])
-    if figures.model_memory.limit:
-        for name, text, read in model_memory.OF_ALL:
-            yield _family(name, "gauge", text, [({}, read(figures.model_memory))])
-    for name, kind, text, routed in routing_families(figures.routings):
-        yield _family(name, kind, text, routed)
-
-
-def _state(entry: IndexEntry) -> dict[str, str]:
-    version = "" if entry.version is None else str(entry.version)
-    return {"model": entry.name, "version": version, "state": UNLOADED_STATE if entry.unloaded else entry.state.value}
 
 
 RESERVED = (
@@ -270,11 +269,12 @@ RESERVED = (
 def engine_families(store: MetricStore) -> Iterator[Metric]:
     """The metric families that engines have made."""
     for name, text, kind, rows in store.read():
-        histograms = [(labels, value) for labels, value in rows if isinstance(value, Histogram)]
+        histograms = [(labelled(labels), value) for labels, value in rows if isinstance(value, Histogram)]
         if kind == "histogram":
             yield histogram_family(name, text, 1, histograms)
         else:
-            yield _family(name, kind, text, [(labels, value) for labels, value in rows if isinstance(value, float)])
+            values = [(labelled(labels), value) for labels, value in rows if isinstance(value, float)]
+            yield family(name, kind, text, values)
 
 
 class _Collector(Collector):
@@ -297,16 +297,18 @@ def registry(
     figures: Callable[[], ServerFigures] | None = None,
     engines: MetricStore | None = None,
     left_out: Container[str] = (),
+    quantiles: Sequence[str] = QUANTILES,
 ) -> CollectorRegistry:
     """A registry of the metrics of one server, its process and its engines; all of it is read at each scrape.
 
-    The families `left_out` are those of models' statistics that the page does not have.
+    The families `left_out` are those of models' statistics that the page does not have; `quantiles`, as their labels
+    have them, are those of summaries.
     """
     collectors = CollectorRegistry()
     if figures is not None:
         collectors.register(_Collector(lambda: server_families(figures())))
     collectors.register(
-        _Collector(lambda: (family for family in model_families(servables()) if family.name not in left_out))
+        _Collector(lambda: (each for each in model_families(servables(), quantiles) if each.name not in left_out))
     )
     ProcessCollector(registry=collectors)
     if engines is not None:
@@ -314,69 +316,11 @@ def registry(
     return collectors
 
 
-def render(collectors: CollectorRegistry) -> bytes:
-    """The page in Prometheus' text format 0.0.4. Like Triton's page, it leaves out families without samples.
-
-    prometheus_client's own writer would call every counter ``<name>_total``, unlike Triton.
-    """
-    lines: list[str] = []
-    for family in collectors.collect():
-        if not family.samples:
-            continue
-        name = family.name
-        if family.type == "counter" and all(sample.name == f"{name}_total" for sample in family.samples):
-            name = f"{name}_total"
-        lines.append(f"# HELP {name} {_escape(family.documentation)}")
-        lines.append(f"# TYPE {name} {family.type if family.type != 'unknown' else 'untyped'}")
-        for sample in family.samples:
-            labels = ",".join(
-                f'{key}="{_escape_value(value)}"' for key, value in sorted(sample.labels.items(), key=_place)
-            )
-            lines.append(f"{sample.name}{f'{{{labels}}}' if labels else ''} {_number(sample.value)}")
-    lines.append("")
-    return "\n".join(lines).encode()
+def render(collectors: CollectorRegistry, openmetrics: bool = False) -> bytes:
+    """The page, see `families.render`."""
+    return families.render(collectors.collect(), openmetrics)
 
 
-def _place(label: tuple[str, str]) -> tuple[bool, str]:
-    """Like Triton's page, sorts labels by name, with the limit of a bucket last."""
-    return label[0] == "le", label[0]
-
-
-def _family(name: str, kind: str, text: str, rows: Iterable[tuple[dict[str, str], float]]) -> Metric:
-    family = Metric(name, text, kind)
-    for labels, value in rows:
-        family.add_sample(name, labels, value)
-    return family
-
-
-def _labels(servable: Servable) -> dict[str, str]:
+def _labels(servable: Servable) -> Labels:
     tags = {f"_{key}": value for key, value in servable.config.metric_tags.items()}
-    return {"model": servable.id.name, "version": str(servable.id.version), **tags}
-
-
-def histogram_family(
-    name: str, text: str, unit: float, rows: list[tuple[dict[str, str], Histogram]]
-) -> HistogramMetricFamily:
-    """A family of histograms, a row for each set of labels. Bounds and sums are divided by `unit`."""
-    family = HistogramMetricFamily(name, text)
-    for labels, histogram in rows:
-        running = 0
-        for bound, count in zip((*histogram.bounds, None), histogram.buckets, strict=True):
-            running += count
-            limit = "+Inf" if bound is None else _number(bound / unit)
-            family.add_sample(f"{name}_bucket", {**labels, "le": limit}, running)
-        family.add_sample(f"{name}_count", labels, running)
-        family.add_sample(f"{name}_sum", labels, histogram.total / unit)
-    return family
-
-
-def _number(value: float) -> str:
-    return str(_untyped_go_string(value))  # type: ignore[no-untyped-call]
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", r"\\").replace("\n", r"\n")
-
-
-def _escape_value(text: str) -> str:
-    return _escape(text).replace('"', r"\"")
+    return Labels({"model": servable.id.name, "version": str(servable.id.version), **tags})

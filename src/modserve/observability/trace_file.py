@@ -143,26 +143,34 @@ class Output:
 
 
 class Writer:
-    """Runs work in order on one thread, which starts with the first piece of work."""
+    """Runs work in order on one thread, which starts with the first piece of work.
 
-    def __init__(self) -> None:
+    Work of at most `most` may wait, in whatever it is measured by; the log says `too_much` when there is more.
+    """
+
+    def __init__(
+        self, most: int = MOST_PENDING, too_much: str = f"traces are left out: {MOST_PENDING} bytes of them wait"
+    ) -> None:
+        self._most = most
+        self._too_much = too_much
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trace")
         self._lock = threading.Lock()
         self._pending = 0
         self._failing = False
         self._full = False
 
-    def put(self, work: Callable[[], None], size: int = 0) -> None:
-        """Runs `work`, which holds `size` bytes of memory, later. Drops it if too much work is pending."""
+    def put(self, work: Callable[[], None], size: int = 0) -> bool:
+        """Runs `work`, of this size, later. False, and it never runs, if too much is pending."""
         with self._lock:
-            full = self._pending > 0 and self._pending + size > MOST_PENDING
+            full = self._pending > 0 and self._pending + size > self._most
             if not full:
                 self._pending += size
-        if full and not self._full:
-            _log.error("traces are left out: %d bytes of them wait to be written", MOST_PENDING)
+        if full and not self._full and self._too_much:
+            _log.error("%s to be written", self._too_much)
         self._full = full
         if not full:
             self._thread.submit(self._do, work, size)
+        return not full
 
     def close(self) -> None:
         """Finishes all pending work and ends. Blocks."""

@@ -21,9 +21,9 @@ from typing import Self
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from modserve.core.statistics import Histogram
+from modserve.core.histogram import Histogram
 
-from .prometheus import histogram_family
+from .families import histogram_family
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Watchdog(Collector):
 
     def collect(self) -> Iterator[Metric]:
         text = "How late the event loop got round to what was due"
-        yield histogram_family("modserve_event_loop_lag_seconds", text, 1e9, [({}, self.lag)])
+        yield histogram_family("modserve_event_loop_lag_seconds", text, 1e9, [("", self.lag)])
 
     def _stamp(self) -> None:
         self._thread_cpu_ns = time.thread_time_ns()

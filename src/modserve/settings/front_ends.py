@@ -84,6 +84,7 @@ class HttpSettings(FrontEndSettings):
         "as it may.",
     )
     idle_timeout: Count = option(620, "Seconds for which a connection without a request stays open; 0: for ever.")
+    console: bool = option(True, "Serve a live console to browsers, at / and /console.", "console")
     cors_allow_origin: values.Origins = option(
         frozenset(),
         "Origin whose pages may call the server from a browser; may be repeated; * for any.",

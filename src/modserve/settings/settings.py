@@ -5,6 +5,7 @@ Those of HTTP and gRPC are in `front_ends`.
 
 import dataclasses
 import operator
+import os
 from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
@@ -13,12 +14,13 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from modserve.core.cache_settings import CacheSettings
-from modserve.core.log_settings import LogFormat, LogSettings
+from modserve.core.log_settings import LogSettings
 from modserve.core.remote_place import RemotePlace
-from modserve.core.trace_settings import TraceLevel, TraceSettings
+from modserve.core.trace_settings import OPENTELEMETRY, TraceLevel, TraceSettings
 
-from . import model_memory, values
+from . import log, model_memory, telemetry, values
 from .cache import cache_texts
+from .examples import example_models
 from .front_ends import GrpcSettings, HttpSettings
 from .options import Option, did_you_mean, option, options_of
 from .values import Count, Port, UnsignedCount, whole_number
@@ -60,6 +62,7 @@ class Settings(BaseModel):
         several=True,
     )
     """The keyword takes a path or several, or a mapping by name; the field has names, empty if not set, and paths."""
+    example: bool = option(False, "Serve the example models that come with modserve.", flag=True)
     id: str = option("modserve", "The server's name in its metadata.", value="NAME")
     exit_on_error: bool = option(False, "Stop if a model fails to load at the start.")
     exit_timeout_secs: Count = option(30, "Seconds for which a stopping server waits for what is in flight.")
@@ -189,11 +192,17 @@ class Settings(BaseModel):
     metrics_config: values.MetricsConfig = option(
         {},
         "What the metrics page has: counter_latencies (sums of times) and histogram_latencies (histograms of times), "
-        "true or false, both true by default; may be repeated.",
-        value="SETTING=true|false",
+        "both true by default, and summary_latencies (quantiles of the last minute), false by default; "
+        "summary_quantiles=0.5:0.05,0.99:0.001 sets which, each with an error that need not be. May be repeated.",
+        value="SETTING=VALUE",
         parse=values.metrics_setting,
         several=True,
     )
+    metrics_interval_ms: values.Milliseconds = option(
+        2000, "Milliseconds after which figures of CPU, memory and GPUs are read anew when metrics are scraped."
+    )
+    allow_cpu_metrics: bool = option(True, "Serve figures of the machine's CPU and memory among the metrics.")
+    allow_gpu_metrics: bool = option(True, "Serve figures of GPUs among the metrics, where nvidia-ml-py is installed.")
     event_loop_warning_ms: Annotated[int, Field(ge=0, le=60_000)] = option(
         250, "Log what holds the event loop for so many milliseconds; 0: never."
     )
@@ -202,8 +211,12 @@ class Settings(BaseModel):
     log_info: bool = option(True, "Log informational messages.")
     log_warning: bool = option(True, "Log warnings.")
     log_error: bool = option(True, "Log errors.")
-    log_format: Literal["default", "ISO8601"] = option("ISO8601", "How log lines look; default is Triton's way.")
-    log_file: str = option("", "File to which log lines are added, in place of standard error.")
+    log_format: Literal["default", "ISO8601", "json"] = log.FORMAT
+    log_file: str = log.FILE
+    log_multiline: Literal["auto", "true", "false"] = log.MULTILINE
+    access_log: Literal["off", "errors", "sampled", "all"] = log.ACCESS_LOG
+    access_log_rate: Annotated[int, Field(ge=1)] = log.ACCESS_LOG_RATE
+    request_ids: Literal["needed", "all"] = log.REQUEST_IDS
 
     trace_level: frozenset[Literal["OFF", "TIMESTAMPS", "TENSORS"]] = option(
         frozenset(),
@@ -211,7 +224,7 @@ class Settings(BaseModel):
         "",
         Option(
             "Sets the other options here, and wins over them; may be repeated. SETTING is level, rate, count, mode, "
-            "triton,file or triton,log-frequency.",
+            "triton,file, triton,log-frequency, or one of --trace-opentelemetry behind 'opentelemetry,'.",
             "trace-config",
             value="SETTING=VALUE",
             expand=values.trace_setting,
@@ -226,7 +239,20 @@ class Settings(BaseModel):
     trace_log_frequency: UnsignedCount = option(
         0, "Traces in one file, which then has an index behind its name; 0: all."
     )
-    trace_file: str = option("", "File to which traces are written; without it, nothing is traced.")
+    trace_file: str = option("", "File to which traces are written; without it, nothing is traced in mode triton.")
+    trace_mode: values.TraceMode = option(
+        "triton",
+        "triton: traces go to a file, in Triton's format; opentelemetry: they go as spans to a collector (OTLP).",
+        parse=values.trace_mode,
+    )
+    trace_opentelemetry: values.SpanConfig = option(
+        (),
+        "How spans go to the collector; may be repeated. SETTING is url, protocol (http/protobuf or grpc), resource "
+        "(KEY=VALUE), bsp_max_queue_size, bsp_schedule_delay (ms) or bsp_max_export_batch_size.",
+        value="SETTING=VALUE",
+        several=True,
+    )
+    """Pairs of names and values; the keyword takes a mapping as well."""
 
     def __init__(self, *, model_repository: values.Repositories = (), **options: Any) -> None:
         super().__init__(model_repository=model_repository, **options)
@@ -234,19 +260,30 @@ class Settings(BaseModel):
     @property
     def repositories(self) -> tuple[Path | RemotePlace, ...]:
         """The places of models, each once."""
-        return cast(tuple[Path | RemotePlace, ...], self.model_repository)
+        places = cast(tuple[Path | RemotePlace, ...], self.model_repository)
+        return (*places, example_models()) if self.example else places
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """What is set and has no effect, with the reason."""
-        remarks = [
-            f"--metrics-config {name} has no effect in modserve: {values.NO_SUMMARIES}"
-            for name, value in self.metrics_config.items()
-            if name in values.SUMMARIES and value != "false"
-        ]
+        remarks = []
+        if self.summary_quantiles and self.metrics_config.get("summary_latencies") != "true":
+            remarks.append("--metrics-config summary_quantiles has no effect without summary_latencies=true")
         if self.rate_limit == "off" and self.rate_limit_resource:
             remarks.append("--rate-limit-resource has no effect without --rate-limit=execution_count")
+        if self.trace_mode == OPENTELEMETRY:
+            if self.trace_file or self.trace_log_frequency:
+                remarks.append("--trace-file and --trace-log-frequency have no effect in trace mode opentelemetry")
+            if "TENSORS" in self.trace_level:
+                remarks.append("--trace-level=TENSORS has no effect in trace mode opentelemetry: spans have no tensors")
+        elif self.trace_opentelemetry:
+            remarks.append("--trace-config opentelemetry,… has no effect without --trace-config mode=opentelemetry")
         return tuple(remarks)
+
+    @property
+    def summary_quantiles(self) -> tuple[str, ...]:
+        """Of the summaries on the metrics page; none if they are not set."""
+        return values.quantiles(self.metrics_config.get("summary_quantiles", ""))
 
     @property
     def cache(self) -> CacheSettings:
@@ -256,15 +293,17 @@ class Settings(BaseModel):
     @property
     def log(self) -> LogSettings:
         """What is logged from the start on, how and where."""
-        format = LogFormat(self.log_format)
-        return LogSettings(self.log_info, self.log_warning, self.log_error, self.log_verbose, format, self.log_file)
+        return log.settings(self)
 
     @property
     def trace(self) -> TraceSettings:
         """What is traced from the start on."""
         levels = [TraceLevel[name] for name in self.trace_level]
         level = TraceLevel.OFF if TraceLevel.OFF in levels else reduce(operator.or_, levels, TraceLevel.OFF)
-        return TraceSettings(level, self.trace_rate, self.trace_count, self.trace_log_frequency, self.trace_file)
+        spans = None
+        if self.trace_mode == OPENTELEMETRY:
+            spans = telemetry.span_settings(self.trace_opentelemetry, os.environ)
+        return TraceSettings(level, self.trace_rate, self.trace_count, self.trace_log_frequency, self.trace_file, spans)
 
     @model_validator(mode="before")
     @classmethod
@@ -294,11 +333,20 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _check_models(self) -> Self:
-        if not (self.model_repository or self.python_model or self.model_file):
+        if self.example:
+            example_models()
+        elif not (self.model_repository or self.python_model or self.model_file):
             raise ValueError("no model repository given; say '--model-repository DIR'")
         for refused, text in ((self.deny_code, "deny-code"), (self.require_digests, "require-digests")):
             if refused and self.python_model:
                 raise ValueError(f"option '--{text}' refuses all Python models, and '--python-model' names some")
+        return self
+
+    @model_validator(mode="after")
+    def _check_traces(self) -> Self:
+        if self.trace_mode == OPENTELEMETRY:
+            telemetry.check_library()
+            telemetry.span_settings(self.trace_opentelemetry, os.environ)
         return self
 
     @model_validator(mode="after")

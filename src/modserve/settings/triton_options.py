@@ -5,14 +5,11 @@ An option whose absence would change what models respond, who may call, or where
 
 from collections.abc import Mapping
 
-_NO_GPU_METRICS = "the metrics page has no figures of GPUs or of the machine; node and GPU exporters have them"
 _NO_POOLS = "memory comes from the system, so there are no pools to size"
 _OWN_THREADS = "requests are handled on one event loop, and models run on threads of their own"
 _NO_ENDPOINT = "the endpoints of SageMaker and Vertex AI are not served; those of KServe v2 are"
 
 WITHOUT_EFFECT: Mapping[str, str] = {
-    "allow-cpu-metrics": _NO_GPU_METRICS,
-    "allow-gpu-metrics": _NO_GPU_METRICS,
     "allow-sagemaker": _NO_ENDPOINT,
     "allow-vertex-ai": _NO_ENDPOINT,
     "backend-directory": "backends are installed as Python packages",
@@ -26,7 +23,6 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "grpc-max-response-pool-size": _NO_POOLS,
     "host-policy": "threads are not bound to cores or NUMA nodes; numactl and taskset do that",
     "http-thread-count": _OWN_THREADS,
-    "metrics-interval-ms": "metrics are read when they are scraped",
     "min-supported-compute-capability": "the engine decides which GPUs it runs on",
     "model-load-gpu-limit": "the engine decides how much of a GPU a model may use",
     "model-namespacing": "model names must be unique over all repositories; models with the same name do not load",
@@ -43,8 +39,6 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 
 SWITCHES = frozenset(
     {
-        "allow-cpu-metrics",
-        "allow-gpu-metrics",
         "allow-sagemaker",
         "allow-vertex-ai",
         "enable-peer-access",

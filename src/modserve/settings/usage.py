@@ -3,36 +3,36 @@
 import argparse
 import shutil
 import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Protocol
 
-from .options import OptionError
 from .settings import OPTIONS
 
-SHELLS = ("bash", "zsh", "fish")
-COMMANDS = ("serve", "check", "config", "engines")
 
-_OPTIONS_OF_COMMANDS = {
-    "--load": "check: load each model, too.",
-    "--against": "check: compare with a running server.",
-    "--tolerance": "check: how much outputs may differ.",
-    "--json": "check: print one JSON document.",
-    "--max-batch-size": "config: the most rows of a batch.",
-    "--output": "config: the file to write.",
-}
-"""Options that `serve` does not have, for completion."""
+class Command(Protocol):
+    """A row of the table of commands."""
+
+    @property
+    def words(self) -> str: ...
+    @property
+    def summary(self) -> str: ...
+    @property
+    def section(self) -> str: ...
+
+
+Commands = Mapping[str, Command]
 
 _USAGE = """modserve [serve] --model-repository DIR [options]
        modserve [serve] [NAME=]MODEL_FILE … [options]
        modserve [serve] [NAME=]MODULE:OBJECT … [options]
-       modserve check DIR … [--load] [--against URL] [--json] [options]
-       modserve config MODEL_FILE [--max-batch-size N] [-o FILE]
-       modserve engines
-       modserve --version | --help | --print-completion bash|zsh|fish"""
+       modserve COMMAND …
+       modserve COMMAND --help
+       modserve --version | --help"""
 
 _DESCRIPTION = """\
 Serves the models in DIR, and decorated Python functions, over KServe v2: HTTP, gRPC, and
-Prometheus metrics. 'modserve engines' lists what can run models here; 'modserve check' says what
-is wrong with the models in DIR, and serves nothing; 'modserve config' writes a config.pbtxt.
-
+Prometheus metrics. The other commands serve nothing.
+%s
 Each option can also be set by an environment variable, and in the YAML or TOML file that
 --config names: --http-port 80 is MODSERVE_HTTP_PORT=80, and 'http-port: 80' in YAML. The
 command line wins over the environment, and the environment over the file. tritonserver's
@@ -47,7 +47,7 @@ examples:
   modserve serve my_module:my_model
   modserve check models --load
   modserve --config modserve.yaml
-  modserve --print-completion bash > ~/.local/share/bash-completion/completions/modserve"""
+  modserve completion bash > ~/.local/share/bash-completion/completions/modserve"""
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -64,19 +64,27 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         ]
 
 
-def parser() -> argparse.ArgumentParser:
+def _listed(commands: Commands) -> Iterator[str]:
+    """The commands, each with its line, under their headings."""
+    heads = {name: f"  modserve {name} {command.words}".rstrip() for name, command in commands.items()}
+    width = max(map(len, heads.values()), default=0)
+    for name, command in commands.items():
+        if command.section:
+            yield f"\n{command.section}:"
+        yield f"{heads[name].ljust(width)}  {command.summary}"
+
+
+def parser(commands: Commands) -> argparse.ArgumentParser:
     """The options by section, for help and completion. It does not parse: see `sources.from_words`."""
+    description = _DESCRIPTION % "".join(f"{line}\n" for line in _listed(commands))
     top = argparse.ArgumentParser(
-        "modserve", _USAGE, _DESCRIPTION, _EPILOG, formatter_class=_Formatter, add_help=False, allow_abbrev=False
+        "modserve", _USAGE, description, _EPILOG, formatter_class=_Formatter, add_help=False, allow_abbrev=False
     )
     group = top.add_argument_group("command")
     group.add_argument("--help", action="help", help="Print this, and exit.")
     group.add_argument("--version", action="version", help="Print the version, and exit.")
     group.add_argument(
-        "--print-completion",
-        metavar="|".join(SHELLS),
-        choices=SHELLS,
-        help="Print a script that completes options in this shell, and exit.",
+        "--print-completion", metavar="bash|zsh|fish", help="The same as 'modserve completion', for this shell."
     )
     group.add_argument("--config", metavar="FILE", help="YAML or TOML file with options.\n[env: MODSERVE_CONFIG]")
     for option in OPTIONS.values():
@@ -91,21 +99,3 @@ def parser() -> argparse.ArgumentParser:
             help=f"{option.help}\n{default}[env: {option.variable}]",
         )
     return top
-
-
-def completion(shell: str) -> str:
-    """A script that completes options in a shell. Raises OptionError."""
-    if shell not in SHELLS:
-        raise OptionError(f"option '--print-completion': expected {', '.join(SHELLS)}, got: {shell}")
-    import shtab  # only here, since every start would pay for it
-
-    top = parser()
-    top.add_argument("command", nargs="?", choices=COMMANDS, help="What to do.")
-    top.add_argument("file", nargs="*", metavar="FILE", help="Repositories, or a model file.")
-    for option, text in _OPTIONS_OF_COMMANDS.items():
-        top.add_argument(option, action="store_true", help=text)
-    for action in top._actions:
-        action.help = str(action.help).partition("\n")[0]
-        if action.metavar in ("FILE", "DIR"):
-            action.complete = shtab.FILE if action.metavar == "FILE" else shtab.DIRECTORY  # type: ignore[attr-defined]
-    return str(shtab.complete(top, shell))

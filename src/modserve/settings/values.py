@@ -14,8 +14,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Typ
 
 from modserve.core.cache_settings import CacheSettings
 from modserve.core.remote_place import RemotePlace, parse_place
+from modserve.core.trace_settings import OPENTELEMETRY, TRITON
 from modserve.protocol.restricted import CATEGORIES, Restriction, grpc_restrictions, http_restrictions
 
+from . import telemetry
 from .cache import cache_settings
 
 # Texts
@@ -78,9 +80,7 @@ def rate_limit_resource(text: str) -> tuple[tuple[str, int | None], int]:
     return (name, device[0] if device else None), count
 
 
-SUMMARIES = ("summary_latencies", "summary_quantiles")
-NO_SUMMARIES = "there are no summaries; histogram_quantile() of Prometheus has the quantiles of the histograms"
-_METRICS = ("counter_latencies", "histogram_latencies", *SUMMARIES)
+_METRICS = ("counter_latencies", "histogram_latencies", "summary_latencies", "summary_quantiles")
 
 
 def metrics_setting(text: str) -> tuple[str, str]:
@@ -90,9 +90,26 @@ def metrics_setting(text: str) -> tuple[str, str]:
         raise ValueError(f"expected '<setting>=<value>', got: {text}")
     if name not in _METRICS:
         raise ValueError(f"unknown metrics setting '{name}'; allowed are {', '.join(_METRICS)}")
-    if name != "summary_quantiles":
+    if name == "summary_quantiles":
+        quantiles(value)
+    else:
         value = str(boolean(value)).lower()
     return name, value
+
+
+def quantiles(text: str) -> tuple[str, ...]:
+    """``<quantile>:<error>,…``, as the labels of quantiles. Both are from 0 to 1; the error is not used."""
+    labels = []
+    for pair in text.split(",") if text else ():
+        quantile, colon, error = pair.partition(":")
+        try:
+            rank, allowed = float(quantile), float(error) if colon else 0.0
+        except ValueError:
+            rank = allowed = -1.0
+        if not (0 <= rank <= 1 and 0 <= allowed <= 1):
+            raise ValueError(f"expected '<quantile>:<error>,…' with numbers from 0 to 1, got: {text}")
+        labels.append(f"{rank:g}")
+    return tuple(dict.fromkeys(labels))
 
 
 _TRACE_LEVELS = {
@@ -113,14 +130,14 @@ _TRACE_SETTINGS = {
     "level": "trace-level",
     "rate": "trace-rate",
     "count": "trace-count",
-    "mode": "",
+    "mode": "trace-mode",
     "triton,file": "trace-file",
     "triton,log-frequency": "trace-log-frequency",
 }
 """The option that a setting of ``--trace-config`` stands for."""
 
 
-def trace_setting(text: str) -> tuple[str, str] | None:
+def trace_setting(text: str) -> tuple[str, str]:
     """``<setting>=<value>`` or ``<mode>,<setting>=<value>`` as the option it stands for, and its text."""
     left, equals, value = text.partition("=")
     mode, comma, setting = left.rpartition(",")
@@ -128,20 +145,19 @@ def trace_setting(text: str) -> tuple[str, str] | None:
         raise ValueError(
             f"--trace-config option format is '<trace mode>,<setting>=<value>' or '<setting>=<value>'. Got {text}"
         )
-    name = f"{_trace_mode(mode)},{setting}" if comma else setting
+    name = f"{trace_mode(mode)},{setting}" if comma else setting
+    if comma and trace_mode(mode) == OPENTELEMETRY:
+        return "trace-opentelemetry", f"{setting}={value}"
     if name not in _TRACE_SETTINGS:
-        raise ValueError(f"unknown trace setting '{left}'; allowed are {', '.join(_TRACE_SETTINGS)}")
-    if name == "mode":
-        _trace_mode(value)
-        return None
+        raise ValueError(
+            f"unknown trace setting '{left}'; allowed are {', '.join(_TRACE_SETTINGS)} and opentelemetry,<setting>"
+        )
     return _TRACE_SETTINGS[name], value
 
 
-def _trace_mode(text: str) -> str:
+def trace_mode(text: str) -> str:
     mode = text.lower()
-    if mode == "opentelemetry":
-        raise ValueError("trace mode 'opentelemetry' is not supported by this version of modserve, only 'triton' is")
-    if mode != "triton":
+    if mode not in (TRITON, OPENTELEMETRY):
         raise ValueError(
             f'invalid value for trace mode option: {text}. Available options are "triton" and "opentelemetry"'
         )
@@ -310,6 +326,8 @@ PythonModels = Annotated[Mapping[str, object], PlainValidator(_python_models)]
 ModelFiles = Annotated[tuple[tuple[str, Path], ...], PlainValidator(_model_files)]
 CacheConfig = Annotated[CacheSettings | int | str, PlainValidator(cache_settings)]
 MetricsConfig = Annotated[Mapping[str, str], BeforeValidator(_metrics)]
+TraceMode = Annotated[Literal["triton", "opentelemetry"], BeforeValidator(_lower)]
+SpanConfig = Annotated[tuple[tuple[str, str], ...], BeforeValidator(telemetry.settings)]
 ConfigName = Annotated[str, AfterValidator(_config_name)]
 RateLimit = Annotated[Literal["off", "execution_count"], BeforeValidator(_lower)]
 RateLimitResources = Annotated[Mapping[tuple[str, int | None], int], BeforeValidator(_by_resource)]

@@ -62,6 +62,13 @@ class Fleet:
         )
         return {index: reply for index, reply in zip(indexes, replies, strict=True) if reply is not None}
 
+    async def others(self, method: str, target: str) -> list[Reply]:
+        """The responses of all other workers that are there and respond soon, whatever they say of themselves."""
+        replies = await asyncio.gather(
+            *(self._in_time(self.call(index, method, target)) for index in self._place.others)
+        )
+        return [reply for reply in replies if reply is not None and reply.ok]
+
     async def statuses(self) -> dict[int, Status | None]:
         """What each worker says of itself; None for one that is not there."""
         answers = await asyncio.gather(*map(self.status, range(self._place.count)))
@@ -84,13 +91,13 @@ class Fleet:
                 ] or [_reason(f"worker {index}", None, State.LOADING.value, status.phase)]
         return reasons
 
-    async def page(self) -> bytes:
+    async def page(self, openmetrics: bool = False) -> bytes:
         """The metrics of all workers."""
         statuses = await self.statuses()
-        replies = await self.gather("GET", private.PAGE)
+        replies = await self.gather("GET", private.OPENMETRICS_PAGE if openmetrics else private.PAGE)
         restarts = sum(status.restarts for status in statuses.values() if status is not None)
         page = await asyncio.to_thread(pages.merged, [reply.body for reply in replies.values()])
-        return pages.with_workers(page, len(replies), restarts)
+        return pages.with_workers(page, len(replies), restarts, openmetrics)
 
     async def status(self, index: int) -> Status | None:
         reply = await self._in_time(self.call(index, "GET", private.STATUS))

@@ -8,6 +8,7 @@ from urllib.parse import quote
 import orjson
 
 from modserve.core.errors import ModserveError
+from modserve.core.trace_settings import OPENTELEMETRY
 from modserve.frontends.http.wire.asgi import SLASH
 from modserve.pb import inference as pb
 from modserve.protocol.control import logging_settings, trace_settings
@@ -167,9 +168,12 @@ class Journal:
 
     def _trace_settings(self, model: str) -> Change:
         settings = trace_settings.json(self._server.tracer.settings(model))
-        del settings["trace_file"]
+        settings.pop("trace_file", None)
         if settings["trace_count"] == "0":  # they have all been made, and none may be asked for
-            settings["trace_level"] = ["OFF"]
+            if settings["trace_mode"] == OPENTELEMETRY:  # where those of clients that trace go on
+                settings.update(trace_rate="0", trace_count="-1")
+            else:
+                settings["trace_level"] = ["OFF"]
         path = f"/v2/models/{quote(model, safe='')}/trace/setting" if model else "/v2/trace/setting"
         return Change(path, orjson.dumps(settings))
 

@@ -4,9 +4,10 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import orjson
 
@@ -104,6 +105,15 @@ class Member:
         server.around_app = lambda app: shared_app(app, self._fleet, self._changing, server, restrictions)
         server.around_rpcs = SharedRpcs(self._fleet, self._changing, server).table
         server.routings.on_rollback = self._roll_back_elsewhere
+        server.others_figures = self._others_figures
+
+    async def _others_figures(self) -> tuple[list[Any], Mapping[str, int]]:
+        """Of those that are there and respond in time."""
+        replies = await self._fleet.others("GET", private.FIGURES)
+        readings = [orjson.loads(reply.body) for reply in replies]
+        restarts = self.place.starts + sum(count for count, _ in readings)
+        workers = {"serving": 1 + len(readings), "count": self.place.count, "restarts": restarts}
+        return [reading for _, reading in readings], workers
 
     def _roll_back_elsewhere(self, rollback: RouteRollback) -> None:
         """What one worker has seen of a version is enough for all of them."""
@@ -113,7 +123,7 @@ class Member:
 
     # Life
 
-    async def start(self, tasks: asyncio.TaskGroup, page: Callable[[], bytes]) -> None:
+    async def start(self, tasks: asyncio.TaskGroup, page: Callable[[bool], Awaitable[bytes]]) -> None:
         """Open the sockets for the other workers; from then on their changes come here, too. `page` is the own page."""
         server = self._server
         assert server is not None, "a member joins a server before it starts: this is a bug"
@@ -159,9 +169,9 @@ class Member:
             await asyncio.sleep(pause)
             pause = min(2 * pause, 0.5)
 
-    async def page(self) -> bytes:
+    async def page(self, openmetrics: bool = False) -> bytes:
         """The metrics of all workers."""
-        return await self._fleet.page()
+        return await self._fleet.page(openmetrics)
 
     async def stop(self) -> None:
         """Close the sockets for the other workers."""

@@ -61,6 +61,7 @@ class Place:
     def name_in_log(self, record: logging.LogRecord) -> bool:
         """A filter of log records: the line says which worker wrote it."""
         if not record.name.startswith("modserve.worker "):
+            record.own_name, record.worker = record.name, self.index
             own, rest = record.name.partition("modserve")[1:]
             record.name = f"modserve.worker {self.index}" + (rest if own else f".{record.name}")
         return True

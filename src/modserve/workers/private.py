@@ -10,6 +10,8 @@ import orjson
 from modserve.core.errors import Code, ModserveError
 from modserve.frontends.errors import to_client_error
 from modserve.frontends.grpc.rpc import Rpc
+from modserve.frontends.http.console.picture import encoded
+from modserve.frontends.http.console.readings import Reader
 from modserve.frontends.http.wire.context import AsgiApp, Message
 from modserve.protocol import failures
 from modserve.routing.router import RouteRollback
@@ -24,8 +26,12 @@ REPLAY = "modserve-replay"
 """A header of changes that bring a worker to the state of the others; those of clients wait until that is done."""
 CHANGE = "modserve-change"
 """A header with the number of a change, by which it is undone."""
-STATUS, PAGE, STATE, UNDO = "/worker/status", "/worker/page", "/worker/state", "/worker/undo"
+STATUS, STATE, UNDO = "/worker/status", "/worker/state", "/worker/undo"
 """What is behind `UNDO` is the target of the change to undo: the response has the changes that do so."""
+PAGE, OPENMETRICS_PAGE = "/worker/page", "/worker/page/openmetrics"
+"""The worker's own metrics page, in two formats."""
+FIGURES = "/worker/figures"
+"""What the console shows: how often this worker was started anew, and a reading."""
 ROLLBACK = "/worker/rollback"
 """A version of a model was rolled back in another worker, as the body says: the values of a `RouteRollback`."""
 LEAVE = "/worker/leave"
@@ -37,14 +43,17 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 
 class PrivateApp:
-    """The application at a worker's own socket. `page` renders the worker's metrics page, `leave` begins its end."""
+    """The application at a worker's own socket. `leave` begins its end.
+
+    `page` makes the worker's metrics page, for True in OpenMetrics.
+    """
 
     def __init__(
         self,
         server: Server,
         app: AsgiApp,
         rpcs: Mapping[str, Rpc],
-        page: Callable[[], bytes],
+        page: Callable[[bool], Awaitable[bytes]],
         restarts: int,
         leave: Callable[[], None],
     ) -> None:
@@ -58,12 +67,20 @@ class PrivateApp:
         self._journal = Journal(server)
         self.caught_up = asyncio.Event()
         """The worker has the state of the others."""
-        self._about: Mapping[str, Callable[[], bytes]] = {STATUS: self._status, PAGE: page, STATE: self._state}
+        self._about: Mapping[str, Callable[[], bytes]] = {
+            STATUS: self._status,
+            STATE: self._state,
+            FIGURES: self._figures,
+        }
+        self._page = page
+        self._reader = Reader(server)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
         if path in self._about:
             await respond(send, 200, self._about[path]())
+        elif path in (PAGE, OPENMETRICS_PAGE):
+            await respond(send, 200, await self._page(path == OPENMETRICS_PAGE))
         elif self._server.phase is Phase.STOPPING:
             await respond(send, 503, b"", ((GONE, "1"),))
         elif path == ROLLBACK:
@@ -119,6 +136,9 @@ class PrivateApp:
                 "reasons": reasons,
             }
         )
+
+    def _figures(self) -> bytes:
+        return encoded([self._restarts, self._reader.read()])
 
     def _state(self) -> bytes:
         rollbacks = [Change(ROLLBACK, orjson.dumps(tuple(each))) for each in self._server.routings.rollbacks]

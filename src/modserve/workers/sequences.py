@@ -17,7 +17,7 @@ from modserve.core.inflight import Inflight
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, Outcome, ResponseSink
 from modserve.core.sequence import SequenceId, membership
-from modserve.core.servable import SequenceKeeper, Servable
+from modserve.core.servable import SequenceKeeper, Servable, context_to_pass_on, submit_traced
 from modserve.frontends.errors import to_client_error
 from modserve.models.wrappers import ModelWrapper
 from modserve.server import Server
@@ -28,8 +28,8 @@ from .place import Place
 
 _log = logging.getLogger(__name__)
 
-_PATIENCE: Final = struct.Struct("<Q")
-"""Nanoseconds that the client of a request still waits; 0 for ever."""
+_HEAD: Final = struct.Struct("<QI")
+"""Nanoseconds that the client of a request still waits, 0 for ever; and the bytes of its span, which come first."""
 
 
 def owner(model: str, id: SequenceId, count: int) -> int:
@@ -110,7 +110,8 @@ class Router:
         patience_ns = 0
         if request.deadline_ns:
             patience_ns = max(1, request.deadline_ns - time.monotonic_ns())
-        content = _PATIENCE.pack(patience_ns) + inference.write_request(request)
+        context = context_to_pass_on().encode()
+        content = _HEAD.pack(patience_ns, len(context)) + context + inference.write_request(request)
         way = self._ways.get(worker)
         if way is None:
             way = self._ways[worker] = _Way()
@@ -213,17 +214,32 @@ class Owner:
     def _begin(self, link: Link, requests: dict[int, Inflight], number: int, content: bytes) -> None:
         server, now_ns = self._server, time.monotonic_ns()
         try:
-            (patience_ns,) = _PATIENCE.unpack_from(content)
+            patience_ns, length = _HEAD.unpack_from(content)
             deadline_ns = now_ns + patience_ns if patience_ns else 0
-            request = inference.read_request(content[_PATIENCE.size :], deadline_ns)
+            context, message = content[_HEAD.size : _HEAD.size + length], content[_HEAD.size + length :]
+            request = inference.read_request(message, deadline_ns)
             servable = server.model(request.model_name, request.version)
             sink = _Return(link, requests, number, self._responses)
-            inflight = requests[number] = servable.submit(request, sink, now_ns)
+            if context:
+                inflight = self._submit_traced(context.decode(), servable, request, sink, now_ns)
+            else:
+                inflight = servable.submit(request, sink, now_ns)
+            requests[number] = inflight
             if servable.config.decoupled:
                 server.pace(inflight)
         except Exception as error:
             failure = to_client_error(error, "a request of a sequence")
             link.send(number, Kind.LAST_FAILURE, inference.write_failure(failure))
+
+    def _submit_traced(
+        self, context: str, servable: Servable, request: InferenceRequest, sink: ResponseSink, now_ns: int
+    ) -> Inflight:
+        trace = self._server.tracer.continued(servable, context)
+        try:
+            return submit_traced(trace, servable, request, sink, now_ns)
+        except BaseException:
+            trace.end()
+            raise
 
     def _lost(self, link: Link) -> None:
         """The other worker has ended, and so have its clients' connections."""

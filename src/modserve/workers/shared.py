@@ -52,6 +52,7 @@ class SharedApp:
             (_READ, re.compile(_MODEL + "/stats"), self._statistics),
             (_READ, re.compile(r"/v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?/status"), self._regions),
             (_POST, re.compile(r"/v2/repository(?:/[^/]+)?/index"), self._index),
+            (_READ, re.compile(r"/console/failures"), self._failures),
             (_READ, _ROUTING, self._routing),
             (frozenset({"DELETE"}), _ROUTING, self._delete_routing),
         )
@@ -121,6 +122,11 @@ class SharedApp:
             return None
         regions = {region["name"]: region for regions in each for region in regions}
         return Reply(200, {}, orjson.dumps(list(regions.values())))
+
+    async def _failures(self, scope: Message, body: bytes, parts: Mapping[str, str]) -> Reply | None:
+        replies = await self._fleet.gather("GET", _target(scope))
+        each = [orjson.loads(reply.body) for reply in replies.values() if reply.ok]
+        return Reply(200, {}, orjson.dumps(sums.failures(each))) if each else None
 
     async def _index(self, scope: Message, body: bytes, parts: Mapping[str, str]) -> Reply | None:
         try:

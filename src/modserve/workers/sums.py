@@ -97,6 +97,19 @@ def _of_all(
     return result
 
 
+def failures(lists: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The failures that each worker has kept, those that are alike as one, the latest first."""
+    by_texts: dict[tuple[str, ...], dict[str, Any]] = {}
+    for one in sorted((each for failures in lists for each in failures), key=lambda each: int(each["last_ms"])):
+        texts = tuple(one[name] for name in ("protocol", "model", "version", "status", "message"))
+        before = by_texts.pop(texts, None)
+        if before is not None:
+            first_ms = min(before["first_ms"], one["first_ms"])
+            one = {**one, "count": before["count"] + one["count"], "first_ms": first_ms}
+        by_texts[texts] = one
+    return list(reversed(by_texts.values()))
+
+
 def routing(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The routing of a model, with the counts of all workers; `reports` are theirs, as of `Router.report`."""
     first, *others = reports

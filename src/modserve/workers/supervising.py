@@ -8,7 +8,8 @@ it. Each worker is a child with a process group of its own, which gets SIGTERM i
 - One that fails at its first start, before it has served, ends the server: another start would not help.
 - The first SIGTERM or SIGINT drains the workers one after the other, each of which gets its part of the grace period
   for itself, while those behind it still serve. What has not ended with the grace period is ended by force. A second
-  signal, and SIGHUP and SIGQUIT, go to all of them at once.
+  signal, and SIGQUIT, go to all of them at once.
+- SIGHUP goes to all of them, and ends none: each opens the log file anew, and so does this process.
 """
 
 import logging
@@ -129,7 +130,10 @@ class Fleet:
             self._send_all(signal.SIGKILL)
 
     def signalled(self, number: int, now_s: float) -> None:
-        """A signal requests the end."""
+        """A signal requests the end, or is SIGHUP."""
+        if number == signal.SIGHUP:
+            self._send_all(number)
+            return
         if number not in _ORDERLY or self.stopping:
             self.stopping = True
             self._patient = False
@@ -190,8 +194,11 @@ class Fleet:
             self._send(pid, number)
 
 
-def supervise(plan: Plan) -> int:
-    """Runs the workers until a signal requests the end. Returns 0 if all have ended in order."""
+def supervise(plan: Plan, on_hang_up: Callable[[], None] = lambda: None) -> int:
+    """Runs the workers until a signal requests the end. Returns 0 if all have ended in order.
+
+    Calls `on_hang_up` at SIGHUP, which the workers get, too.
+    """
     signals, fleet = Signals(), Fleet(plan)
     fleet.begin(time.monotonic())
     while not fleet.over:
@@ -201,6 +208,8 @@ def supervise(plan: Plan) -> int:
             for pid, end in _reaped():
                 fleet.ended(pid, end, now_s)
         elif number is not None:
+            if number == signal.SIGHUP:
+                on_hang_up()
             fleet.signalled(number, now_s)
         fleet.turn(now_s)
     return fleet.code
@@ -236,8 +245,9 @@ def main() -> int:
     try:
         for descriptor in numbers.split(","):
             os.set_inheritable(int(descriptor), False)
-        Logs(LogSettings(format=LogFormat(log_format), file=log_file)).install()
-        return supervise(plan)
+        logs = Logs(LogSettings(format=LogFormat(log_format), file=log_file))
+        logs.install()
+        return supervise(plan, logs.reopen)
     except OSError as error:
         print(f"modserve: cannot open the log file; '--log-file' names another: {error}", file=sys.stderr)
         return 1

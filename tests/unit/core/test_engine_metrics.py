@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from modserve import Code, ModserveError
+from modserve.core.histogram import Histogram
 from modserve.core.metrics import MetricStore, StoredMetric, StoredMetrics
-from modserve.core.statistics import Histogram
 
 
 def values(store: MetricStore) -> dict[str, list[tuple[dict[str, str], float]]]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from modserve.core.errors import Code, ModserveError
+from modserve.core.histogram import Histogram
 from modserve.core.inflight import Inflight
 from modserve.core.statistics import (
     BATCH_SIZE_BUCKETS,
@@ -12,7 +13,6 @@ from modserve.core.statistics import (
     MOST_INDEXES,
     Duration,
     FailureReason,
-    Histogram,
     ModelStatistics,
     failure_reason,
 )

@@ -102,7 +102,11 @@ def cut_length(left: int) -> str:
     )
 
 
-TOO_LARGE = NO_ID + "inference request batch-size must be <= 8 for 'simple'"
+TOO_LARGE = NO_ID + "inference request batch-size must be <= 8 for 'simple', got "
+ROWS_DIFFER = (
+    NO_ID + "input 'B' batch size does not match other inputs for 'simple': shapes begin with the number of rows, but "
+    "that of 'A' is {}, and that of 'B' {}"
+)
 
 REFUSED: dict[str, tuple[ModelConfig, Mapping[str, Tensor], str]] = {
     "one input missing": (
@@ -152,10 +156,19 @@ REFUSED: dict[str, tuple[ModelConfig, Mapping[str, Tensor], str]] = {
     "two batch sizes": (
         SIMPLE,
         {"A": ints(2, 16), "B": ints(1, 16)},
-        NO_ID + "input 'B' batch size does not match other inputs for 'simple'",
+        ROWS_DIFFER.format("[2,16]", "[1,16]"),
     ),
-    "batch too large": (SIMPLE, {"A": ints(9, 16), "B": ints(9, 16)}, TOO_LARGE),
-    "batch dimension forgotten": (SIMPLE, {"A": ints(16), "B": ints(16)}, TOO_LARGE),
+    "batch too large": (SIMPLE, {"A": ints(9, 16), "B": ints(9, 16)}, TOO_LARGE + "9"),
+    "batch dimension forgotten": (
+        SIMPLE,
+        {"A": ints(16), "B": ints(16)},
+        TOO_LARGE + "16: the shape of 'A' lacks the number of rows in front, which is [1,16] for one row",
+    ),
+    "batch dimension forgotten in one": (
+        SIMPLE,
+        {"A": ints(1, 16), "B": ints(16)},
+        ROWS_DIFFER.format("[1,16]", "[16]"),
+    ),
     "negative batch": (
         SIMPLE,
         {"A": raw(INT32, (-1, 16), b""), "B": raw(INT32, (-1, 16), b"")},
@@ -164,7 +177,7 @@ REFUSED: dict[str, tuple[ModelConfig, Mapping[str, Tensor], str]] = {
     "negative batch and another": (
         SIMPLE,
         {"A": raw(INT32, (-1, 16), b""), "B": ints(1, 16)},
-        NO_ID + "input 'B' batch size does not match other inputs for 'simple'",
+        ROWS_DIFFER.format("[-1,16]", "[1,16]"),
     ),
     "empty batch": (SIMPLE, {"A": ints(0, 16), "B": ints(0, 16)}, empty_batch("A", "simple", 64, "[0,16]")),
     "empty batch of variable size": (VARIABLE, {"A": floats(0, 3)}, empty_batch("A", "variable", 12, "[0,3]")),

@@ -92,6 +92,17 @@ def test_nothing_is_selected_from_nothing(policy: VersionPolicy) -> None:
     ("error", "code", "message"),
     [
         (version.unknown_model("m"), Code.NOT_FOUND, "Request for unknown model: 'm' is not found"),
+        (version.unknown_model("m", ["n", "model"]), Code.NOT_FOUND, "Request for unknown model: 'm' is not found"),
+        (
+            version.unknown_model("resnet5", ["bert", "resnet50"]),
+            Code.NOT_FOUND,
+            "Request for unknown model: 'resnet5' is not found; did you mean 'resnet50'?",
+        ),
+        (
+            version.unknown_model("m" * 201, ["m" * 200]),
+            Code.NOT_FOUND,
+            f"Request for unknown model: '{'m' * 201}' is not found",
+        ),
         (version.unknown_version("m", 3), Code.NOT_FOUND, "Request for unknown model: 'm' version 3 is not found"),
         (
             version.no_available_versions("m"),
@@ -104,7 +115,7 @@ def test_nothing_is_selected_from_nothing(policy: VersionPolicy) -> None:
             "Request for unknown model: 'm' version 3 is not at ready state",
         ),
     ],
-    ids=["model", "version", "no versions", "not ready"],
+    ids=["model", "other models", "one alike", "long name", "version", "no versions", "not ready"],
 )
 def test_what_is_said_of_models_that_can_not_answer(error: ModserveError, code: Code, message: str) -> None:
     assert (error.code, error.message) == (code, message)

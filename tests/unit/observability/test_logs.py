@@ -2,6 +2,7 @@
 
 import json
 import logging
+import logging.handlers
 import os
 import re
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from modserve.core.log_settings import LogFormat, LogSettings
 from modserve.observability.logging import Logs
+from modserve.workers.place import Place
 
 _log = logging.getLogger("modserve.test_logs")
 LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
@@ -86,11 +88,106 @@ def test_a_traceback(capsys: pytest.CaptureFixture[str], form: LogFormat) -> Non
     except ValueError:
         _log.exception("failed")
     text = written(capsys)
+    assert text.count("\n") == 1
     if form is LogFormat.DEFAULT:
-        assert text.count("\n") == 1
         text = json.loads(text.partition("] ")[2])
+    elif form is LogFormat.JSON:
+        record = json.loads(text)
+        text = f"{record['message']}\n{record['traceback']}"
+    else:
+        text = text.replace("\\n", "\n")
     assert "failed\nTraceback" in text
     assert text.rstrip("\n").endswith("\nValueError: oops")
+
+
+def test_a_traceback_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    Logs(LogSettings(multiline="true")).install()
+    try:
+        raise ValueError("oops\n2026-11-22T22:13:14.834Z ERROR forged")
+    except ValueError:
+        _log.exception("failed")
+    first, *others = written(capsys).splitlines()
+    assert first.endswith(" ERROR   modserve.test_logs: failed")
+    assert others[0] == "    Traceback (most recent call last):"
+    assert others[-1] == "    2026-11-22T22:13:14.834Z ERROR forged"
+    assert all(line.startswith("    ") for line in others)
+
+
+@pytest.mark.parametrize("form", LogFormat, ids=lambda form: form.value)
+def test_a_foreign_text_neither_ends_a_line_nor_colours_the_terminal(
+    capsys: pytest.CaptureFixture[str], form: LogFormat
+) -> None:
+    Logs(LogSettings(format=form)).install()
+    _log.info("%s", "\x1b[1;31mred\x1b[0m\r\n\u2028\x85\x1b[2J√")
+    line = written(capsys)
+    assert line.endswith("\n")
+    assert line[:-1].isprintable()
+    assert "red" in line
+    assert "31m" not in line
+    if form is LogFormat.ISO8601:
+        assert line.endswith(": red\\r\\n\\u2028\\x85\\x1b[2J√\n")
+        return
+    text = json.loads(line)["message"] if form is LogFormat.JSON else json.loads(line.partition("] ")[2])
+    assert text == "red\r\n\u2028\x85\x1b[2J√"
+
+
+def test_json_has_what_a_request_was_about(capsys: pytest.CaptureFixture[str]) -> None:
+    logs = Logs(LogSettings(format=LogFormat.JSON))
+    logs.install()
+    _log.warning("a %s", "b", extra={"fields": {"model": "m", "request_id": "x", "id": "", "level": "forged"}})
+    record = json.loads(written(capsys))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", record.pop("time"))
+    assert record.pop("process") == os.getpid()
+    assert record.pop("place").startswith("test_logs.py:")
+    assert record == {
+        "level": "WARNING",
+        "logger": "modserve.test_logs",
+        "message": "a b",
+        "model": "m",
+        "request_id": "x",
+    }
+
+
+def test_a_worker_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    Logs(LogSettings(format=LogFormat.JSON)).install()
+    logging.getLogger().handlers[0].addFilter(Place(3, 4, 0, tmp_path).name_in_log)
+    _log.info("text")
+    record = json.loads(written(capsys))
+    assert (record["worker"], record["logger"]) == (3, "modserve.test_logs")
+
+
+def test_a_file_is_opened_anew_when_that_is_called_for(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    logs = Logs(LogSettings(file=str(file)))
+    logs.install()
+    _log.info("before")
+    before = os.stat(file).st_ino
+    os.rename(file, tmp_path / "log.1")
+    logs.reopen()
+    assert os.stat(file).st_ino != before
+    assert "SIGHUP: the log file was opened anew" in file.read_text()
+    assert logs.write("whole\n")
+    assert file.read_text().endswith("\nwhole\n")
+    logging.getLogger().handlers[0].close()
+
+
+def test_a_file_that_cannot_be_opened_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "logs").mkdir()
+    file = tmp_path / "logs" / "log"
+    logs = Logs(LogSettings(file=str(file)))
+    logs.install()
+    os.rename(tmp_path / "logs", tmp_path / "old")
+    monkeypatch.setattr(logging.handlers.WatchedFileHandler, "reopenIfNeeded", lambda self: None)
+    logs.reopen()
+    assert "cannot be opened anew" in (tmp_path / "old" / "log").read_text()
+    logging.getLogger().handlers[0].close()
+
+
+def test_standard_error_has_nothing_to_open_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    logs = Logs()
+    logs.install()
+    logs.reopen()
+    assert "no file to open anew" in written(capsys)
 
 
 def test_nothing_is_touched_before_it_is_installed() -> None:

@@ -13,8 +13,9 @@ from modserve.observability.trace_file import Writer
 class AtOnce(Writer):
     """Writes on the caller's thread."""
 
-    def put(self, work: Callable[[], None], size: int = 0) -> None:
+    def put(self, work: Callable[[], None], size: int = 0) -> bool:
         self._do(work, 0)
+        return True
 
 
 def tracer(path: Path, level: TraceLevel = TraceLevel.TIMESTAMPS, **settings: int) -> Tracer:

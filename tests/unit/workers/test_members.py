@@ -40,6 +40,10 @@ UNREGISTER = "/v2/cudasharedmemory/region/g/unregister"
 REGION = orjson.dumps({"raw_handle": {"b64": base64.b64encode(HANDLE).decode()}, "device_id": 0, "byte_size": 32})
 
 
+async def no_page(openmetrics: bool) -> bytes:
+    return b""
+
+
 class Worker:
     def __init__(self, folder: Path) -> None:
         self.loader = PuppetLoader()
@@ -56,7 +60,7 @@ class Worker:
         self.left = False
         rpcs = own_rpcs(self.server, GrpcSettings(), Dispatcher(self.server).inflating)
         rest = create_app(self.server, HttpSettings())
-        self.app = PrivateApp(self.server, rest, rpcs, lambda: b"", 0, self.leave)
+        self.app = PrivateApp(self.server, rest, rpcs, no_page, 0, self.leave)
         self.app.caught_up.set()
 
     def leave(self) -> None:

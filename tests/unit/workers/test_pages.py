@@ -1,6 +1,7 @@
 """One metrics page of several."""
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from modserve.observability import prometheus
 from modserve.workers.pages import LARGEST, LEAST, merged, with_workers
@@ -72,6 +73,38 @@ def test_a_page_alone_stays_as_it_is() -> None:
 
 def test_a_family_that_only_one_worker_has() -> None:
     assert merged([b"", FIRST]) == FIRST
+
+
+def test_pages_of_openmetrics() -> None:
+    page = b"""# HELP done Done
+# TYPE done counter
+done_total 1.0
+# HELP t Times
+# TYPE t histogram
+t_bucket{le="0.5"} 1.0%b
+t_bucket{le="+Inf"} 1.0
+t_count 1.0
+t_sum 0.25
+# EOF
+"""
+    first, second = b' # {trace_id="a"} 0.25 1.000', b' # {trace_id="b"} 0.25 2.000'
+    whole = with_workers(merged([page % first, page % b"", page % second]), 2, 3, openmetrics=True).decode()
+    assert whole.endswith("modserve_worker_restarts_total 3.0\n# EOF\n")
+    assert 't_bucket{le="0.5"} 3.0 # {trace_id="b"} 0.25 2.000\n' in whole
+    read = text_string_to_metric_families(whole)  # type: ignore[no-untyped-call]
+    kinds = {family.name: family.type for family in read}
+    assert kinds == {
+        "done": "counter",
+        "t": "histogram",
+        "modserve_workers": "gauge",
+        "modserve_worker_restarts": "counter",
+    }
+
+
+def test_workers_without_requests_have_no_quantiles() -> None:
+    page = b'# HELP s A summary\n# TYPE s summary\ns{quantile="0.5"} %b\n'
+    assert samples(merged([page % b"NaN", page % b"3.0", page % b"NaN"])) == {'s{quantile="0.5"}': "3.0"}
+    assert samples(merged([page % b"NaN", page % b"NaN"])) == {'s{quantile="0.5"}': "NaN"}
 
 
 def test_quantiles_are_those_of_the_worst() -> None:

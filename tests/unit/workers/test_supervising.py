@@ -147,10 +147,18 @@ def test_one_that_dies_while_the_others_drain_is_not_started_again(processes: Pr
     assert len(processes.places) == 3
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
-def test_other_signals_go_to_all(processes: Processes, number: int) -> None:
-    processes.fleet.signalled(number, 10.0)
-    assert processes.signals == [(pid, number) for pid in (100, 101, 102)]
+def test_another_signal_goes_to_all(processes: Processes) -> None:
+    processes.fleet.signalled(signal.SIGQUIT, 10.0)
+    assert processes.signals == [(pid, signal.SIGQUIT) for pid in (100, 101, 102)]
+    assert processes.fleet.stopping
+
+
+def test_a_hang_up_goes_to_all_and_ends_none(processes: Processes) -> None:
+    processes.fleet.signalled(signal.SIGHUP, 10.0)
+    assert processes.signals == [(pid, signal.SIGHUP) for pid in (100, 101, 102)]
+    assert not processes.fleet.stopping
+    processes.end(101, KILLED, 11.0)
+    assert processes.places[-1].index == 1
 
 
 def test_a_second_signal_goes_to_all(processes: Processes) -> None:

@@ -1,0 +1,36 @@
+"""Histograms with fixed buckets, as Prometheus has them."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Exemplar(NamedTuple):
+    """One value that a histogram has counted, of which there is a trace."""
+
+    trace_id: str
+    value: float
+    unix_s: float
+
+
+class Histogram:
+    """Counts by upper bound; `bounds` ascend, and one more bucket takes what lies above the last."""
+
+    __slots__ = ("bounds", "buckets", "exemplars", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.buckets = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+        self.exemplars: dict[int, Exemplar] | None = None
+        """The latest by bucket; None before the first."""
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self.buckets[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    def exemplify(self, value: float, trace_id: str, unix_s: float) -> None:
+        """Remember the trace of a value that is counted."""
+        if self.exemplars is None:
+            self.exemplars = {}
+        self.exemplars[bisect_left(self.bounds, value)] = Exemplar(trace_id, value, unix_s)

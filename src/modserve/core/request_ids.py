@@ -1,0 +1,61 @@
+"""Ids by which requests are followed across systems: X-Request-ID over HTTP, the metadata ``x-request-id`` over gRPC.
+
+They are not the protocol's own ``id`` of a request, which is the client's alone, and need not differ from request to
+request. A client's id is used if it is `valid`. Others are made when somebody needs one: when a line about the request
+is logged, or with each request where that is set.
+"""
+
+import os
+import re
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+from .request import InferenceRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+HEADER: Final = "x-request-id"
+
+MOST: Final = 128
+"""Characters of an id."""
+
+INVALID: Final = "\n"
+"""Stands for an id that a client has sent and that cannot be used; `chosen` replaces it."""
+
+_VALID: Final = re.compile(r"[!-~]{1,128}")
+_PREFIX: Final = os.urandom(5).hex()
+_numbers: Final = count(1)
+
+
+def make() -> str:
+    """A new id: this process's prefix, and a number. On any thread."""
+    return f"{_PREFIX}-{next(_numbers):x}"
+
+
+def received(value: str) -> str:
+    """A client's id, of printable ASCII without spaces; `INVALID` if it is anything else."""
+    return value if _VALID.fullmatch(value) is not None else INVALID
+
+
+def chosen(value: str) -> str:
+    """What `received` returned, or another id in place of `INVALID`."""
+    return make() if value == INVALID else value
+
+
+def of(request: InferenceRequest) -> str:
+    """The id of a request, made now if it has none."""
+    if not request.request_id:
+        request.request_id = make()
+    return request.request_id
+
+
+def listed(requests: "Iterable[InferenceRequest]") -> str:
+    """The ids of the requests of a batch, for a line about all of them."""
+    return joined([of(request) for request in requests])
+
+
+def joined(ids: list[str], most: int = 8) -> str:
+    """The same of ids."""
+    more = f" and {len(ids) - most} more" if len(ids) > most else ""
+    return ", ".join(ids[:most]) + more

@@ -1,0 +1,97 @@
+"""Which span a request belongs to, as clients say it and models hear it (W3C Trace Context, W3C Baggage)."""
+
+import json
+import random
+import re
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+_TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_SAMPLED: Final = 1
+_LONGEST: Final = 8192
+"""Characters of a ``tracestate`` or ``baggage`` that are passed on. More is dropped, as the recommendations allow."""
+
+NAMES: Final = frozenset((b"traceparent", b"tracestate", b"baggage"))
+"""The headers, in lower case, which are also the keys of gRPC's metadata."""
+
+
+class TraceHeaders(NamedTuple):
+    """The three headers as they came, several lines of one joined by commas; empty where there is none."""
+
+    traceparent: bytes
+    tracestate: bytes = b""
+    baggage: bytes = b""
+
+
+class SpanContext(NamedTuple):
+    """A span, here or at a client, and what comes with it from one service to the next."""
+
+    trace_id: int
+    span_id: int
+    sampled: bool
+    state: str = ""
+    baggage: str = ""
+
+    @property
+    def traceparent(self) -> str:
+        return f"00-{self.trace_id:032x}-{self.span_id:016x}-{_SAMPLED if self.sampled else 0:02x}"
+
+    def as_json(self) -> str:
+        """What a model gets, for a propagator to extract: Triton's object, and the baggage."""
+        headers = {"traceparent": self.traceparent, "tracestate": self.state, "baggage": self.baggage}
+        return json.dumps({name: value for name, value in headers.items() if value})
+
+
+def from_headers(headers: TraceHeaders | None) -> SpanContext | None:
+    """The client's span; None without one, and for one that is not valid, as the recommendation says."""
+    if headers is None:
+        return None
+    match = _TRACEPARENT.fullmatch(headers.traceparent.decode("latin-1").strip())
+    if match is None:
+        return None
+    version, trace_id, span_id, flags, more = match.groups()
+    if version == "ff" or (version == "00" and more) or not int(trace_id, 16) or not int(span_id, 16):
+        return None
+    sampled = bool(int(flags, 16) & _SAMPLED)
+    return SpanContext(int(trace_id, 16), int(span_id, 16), sampled, _text(headers.tracestate), _text(headers.baggage))
+
+
+def from_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> TraceHeaders | None:
+    """The headers among the metadata of a gRPC call; None if there is no ``traceparent``."""
+    values: dict[bytes, bytes] = {}
+    for key, value in metadata:
+        name = key.encode("latin-1", "replace")
+        if name in NAMES and isinstance(value, str):
+            add(values, name, value.encode("latin-1", "replace"))
+    return of_values(values)
+
+
+def add(values: dict[bytes, bytes], name: bytes, value: bytes) -> None:
+    """Several lines with one name are one value, joined by commas (RFC 9110, 5.3)."""
+    values[name] = values[name] + b"," + value if name in values else value
+
+
+def of_values(values: dict[bytes, bytes]) -> TraceHeaders | None:
+    """The headers by name; None if there is no ``traceparent``."""
+    traceparent = values.get(b"traceparent")
+    if traceparent is None:
+        return None
+    return TraceHeaders(traceparent, values.get(b"tracestate", b""), values.get(b"baggage", b""))
+
+
+def from_json(text: str) -> SpanContext | None:
+    """The opposite of `SpanContext.as_json`."""
+    headers = {name.encode(): value.encode("latin-1", "replace") for name, value in json.loads(text).items()}
+    return from_headers(of_values(headers))
+
+
+def new_trace_id() -> int:
+    return random.getrandbits(128) or 1
+
+
+def new_span_id() -> int:
+    return random.getrandbits(64) or 1
+
+
+def _text(value: bytes) -> str:
+    return value.decode("latin-1") if len(value) <= _LONGEST else ""

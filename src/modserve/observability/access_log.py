@@ -1,0 +1,368 @@
+"""A line for each request, or for some of them. The path of a request keeps some values here, and no more.
+
+A thread makes lines of them and writes these, many at a time. It has as long as it takes: where requests come faster
+than the file takes lines, up to `MOST` wait in memory, and further ones are left out, counted in `lost`, and a warning
+says so. So a slow disk costs lines, and never holds a request.
+"""
+
+import json
+import logging
+import os
+import threading
+import time
+from collections import deque
+from typing import Final, final
+
+import orjson
+from mypy_extensions import mypyc_attr
+
+from modserve.core import grpc_status
+from modserve.core.log_settings import AccessMode, AccessSettings, LogFormat
+from modserve.core.timing import ExecutionTiming
+
+from .log_formats import json_string
+from .logging import Logs
+
+_log = logging.getLogger("modserve.access")
+
+MOST: Final = 32 * 1024
+"""Requests that wait to be written: some seconds of the busiest server, in some 10 MB."""
+
+_AT_ONCE: Final = 256
+"""Lines in one write. Between two of them, other threads run."""
+
+_PAUSE_S: Final = 0.1
+"""Lines are gathered for so long."""
+
+_WARN_S: Final = 10.0
+"""Seconds between two warnings that lines are left out."""
+
+_LONGEST: Final = 200
+"""Characters of what a client has named."""
+
+CANCELLED: Final = 499
+"""Stands for the status of an HTTP request whose client has gone, as in the logs of other servers."""
+
+
+@final
+class Entry:
+    """What is known of a request that is over. `version` is -1 where it is unknown; times are monotonic."""
+
+    __slots__ = (
+        "call",
+        "client",
+        "end_ns",
+        "id",
+        "model",
+        "protocol",
+        "queue_ns",
+        "received",
+        "request_id",
+        "responses",
+        "sent",
+        "start_ns",
+        "status",
+        "timing",
+        "version",
+    )
+
+    def __init__(
+        self,
+        protocol: str,
+        client: object,
+        call: str,
+        model: str,
+        version: int,
+        status: int,
+        received: int,
+        sent: int,
+        responses: int,
+        id: str,
+        request_id: str,
+        start_ns: int,
+        end_ns: int,
+        queue_ns: int,
+        timing: ExecutionTiming | None,
+    ) -> None:
+        self.protocol = protocol
+        self.client = client
+        self.call = call
+        self.model = model
+        self.version = version
+        self.status = status
+        self.received = received
+        self.sent = sent
+        self.responses = responses
+        self.id = id
+        self.request_id = request_id
+        self.start_ns = start_ns
+        self.end_ns = end_ns
+        self.queue_ns = queue_ns
+        self.timing = timing
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class AccessLog:
+    """The log of requests. `record` is for the event loop's thread; call `close` at the end.
+
+    `logs` is the process's log, which has the file, the format and the levels.
+    """
+
+    def __init__(
+        self, settings: AccessSettings, logs: Logs | None = None, most: int = MOST, start: bool = True
+    ) -> None:
+        """`start`: a thread writes; otherwise nobody does until `drain` is called."""
+        self.identifies = settings.identify
+        """Each request gets an id, also where its line is left out."""
+        self._rate = {AccessMode.ALL: 1, AccessMode.SAMPLED: settings.rate}.get(settings.mode, 0)
+        self._logs = logs or Logs()
+        self._most = most
+        self._count = 0
+        self._entries: deque[Entry] = deque()
+        self.lost = 0
+        """Lines that were left out because too many waited."""
+        self._lost_said = 0
+        self._next_warning = 0.0
+        self._writer: threading.Thread | None = None
+        self._due = threading.Event()
+        self._ended = threading.Event()
+        self._asleep = start
+        self._second = -1
+        self._date = ""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self._entries)} lines wait, {self.lost} were left out)"
+
+    def record(
+        self,
+        protocol: str,
+        client: object,
+        call: str,
+        model: str,
+        version: int,
+        status: int,
+        received: int,
+        sent: int,
+        responses: int,
+        id: str,
+        request_id: str,
+        start_ns: int,
+        queue_ns: int,
+        timing: ExecutionTiming | None,
+    ) -> None:
+        """A request is over: what it was, and what came of it.
+
+        `protocol` is ``HTTP`` or ``gRPC``; `client` the address as a socket has it, or a text; `call` what was called.
+        `status` is that of the protocol; `received` and `sent` are bytes of bodies or messages; `start_ns` is when the
+        request had come, `queue_ns` when it was queued, 0 if it was not.
+        """
+        if not self._rate:
+            return
+        self._count += 1
+        if self._count < self._rate:
+            return
+        self._count = 0
+        if len(self._entries) >= self._most:
+            self.lost += 1
+            return
+        end_ns = time.monotonic_ns()
+        about = protocol, client, call, model, version, status, received, sent, responses, id, request_id
+        self._entries.append(Entry(*about, start_ns, end_ns, queue_ns, timing))
+        if self._asleep:
+            self._wake()
+
+    def _wake(self) -> None:
+        self._asleep = False
+        if self._writer is None:
+            self._writer = threading.Thread(target=self._run, name="access-log", daemon=True)
+            self._writer.start()
+        self._due.set()
+
+    def close(self) -> None:
+        """Write what waits, and end. Blocks."""
+        self._ended.set()
+        self._due.set()
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        self.drain()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            self._due.wait()
+            self._due.clear()
+            self._ended.wait(_PAUSE_S)
+            while self.drain():
+                self._ended.wait(_PAUSE_S)
+            self._asleep = True
+            if self._entries:  # one came just before
+                self._asleep = False
+                self._due.set()
+
+    def drain(self) -> int:
+        """Write all that waits. How many lines that were. On any thread, one at a time."""
+        entries, count = self._entries, 0
+        while entries:
+            some = [entries.popleft() for _ in range(min(len(entries), _AT_ONCE))]
+            count += len(some)
+            try:
+                self._write(some)
+            except Exception as error:  # a full disk, most likely: the server goes on
+                self.lost += len(some)
+                self._warn(f"the log cannot be written: {error}")
+        if self.lost > self._lost_said:
+            self._warn("requests come faster than the log takes lines")
+        return count
+
+    def _write(self, entries: list[Entry]) -> None:
+        settings = self._logs.settings
+        if not settings.info:
+            return
+        offset_ns = time.time_ns() - time.monotonic_ns()
+        line = _LINES[settings.format]
+        lines = [line(self, entry, offset_ns + entry.end_ns) for entry in entries]
+        lines.append("")
+        if not self._logs.write("\n".join(lines)):
+            for entry in entries:
+                _log.info("%s", text(entry), extra={"fields": values(entry)})
+
+    def _warn(self, why: str) -> None:
+        now = time.monotonic()
+        if now < self._next_warning:
+            return
+        self._next_warning = now + _WARN_S
+        count, self._lost_said = self.lost - self._lost_said, self.lost
+        _log.warning("%s lines about requests are left out, %d in all: %s", f"{count:,}", self.lost, why)
+
+    # How a line looks
+
+    def second(self, wall_ns: int) -> str:
+        """The date and time of a line, without its fraction."""
+        second = wall_ns // 1_000_000_000
+        if second != self._second:
+            self._second = second
+            self._date = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        return self._date
+
+    @property
+    def worker(self) -> int | None:
+        return self._logs.worker
+
+
+def values(entry: Entry) -> dict[str, object]:
+    """What a line says, by the keys of the format json; what is unknown, or does not apply, is left out."""
+    said: dict[str, object] = {"protocol": entry.protocol, "client": _address(entry.client), "call": entry.call}
+    if entry.model:
+        said["model"] = entry.model if len(entry.model) <= _LONGEST else entry.model[:_LONGEST]
+    if entry.version >= 0:
+        said["version"] = entry.version
+    said["status"] = _status(entry)
+    said["request_bytes"] = entry.received
+    said["response_bytes"] = entry.sent
+    if entry.responses != 1:
+        said["responses"] = entry.responses
+    timing = entry.timing
+    if timing is not None and timing.compute_start_ns:
+        said["batch_size"] = timing.batch_size
+        if entry.queue_ns:
+            said["queue_us"] = (timing.compute_start_ns - entry.queue_ns) // 1000
+        said["compute_us"] = ((timing.compute_end_ns or entry.end_ns) - timing.compute_start_ns) // 1000
+    said["total_us"] = (entry.end_ns - entry.start_ns) // 1000
+    if entry.id:
+        said["id"] = entry.id if len(entry.id) <= _LONGEST else entry.id[:_LONGEST]
+    if entry.request_id:
+        said["request_id"] = entry.request_id
+    return said
+
+
+def text(entry: Entry) -> str:
+    """The same as words: first who called what, then ``key=value``."""
+    line = f"{entry.protocol} {_address(entry.client)} {_word(entry.call)}"
+    if entry.model:
+        line += f" model={_word(entry.model)}"
+    if entry.version >= 0:
+        line += f" version={entry.version}"
+    line += f" status={_status(entry)} request_bytes={entry.received} response_bytes={entry.sent}"
+    if entry.responses != 1:
+        line += f" responses={entry.responses}"
+    timing = entry.timing
+    if timing is not None and timing.compute_start_ns:
+        line += f" batch_size={timing.batch_size}"
+        if entry.queue_ns:
+            line += f" queue_us={(timing.compute_start_ns - entry.queue_ns) // 1000}"
+        compute_ns = (timing.compute_end_ns or entry.end_ns) - timing.compute_start_ns
+        line += f" compute_us={compute_ns // 1000}"
+    line += f" total_us={(entry.end_ns - entry.start_ns) // 1000}"
+    if entry.id:
+        line += f" id={_word(entry.id)}"
+    if entry.request_id:
+        line += f" request_id={_word(entry.request_id)}"
+    return line
+
+
+def _status(entry: Entry) -> object:
+    status = entry.status
+    if entry.protocol != "gRPC":
+        return status
+    return grpc_status.name_of(status)
+
+
+def _address(client: object) -> str:
+    """What a socket's address, or a text, is in a line; a dash for none."""
+    if isinstance(client, tuple) and len(client) >= 2:
+        host, port = client[0], client[1]
+        return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+    return _word(str(client)) if client else "-"
+
+
+def _word(word: str) -> str:
+    """As it is, if it is one word; else in quotes, with what is not printable escaped, and not for long."""
+    if len(word) > _LONGEST:
+        word = f"{word[:_LONGEST]}..."
+    if word.isidentifier():
+        return word
+    if word.isprintable() and " " not in word and '"' not in word and "=" not in word:
+        return word
+    return json_string(word)
+
+
+def _iso8601(log: AccessLog, entry: Entry, wall_ns: int) -> str:
+    worker = log.worker
+    name = "modserve.access" if worker is None else f"modserve.worker {worker}.access"
+    millis = wall_ns // 1_000_000 % 1000
+    return f"{log.second(wall_ns)}.{millis:03d}Z INFO    {name}: {text(entry)}"
+
+
+def _default(log: AccessLog, entry: Entry, wall_ns: int) -> str:
+    date = log.second(wall_ns)
+    micros = wall_ns // 1000 % 1_000_000
+    said = text(entry).replace("\\", "\\\\").replace('"', '\\"')  # which is printable
+    stamp = f"{date[5:7]}{date[8:10]} {date[11:]}.{micros:06d}"
+    return f'I{stamp} {os.getpid()} access] "{said}"'
+
+
+def _json(log: AccessLog, entry: Entry, wall_ns: int) -> str:
+    micros = wall_ns // 1000 % 1_000_000
+    whole: dict[str, object] = {
+        "time": f"{log.second(wall_ns)}.{micros:06d}Z",
+        "level": "INFO",
+        "logger": "modserve.access",
+        "message": "request",
+    }
+    if log.worker is not None:
+        whole["worker"] = log.worker
+    whole.update(values(entry))
+    try:
+        line = orjson.dumps(whole)
+    except TypeError:  # text with lone surrogates, out of a client's bytes
+        return json.dumps(whole)
+    return line.decode() if line.isascii() else json.dumps(whole)  # so that nothing in it ends a line
+
+
+_LINES: Final = {LogFormat.ISO8601: _iso8601, LogFormat.DEFAULT: _default, LogFormat.JSON: _json}
+
+
+def access_log(settings: AccessSettings, logs: Logs | None) -> AccessLog | None:
+    """The log by these settings; None if it would do nothing."""
+    useful = settings.identify or settings.mode in (AccessMode.SAMPLED, AccessMode.ALL)
+    return AccessLog(settings, logs) if useful else None

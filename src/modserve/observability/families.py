@@ -1,0 +1,192 @@
+"""Families of metrics, whose samples are lines of the page as soon as they are made.
+
+A page of 200 models has some 25,000 lines. prometheus_client's samples, each with a mapping of its labels, take as long
+again to make as to write, so that families made here hold text. A `Family` is a `Metric` of prometheus_client without
+samples: its collectors and ours stand side by side in one registry.
+
+Pages are made on a thread, while the event loop goes on. Whoever makes many lines calls `breathe` in between: the
+interpreter's lock is free for a moment then, and the loop need not wait for the 5 ms after which it would get it.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import TypeAlias
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.utils import floatToGoString as _untyped_go_string
+
+from modserve.core.histogram import Exemplar, Histogram
+
+BREATH = 16
+"""Histograms, or some hundred lines, after which `breathe` is called."""
+
+_SMALL = 1_000_000
+"""Whole numbers below it are written without an exponent."""
+
+
+class Labels:
+    """The labels of samples, escaped and sorted by name as on Triton's page."""
+
+    __slots__ = ("_around", "_pairs", "of", "text")
+
+    def __init__(self, labels: Mapping[str, str]) -> None:
+        self.of = labels
+        self._pairs = sorted((name, f'{name}="{escaped_value(value)}"') for name, value in labels.items())
+        self.text = ",".join(pair for _, pair in self._pairs)
+        self._around: dict[str, tuple[str, str]] = {}
+
+    def having(self, name: str, value: str) -> str:
+        """With one more label, in its place."""
+        around = self._around.get(name)
+        if around is None:
+            before = ",".join(pair for other, pair in self._pairs if other < name)
+            behind = ",".join(pair for other, pair in self._pairs if other > name)
+            around = self._around[name] = (f"{before}," if before else "") + f'{name}="', f",{behind}" if behind else ""
+        return f'{around[0]}{escaped_value(value)}"{around[1]}'
+
+
+Rows: TypeAlias = Iterable[tuple[str, float]]
+"""Labels as they are written, without braces, and values."""
+
+
+class Family(Metric):
+    """One family of the page. `exemplars` are what OpenMetrics has behind some of the `lines`, by their places."""
+
+    def __init__(self, name: str, kind: str, text: str) -> None:
+        super().__init__(name, text, kind)
+        self.lines: list[str] = []
+        self.exemplars: dict[int, str] = {}
+
+    def add(self, rows: Rows) -> "Family":
+        name = self.name
+        self.lines += [
+            f"{name}{{{labels}}} {number(value)}" if labels else f"{name} {number(value)}" for labels, value in rows
+        ]
+        return self
+
+
+def family(name: str, kind: str, text: str, rows: Rows) -> Family:
+    return Family(name, kind, text).add(rows)
+
+
+def labelled(labels: Mapping[str, str]) -> str:
+    return Labels(labels).text
+
+
+def histogram_family(name: str, text: str, unit: float, rows: Iterable[tuple[str, Histogram]]) -> Family:
+    """A family of histograms, a row for each set of labels. Bounds and sums are divided by `unit`."""
+    made = Family(name, "histogram", text)
+    lines = made.lines
+    for place, (labels, histogram) in enumerate(rows):
+        if place % BREATH == BREATH - 1:
+            breathe()
+        begin = f"{name}_bucket{{{labels}," if labels else f"{name}_bucket{{"
+        braced = f"{{{labels}}}" if labels else ""
+        running, first = 0, len(lines)
+        for limit, count in zip(_limits(histogram.bounds, unit), list(histogram.buckets), strict=True):
+            running += count
+            lines.append(f"{begin}{limit}{running}.0" if running < _SMALL else f"{begin}{limit}{number(running)}")
+        lines.append(f"{name}_count{braced} {number(running)}")
+        lines.append(f"{name}_sum{braced} {number(histogram.total / unit)}")
+        for bucket, exemplar in list((histogram.exemplars or {}).items()):
+            made.exemplars[first + bucket] = _exemplar(exemplar, unit)
+    return made
+
+
+def _exemplar(exemplar: Exemplar, unit: float) -> str:
+    return f' # {{trace_id="{exemplar.trace_id}"}} {exemplar.value / unit!r} {exemplar.unix_s:.3f}'
+
+
+@lru_cache(256)
+def _limits(bounds: Sequence[float], unit: float) -> list[str]:
+    """The ends of the labels of buckets, with the space before the value."""
+    return [f'le="{limit}"}} ' for limit in (*(number(bound / unit) for bound in bounds), "+Inf")]
+
+
+def summary_family(
+    name: str, text: str, rows: Iterable[tuple[Labels, int, float, Iterable[tuple[str, float]]]]
+) -> Family:
+    """Of each: its labels, the count, the sum, and values by quantile."""
+    made = Family(name, "summary", text)
+    for place, (labels, count, total, quantiles) in enumerate(rows):
+        if place % BREATH == BREATH - 1:
+            breathe()
+        made.lines += [f"{name}{{{labels.having('quantile', rank)}}} {number(value)}" for rank, value in quantiles]
+        made.lines.append(f"{name}_count{{{labels.text}}} {number(count)}")
+        made.lines.append(f"{name}_sum{{{labels.text}}} {number(total)}")
+    return made
+
+
+def breathe() -> None:
+    """Let a thread run that waits for the interpreter's lock."""
+    time.sleep(0)
+
+
+def number(value: float) -> str:
+    """As Prometheus writes it."""
+    if type(value) is int and 0 <= value < _SMALL:
+        return f"{value}.0"
+    return str(_untyped_go_string(value))  # type: ignore[no-untyped-call]
+
+
+def escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n")
+
+
+def escaped_value(text: str) -> str:
+    return escaped(text).replace('"', r"\"")
+
+
+# The page
+
+
+def render(collected: Iterable[Metric], openmetrics: bool = False) -> bytes:
+    """The page in Prometheus' text format 0.0.4, or in OpenMetrics. Like Triton's, it has no families without samples.
+
+    prometheus_client's own writer would call every counter ``<name>_total``, unlike Triton. OpenMetrics wants just
+    that, so that counters which Triton calls otherwise are ``unknown`` in it: names are the same in both formats.
+    """
+    lines: list[str] = []
+    for each in collected:
+        breathe()
+        samples = _lines(each, openmetrics)
+        if not samples:
+            continue
+        name, kind = _head(each, samples, openmetrics)
+        lines.append(f"# HELP {name} {(escaped_value if openmetrics else escaped)(each.documentation)}")
+        lines.append(f"# TYPE {name} {kind}")
+        lines += samples
+    lines.append("# EOF\n" if openmetrics else "")
+    return "\n".join(lines).encode()
+
+
+def has_exemplars(collected: Iterable[Metric]) -> bool:
+    return any(isinstance(each, Family) and each.exemplars for each in collected)
+
+
+def _head(each: Metric, samples: Sequence[str], openmetrics: bool) -> tuple[str, str]:
+    """The name of a family and its kind."""
+    name, kind = each.name, each.type
+    if kind == "counter":
+        total = name.endswith("_total") or all(sample.startswith(f"{name}_total") for sample in samples)
+        stem = name.removesuffix("_total")
+        if openmetrics:
+            return (stem, kind) if total else (name, "unknown")
+        return f"{stem}_total" if total else name, kind
+    return name, "untyped" if kind == "unknown" and not openmetrics else kind
+
+
+def _lines(each: Metric, openmetrics: bool) -> Sequence[str]:
+    if not isinstance(each, Family):
+        return list(_written(each))
+    if openmetrics and each.exemplars:
+        return [line + each.exemplars.get(place, "") for place, line in enumerate(each.lines)]
+    return each.lines
+
+
+def _written(each: Metric) -> Iterator[str]:
+    """The samples of a family of prometheus_client."""
+    for sample in each.samples:
+        labels = labelled(sample.labels)
+        yield f"{sample.name}{f'{{{labels}}}' if labels else ''} {number(sample.value)}"

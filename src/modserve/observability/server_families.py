@@ -1,0 +1,108 @@
+"""The metrics of a server itself, besides those of its models."""
+
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from prometheus_client.metrics_core import Metric
+
+from modserve.core.lifecycle import IndexEntry
+from modserve.core.memory import MemoryBudget
+from modserve.core.residency import NO_MEMORY, MemoryReport
+from modserve.core.routing_config import RouteFigures, ShadowFigures
+
+from . import model_memory
+from .families import family, labelled
+from .routing_families import routing_families
+from .span_figures import SpanFigures, span_families
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFigures:
+    """The state of a server itself, besides the statistics of its models, at the time of a scrape."""
+
+    version: str
+    ready: bool
+    index: Sequence[IndexEntry]
+    in_flight: Mapping[str, int]
+    """Requests that are accepted and not settled, by model; models without any may be absent."""
+    connections: Mapping[str, int]
+    """Open connections by protocol."""
+    memory: MemoryBudget
+    routings: Sequence[RouteFigures | ShadowFigures] = ()
+    model_memory: MemoryReport = NO_MEMORY
+    form: str = ""
+    """As `modserve.form` says it."""
+    engines: Sequence[tuple[str, str, str]] = ()
+    """Backends whose library is installed, the library's name and its version."""
+    failed_loads: Mapping[tuple[str, int | None], int] = field(default_factory=dict)
+    """By model and version, None for the whole model."""
+    responses: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """By protocol, then by code; codes that never occurred may be absent."""
+    spans: SpanFigures | None = None
+
+
+_MEMORY: tuple[tuple[str, str, str, Callable[[MemoryBudget], float]], ...] = (
+    ("modserve_request_memory_bytes", "gauge", "Bytes that requests hold", lambda m: m.held),
+    ("modserve_request_memory_peak_bytes", "gauge", "The most bytes that requests held at one time", lambda m: m.peak),
+    (
+        "modserve_request_memory_limit_bytes",
+        "gauge",
+        "Bytes that all requests together may hold; 0: any number",
+        lambda m: m.limit,
+    ),
+    ("modserve_request_memory_refused", "counter", "Requests refused for lack of memory", lambda m: m.refused),
+)
+
+UNLOADED_STATE = "UNLOADED"
+"""The state on this page of a version that was unloaded on purpose. The index, like Triton's, says UNAVAILABLE."""
+
+
+def server_families(figures: ServerFigures) -> Iterator[Metric]:
+    """The metric families of a server's figures."""
+    build = {"version": figures.version, "python": platform.python_version()}
+    if figures.form:
+        build["form"] = figures.form
+    text = "Always 1; the labels tell which server this is"
+    yield family("modserve_build_info", "gauge", text, [(labelled(build), 1)])
+    engines = [
+        {"backend": backend, "engine": name, "engine_version": version} for backend, name, version in figures.engines
+    ]
+    text = "Always 1; the labels tell which engines are installed"
+    yield family("modserve_engine_installed_info", "gauge", text, [(labelled(each), 1) for each in engines])
+    yield family("modserve_ready", "gauge", "1 when inference may be sent", [("", figures.ready)])
+    text = "Always 1; the label is a model version's state"
+    yield family("modserve_model_state", "gauge", text, [(labelled(_state(entry)), 1) for entry in figures.index])
+    failed = [(labelled(_version(*key)), count) for key, count in sorted(figures.failed_loads.items(), key=str)]
+    yield family("modserve_model_load_failures_total", "counter", "Loads of a model version that failed", failed)
+    names = sorted({entry.name for entry in figures.index} | figures.in_flight.keys())
+    rows = [(labelled({"model": name}), figures.in_flight.get(name, 0)) for name in names]
+    yield family("modserve_requests_in_flight", "gauge", "Requests accepted and not answered yet", rows)
+    rows = [(labelled({"protocol": protocol}), count) for protocol, count in figures.connections.items()]
+    yield family("modserve_connections", "gauge", "Open connections, by protocol", rows)
+    for protocol, text in _RESPONSES.items():
+        counts = figures.responses.get(protocol, {})
+        rows = [(labelled({"code": code}), count) for code, count in counts.items()]
+        yield family(f"modserve_{protocol}_responses_total", "counter", text, rows)
+    for name, kind, text, value in _MEMORY:
+        yield family(name, kind, text, [("", value(figures.memory))])
+    if figures.model_memory.limit:
+        for name, text, read in model_memory.OF_ALL:
+            yield family(name, "gauge", text, [("", read(figures.model_memory))])
+    for name, kind, text, samples in (*routing_families(figures.routings), *span_families(figures.spans)):
+        yield family(name, kind, text, [(labelled(labels), count) for labels, count in samples])
+
+
+_RESPONSES = {
+    "http": "Responses at the HTTP port, by status",
+    "grpc": "Calls that ended at the gRPC port, by status",
+}
+
+
+def _version(name: str, version: int | None) -> dict[str, str]:
+    return {"model": name, "version": "" if version is None else str(version)}
+
+
+def _state(entry: IndexEntry) -> dict[str, str]:
+    state = UNLOADED_STATE if entry.unloaded else entry.state.value
+    return {**_version(entry.name, entry.version), "state": state}

@@ -1,0 +1,13 @@
+"""Where the example models are: in the package as it is installed, or beside its source."""
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+def example_models() -> Path:
+    """Their model repository, which nobody writes to. Raises ValueError where an installation was made without it."""
+    for place in (_PACKAGE / "example_models", *(above / "model_repository" for above in _PACKAGE.parents[1:3])):
+        if (place / "simple" / "config.pbtxt").is_file():
+            return place
+    raise ValueError(f"the example models are not in {_PACKAGE / 'example_models'}: install modserve from its wheel")

@@ -1,0 +1,91 @@
+"""What is said while models load: nothing if that is quick, then a line now and then."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from modserve.core.lifecycle import IndexEntry, State
+from modserve.observability.progress import EVERY_S, FIRST_S, ON_A_TERMINAL_S, LoadingProgress, progress_text
+
+
+class Timer:
+    cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Stage:
+    """A clock and a log that a test can see."""
+
+    terminal = False
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.due: list[tuple[float, Callable[[], None]]] = []
+        self.timer = Timer()
+        self.shown: list[str] = []
+        self.states = [State.READY, State.LOADING, State.UNAVAILABLE]
+
+    def later(self, seconds: float, call: Callable[[], None]) -> Any:
+        self.due.append((seconds, call))
+        return self.timer
+
+    def show(self, text: str) -> None:
+        self.shown.append(text)
+
+    def index(self) -> list[IndexEntry]:
+        return [IndexEntry(f"m{number}", 1, state, "") for number, state in enumerate(self.states)]
+
+    def run(self, seconds: float) -> None:
+        after, call = self.due.pop()
+        self.now += seconds
+        assert after == seconds
+        call()
+
+
+def progress(stage: Stage) -> LoadingProgress:
+    logs: Any = stage
+    return LoadingProgress(stage.index, logs, lambda: stage.now, stage.later)
+
+
+def test_a_line_from_time_to_time(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "modserve")
+    stage = Stage()
+    with progress(stage):
+        stage.run(FIRST_S)
+        stage.states[1] = State.READY
+        stage.run(EVERY_S)
+    assert caplog.messages == ["loading 3 models: 1 ready, 1 failed, 2 s", "loading 3 models: 2 ready, 1 failed, 7 s"]
+    assert stage.timer.cancelled
+    assert not stage.shown
+
+
+def test_a_bar_on_a_terminal(caplog: pytest.LogCaptureFixture) -> None:
+    stage = Stage()
+    stage.terminal = True
+    with progress(stage):
+        stage.run(FIRST_S)
+        stage.run(ON_A_TERMINAL_S)
+    assert stage.shown[0] == "[#############.......] loading 3 models: 1 ready, 1 failed, 2 s"
+    assert stage.shown[-1] == ""
+    assert not caplog.messages
+
+
+def test_nothing_of_a_quick_start(caplog: pytest.LogCaptureFixture) -> None:
+    stage = Stage()
+    with progress(stage):
+        pass
+    assert (caplog.messages, stage.shown, stage.timer.cancelled) == ([], [], True)
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [
+        ((0, 0, 0, 2.4), "looking for models, 2 s"),
+        ((1, 0, 0, 5.0), "loading 1 model: 0 ready, 5 s"),
+    ],
+)
+def test_texts(counts: tuple[int, int, int, float], text: str) -> None:
+    assert progress_text(*counts) == text
