@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from mypy_extensions import mypyc_attr
 
+from modserve.core import request_ids
 from modserve.core.errors import ModserveError
 from modserve.core.inflight import Inflight, RequestTrace
 from modserve.core.memory import UnsentResponses
@@ -22,6 +23,7 @@ from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, Outcome, SingleResponseSink
 from modserve.core.servable import Handle, Servable, submit_traced
 from modserve.core.shared_memory import RegionLease
+from modserve.core.trace_context import TraceHeaders
 from modserve.frontends.offload import RequestMemory
 from modserve.protocol import reply
 from modserve.protocol.http import server_timing
@@ -56,6 +58,7 @@ class Call(SingleResponseSink):
         "model",
         "now_ns",
         "reply",
+        "request_id",
         "servable",
         "server",
         "trace",
@@ -75,6 +78,9 @@ class Call(SingleResponseSink):
         self.version = version
         """That of the request, and once a model version has it, that one's."""
         self.id = ""
+        """The protocol's."""
+        self.request_id = ""
+        """That of `core.request_ids`; empty while nobody needs it."""
         self.now_ns = 0
         """When the request had come."""
         self.reply: Reply = reply.JSON
@@ -86,12 +92,19 @@ class Call(SingleResponseSink):
         """Of requests that are read on a thread."""
         self._handle: Handle | None = None
 
-    def begin(self, servable: Servable, now_ns: int, received_ns: int = 0) -> None:
-        """The request, which began to come in at `received_ns` if that is known, is complete at `now_ns`."""
+    def begin(self, servable: Servable, now_ns: int, received_ns: int = 0, headers: TraceHeaders | None = None) -> None:
+        """The request, which began to come in at `received_ns` if that is known, is complete at `now_ns`.
+
+        `headers` say which span of the client's it belongs to.
+        """
         self.servable = servable
         self.now_ns = now_ns
         if self.server.tracer.on:
-            trace = self.trace = self.server.tracer.sample(servable)
+            tracer = self.server.tracer
+            trace: RequestTrace | None = tracer.sample(servable, headers)
+            if tracer.verbose:
+                trace = tracer.follow(servable, self.identify(), trace)
+            self.trace = trace
             if trace is not None:
                 start, end = self.wire.received
                 trace.stamp(start, received_ns or now_ns)
@@ -119,6 +132,8 @@ class Call(SingleResponseSink):
     def submit(self, request: InferenceRequest) -> None:
         """Hand the request to its model. Raises what keeps it from being accepted."""
         self.id = request.id
+        if self.request_id:
+            request.request_id = self.request_id
         servable = self.servable
         if self.trace is None:
             self.inflight = servable.submit(request, self, self.now_ns)
@@ -155,7 +170,17 @@ class Call(SingleResponseSink):
 
     def record_failure(self, error: ModserveError, status: int | str) -> None:
         """The client is about to get `error`: the log may say so."""
-        self.server.failure_log.record(self.wire.name, self.model, self.version, self.id, status, error.message)
+        id, log = self.identify(), self.server.failure_log
+        log.record(self.wire.name, self.model, self.version, self.id, status, error.message, id)
+        if self.trace is not None:
+            self.trace.failed(error)
+
+    def identify(self) -> str:
+        """The `request_id`, made now if there is none."""
+        if not self.request_id:
+            inflight = self.inflight
+            self.request_id = request_ids.make() if inflight is None else request_ids.of(inflight.request)
+        return self.request_id
 
     def sending(self) -> None:
         if self.trace is not None:

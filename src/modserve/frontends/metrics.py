@@ -1,22 +1,55 @@
-"""The metrics port: a listener of its own, which can be kept inside where the others are open to clients.
-
-It shares the event loop with them: the page is made between two of their requests.
-"""
+"""The metrics port: a listener of its own, which can be kept inside where the others are open to clients."""
 
 import asyncio
 import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from typing import NamedTuple
 
 import uvicorn
-from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, Scope
+from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, HTTPScope, Scope
 
 from modserve.frontends.offload import on_thread
 from modserve.protocol import compression
 
+_WHERE = b"The metrics of this server are at /metrics, for Prometheus.\n"
+_OPENMETRICS = "application/openmetrics-text"
+
+
+class OpenMetrics(NamedTuple):
+    """The page in the format of OpenMetrics, for clients that take it."""
+
+    render: Callable[[], Awaitable[bytes]]
+    content_type: str
+    preferred: Callable[[], bool]
+    """Whether it has more to show than the usual one. Then clients that take either get it."""
+
+
+def takes_openmetrics(accept: str, preferred: bool) -> bool:
+    """By a request's Accept header. Prometheus names both formats, this one first.
+
+    The names of Triton's counters are not those that OpenMetrics has for counters: it says nothing of their kind, which
+    clients that take both would lose for nothing.
+    """
+    weights = {_OPENMETRICS: 0.0, "text/plain": 0.0, "*/*": 0.0}
+    for part in accept.lower().split(","):
+        kind, *parameters = (word.strip() for word in part.split(";"))
+        if kind not in weights:
+            continue
+        weight = 1.0
+        for parameter in parameters:
+            if parameter.startswith("q="):
+                try:
+                    weight = float(parameter[2:])
+                except ValueError:
+                    weight = 0.0
+        weights[kind] = max(weights[kind], weight)
+    own, plain = weights[_OPENMETRICS], max(weights["text/plain"], weights["*/*"])
+    return own > 0 and (plain == 0 or (preferred and own >= plain))
+
 
 class MetricsListener:
-    """Serves what `render` gives at ``/metrics``; other paths are empty, as in Triton."""
+    """Serves what `render` gives at ``/metrics``; ``/`` says so, and other paths are empty, as in Triton."""
 
     def __init__(
         self,
@@ -26,6 +59,7 @@ class MetricsListener:
         port: int,
         tasks: asyncio.TaskGroup,
         reuse_port: bool = False,
+        openmetrics: OpenMetrics | None = None,
     ) -> None:
         self._render = render
         self._content_type = content_type.encode()
@@ -33,6 +67,7 @@ class MetricsListener:
         self._port = port
         self._tasks = tasks
         self._reuse_port = reuse_port
+        self._openmetrics = openmetrics
         self._server: _Uvicorn | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -57,11 +92,16 @@ class MetricsListener:
     async def _app(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         if scope["type"] != "http":
             return
-        rendered = self._render() if scope["path"] == "/metrics" else b""
-        body = rendered if isinstance(rendered, bytes) else await rendered
-        headers = [(b"content-type", self._content_type), (b"vary", b"accept-encoding")]
-        accepted = b", ".join(value for name, value in scope["headers"] if name == b"accept-encoding")
-        encoding = compression.choose(accepted.decode("latin-1")) if body else None
+        body, kind = _WHERE if scope["path"] == "/" else b"", self._content_type
+        if scope["path"] == "/metrics":
+            other = self._openmetrics
+            if other is not None and takes_openmetrics(_header(scope, b"accept"), other.preferred()):
+                body, kind = await other.render(), other.content_type.encode()
+            else:
+                rendered = self._render()
+                body = rendered if isinstance(rendered, bytes) else await rendered
+        headers = [(b"content-type", kind), (b"vary", b"accept, accept-encoding")]
+        encoding = compression.choose(_header(scope, b"accept-encoding")) if body else None
         if encoding is not None:
             # The page of a hundred models is a megabyte of text that hardly differs from line to line.
             body = await on_thread(compression.encode, [body], encoding)
@@ -69,6 +109,10 @@ class MetricsListener:
         headers.append((b"content-length", b"%d" % len(body)))
         await send({"type": "http.response.start", "status": 200, "headers": headers, "trailers": False})
         await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _header(scope: HTTPScope, name: bytes) -> str:
+    return b", ".join(value for header, value in scope["headers"] if header == name).decode("latin-1")
 
 
 class _Uvicorn(uvicorn.Server):

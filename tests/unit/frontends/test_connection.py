@@ -84,12 +84,11 @@ async def test_a_binary_inference(tmp_path: Path) -> None:
 async def test_an_error(tmp_path: Path) -> None:
     async with stage(tmp_path) as on:
         client = on.connect()
-        client.send(request(target="/v2/models/nosuch/infer"))
+        client.send(request(target="/v2/models/nosuch/infer", X_Request_ID="a-1"))
         body = b'{"error":"Request for unknown model: \'nosuch\' is not found"}'
         assert bytes(client.transport.written) == (
-            b"HTTP/1.1 404 Not Found\r\n%bContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-            % (on.site.date, len(body))
-            + body
+            b"HTTP/1.1 404 Not Found\r\n%bContent-Type: application/json\r\nContent-Length: %d\r\n"
+            b"X-Request-ID: a-1\r\n\r\n" % (on.site.date, len(body)) + body
         )
 
 
@@ -897,3 +896,18 @@ async def test_the_system_keeps_little_of_an_answer_in_parts(tmp_path: Path) -> 
             client.send(GET)
             assert len(await client.receive(2)) == 2
             assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 64 * 1024
+
+
+# Counts
+
+
+async def test_responses_are_counted_by_status(tmp_path: Path) -> None:
+    async with stage(tmp_path) as on:
+        client = on.connect()
+        client.send(infer())
+        client.send(infer(b"{"))
+        client.send(GET)
+        await client.receive(3)
+        client.send(b"nonsense\r\n\r\n")
+        counted = {status: count for status, count in enumerate(on.site.statuses) if count}
+        assert counted == {200: 2, 400: 2}

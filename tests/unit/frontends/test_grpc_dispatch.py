@@ -19,7 +19,7 @@ from modserve.core.memory import MemoryBudget
 from modserve.core.version import ModelId
 from modserve.frontends import offload
 from modserve.frontends.grpc import aio
-from modserve.frontends.grpc.aio import CallTable
+from modserve.frontends.grpc.aio import AioCall, CallTable
 from modserve.frontends.grpc.dispatch import Dispatcher
 from modserve.frontends.grpc.inflating import Inflating
 from modserve.frontends.grpc.reflection import ReflectionService
@@ -152,7 +152,7 @@ async def test_every_kind_of_call_takes_compressed_messages(server: Server, comp
     watching.cancel()
     service = ReflectionService(["a"], Inflating(server.memory, 0, Limits()))
     context.messages.append(compress(b"\x3a\0"))
-    await service.ServerReflectionInfo(aio.AioCall(context))
+    await service.ServerReflectionInfo(AioCall(context))
     assert len(context.written) == 2
 
 
@@ -160,6 +160,9 @@ class Watched(FakeContext):
     def __init__(self, *messages: bytes) -> None:
         super().__init__(*messages)
         self.written: list[bytes] = []
+
+    async def send_initial_metadata(self, metadata: object) -> None:
+        pass
 
     async def write(self, data: bytes) -> None:
         self.written.append(data)

@@ -40,6 +40,12 @@ class Context:
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return self.metadata
 
+    def set_trailing_metadata(self, metadata: object) -> None:
+        pass
+
+    async def send_initial_metadata(self, metadata: object) -> None:
+        pass
+
     def time_remaining(self) -> float | None:
         return self.remaining
 

@@ -71,6 +71,12 @@ class FakeContext:
     def time_remaining(self) -> float | None:
         return self.remaining
 
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
+    def set_trailing_metadata(self, metadata: object) -> None:
+        pass
+
     async def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
         self.code, self.details = code, details
         raise Aborted
@@ -285,7 +291,8 @@ async def test_a_request_that_the_model_refuses(call: Stub) -> None:
     message.inputs[0].shape[:] = [9, 2]
     assert await call.failure("ModelInfer", message) == (
         INVALID,
-        "[request id: 7] input 'INPUT1' batch size does not match other inputs for 'simple'",
+        "[request id: 7] input 'INPUT1' batch size does not match other inputs for 'simple': shapes begin with the "
+        "number of rows, but that of 'INPUT0' is [9,2], and that of 'INPUT1' [1,2]",
     )
 
 

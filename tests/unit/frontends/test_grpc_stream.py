@@ -63,6 +63,12 @@ class Exchange:
         self.taken += 1
         return data
 
+    async def send_initial_metadata(self, metadata: Any) -> None:
+        pass
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
     def time_remaining(self) -> float | None:
         return self.remaining
 
@@ -552,7 +558,11 @@ REFUSALS = {
     "unknown model": (asked("x", model="nosuch"), refused("x")),
     "wrong shape": (
         wrong_shape(),
-        refused("x", "[request id: x] input 'INPUT1' batch size does not match other inputs for 'simple'"),
+        refused(
+            "x",
+            "[request id: x] input 'INPUT1' batch size does not match other inputs for 'simple': shapes begin with the "
+            "number of rows, but that of 'INPUT0' is [9,2], and that of 'INPUT1' [1,2]",
+        ),
     ),
     "reserved parameter": (
         asked("x", triton_other=True),

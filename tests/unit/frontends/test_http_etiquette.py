@@ -24,11 +24,11 @@ async def test_head_is_get_without_the_body(tmp_path: Path) -> None:
     async with stage(tmp_path, None) as on:
         for path in ("/v2", "/v2/models/simple", "/v2/models/nosuch", "/v2/health/ready", "/nowhere"):
             client, head = on.connect(), on.connect()
-            client.send(request("GET", path))
+            client.send(request("GET", path, X_Request_ID="a"))
             (got,) = await client.receive()
             whole = bytes(client.transport.written)
             assert got.body, path
-            head.send(request("HEAD", path), request("HEAD", path))
+            head.send(request("HEAD", path, X_Request_ID="a"), request("HEAD", path, X_Request_ID="a"))
             await head.transport.until(functools.partial(two_heads, head))
             assert bytes(head.transport.written) == whole[: len(whole) - len(got.body)] * 2
             assert not head.transport.closing

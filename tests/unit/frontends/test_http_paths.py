@@ -149,7 +149,7 @@ async def test_all_paths_give_the_same_answer(
 
 
 def wire(path: str, body: bytes, headers: dict[str, str]) -> bytes:
-    whole = request("POST", path, body)
+    whole = request("POST", path, body, X_Request_ID="a")
     for name, value in headers.items():
         whole = whole.replace(b"\r\n\r\n", f"\r\n{name}: {value}\r\n\r\n".encode(), 1)
     return whole
@@ -212,9 +212,9 @@ async def test_the_application_s_answers_come_through_a_connection(
     app: FastAPI, tmp_path: Path, method: str, path: str
 ) -> None:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
-        expected = await client.request(method, path)
+        expected = await client.request(method, path, headers={"X-Request-ID": "a"})
     async with stage(tmp_path, app) as on:
-        found = await through_a_connection(on, [request(method, path)])
+        found = await through_a_connection(on, [request(method, path, X_Request_ID="a")])
     headers = {**expected.headers, "date": found.headers["date"]}
     assert found == Answer(expected.status_code, headers, expected.content)
 

@@ -474,10 +474,10 @@ class Trace:
     """Notes what it is told."""
 
     def __init__(self) -> None:
-        self.on = True
+        self.on, self.verbose = True, False
         self.told: list[str] = []
 
-    def sample(self, servable: PuppetServable) -> "Trace":
+    def sample(self, servable: PuppetServable, headers: object = None) -> "Trace":
         assert servable.id.name == "many"
         return self
 

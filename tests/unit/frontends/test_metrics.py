@@ -23,6 +23,7 @@ from modserve.core.timing import ExecutionTiming
 from modserve.core.version import ModelId
 from modserve.frontends.metrics import MetricsListener
 from modserve.observability import prometheus
+from modserve.observability.server_families import ServerFigures
 from modserve.observability.watchdog import Watchdog
 from modserve.testing import config, inflight
 
@@ -279,9 +280,12 @@ def test_two_servers_in_one_process_share_no_metrics() -> None:
     assert 'model="a"' not in second
 
 
+WHERE = b"The metrics of this server are at /metrics, for Prometheus.\n"
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
-    [("/metrics", b"page"), ("/", b""), ("/v2", b""), ("/metrics/", b"")],
+    [("/metrics", b"page"), ("/", WHERE), ("/v2", b""), ("/metrics/", b"")],
     ids=lambda value: str(value),
 )
 async def test_the_metrics_port(path: str, body: bytes) -> None:
@@ -361,14 +365,14 @@ def test_engines_cannot_take_the_names_of_the_server() -> None:
 # The server
 
 
-def figures(**changes: Any) -> prometheus.ServerFigures:
+def figures(**changes: Any) -> ServerFigures:
     index = [
         IndexEntry("bad", None, State.UNAVAILABLE, "Invalid argument: no good"),
         IndexEntry("gone", 1, State.UNAVAILABLE, UNLOADED),
         IndexEntry("good", 1, State.READY, ""),
         IndexEntry("good", 2, State.LOADING, ""),
     ]
-    plain = prometheus.ServerFigures("1.2", True, index, {"good": 3}, {"http": 5}, MemoryBudget())
+    plain = ServerFigures("1.2", True, index, {"good": 3}, {"http": 5}, MemoryBudget())
     return dataclasses.replace(plain, **changes)
 
 

@@ -198,7 +198,11 @@ async def test_readiness_tells_what_is_in_the_way(tmp_path: Path) -> None:
         ]
         assert (await client.get("/v2/health/live")).status_code == 200
         answer = await client.get("/v2/models/simple/ready")
-        assert (answer.status_code, answer.content) == (400, b'{"error":"Model version not ready"}')
+        assert (answer.status_code, answer.json()["error"]) == (
+            400,
+            "Model version not ready: Request for unknown model: 'simple' has no available versions: it is still "
+            "loading",
+        )
         answer = await client.post("/v2/models/simple/versions/3/infer", content=JSON_BODY)
         assert (answer.status_code, answer.json()["error"]) == (
             503,

@@ -35,8 +35,9 @@ UNREAD = ["HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END"
 
 
 class AtOnce(Writer):
-    def put(self, work: Callable[[], None], size: int = 0) -> None:
+    def put(self, work: Callable[[], None], size: int = 0) -> bool:
         self._do(work, 0)
+        return True
 
 
 class Traces:

@@ -9,11 +9,15 @@ from typing import Any
 
 import grpc
 
+from modserve.core import request_ids
+from modserve.frontends.call import Call
 from modserve.frontends.certificates import Certificates, Identity
+from modserve.observability.access_log import AccessLog
 from modserve.server import Server
 from modserve.settings import GrpcSettings, TlsFiles
 
 from .dispatch import Dispatcher, NoMessageError
+from .logged_rpc import LoggedRpc
 from .rpc import ClientGoneError, Refusal, Response, Rpc
 from .service import rpc_table
 from .stream import InferStreams
@@ -71,13 +75,42 @@ def _is_news(record: logging.LogRecord) -> bool:
 class AioCall:
     """Implements `rpc.RpcCall` over the library's context of a call."""
 
-    __slots__ = ("_context", "_most", "_table")
+    __slots__ = ("_context", "_inference", "_most", "_table", "request_id", "sent_id")
 
     def __init__(self, context: Any, table: "CallTable | None" = None, most: int = 1 << 20) -> None:
         """`table` for unary calls; `most`: bytes of a stream's message that are joined on the event loop."""
         self._context = context
         self._most = most
         self._table = table
+        self._inference: Call | None = None
+        self.request_id = ""
+        self.sent_id = False
+        for name, value in context.invocation_metadata() or ():
+            if name == request_ids.HEADER and isinstance(value, str):
+                self.request_id = request_ids.chosen(request_ids.received(value))
+
+    @property
+    def peer(self) -> object:
+        return self._context.peer()
+
+    def identify(self) -> str:
+        if not self.request_id:
+            call = self._inference
+            self.request_id = request_ids.make() if call is None else call.identify()
+        return self.request_id
+
+    def serving(self, call: Call) -> None:
+        self._inference = call
+        call.request_id = self.request_id
+
+    async def send_id(self) -> None:
+        """Let the client know the id."""
+        if self.request_id and not self.sent_id:
+            self.sent_id = True
+            try:
+                await self._context.send_initial_metadata(((request_ids.HEADER, self.request_id),))
+            except grpc.aio.BaseError:
+                pass  # the client has gone
 
     @property
     def metadata(self) -> Sequence[tuple[str, str | bytes]]:
@@ -106,11 +139,16 @@ class AioCall:
 
     async def refuse(self, refusal: Refusal) -> bytes:
         context, table = self._context, self._table
+        if table is not None:
+            table.dispatcher.statuses[refusal.status] += 1
         held = None if table is None else table.held
         if held is not None and refusal.status == _UNAVAILABLE:
             await held.wait()
-        if refusal.trailers:
-            context.set_trailing_metadata(refusal.trailers)
+        trailers, request_id = refusal.trailers, refusal.request_id
+        if request_id and not self.sent_id:
+            trailers = (*trailers, (request_ids.HEADER, request_id))
+        if trailers:
+            context.set_trailing_metadata(trailers)
         ending, early = context.abort(_STATUS_CODES[refusal.status], refusal.message), refusal.early
         # The library keeps the exception by which it ends the call, and that keeps this frame.
         del self, context, held, refusal
@@ -118,7 +156,7 @@ class AioCall:
             await ending
         except grpc.aio.AbortError:
             if early and table is not None:  # nobody but us has ended it
-                table.dispatcher.record(NoMessageError())
+                table.dispatcher.record(NoMessageError(), None, request_id)
             raise
         except grpc.aio.BaseError:
             pass  # the client has gone, and takes no status
@@ -147,8 +185,9 @@ class CallTable(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     ends a call that comes without its message.
     """
 
-    def __init__(self, dispatcher: Dispatcher, rpcs: Mapping[str, Rpc]) -> None:
+    def __init__(self, dispatcher: Dispatcher, rpcs: Mapping[str, Rpc], access: AccessLog | None = None) -> None:
         self.dispatcher = dispatcher
+        self.access = access
         self.held: asyncio.Event | None = None
         self.calls = 0
         """How many calls have been taken over."""
@@ -177,15 +216,33 @@ class CallTable(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         dispatcher = self.dispatcher
 
         def handle(messages: object, context: Any) -> Awaitable[Response]:
-            return dispatcher.unary(rpc, AioCall(context, self))
+            call = AioCall(context, self)
+            if call.request_id or self.access is not None:
+                return self._identified(rpc, call)
+            return dispatcher.unary(rpc, call)
 
         return grpc.stream_unary_rpc_method_handler(_Asynchronous(handle))
+
+    async def _identified(self, rpc: Rpc, call: AioCall) -> Response:
+        if self.access is None:
+            await call.send_id()
+            return await self.dispatcher.unary(rpc, call)
+        call.identify()
+        await call.send_id()
+        return await LoggedRpc(call, self.access, rpc.method.name).unary(self.dispatcher, rpc)
 
     def _stream(self, rpc: Rpc) -> "grpc.RpcMethodHandler[Any, Any]":
         dispatcher = self.dispatcher
 
         async def handle(messages: object, context: Any) -> None:
-            refusal = await dispatcher.stream(rpc, AioCall(context, None, dispatcher.limits.message))
+            call = AioCall(context, None, dispatcher.limits.message)
+            call.identify()
+            await call.send_id()
+            if self.access is None:
+                refusal = await dispatcher.stream(rpc, call)
+            else:
+                refusal = await LoggedRpc(call, self.access, rpc.method.name).stream(dispatcher, rpc)
+            dispatcher.statuses[0 if refusal is None else refusal.status] += 1
             if refusal is not None:
                 if refusal.trailers:
                     context.set_trailing_metadata(refusal.trailers)
@@ -205,8 +262,18 @@ class AioListener:
         self._grpc = grpc.aio.server(options=channel_arguments(options))
         self._dispatcher = Dispatcher(server, options.limits, max_message=options.max_message or 0)
         self._streams = InferStreams(server, options, self._dispatcher.inflating)
-        self._table = CallTable(self._dispatcher, rpc_table(server, options, self._dispatcher.inflating, self._streams))
+        self._table = CallTable(
+            self._dispatcher, rpc_table(server, options, self._dispatcher.inflating, self._streams), server.access_log
+        )
         self._grpc.add_generic_rpc_handlers((self._table,))
+
+    @property
+    def connections(self) -> int | None:
+        return None
+
+    @property
+    def responses(self) -> dict[str, int]:
+        return self._dispatcher.responses
 
     async def start(self) -> int:
         """Open the port and return its number. Raises OSError, or CertificateError."""

@@ -39,6 +39,7 @@ class Collecting(Stream):
     __slots__ = (
         "_announced",
         "_buffer",
+        "_end_counted",
         "_enough",
         "_huge",
         "_prefix",
@@ -60,6 +61,7 @@ class Collecting(Stream):
         """The same for the call itself, and for its response."""
         self.full = False
         """No more messages are taken: what follows is dropped."""
+        self._end_counted = False
         self._prefix = b""
         self._buffer: BytesIO | None = None
         self._announced = 0
@@ -68,6 +70,12 @@ class Collecting(Stream):
         """The message is worth large pages."""
         self._enough = 0
         """Bytes of the message with which the client has `advanced`."""
+
+    def count_end(self, status: int) -> None:
+        """The call ends with this status, unless it has got one before."""
+        if not self._end_counted:
+            self._end_counted = True
+            self.port.statuses[status] += 1
 
     def message_received(self, message: bytes, consumed: int, held: int) -> None:
         """A message is complete; `consumed` of its bytes are to be credited, `held` are those that it holds."""

@@ -5,6 +5,7 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from modserve.core.errors import Code, ModserveError, OverloadedError, unavailable
+from modserve.core.grpc_status import NAMES
 from modserve.frontends import offload
 from modserve.frontends.errors import to_client_error
 from modserve.frontends.offload import RequestMemory
@@ -16,6 +17,7 @@ from modserve.server import Server
 from modserve.settings import Limits
 
 from . import reading
+from .heads import OK
 from .inflating import STARTS, Inflating
 from .rpc import ClientGoneError, Refusal, Response, Rpc, RpcCall
 from .writing import joined, size_of
@@ -52,6 +54,8 @@ class Dispatcher:
         self._server = server
         self.max_calls = max_calls
         self._in_parts = in_parts
+        self.statuses = [0] * len(NAMES)
+        """Calls that ended, by their status."""
         self.calls = 0
         """Unary calls under way, without those whose refusal is held back."""
         self.refused = 0
@@ -95,18 +99,21 @@ class Dispatcher:
                 size = size_of(response)
                 if self._in_parts:
                     return response
+                self.statuses[OK] += 1
                 response = await joined(response, self.limits.message)
                 if size > self.limits.message:
                     self.count_until_sent(size, call)
                 return response
             if isinstance(response, Message):
+                if not self._in_parts:  # who takes parts counts what it writes
+                    self.statuses[OK] += 1
                 return response.SerializeToString()
-            refusal = self.refusal(response, message)
+            refusal = self.refusal(response, message, call.identify())
             del response
         except ClientGoneError:
-            refusal = self.refusal(NoMessageError(), message)
+            refusal = self.refusal(NoMessageError(), message, call.identify())
         except Exception as error:
-            refusal = self.refusal(to_client_error(error, rpc.method.name), message)
+            refusal = self.refusal(to_client_error(error, rpc.method.name), message, call.identify())
         finally:
             self.calls -= 1
             memory.give_back(held)
@@ -130,25 +137,31 @@ class Dispatcher:
                     raise NoMessageError
                 data = await self.inflating.short(data)
                 failure = await rpc.handler(reading.parse(rpc.method.request, data), call)
-            return None if failure is None else self.refusal(failure, None)
+            return None if failure is None else self.refusal(failure, None, call.identify())
         except ClientGoneError:
             return None
         except Exception as error:
-            return self.refusal(to_client_error(error, rpc.method.name), None)
+            return self.refusal(to_client_error(error, rpc.method.name), None, call.identify())
 
-    def record(self, error: ModserveError, request: Any = None) -> None:
+    @property
+    def responses(self) -> dict[str, int]:
+        """`statuses` by name, without those that never occurred."""
+        return {name: count for name, count in zip(NAMES, self.statuses, strict=True) if count}
+
+    def record(self, error: ModserveError, request: Any = None, request_id: str = "") -> None:
         """Log a call that fails with `error`; the model, version and id are those that its request names."""
         model = getattr(request, "model_name", "") or getattr(request, "name", "")
         version = getattr(request, "model_version", "") or getattr(request, "version", "")
         status, message = failures.grpc_name(error), failures.public_message(error)
-        self._server.failure_log.record("gRPC", model, version, getattr(request, "id", ""), status, message)
+        id = getattr(request, "id", "")
+        self._server.failure_log.record("gRPC", model, version, id, status, message, request_id)
 
-    def refusal(self, error: ModserveError, request: Message | InferMessage | None) -> Refusal:
+    def refusal(self, error: ModserveError, request: Message | InferMessage | None, request_id: str) -> Refusal:
         early = isinstance(error, NoMessageError)
         if not early:
-            self.record(error, request)
+            self.record(error, request, request_id)
         status = failures.spelling(error).grpc
-        return Refusal(status, failures.public_message(error), failures.trailers(error), early)
+        return Refusal(status, failures.public_message(error), failures.trailers(error), early, request_id)
 
     def count_until_sent(self, size: int, call: RpcCall) -> None:
         """A response of `size` bytes exists until its call is over."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 from urllib.parse import quote_from_bytes
 
+from modserve.core import request_ids
 from modserve.frontends.http2.headers import Fields, Head, MalformedError, block, literal, status
 
 from .rpc import Rpc
@@ -17,6 +18,7 @@ ACCEPTED: Final = b"identity, deflate, gzip"
 
 OK: Final = 0
 CANCELLED: Final = 1
+UNKNOWN: Final = 2
 DEADLINE_EXCEEDED: Final = 4
 RESOURCE_EXHAUSTED: Final = 8
 UNIMPLEMENTED: Final = 12
@@ -29,6 +31,7 @@ HEADERS: Final = status(200) + _CONTENT_TYPE
 COMPRESSED: Final = {name: HEADERS + literal(b"grpc-encoding", name.encode()) for name in CODINGS}
 TRAILERS: Final = literal(b"grpc-status", b"0")
 
+_REQUEST_ID: Final = request_ids.HEADER.encode()
 _ACCEPT: Final = literal(b"grpc-accept-encoding", ACCEPTED)
 _TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _UNITS: Final = {b"H": 3600 * 10**9, b"M": 60 * 10**9, b"S": 10**9, b"m": 10**6, b"u": 1000, b"n": 1}
@@ -61,6 +64,10 @@ class GrpcHead(Head):
         self.coding = ""
         """Of the responses."""
         self.refusal = b""
+        self.request_id = ""
+        """As `core.request_ids` has it; empty if the client sent none."""
+        self.refusal_status = UNKNOWN
+        """What clients take from a refusal: one with no status but HTTP's is unknown to them."""
         self._metadata: tuple[tuple[str, str | bytes], ...] | None = None
         kind = accepted = b""
         for name, value in fields:
@@ -71,6 +78,8 @@ class GrpcHead(Head):
                 if match is None:
                     raise MalformedError(f"{value!r} is no grpc-timeout")
                 self.timeout_ns = int(match[1]) * _UNITS[match[2]]
+            elif name == _REQUEST_ID:
+                self.request_id = request_ids.received(value.decode("latin-1"))
             elif name == b"grpc-encoding":
                 self.encoding = value.decode("latin-1")
             elif name == b"grpc-accept-encoding":
@@ -86,10 +95,12 @@ class GrpcHead(Head):
         if not kind.startswith(b"application/grpc") or kind[16:17] not in (b"", b"+", b";"):
             return status(415)
         if self.size > most:
+            self.refusal_status = RESOURCE_EXHAUSTED
             return refused(
                 RESOURCE_EXHAUSTED, f"the call has {self.size} bytes of metadata, at most {most} are possible"
             )
         rpc = rpcs.get(self.pseudo[b":path"].decode("latin-1"))
+        self.refusal_status = UNIMPLEMENTED
         if rpc is None:
             return refused(UNIMPLEMENTED, "Method not found!")
         if self.encoding not in _READ:
@@ -121,6 +132,11 @@ def _metadata(fields: Fields) -> list[tuple[str, str | bytes]]:
             except binascii.Error:
                 continue
     return metadata
+
+
+def with_id(block: bytes, request_id: str) -> bytes:
+    """The header block of a response, which repeats the request's id."""
+    return block + literal(_REQUEST_ID, request_id.encode())
 
 
 def message_text(message: str) -> bytes:

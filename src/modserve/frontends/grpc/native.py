@@ -15,6 +15,7 @@ from modserve.server import Server
 from modserve.settings import GrpcSettings
 
 from .dispatch import Dispatcher
+from .logged import LoggedSite
 from .native_call import NativeCall
 from .native_site import GrpcSite
 from .service import rpc_table
@@ -55,10 +56,19 @@ class NativeListener:
         self._site: GrpcSite | None = None
         self._socket: asyncio.Server | None = None
 
+    @property
+    def connections(self) -> int | None:
+        return 0 if self._site is None else len(self._site.connections)
+
+    @property
+    def responses(self) -> dict[str, int]:
+        return self._dispatcher.responses
+
     async def start(self) -> int:
         """Open the port and return its number. Raises OSError, or CertificateError."""
         loop, options = asyncio.get_running_loop(), self._options
-        site = self._site = GrpcSite(
+        access = self._server.access_log
+        site = self._site = (GrpcSite if access is None else LoggedSite)(
             loop,
             policies(options),
             self._dispatcher,
@@ -68,6 +78,8 @@ class NativeListener:
             codings=CODINGS[options.compression],
             limits=connection_limits(options),
         )
+        if isinstance(site, LoggedSite) and access is not None:
+            site.access = access
         site.last_descriptor = _last_descriptor()
         tls: dict[str, Any] = {}
         if options.tls is not None:

@@ -4,23 +4,24 @@ A unary call is served when its message is complete, or when the client has ende
 by hand, as a task would, but without one: most calls of `ModelInfer` wait once, for the outcome of their request. Calls
 of every other kind are tasks.
 
-What a client sends ahead on a stream of requests counts as held by the server, and the client may send more when it has
-been read.
+What a client sends ahead on a stream counts as held by the server; the client may send more when it has been read.
 """
 
 import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
+from modserve.core import request_ids
 from modserve.core.tensor import Buffer
 
 from . import heads
-from .collecting import PREFIX, Collecting
+from .collecting import PREFIX
 from .dispatch import NoMessageError
 from .heads import DEADLINE_EXCEEDED, INTERNAL, GrpcHead
+from .identified import IdentifiedCall
 from .rpc import ClientGoneError, Refusal, Response, Rpc
 from .writing import COPIED, framed, packed, size_of
 
@@ -33,13 +34,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class NativeCall(Collecting):
+class NativeCall(IdentifiedCall):
     """Implements `rpc.RpcCall`."""
 
     __slots__ = (
         "_awaited",
         "_bucket",
-        "_callbacks",
         "_cancelling",
         "_coroutine",
         "_message",
@@ -59,11 +59,12 @@ class NativeCall(Collecting):
     def __init__(self, site: "GrpcSite", connection: "Sending", number: int, head: GrpcHead, window: int, room: int):
         super().__init__(site, connection, number, head, window, room)
         self.rpc: Rpc | None = head.rpc
+        self.inference = None
+        self.request_id = request_ids.chosen(head.request_id) if head.request_id else ""
         self.deadline_ns = 0
         self._streaming = False
         """The client may send any number of messages."""
-        self._started = False
-        self._waiting = False
+        self._started = self._waiting = False
         """It is not served yet, and what it came with has been read."""
         self._message: bytes | None = None
         self._messages: deque[tuple[bytes, int, int]] | None = None
@@ -72,7 +73,7 @@ class NativeCall(Collecting):
         self._writer: asyncio.Future[None] | None = None
         self._bucket = 0
         self._trailers: tuple[tuple[str, str], ...] = ()
-        self._callbacks: list[Callable[[], None]] | None = None
+        self.callbacks = None
         self._plain: PlainCall | None = None
         self._coroutine: Coroutine[Any, Any, Response] | None = None
         self._awaited: asyncio.Future[Any] | None = None
@@ -86,10 +87,6 @@ class NativeCall(Collecting):
             self.full = True
 
     # As `RpcCall`
-
-    @property
-    def metadata(self) -> Sequence[tuple[str, str | bytes]]:
-        return self.call_head.metadata
 
     async def read(self) -> bytes | None:
         if not self._streaming:
@@ -122,7 +119,7 @@ class NativeCall(Collecting):
         if self.over:
             raise ClientGoneError
         if not self.headers_sent:
-            self.send_headers(heads.COMPRESSED[coding] if coding else heads.HEADERS)
+            self.send_head(coding)
         self.send_data(framed(message, compressed))
         if self.connection.paused or size_of(message) > COPIED:
             self.connection.flush()  # which may be all that is needed
@@ -145,17 +142,10 @@ class NativeCall(Collecting):
     def refused(self, refusal: Refusal) -> None:
         """As `refuse`."""
         if not self.over:
+            self.request_id = refusal.request_id
             self.end(refusal.status, refusal.message, refusal.trailers)
             if refusal.early:  # nobody but us has ended it
-                self.port.dispatcher.record(NoMessageError())
-
-    def on_end(self, callback: Callable[[], None]) -> None:
-        if self.over:
-            callback()
-        elif self._callbacks is None:
-            self._callbacks = [callback]
-        else:
-            self._callbacks.append(callback)
+                self.port.dispatcher.record(NoMessageError(), None, refusal.request_id)
 
     # The stream's side
 
@@ -173,6 +163,7 @@ class NativeCall(Collecting):
             return
         rpc = self.rpc
         if rpc is None:
+            self.count_end(self.call_head.refusal_status)
             self.finish(self.call_head.refusal)
             return
         if not self._streaming and self._message is None and not self.ended:
@@ -197,6 +188,7 @@ class NativeCall(Collecting):
         if rpc.method.server_streaming:
             if not self.count_open():
                 return
+            self.identify()
             self._task = self.port.loop.create_task(self._serve(rpc))
         elif rpc.infers and not self.call_head.coding:
             self._coroutine = self.port.dispatcher.unary(rpc, self)
@@ -205,6 +197,7 @@ class NativeCall(Collecting):
             self._task = self.port.loop.create_task(self._answer(rpc))
 
     def lost(self) -> None:
+        self.count_end(heads.CANCELLED)
         self._settle()
         self._cancel()
 
@@ -230,7 +223,8 @@ class NativeCall(Collecting):
         """End the call with a status; what has not been sent by then is dropped if that is not OK."""
         if self.over or self.final is not None:
             return
-        metadata = (*self._trailers, *metadata)
+        self.count_end(status)
+        metadata = (*self._trailers, *metadata, *self.own_metadata())
         if status:
             self.pending = None
         if self.headers_sent:
@@ -253,6 +247,7 @@ class NativeCall(Collecting):
                 if waiting is not None and not waiting.done():
                     waiting.set_result(None)
         self.full = True
+        self.inference = None
         if self._buffer is not None or self._prefix or self.held:
             self.collect_no_more()
         if self._messages is not None:
@@ -261,8 +256,8 @@ class NativeCall(Collecting):
             self._messages = None
         if self.counted:
             self.count_no_more()
-        if self._callbacks is not None:
-            callbacks, self._callbacks = self._callbacks, None
+        if self.callbacks is not None:
+            callbacks, self.callbacks = self.callbacks, None
             for callback in callbacks:
                 callback()
 
@@ -337,12 +332,14 @@ class NativeCall(Collecting):
         """The response of a unary call, of `size` bytes, unless it has got its status."""
         if self.over or self.final is not None:
             return
+        self.count_end(heads.OK)
         trailers = heads.trailers(heads.OK, "", self._trailers) if self._trailers else heads.TRAILERS
         prefix = b"\0" + size.to_bytes(4, "big")
         if size <= COPIED:
-            self.connection.respond(self, heads.HEADERS, prefix, parts, PREFIX + size, trailers)
+            block = heads.with_id(heads.HEADERS, self.request_id) if self.request_id else heads.HEADERS
+            self.connection.respond(self, block, prefix, parts, PREFIX + size, trailers)
         else:
-            self.send_headers(heads.HEADERS)
+            self.send_head("")
             self.send_data([prefix, *parts])
             self.finish(trailers)
         if not self.over:
@@ -359,8 +356,9 @@ class NativeCall(Collecting):
             coding = self.call_head.coding
             if coding and self.final is None and not self.over:
                 message, compressed = await packed(response, coding, self.port.dispatcher.limits.compressed)
-                self.send_headers(heads.COMPRESSED[coding])
+                self.send_head(coding)
                 self.send_data(framed(message, compressed))
+                self.count_end(heads.OK)
                 self.finish(heads.trailers(heads.OK, "", self._trailers))
                 self.count_unsent(len(message))
             else:
@@ -378,7 +376,7 @@ class NativeCall(Collecting):
             refusal = await self.port.dispatcher.stream(rpc, self)
             if refusal is None:
                 if not self.headers_sent and not self.over:
-                    self.send_headers(heads.HEADERS)
+                    self.send_head("")
                 self.end(heads.OK, "")
             else:
                 self.end(refusal.status, refusal.message, refusal.trailers)

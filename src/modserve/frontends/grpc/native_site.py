@@ -38,6 +38,7 @@ class GrpcSite(Site):
         """`max_message`: bytes that a message may have, 0: any number; `codings`: of responses, the best first."""
         super().__init__(loop, policies, limits)
         self.dispatcher = dispatcher
+        self.statuses = dispatcher.statuses
         self.memory = memory
         self.max_message = max_message
         self.deadlines = Deadlines(loop)

@@ -87,6 +87,7 @@ class PlainCall(Call):
         self._message = message
         self._size = size
         self._deadline_ns = client.deadline_ns
+        self.request_id = client.request_id
 
     def start(self) -> None:
         """Hand the request to its model. Never raises."""
@@ -150,7 +151,8 @@ class PlainCall(Call):
 
     def _fail(self, error: ModserveError) -> None:
         if self._client is not None:
-            self._end().refused(self._dispatcher.refusal(error, self._message))
+            self.id = self._message.id
+            self._end().refused(self._dispatcher.refusal(error, self._message, self.identify()))
 
     def _end(self) -> "NativeCall":
         """The client, which gets its outcome now, or none."""

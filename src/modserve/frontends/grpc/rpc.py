@@ -10,6 +10,8 @@ from modserve.server import Server
 from modserve.settings import GrpcSettings
 
 if TYPE_CHECKING:
+    from modserve.frontends.call import Call
+
     from .plain import PlainInferences
 
 
@@ -30,6 +32,24 @@ class RpcCall(Protocol):
     @property
     def deadline_ns(self) -> int:
         """When the client stops waiting, on the monotonic clock; 0 for never."""
+        ...
+
+    @property
+    def peer(self) -> object:
+        """The client's address, as a socket has it, or a text; None where it is unknown."""
+        ...
+
+    @property
+    def request_id(self) -> str:
+        """That of `core.request_ids`; empty while nobody needs it."""
+        ...
+
+    def identify(self) -> str:
+        """The same, made now if there is none: the call has failed, or is a stream."""
+        ...
+
+    def serving(self, call: "Call") -> None:
+        """The inference that the call is has begun, and has its id."""
         ...
 
     async def read(self) -> bytes | None:
@@ -81,12 +101,23 @@ class Refusal(NamedTuple):
     trailers: tuple[tuple[str, str], ...]
     early: bool
     """It ended before its message came, and is not in the log yet."""
+    request_id: str = ""
 
 
 class GrpcListener(Protocol):
     """A port, whatever serves it."""
 
     def __init__(self, server: Server, address: str, port: int, options: GrpcSettings) -> None: ...
+
+    @property
+    def connections(self) -> int | None:
+        """How many are open; None if the library does not say."""
+        ...
+
+    @property
+    def responses(self) -> dict[str, int]:
+        """How many calls ended, by the names of their status."""
+        ...
 
     async def start(self) -> int:
         """Open the port and return its number. Raises OSError, or CertificateError."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 from google.protobuf.message import Message
 
+from modserve.core import trace_context
 from modserve.core.errors import Code, ModserveError, unsupported
 from modserve.core.residency import describe
 from modserve.core.response import InferenceResponse
@@ -135,7 +136,7 @@ class InferenceService:
 
     async def TraceSetting(self, message: pb.TraceSettingRequest, call: RpcCall) -> Message:
         tracer = self._server.tracer_for(message.model_name)
-        tracer.change(trace_settings.change_by_message(message.settings), message.model_name)
+        tracer.change(trace_settings.change_by_message(message.settings, tracer.mode), message.model_name)
         return trace_settings.message(tracer.settings(message.model_name))
 
     async def ModelInfer(self, message: InferMessage, rpc: RpcCall) -> list[Buffer] | ModserveError:
@@ -143,7 +144,10 @@ class InferenceService:
         now_ns, deadline_ns, server = time.monotonic_ns(), rpc.deadline_ns, self._server
         version = requested_version(server, message) if message.model_version else None
         call = FutureCall(server, GRPC, message.model_name, version)
-        call.begin(server.model(message.model_name, version), now_ns)
+        call.id = message.id
+        rpc.serving(call)
+        headers = trace_context.from_metadata(rpc.metadata) if server.tracer.propagates else None
+        call.begin(server.model(message.model_name, version), now_ns, 0, headers)
         if call.trace is not None:
             rpc.on_end(lambda: _sent(call))
         pattern = self._header_pattern
@@ -160,6 +164,10 @@ class InferenceService:
             if is_long_response(outcome, call.reply, self._limits) or call.on_gpu:
                 return await offload.on_thread(_encoded, self._writer, call, outcome)
             return _encoded(self._writer, call, outcome)
+        except ModserveError as error:
+            if call.trace is not None:
+                call.trace.failed(error)
+            raise
         finally:
             call.finish()
 

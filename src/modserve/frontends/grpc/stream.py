@@ -14,12 +14,15 @@ import asyncio
 import time
 from collections import deque
 
+from modserve.core import trace_context
 from modserve.core.errors import ModserveError, unavailable
 from modserve.core.response import InferenceResponse, Outcome, bare_end
+from modserve.frontends import access as entries
 from modserve.frontends import offload
 from modserve.frontends.call import GRPC, StreamCall
 from modserve.frontends.errors import to_client_error
 from modserve.frontends.offload import RequestMemory, is_long_response
+from modserve.observability.access_log import AccessLog
 from modserve.protocol import failures, header_forwarding
 from modserve.protocol.grpc import grpc_messages, response_writer
 from modserve.protocol.grpc.request_reader import RequestReader
@@ -27,6 +30,7 @@ from modserve.protocol.grpc.response_writer import ResponseWriter
 from modserve.server import Server
 from modserve.settings import GrpcSettings
 
+from .heads import CANCELLED, OK
 from .inflating import STARTS, Inflating
 from .reading import parse_infer, read_plain, read_request, requested_version
 from .rpc import ClientGoneError, Response, RpcCall
@@ -75,7 +79,19 @@ class InferStreams:
 class _Call(StreamCall):
     """One request of a stream."""
 
-    __slots__ = ("accepted", "empty_final", "held", "inflated", "ordered", "size", "stream")
+    __slots__ = (
+        "accepted",
+        "empty_final",
+        "held",
+        "inflated",
+        "logged",
+        "ordered",
+        "responses",
+        "sent_bytes",
+        "size",
+        "status",
+        "stream",
+    )
 
     def __init__(self, stream: "_Stream", size: int) -> None:
         super().__init__(stream.server, GRPC)
@@ -89,6 +105,12 @@ class _Call(StreamCall):
         """Its responses come after those of the requests before it."""
         self.empty_final = False
         """The client wants a message at the end, if that comes without a response."""
+        self.request_id = stream.request_id
+        self.sent_bytes = self.responses = 0
+        """What the client has got of it."""
+        self.logged = False
+        self.status = CANCELLED
+        """That which the access log has: it is over when its last outcome has been sent."""
         self.accepted = ""
         """The model that accepted the request, empty if none has."""
 
@@ -102,7 +124,7 @@ class _Call(StreamCall):
         message = stream.reader.read(data) or await parse_infer(data, stream.limits)
         self.id, self.model = message.id, message.model_name
         self.version = requested_version(server, message) if message.model_version else None
-        self.begin(server.model(self.model, self.version), now_ns)
+        self.begin(server.model(self.model, self.version), now_ns, 0, stream.trace_headers)
         # The RPC's own deadline cancels the whole stream; until then its requests' batches are formed by it.
         read = self, message, stream.deadline_ns, stream.forwarded
         request = read_plain(*read) or await read_request(*read, stream.limits)
@@ -120,7 +142,16 @@ class _Call(StreamCall):
     def arrived(self) -> None:
         self.stream.on_outcome(self)
 
+    def log(self, access: AccessLog) -> None:
+        """It is over."""
+        client, method = self.stream.client, "ModelStreamInfer"
+        entries.record(access, self, client, method, self.status, self.size, self.sent_bytes, self.responses)
+
     def close(self) -> None:
+        access = self.stream.access
+        if access is not None and not self.logged:
+            self.logged = True
+            self.log(access)
         super().close()
         if self.inflated is not None:
             self.inflated.release()
@@ -155,9 +186,14 @@ class _Stream:
         self.limits = options.limits
         self.forwarded = header_forwarding.from_metadata(options.header_pattern, metadata)
         """Metadata that go along with each request as its parameters."""
+        self.trace_headers = trace_context.from_metadata(metadata)
+        """The client's span, to which all requests belong."""
         self.timed = options.server_timing
         """The last message of each request says what it has cost."""
         self.deadline_ns = rpc.deadline_ns
+        self.access = streams.server.access_log
+        self.client = None if self.access is None else rpc.peer
+        self.request_id = rpc.request_id
         self._rpc = rpc
         self._hard_errors = _HARD_ERRORS in metadata
         self._open: set[_Call] = set()
@@ -282,15 +318,21 @@ class _Stream:
                 error = to_client_error(failure, _WHAT)
         if error is not None:
             if self._hard_errors:
+                call.status = failures.spelling(error).grpc
                 return error
             call.record_failure(error, failures.grpc_name(error))
+            call.status = failures.spelling(error).grpc
             message = response_writer.encode_stream_error(error, call.id, call.accepted, final)
             data = message.SerializeToString()
         if final:
             call.release()
+            if call.status == CANCELLED:
+                call.status = OK
         if data is None:
             return None
         call.sending()
+        call.sent_bytes += size_of(data)
+        call.responses += 1
         await self._write_counted(data)
         call.sent()
         return None

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from modserve.core import request_ids
 from modserve.core.errors import ModserveError, not_found
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
@@ -45,12 +46,13 @@ class CallContext:
 class InferCall(Call):
     """One request, and the sink of its response: `done` is called once with its body, or the error.
 
-    It is never called before `start` returns, unless `start` itself fails the request.
+    With it comes the id of the request, if it has one. It is never called before `start` returns, unless `start` itself
+    fails the request.
     """
 
     __slots__ = ("_context", "_done", "_encoding", "_over", "_writing")
 
-    def __init__(self, context: CallContext, done: Callable[[Body | ModserveError], None]) -> None:
+    def __init__(self, context: CallContext, done: Callable[[Body | ModserveError, str], None]) -> None:
         super().__init__(context.server, HTTP)
         self._context = context
         self._done = done
@@ -66,6 +68,8 @@ class InferCall(Call):
         self.model = model
         self.version = version
         self._encoding = head.response_encoding
+        if head.request_id:
+            self.request_id = request_ids.chosen(head.request_id)
         try:
             if head.version_label:
                 # Without labels, such a path is none.
@@ -73,7 +77,7 @@ class InferCall(Call):
                     model, head.version_label, not_found("Not Found")
                 )
             servable = self.server.model(model, version)
-            self.begin(servable, now_ns, received_ns)
+            self.begin(servable, now_ns, received_ns, head.trace_headers)
             if head.content_encoding is not None:
                 inflater = inflated(head.content_encoding, bytes(body), context.max_json, limits)
                 if isinstance(inflater, Inflater):
@@ -178,10 +182,10 @@ class InferCall(Call):
             self.release()
         trace = self.trace
         if trace is None:
-            self._done(outcome)
+            self._done(outcome, self.request_id)
             return
         self.sending()
-        self._done(outcome)
+        self._done(outcome, self.request_id)
         self.sent()
         trace.end()
 

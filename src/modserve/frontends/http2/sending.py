@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from . import frames
 from .frames import DATA, END_HEADERS, END_STREAM, HEADERS, head
-from .stream import Chunk, Stream
+from .stream import Chunk, Stream, gathered
 
 if TYPE_CHECKING:
     from .site import Site
@@ -388,24 +388,7 @@ class Sending:
         elif sum([len(part) for part in out]) <= _JOINED:
             transport.write(b"".join(out))
         else:
-            transport.writelines(_gathered(out))
-
-
-def _gathered(parts: list[Chunk]) -> list[Chunk]:
-    """The same bytes in fewer parts: neighbours that are short become one."""
-    gathered: list[Chunk] = []
-    short: list[Chunk] = []
-    for part in parts:
-        if len(part) <= 1024:
-            short.append(part)
-            continue
-        if short:
-            gathered.append(b"".join(short))
-            short = []
-        gathered.append(part)
-    if short:
-        gathered.append(b"".join(short))
-    return gathered
+            transport.writelines(gathered(out))
 
 
 _PART: Final = Struct(">HBBB")

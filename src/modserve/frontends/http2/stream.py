@@ -145,3 +145,20 @@ class Stream:
         """End it at once; what is pending is dropped."""
         if not self.over:
             self.connection.reset(self, code)
+
+
+def gathered(parts: list[Chunk]) -> list[Chunk]:
+    """The same bytes in fewer parts: neighbours that are short become one."""
+    fewer: list[Chunk] = []
+    short: list[Chunk] = []
+    for part in parts:
+        if len(part) <= 1024:
+            short.append(part)
+            continue
+        if short:
+            fewer.append(b"".join(short))
+            short = []
+        fewer.append(part)
+    if short:
+        fewer.append(b"".join(short))
+    return fewer

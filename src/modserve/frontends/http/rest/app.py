@@ -18,6 +18,7 @@ from modserve.core.errors import Code, ModserveError
 from modserve.core.lifecycle import IndexEntry
 from modserve.core.residency import describe
 from modserve.core.version import parse_requested
+from modserve.frontends.http.console import routes as console
 from modserve.frontends.http.infer import CallContext, InferCall
 from modserve.protocol import compression, failures
 from modserve.protocol.control import metadata, statistics
@@ -27,8 +28,10 @@ from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Phase, Server
 from modserve.settings import HttpSettings
 
-from . import control, docs, generate, infer_stream, memory, middleware, routing, v1
-from .messages import add_model_route, infer_head, json_response
+from . import control, docs, generate, infer_stream, memory, metrics, middleware, routing, v1
+from .disconnect import unless_disconnected
+from .identified import Identified, begun, note_of
+from .messages import add_model_route, infer_head, json_response, why_not_ready
 from .schemas import INFER_BODY, SCHEMAS, response_of, responses_of
 from .streams import Streams
 
@@ -85,6 +88,7 @@ def create_app(server: Server, options: HttpSettings) -> FastAPI:
     if options.restrictions:
         app.add_middleware(middleware.RestrictedApp, restrictions=options.restrictions)
     app.add_middleware(middleware.AnyMethod)
+    app.add_middleware(Identified)
     app.include_router(_health(server), tags=["health"])
     app.include_router(_metadata(server), tags=["metadata"])
     app.include_router(_models(server), tags=["models"])
@@ -96,9 +100,12 @@ def create_app(server: Server, options: HttpSettings) -> FastAPI:
     for settings in (control.logging_router, control.shared_memory_router, control.trace_router):
         app.include_router(settings(server, max_json))
     app.include_router(memory.router(server), tags=["metadata"])
+    app.include_router(metrics.router(server))
     app.include_router(routing.router(server, max_json))
     app.include_router(v1.router(context), tags=["KServe v1, TensorFlow Serving"])
     app.include_router(docs.router(server, app.openapi))
+    if options.console:
+        app.include_router(console.router(server, options))
     return app
 
 
@@ -155,7 +162,8 @@ def _models(server: Server) -> APIRouter:
         """Does this model (version) take requests?"""
         if await server.check_model_ready(model, version):
             return json_response({"name": model, "ready": True})
-        return _exiting(server) or json_response({"error": "Model version not ready"}, 400)
+        why = why_not_ready(server, model, version)
+        return _exiting(server) or json_response({"error": f"Model version not ready{why}"}, 400)
 
     async def model_config(model: str, version: int | None = None) -> Response:
         """The model's configuration, completed and normalised."""
@@ -196,12 +204,13 @@ def _inference(context: CallContext) -> APIRouter:
         """Run one inference."""
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[Body | ModserveError] = loop.create_future()
-        call = InferCall(context, outcome.set_result)
+        call = InferCall(context, lambda body, request_id: outcome.set_result(body))
+        begun(request, call)
         encoding = compression.choose(", ".join(request.headers.getlist("accept-encoding")))
         call.start(model, version, infer_head(request, options, encoding), await request.body())
         try:
-            body = await outcome
-        except asyncio.CancelledError:
+            body = await unless_disconnected(request, _settled(outcome))
+        except (asyncio.CancelledError, ModserveError):
             call.cancel()
             raise
         if isinstance(body, ModserveError):
@@ -220,6 +229,10 @@ def _inference(context: CallContext) -> APIRouter:
         router, context.server, "/infer", infer, methods=["POST"], responses=responses, openapi_extra=INFER_BODY
     )
     return router
+
+
+async def _settled(outcome: "asyncio.Future[Body | ModserveError]") -> Body | ModserveError:
+    return await outcome
 
 
 def _exiting(server: Server) -> Response | None:
@@ -245,7 +258,8 @@ def _modserve_error(server: Server) -> Callable[[Request, Exception], Awaitable[
         if error.code is not Code.CANCELLED:  # nobody waits for the response
             path = request.path_params
             status = failures.spelling(error).http
-            server.failure_log.record("HTTP", path.get("model", ""), path.get("version"), "", status, error.message)
+            values = path.get("model", ""), path.get("version"), "", status, error.message
+            server.failure_log.record("HTTP", *values, note_of(request).request_id)
         return _error_response(error)
 
     return handle

@@ -90,7 +90,7 @@ def trace_router(server: Server, max_json: int) -> APIRouter:
     async def change(request: Request, model: str = "") -> Response:
         """Change any of the settings, at once; null goes back to that of all models, or of the start."""
         tracer = server.tracer_for(model)
-        tracer.change(trace_settings.change_by_json(await read_body(request, max_json)), model)
+        tracer.change(trace_settings.change_by_json(await read_body(request, max_json), tracer.mode), model)
         return json_response(trace_settings.json(tracer.settings(model)))
 
     for path, errors in (("/v2/trace/setting", ()), ("/v2/models/{model}/trace/setting", (400,))):

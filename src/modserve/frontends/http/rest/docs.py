@@ -37,14 +37,6 @@ HEADERS = {
 }
 """Models' names and answers are others' texts: no script but the page's own runs, and it asks this server only."""
 
-_ROOT_PAGE = b"""\
-<!DOCTYPE html>
-<html lang="en">
-<head><meta charset="utf-8"><title>modserve</title></head>
-<body><h1>modserve</h1><p>This server is alive. <a href="docs">What it answers, and how to try it out</a></p></body>
-</html>
-"""
-
 _BODIES: Mapping[str, object] = {
     "/v2/repository/index": {"ready": True},
     "/v2/repository/{repository}/index": {"ready": True},
@@ -57,11 +49,6 @@ _BODIES: Mapping[str, object] = {
     "/v2/systemsharedmemory/register": {"name": "my_region", "key": "/my_region", "offset": 0, "byte_size": 64},
 }
 """Examples of bodies that need no model to be looked at, by path."""
-
-
-def root_page() -> Response:
-    """What a browser gets at ``/``."""
-    return Response(_ROOT_PAGE, media_type="text/html")
 
 
 def add_examples(document: dict[str, Any]) -> None:

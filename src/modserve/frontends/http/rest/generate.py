@@ -38,7 +38,7 @@ def router(context: CallContext, streams: Streams) -> APIRouter:
 
     async def generate(request: Request, model: str, version: int | None = None) -> Response:
         """Run one inference on a flat JSON object, for models with exactly one response."""
-        with streams.begin(model, version) as call:
+        with streams.begin(request, model, version) as call:
             await _submit(call, version, request, context)
         try:
             response = await unless_disconnected(request, _only(call))
@@ -53,7 +53,7 @@ def router(context: CallContext, streams: Streams) -> APIRouter:
 
     async def generate_stream(request: Request, model: str, version: int | None = None) -> Response:
         """Run one inference on a flat JSON object; the responses follow as server-sent events."""
-        with streams.begin(model, version) as call:
+        with streams.begin(request, model, version) as call:
             await _submit(call, version, request, context)
         return await respond(request, call, EVENTS, _encode)
 

@@ -10,7 +10,9 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.routing import Match
 from starlette.types import Scope
 
-from modserve.core.errors import not_found
+from modserve.core import trace_context
+from modserve.core.errors import ModserveError, not_found
+from modserve.core.trace_context import TraceHeaders
 from modserve.frontends.http.wire.asgi import HEADERS_AS_SENT, SLASH
 from modserve.protocol import header_forwarding
 from modserve.protocol.header_forwarding import Forwarded
@@ -83,6 +85,15 @@ def forwarded_headers(request: Request, options: HttpSettings) -> Forwarded:
     return header_forwarding.matching(options.header_pattern, extensions.get(HEADERS_AS_SENT, request.headers.items()))
 
 
+def trace_headers(request: Request) -> TraceHeaders | None:
+    """Which span of the client's the request belongs to."""
+    values: dict[bytes, bytes] = {}
+    for name, value in request.headers.raw:
+        if name in trace_context.NAMES:
+            trace_context.add(values, name, value)
+    return trace_context.of_values(values)
+
+
 def deadline_ns(request: Request, now_ns: int) -> int:
     """When the client of `request` gives up by what its headers say; 0 for never. Raises INVALID_ARG."""
     return deadlines.deadline_ns(deadlines.timeouts(request.headers.items()), now_ns)
@@ -97,9 +108,19 @@ def infer_head(request: Request, options: HttpSettings, response_encoding: str |
         response_encoding=response_encoding,
         forwarded=forwarded_headers(request, options),
         timeouts=deadlines.timeouts(headers.items()),
+        trace_headers=trace_headers(request),
     )
 
 
 def _raw(value: str | None) -> bytes | None:
     """A header as it was sent."""
     return None if value is None else value.encode("latin-1")
+
+
+def why_not_ready(server: Server, model: str, version: int | None) -> str:
+    """What is to stand behind Triton's text about a model that is not ready: what its requests would hear."""
+    try:
+        reason = server.model(model, version).unready_reason
+    except ModserveError as error:
+        reason = error.message
+    return f": {reason}" if reason else ""

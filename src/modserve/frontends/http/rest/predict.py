@@ -11,6 +11,7 @@ from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
 from modserve.core.servable import Servable
 from modserve.core.tensor import Tensor
+from modserve.core.trace_context import TraceHeaders
 from modserve.frontends import offload
 from modserve.frontends.call import HTTP, FutureCall
 from modserve.frontends.http.infer import CallContext
@@ -23,7 +24,8 @@ from modserve.protocol.http.infer_body import check_json_size
 from modserve.protocol.http.v1_predict_request import Prediction
 from modserve.protocol.json.json_text import MIME_JSON
 
-from .messages import deadline_ns, forwarded_headers
+from .identified import begun
+from .messages import deadline_ns, forwarded_headers, trace_headers
 
 
 async def respond(
@@ -39,7 +41,7 @@ async def respond(
         else:
             prediction = _read(servable, content, max_json)
         ends_ns, forwarded = deadline_ns(request, now_ns), forwarded_headers(request, context.options)
-        run = _Run(context, servable, version, now_ns, ends_ns, forwarded)
+        run = _Run(context, request, servable, version, now_ns, ends_ns, forwarded, trace_headers(request))
         responses = await run.all(v1_predict_request.batches(servable.config, prediction.inputs))
         chosen = compression.choose(", ".join(request.headers.getlist("accept-encoding")))
         size = sum(tensor.array.nbytes for response in responses for tensor in response.outputs.values())
@@ -77,11 +79,13 @@ class _Run:
     """The requests that a prediction takes, a limited number at a time. `cost` is that of the one that ended last."""
 
     context: CallContext
+    request: Request
     servable: Servable
     version: int | None
     now_ns: int
     deadline_ns: int
     forwarded: Forwarded
+    trace_headers: TraceHeaders | None
     cost: str = ""
 
     async def all(self, parts: Iterator[Mapping[str, Tensor]]) -> list[InferenceResponse]:
@@ -119,7 +123,8 @@ class _Run:
         name = self.servable.config.name
         request = InferenceRequest(name, inputs, (), self.version, deadline_ns=self.deadline_ns)
         call = FutureCall(self.context.server, HTTP, name, self.version)
-        call.begin(self.servable, self.now_ns)
+        begun(self.request, call)
+        call.begin(self.servable, self.now_ns, 0, self.trace_headers)
         try:
             call.submit(header_forwarding.with_headers(request, self.forwarded))
             outcome = await call.future

@@ -20,6 +20,8 @@ from modserve.server import Server
 from modserve.settings import Limits
 
 from .disconnect import unless_disconnected
+from .identified import begun
+from .messages import trace_headers
 
 Encode: TypeAlias = Callable[[Outcome, bool], bytes]
 """Makes a message of an outcome, and whether it is the last one; empty where there is none. Never raises on errors."""
@@ -86,15 +88,16 @@ class Streams:
         self.open: set[HttpStream] = set()
 
     @contextmanager
-    def begin(self, model: str, version: int | None) -> Iterator[HttpStream]:
+    def begin(self, request: Request, model: str, version: int | None) -> Iterator[HttpStream]:
         """A call whose request is read and submitted in the block, by its model even if that is replaced meanwhile.
 
         It is closed if that fails.
         """
         call = HttpStream(self, model, version)
+        begun(request, call)
         try:
             call.borrow()
-            call.begin(call.servable, time.monotonic_ns())
+            call.begin(call.servable, time.monotonic_ns(), 0, trace_headers(request))
             yield call
         except BaseException:
             call.close()

@@ -12,11 +12,11 @@ from modserve.core.errors import Code, ModserveError
 from modserve.core.lifecycle import IndexEntry
 from modserve.core.residency import describe
 from modserve.core.servable import Servable
+from modserve.frontends.http.console import page
 from modserve.frontends.http.infer import CallContext
 from modserve.protocol.http import v1_models
 from modserve.server import Phase, Server
 
-from . import docs
 from .disconnect import unless_disconnected
 from .messages import json_response
 from .predict import respond
@@ -32,7 +32,7 @@ def router(context: CallContext) -> APIRouter:
     """The routes of both dialects."""
     router = APIRouter()
     _add_inference(router, context)
-    _add_models(router, context.server)
+    _add_models(router, context.server, context.options.console)
     return router
 
 
@@ -85,13 +85,13 @@ def _add_inference(router: APIRouter, context: CallContext) -> None:
         )
 
 
-def _add_models(router: APIRouter, server: Server) -> None:
+def _add_models(router: APIRouter, server: Server, console: bool) -> None:
     async def alive(request: Request) -> Response:
-        """KServe's liveness; browsers, which ask for HTML, get a link to the documentation."""
+        """KServe's liveness; browsers, which ask for HTML, get the console, if the server has one."""
         if server.phase is Phase.STOPPING:
             return json_response({"error": "Server exiting"}, 503)
-        if "text/html" in request.headers.get("accept", ""):
-            return docs.root_page()
+        if console and "text/html" in request.headers.get("accept", ""):
+            return page.response()
         return json_response({"status": "alive"})
 
     async def models() -> Response:

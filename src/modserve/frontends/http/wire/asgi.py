@@ -12,7 +12,7 @@ from modserve.core.tensor import Buffer
 from modserve.protocol.http.infer_response import encode_message
 from modserve.protocol.http.request_head import RequestHead
 
-from .context import HttpContext, Message
+from .context import STATUSES, HttpContext, Message
 from .responses import CLOSE, CONTINUE, KEEP_ALIVE, json_response, persistence, response_head
 
 _log = logging.getLogger(__name__)
@@ -94,6 +94,7 @@ class AsgiCall:
             return
         if not self._started:
             lines = self._context.date + self._lines
+            self._context.statuses[500] += 1
             self._transport.write(json_response(500, encode_message("Internal Server Error"), lines))
             self._complete = True
         self._done(self._complete and not self._closing)
@@ -141,6 +142,8 @@ class AsgiCall:
 
     def _start(self, body: bytes, more: bool) -> bytes:
         self._started = True
+        if 0 <= self._status < STATUSES:
+            self._context.statuses[self._status] += 1
         names = {name.lower() for name, _ in self._headers}
         if b"content-length" not in names and self._scope["method"] != "HEAD":
             if more and self._old:
@@ -169,7 +172,7 @@ def _chunk(body: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(body), body) if body else b""
 
 
-def _decoded(path: bytes) -> str:
+def decoded_path(path: bytes) -> str:
     if b"%" not in path:
         return path.decode(errors="replace")
     parts = _ENCODED_SLASH.split(path)
@@ -189,7 +192,7 @@ def scope(head: RequestHead, transport: asyncio.BaseTransport) -> Message:
         "http_version": head.version,
         "method": head.method.decode("ascii").upper(),
         "scheme": "http" if transport.get_extra_info("sslcontext") is None else "https",
-        "path": _decoded(path),
+        "path": decoded_path(path),
         "raw_path": path,
         "query_string": query,
         "root_path": "",

@@ -44,7 +44,7 @@ from .half_closed import look_after
 from .head import RefusedRequestError
 from .long_response import LongResponse
 from .reader import BODY, END, IDLE, PART, SILENCES, Reader
-from .responses import CONTINUE, inference_response, json_response, persistence
+from .responses import CONTINUE, id_line, inference_response, json_response, persistence
 
 _log = logging.getLogger(__name__)
 
@@ -201,8 +201,7 @@ class Connection(asyncio.Protocol):
         unsent = self._unsent_now(transport)
         if self._active or unsent != self._unsent:
             self._active = False
-            self._unsent = unsent
-            self._since = now
+            self._unsent, self._since = unsent, now
             if self._blockage is not None:
                 self._held_unsent.force(unsent)
         idle_timeout, client_timeout = self.context.options.idle_timeout, self.context.options.client_timeout
@@ -261,8 +260,7 @@ class Connection(asyncio.Protocol):
         reader = self._reader
         unread = len(reader.rest) - reader.at
         if not unread:
-            reader.rest = b""
-            reader.at = 0
+            reader.rest, reader.at = b"", 0
         if unread > _AHEAD or self._held_ahead.size:
             self._held_ahead.resize(unread if unread > _AHEAD else 0)
         self._choose_reading()
@@ -323,21 +321,22 @@ class Connection(asyncio.Protocol):
 
     # Responses out
 
-    def _respond(self, outcome: Body | ModserveError) -> None:
+    def _respond(self, outcome: Body | ModserveError, request_id: str) -> None:
         """Write the outcome of an inference. Never raises: the caller has other requests to look after."""
         try:
-            head = self._head
-            lines = head.cors
-            keep_alive = head.keep_alive and self._phase is not _LAST and not self.context.closing
+            head, context = self._head, self.context
+            lines = head.cors + id_line(request_id) if request_id else head.cors
+            keep_alive = head.keep_alive and self._phase is not _LAST and not context.closing
             if head.old or not keep_alive:
                 lines += persistence(keep_alive, head.old)
             transport = self._transport
             if transport is not None:
-                size, parts = inference_response(outcome, lines, self.context.json_head, self.context.binary_head)
+                statuses = context.statuses
+                size, parts = inference_response(outcome, lines, context.json_head, context.binary_head, statuses)
                 if size > _SMALL_BODY:
                     self._held.resize(0)
                     paused = self._blockage is not None
-                    self._call = response = LongResponse(self.context.loop, transport, parts, self._done, paused)
+                    self._call = response = LongResponse(context.loop, transport, parts, self._done, paused)
                     response.write()
                     return
                 transport.write(b"".join(parts))
@@ -368,6 +367,7 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None:
             return
+        self.context.statuses[status] += 1
         transport.write(json_response(status, infer_response.encode_message(message), lines))
         if not linger:
             transport.close()

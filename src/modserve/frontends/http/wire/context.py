@@ -35,6 +35,9 @@ _TURN = 0.001
 _CALLS = 16
 """Calls of the application for such requests in each turn: they take their time later, in tasks of their own."""
 
+STATUSES = 600
+"""Those of HTTP are below it."""
+
 _LINGERING = 8
 """Connections above the limit that may stay until they have read why they are refused."""
 
@@ -135,7 +138,9 @@ class HttpContext:
         self.turns = Turns(loop)
         self.turn = turn_of(loop)
         self.connections: set[OpenConnection] = set()
-        self.heads = HeadMemory(options, self.memory)
+        self.heads = HeadMemory(options, self.memory, server.tracer.propagates)
+        self.statuses = [0] * STATUSES
+        """Responses by their status."""
         self.closing = False
         self.idle = asyncio.Event()
         """Set while there is no connection."""

@@ -4,6 +4,7 @@ import re
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
+from modserve.core import request_ids, trace_context
 from modserve.protocol import compression, header_forwarding
 from modserve.protocol.http import deadlines, infer_request
 from modserve.protocol.http.request_head import RequestHead
@@ -19,7 +20,8 @@ _ORIGIN = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 
 _VERSIONS = ("1.1", "1.0")
 _HEADER_LENGTH = infer_request.HEADER_LENGTH.encode()
-_SINGLE = frozenset({_HEADER_LENGTH, b"content-encoding", b"traceparent"})
+_REQUEST_ID = request_ids.HEADER.encode()
+_SINGLE = frozenset({_HEADER_LENGTH, b"content-encoding", _REQUEST_ID})
 """Headers of which the last line counts."""
 
 _LONGEST_NUMBER = 20
@@ -80,6 +82,7 @@ def read_head(
     accepted: list[str] = []
     timeouts: list[tuple[str, str]] = []
     single: dict[bytes, bytes] = {}
+    traced: dict[bytes, bytes] = {}
     for name, value in lines.headers:
         if name == b"content-length":
             length = _length(value)
@@ -94,6 +97,8 @@ def read_head(
             expecting = value.lower() == b"100-continue" and not old
         elif name in _SINGLE:
             single[name] = value
+        elif name in trace_context.NAMES:
+            trace_context.add(traced, name, value)
         elif name in deadlines.RAW_HEADERS:
             timeouts.append((name.decode(), value.decode("latin-1")))
     _check_host(hosts, old)
@@ -116,9 +121,15 @@ def read_head(
             response_encoding=compression.choose(", ".join(accepted)),
             forwarded=header_forwarding.matching(options.header_pattern, lines.as_sent),
             timeouts=tuple(sorted(timeouts)),  # heads are remembered whatever the order of their lines is
-            traceparent=single.get(b"traceparent"),
+            trace_headers=trace_context.of_values(traced) if traced else None,
+            request_id=request_id(single.get(_REQUEST_ID)),
         )
     return head, framing
+
+
+def request_id(value: bytes | None) -> str:
+    """What a header says of the request's id; empty if there is none."""
+    return "" if value is None else request_ids.received(value.decode("latin-1").strip())
 
 
 def _check_host(hosts: list[bytes], old: bool) -> None:

@@ -12,17 +12,19 @@ has a header in `_UNUSUAL`, or a header that matters twice.
 
 import re
 from collections.abc import Hashable
-from dataclasses import replace
 from itertools import islice
 from typing import TypeAlias, TypeVar
 
 from mypy_extensions import mypyc_attr
 
+from modserve.core import trace_context
 from modserve.core.memory import MemoryBudget
 from modserve.protocol import header_forwarding
 from modserve.protocol.http import deadlines, infer_request
 from modserve.protocol.http.request_head import RequestHead
 from modserve.settings import HttpSettings
+
+from .head import request_id
 
 Known: TypeAlias = tuple[RequestHead, int]
 """A head, and the Content-Length that comes with it."""
@@ -45,6 +47,7 @@ _UNUSUAL = frozenset({b"content-length", b"expect", b"proxy-connection", b"trans
 one that is read apart."""
 
 _LENGTH = re.compile(rb"\r\n(?i:content-length):[ \t]*([0-9]{1,18})(?=\r\n)")
+_REQUEST_ID = re.compile(rb"\r\n(?i:x-request-id):")
 _LINE = re.compile(rb"\r\n([^:\r]+):[ \t]*([^\r]*)")
 
 
@@ -52,8 +55,8 @@ _LINE = re.compile(rb"\r\n([^:\r]+):[ \t]*([^\r]*)")
 class HeadMemory:
     """`exact` holds heads byte for byte, for a connection to look up at once; `recall` knows others by their essence.
 
-    Nothing in it differs from what the parser would make of the same bytes, but for ``traceparent``: it is only there
-    if `traced`.
+    Nothing in it differs from what the parser would make of the same bytes, but for the headers of traces: they are
+    only there if `traced`. A client's ``x-request-id`` is read anew for each request.
     """
 
     def __init__(self, options: HttpSettings, memory: MemoryBudget, traced: bool = False) -> None:
@@ -81,7 +84,8 @@ class HeadMemory:
             return None
         if length > self._max_json or 0 < self._memory.limit < length:
             return None  # perhaps too long: the reader checks it
-        if self._traced or self._pattern is not None:
+        own_id = _REQUEST_ID.search(raw) is not None
+        if own_id or self._traced or self._pattern is not None:
             head = self._with_its_own(head, raw)
         known = head, length
         _keep(self.exact, raw, known)
@@ -96,7 +100,7 @@ class HeadMemory:
         names = {line.partition(b":")[0].lower() for line in lines}
         if stated == length and len(names) == len(lines) and names <= self._ordinary:
             _keep(self.exact, raw, (head, length))
-            _keep(self._essences, essence, replace(head, forwarded=(), traceparent=None))
+            _keep(self._essences, essence, head.with_own((), None, ""))
 
     def _essence(self, raw: bytes) -> tuple[tuple[bytes, ...], int]:
         """The lines that matter, in alphabetical order, and the Content-Length; none and -1 for a head without it."""
@@ -112,8 +116,17 @@ class HeadMemory:
         """A remembered head with the values that may differ from request to request."""
         lines = _LINE.findall(raw)
         pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in lines]
-        traceparent = {name.lower(): value for name, value in lines}.get(b"traceparent")
-        return replace(head, forwarded=header_forwarding.matching(self._pattern, pairs), traceparent=traceparent)
+        traced: dict[bytes, bytes] = {}
+        own_id: bytes | None = None
+        spans = self._traced or self._pattern is not None
+        for name, value in lines:
+            lower = name.lower()
+            if lower == b"x-request-id":
+                own_id = value
+            elif spans and lower in trace_context.NAMES:
+                trace_context.add(traced, lower, value)
+        forwarded = header_forwarding.matching(self._pattern, pairs)
+        return head.with_own(forwarded, trace_context.of_values(traced) if traced else None, request_id(own_id))
 
 
 def _keep(memory: dict[KeyT, ValueT], key: KeyT, value: ValueT) -> None:

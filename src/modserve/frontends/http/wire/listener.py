@@ -7,6 +7,7 @@ from typing import Any
 
 from modserve.frontends.certificates import Certificates
 from modserve.frontends.http.rest.app import create_app
+from modserve.frontends.http.rest.identified import logged_app
 from modserve.frontends.http.rest.streams import Streams
 from modserve.frontends.listening import FAREWELL, HANDSHAKE, keep_alive
 from modserve.server import Server
@@ -14,6 +15,7 @@ from modserve.settings import HttpSettings
 
 from .connection import Connection
 from .context import HttpContext
+from .logged import LoggedConnection
 
 _FLUSH = 1.0
 """Seconds for responses on their way when the port closes."""
@@ -39,14 +41,25 @@ class HttpListener:
         """How many are open."""
         return 0 if self._context is None else len(self._context.connections)
 
+    @property
+    def responses(self) -> dict[str, int]:
+        """How many there were, by status."""
+        statuses = [] if self._context is None else self._context.statuses
+        return {str(status): count for status, count in enumerate(statuses) if count}
+
     async def start(self) -> int:
         """Open the port and return its number. Raises OSError, or CertificateError."""
         loop = asyncio.get_running_loop()
         app = create_app(self._server, self._options)
         self._streams = app.state.streams
         whole = self._server.around_app(app)
+        access = self._server.access_log
+        if access is not None:
+            whole = logged_app(whole, access)
         context = self._context = HttpContext(self._server, whole, self._tasks, loop, self._options)
         factory: Callable[[], Connection] = lambda: Connection(context)  # noqa: E731
+        if access is not None:
+            factory = lambda: LoggedConnection(context, access)  # noqa: E731
         tls: dict[str, Any] = {}
         if self._options.tls is not None:
             certificates = Certificates(self._options.tls).server_context()

@@ -38,6 +38,11 @@ def persistence(keep_alive: bool, old: bool) -> bytes:
     return KEEP_ALIVE if old else b""
 
 
+def id_line(request_id: str) -> bytes:
+    """The header that repeats the request's id."""
+    return b"X-Request-ID: %b\r\n" % request_id.encode()
+
+
 def response_head(status: int, headers: Iterable[tuple[bytes, bytes]], lines: bytes) -> bytes:
     """`lines` are whole header lines that follow `headers`."""
     first = [b"HTTP/1.1 %d %b" % (status, reason(status)), *(name + b": " + value for name, value in headers)]
@@ -49,18 +54,20 @@ def json_response(status: int, body: bytes, lines: bytes) -> bytes:
 
 
 def inference_response(
-    outcome: Body | ModserveError, lines: bytes, json_head: bytes, binary_head: bytes
+    outcome: Body | ModserveError, lines: bytes, json_head: bytes, binary_head: bytes, statuses: list[int]
 ) -> tuple[int, list[Buffer]]:
     """The length of the body; and the response in parts, of which the first is its head.
 
-    `lines` are whole header lines. The heads are the templates above, with a date.
+    `lines` are whole header lines. The heads are the templates above, with a date. Its status is counted in `statuses`.
     """
     if isinstance(outcome, ModserveError):
         body = infer_response.encode_error(outcome)
         for name, value in failures.headers(outcome).items():
             lines += b"%b: %b\r\n" % (name.encode(), value.encode())
         status = failures.spelling(outcome).http
+        statuses[status] += 1
         return len(body), [json_head % (status, reason(status), len(body), lines), body]
+    statuses[200] += 1
     size = sum(map(len, outcome.parts))
     if outcome.server_timing:
         lines += b"Server-Timing: %b\r\n" % outcome.server_timing.encode()

@@ -1,0 +1,43 @@
+"""What the access log gets to know of a call, over whichever wire."""
+
+from typing import Final
+
+from modserve.core.inflight import Inflight
+from modserve.observability.access_log import AccessLog
+
+from .call import Call
+
+GONE: Final = 499
+"""The status in the log of an HTTP request whose client has gone before its response."""
+
+
+def record(
+    access: AccessLog,
+    call: Call,
+    client: object,
+    what: str,
+    status: int,
+    received: int,
+    sent: int,
+    responses: int = 1,
+    start_ns: int = 0,
+) -> None:
+    """An inference is over. `start_ns`: when its request had come, if not as the call has it."""
+    inflight: Inflight | None = call.inflight
+    version = call.version
+    access.record(
+        call.wire.name,
+        client,
+        what,
+        call.model,
+        -1 if version is None else version,
+        status,
+        received,
+        sent,
+        responses,
+        call.id,
+        call.request_id,
+        start_ns or call.now_ns,
+        0 if inflight is None else inflight.queue_start_ns,
+        None if inflight is None else inflight.timing,
+    )

@@ -1,0 +1,223 @@
+// One model: its charts, why its batches are as large as they are, its tuner, and what may be done with it.
+
+let chosen = null; // { name, version } of the model that is open
+let detail = null; // the parts of its section
+
+const REASONS = {
+  full: "full", preferred: "a preferred size", delay: "the queue delay was over", idle_instance: "an instance was free",
+  shape: "others have another shape", deadline: "a deadline was near", single: "the model takes one request at a time",
+  no_gain: "more would gain nothing", refused: "the engine refused it",
+};
+
+const pathOf = (row) => `v2/models/${encodeURIComponent(row.name)}${row.version ? `/versions/${encodeURIComponent(row.version)}` : ""}`;
+const currentRow = () => chosen && allRows().find((row) => row.name === chosen.name && row.version === chosen.version);
+
+function choose(name, version) {
+  location.hash = new URLSearchParams({ model: name, version }).toString();
+}
+
+function chooseByAddress() {
+  const said = new URLSearchParams(location.hash.slice(1));
+  const name = said.get("model");
+  if (name === null) {
+    closeDetail();
+    return;
+  }
+  chosen = { name, version: said.get("version") || "" };
+  openDetail();
+  arrange();
+}
+
+function closeDetail() {
+  chosen = null;
+  detail = null;
+  byId("detail").hidden = true;
+  byId("detail").replaceChildren();
+  arrange();
+}
+
+function openDetail() {
+  const row = currentRow();
+  const section = byId("detail");
+  if (!row) {
+    detail = null;
+    section.replaceChildren(element("p", {}, `There is no model '${chosen.name}', version '${chosen.version}'.`));
+    section.hidden = false;
+    return;
+  }
+  const title = element("h2", { id: "detail-title", tabindex: "-1" }, row.name, row.version ? ` ${NOTHING} version ${row.version}` : "");
+  const close = element("button", { type: "button" }, "Close");
+  close.addEventListener("click", () => {
+    const made = shownRows.get(row.key);
+    history.replaceState(null, "", location.pathname);
+    closeDetail();
+    (made ? made.tr.querySelector("button") : byId("models-title")).focus();
+  });
+  const state = element("span");
+  const reason = element("p", { class: "notice" });
+  const actions = element("div", { class: "fields" });
+  const outcome = element("p", { role: "status", "aria-live": "polite", class: "soft" });
+  const charts = {
+    requests: new Chart("Requests a second", ["all", "failed"], number),
+    latency: new Chart("Latency", ["p50", "p99"], milliseconds),
+    queue: new Chart("Requests that wait, and in flight", ["waiting", "in flight"], number),
+    batch: new Chart("Mean batch size", ["size"], number),
+  };
+  const block = (name, ...content) => element("div", { hidden: true }, element("h3", {}, name), ...content);
+  const bars = () => element("dl", { class: "bars" });
+  const [closed, sizes, failures] = [bars(), bars(), bars()];
+  const facts = element("dl", { class: "facts" });
+  const decisions = element("tbody");
+  const tunerFacts = element("dl", { class: "facts" });
+  const engine = element("pre");
+  const engineBlock = element("details", {}, element("summary", {}, "What its engine says"), engine);
+  engineBlock.addEventListener("toggle", () => { if (engineBlock.open) { showEngine(engine, row); } });
+  detail = {
+    key: row.key, state, reason, actions, charts, facts, engineBlock,
+    closed: [block("Why batches did not grow any more", closed), closed],
+    sizes: [block("Batch sizes", sizes), sizes],
+    failures: [block("Failures by reason", failures), failures],
+    tuner: [block("The tuner", tunerFacts, element("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "the tuner's decisions" },
+      element("table", {}, element("thead", {}, element("tr", {}, ...["decided", "because", "p99", "items/s", "delay", "batch size"]
+        .map((name) => element("th", { scope: "col" }, name)))), decisions))), tunerFacts, decisions],
+    before: {}, loaded: null,
+  };
+  section.replaceChildren(
+    element("div", { class: "head" }, title, state, close), reason, facts, actions, outcome,
+    element("div", { class: "tiles" }, ...Object.values(charts).map((chart) => chart.element)),
+    element("div", { class: "columns" }, detail.closed[0], detail.sizes[0], detail.failures[0]),
+    detail.tuner[0], engineBlock, requestForm(row));
+  addActions(row, actions, outcome);
+  section.hidden = false;
+  refreshDetail();
+  section.scrollIntoView({ block: "nearest" });
+  title.focus({ preventScroll: true });
+}
+
+async function showEngine(place, row) {
+  write(place, "…");
+  try {
+    write(place, JSON.stringify(await ask(`${pathOf(row)}/engine`), null, 2));
+  } catch (error) {
+    write(place, error.message);
+  }
+}
+
+function addActions(row, place, outcome) {
+  const why = whyNot("model-repository")
+    || (allowed.model_control === "explicit" ? ""
+      : `Loading and unloading needs --model-control-mode=explicit; this server has ${allowed.model_control}.`);
+  for (const [verb, text] of [["load", row.total ? "Load again" : "Load"], ["unload", "Unload"]]) {
+    const button = element("button", { type: "button", disabled: Boolean(why) || (verb === "unload" && !row.total),
+      "data-verb": verb, "aria-describedby": "action-note" }, text);
+    button.addEventListener("click", () => act(row, verb, button, outcome));
+    place.append(button);
+  }
+  place.append(element("span", { class: "soft", id: "action-note" }, why));
+}
+
+async function act(row, verb, button, outcome) {
+  if (verb === "unload" && !confirm(`Unload all versions of '${row.name}'?`)) {
+    return;
+  }
+  button.disabled = true;
+  write(outcome, verb === "load" ? "The model is being loaded…" : "The model is being unloaded…");
+  try {
+    await post(`v2/repository/models/${encodeURIComponent(row.name)}/${verb}`, {});
+    write(outcome, verb === "load" ? "It is loaded." : "It takes no more requests.");
+  } catch (error) {
+    write(outcome, error.message);
+  }
+  button.disabled = false;
+  lookForAbsent();
+}
+
+function refreshDetail() {
+  if (!chosen) {
+    return;
+  }
+  const row = currentRow();
+  if (!row) {
+    const loaded = allRows().find((each) => each.name === chosen.name);
+    if (loaded && !chosen.version) {
+      choose(loaded.name, loaded.version); // it was not loaded, and now it is
+    } else if (detail) {
+      detail.state.className = "badge soft";
+      write(detail.state, "not there any more");
+    }
+    return;
+  }
+  if (!detail) {
+    openDetail();
+    return;
+  }
+  const unload = detail.actions.querySelector('[data-verb="unload"]');
+  if (row.total && unload && unload.disabled && !byId("action-note").textContent) {
+    unload.disabled = false;
+  }
+  detail.state.className = `badge ${isUnloaded(row) ? "soft" : stateClass(row)}`;
+  write(detail.state, row.state || "not loaded");
+  write(detail.reason, row.reason);
+  detail.reason.hidden = !row.reason;
+  const total = row.total || {};
+  const [p50, p99] = row.since_load || [null, null];
+  writeFacts(detail.facts, [
+    ["engine", row.engine || NOTHING], ["instances", instances(row)],
+    ["load time", row.load_ms ? milliseconds(row.load_ms) : NOTHING], ["memory", row.memory < 0 ? "not measured" : bytes(row.memory)],
+    ...(row.total ? [["succeeded since its load", number(total.success)], ["inferences", number(total.inferences)],
+      ["p50 since its load", milliseconds(p50)], ["p99 since its load", milliseconds(p99)]] : []),
+    ...(row.total && total.cache.length ? [["cache hits", number(total.cache[0])], ["misses", number(total.cache[1])],
+      ["hits a second", number(row.hits)]] : []),
+    ...(row.sequences >= 0 ? [["open sequences", number(row.sequences)]] : []),
+    ...(total.restarts ? [["instances made anew", number(total.restarts)]] : []),
+  ]);
+  const pick = (...names) => row.history.map((point) => names.map((name) => point[HISTORY.indexOf(name)]));
+  for (const [name, fields] of [["requests", ["requests", "failed"]], ["latency", ["p50", "p99"]],
+    ["queue", ["pending", "in_flight"]], ["batch", ["batch"]]]) {
+    detail.charts[name].fill(pick(...fields));
+    detail.charts[name].draw();
+  }
+  refreshBars(row);
+  refreshTuner(row);
+}
+
+function refreshBars(row) {
+  const closed = Object.entries(row.closed || {});
+  const before = detail.before;
+  const rate = (name) => {
+    const [, count] = closed.find(([reason]) => (REASONS[reason] || reason) === name) || [];
+    const gained = before[name] === undefined ? 0 : count - before[name];
+    before[name] = count;
+    return gained > 0 ? ` (+${gained})` : "";
+  };
+  const bounds = row.size_bounds || [];
+  const sizes = (row.sizes || []).map((count, index) => {
+    const [low, high] = [(bounds[index - 1] ?? 0) + 1, bounds[index]];
+    return [high === undefined ? `over ${low - 1}` : low >= high ? String(high) : `${low} to ${high}`, count];
+  }).filter(([, count]) => count);
+  const failures = Object.entries(row.failures || {}).filter(([, count]) => count);
+  for (const [[place, list], counts, each] of [
+    [detail.closed, closed.map(([reason, count]) => [REASONS[reason] || reason, count]), rate],
+    [detail.sizes, sizes], [detail.failures, failures]]) {
+    place.hidden = !counts.length;
+    writeBars(list, counts, each);
+  }
+}
+
+function refreshTuner(row) {
+  const [place, facts, decisions] = detail.tuner;
+  place.hidden = !row.tuner;
+  if (!row.tuner) {
+    return;
+  }
+  const micro = (value) => milliseconds(value / 1000);
+  writeFacts(facts, [["goal: p99 below", micro(row.tuner.goal_us)], ["p99", micro(row.tuner.p99_us)],
+    ["queue delay", micro(row.tuner.delay_us)], ["batch size", number(row.tuner.batch_size)]]);
+  if (detail.decisions === row.tuner) {
+    return;
+  }
+  detail.decisions = row.tuner;
+  decisions.replaceChildren(...row.tuner.decisions.map(([at, reason, p99, perSecond, delay, size]) => element("tr", {},
+    ...[new Date(at).toLocaleTimeString(), reason, micro(p99), number(perSecond), micro(delay), number(size)]
+      .map((text) => element("td", {}, text)))));
+}

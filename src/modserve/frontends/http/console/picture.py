@@ -1,0 +1,194 @@
+"""What the console shows: figures of the last second, made of two readings, and what of them is new.
+
+A page gets the whole picture first, and then what has changed in it. Models are known by a key, which says nothing.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+
+from .readings import Counts, ModelReading, Reading, ServerReading
+
+_AS_READ: Final = ("name", "version", "state", "reason", "load_ms", "engine", "instances", "lost", "memory", "tuner")
+"""What is shown of a model as it was read."""
+_QUIET: Mapping[str, Any] = {
+    "requests": 0.0,
+    "failed": 0.0,
+    "inferences": 0.0,
+    "batches": 0.0,
+    "p50": None,
+    "p99": None,
+    "batch": None,
+    "hits": 0.0,
+    "misses": 0.0,
+    "pending": 0,
+    "in_flight": 0,
+    "sequences": -1,
+    "total": None,
+    "failures": {},
+    "closed": {},
+    "sizes": [],
+    "size_bounds": [],
+    "since_load": None,
+}
+"""Rates a second, milliseconds, the mean batch size, and counts since its load of a model to which nothing comes."""
+_RATES: Final = ("requests", "failed", "batches", "hits", "misses")
+
+
+class Picture:
+    """What is shown of one server. `next` is called once a second, with a reading and its time in seconds."""
+
+    def __init__(self) -> None:
+        self._reading: Reading | None = None
+        self._models: dict[str, ModelReading] = {}
+        self._read_at = 0.0
+        self._rows: dict[str, dict[str, Any]] = {}
+        self._server: dict[str, Any] = {}
+        self._at_ms = 0
+        self._whole = b""
+        """An event, made when somebody wants it."""
+
+    def next(self, reading: Reading, now: float, at_ms: int, workers: Mapping[str, int] | None = None) -> bytes:
+        """The event with what has changed since the last reading.
+
+        `at_ms` is Unix time; `workers` says how many there are, if several.
+        """
+        seconds = 0.0 if self._reading is None else now - self._read_at
+        rows: dict[str, dict[str, Any]] = {}
+        changed: dict[str, dict[str, Any]] = {}
+        latency: dict[tuple[float, ...], list[int]] = {}
+        models = {f"{model['version']}:{model['name']}": model for model in reading["models"]}
+        for key, model in models.items():
+            before, old = self._models.get(key), self._rows.get(key)
+            if old is not None and before == model and not any(old[name] for name in _RATES):
+                rows[key] = old
+                continue
+            rows[key] = row = _row(model, None if before is None else before["counts"], seconds, latency)
+            if old is None:
+                changed[key] = row
+            elif old != row:
+                changed[key] = {name: value for name, value in row.items() if old[name] != value}
+        gone = [key for key in self._rows if key not in rows]
+        self._server = _server(reading["server"], self._reading, seconds, rows.values(), latency)
+        if workers is not None:
+            self._server["workers"] = dict(workers)
+        self._reading, self._models, self._read_at = reading, models, now
+        self._rows, self._at_ms, self._whole = rows, at_ms, b""
+        return event("changes", {"at": at_ms, "server": self._server, "models": changed, "gone": gone})
+
+    def whole(self) -> bytes:
+        """The event with all there is, which is the same until the next reading."""
+        if not self._whole:
+            self._whole = event("whole", {"at": self._at_ms, "server": self._server, "models": self._rows})
+        return self._whole
+
+
+def event(name: str, content: object) -> bytes:
+    """A server-sent event."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), encoded(content))
+
+
+def encoded(content: object) -> bytes:
+    """As JSON, with a question mark for half a character, as names of files may have one."""
+    try:
+        return orjson.dumps(content)
+    except TypeError:
+        return json.dumps(content, ensure_ascii=False).encode(errors="replace")
+
+
+def quantile(bounds: Sequence[float], buckets: Sequence[int], share: float) -> float | None:
+    """What that share of the values in a histogram stayed below, as Prometheus estimates it; None without values.
+
+    Of those above the last bound nothing is known but that.
+    """
+    left = share * sum(buckets)
+    if not left:
+        return None
+    lower = 0.0
+    for bound, count in zip(bounds, buckets, strict=False):
+        if count and left <= count:
+            return round(lower + (bound - lower) * left / count, 4)
+        left -= count
+        lower = bound
+    return lower
+
+
+def _row(
+    model: ModelReading, before: Counts | None, seconds: float, latency: dict[tuple[float, ...], list[int]]
+) -> dict[str, Any]:
+    """What is shown of a model; its latest requests are added to the buckets in `latency`, by their bounds."""
+    row: dict[str, Any] = {**{name: model[name] for name in _AS_READ}, **_QUIET}
+    counts = model["counts"]
+    if counts is None:
+        return row
+    row["pending"], row["in_flight"], row["sequences"] = counts["pending"], counts["in_flight"], counts["sequences"]
+    row["total"] = {name: counts[name] for name in ("success", "inferences", "batches", "restarts", "cache")}
+    row["failures"], row["closed"] = counts["failures"], counts["closed"]
+    row["sizes"], row["size_bounds"] = counts["sizes"], counts["size_bounds"]
+    row["since_load"] = [quantile(counts["bounds"], counts["latency"], share) for share in (0.5, 0.99)]
+    if before is None or not seconds or _is_other(before, counts):
+        return row
+    lately = [now - then for now, then in zip(counts["latency"], before["latency"], strict=True)]
+    failed = sum(counts["failures"].values()) - sum(before["failures"].values())
+    succeeded = counts["success"] - before["success"]
+    inferences, batches = counts["inferences"] - before["inferences"], counts["batches"] - before["batches"]
+    row["requests"] = _rate(succeeded + failed, seconds)
+    row["failed"] = _rate(failed, seconds)
+    row["inferences"], row["batches"] = _rate(inferences, seconds), _rate(batches, seconds)
+    if batches:
+        row["batch"] = round(inferences / batches, 2)
+    if counts["cache"] and before["cache"]:
+        row["hits"], row["misses"] = (
+            _rate(now - then, seconds) for now, then in zip(counts["cache"], before["cache"], strict=True)
+        )
+    if any(lately):
+        row["p50"], row["p99"] = (quantile(counts["bounds"], lately, share) for share in (0.5, 0.99))
+        buckets = latency.setdefault(tuple(counts["bounds"]), [0] * len(lately))
+        for index, count in enumerate(lately):
+            buckets[index] += count
+    return row
+
+
+def _is_other(before: Counts, counts: Counts) -> bool:
+    """Whether the model was loaded anew between the readings, and counts from 0 on."""
+    return (
+        counts["success"] < before["success"]
+        or counts["batches"] < before["batches"]
+        or len(counts["latency"]) != len(before["latency"])
+        or len(counts["cache"]) != len(before["cache"])
+    )
+
+
+def _rate(count: int, seconds: float) -> float:
+    return round(max(0, count) / seconds, 1)
+
+
+def _server(
+    reading: ServerReading,
+    before: Reading | None,
+    seconds: float,
+    rows: Any,
+    latency: Mapping[tuple[float, ...], Sequence[int]],
+) -> dict[str, Any]:
+    """The sums of all models, and what is about the process. Latencies are of the bounds that most requests have."""
+    server: dict[str, Any] = {**reading}
+    models = list(rows)
+    for name in ("requests", "inferences", "batches", "hits", "misses"):
+        server[name] = round(sum(row[name] for row in models), 1)
+    server["pending"] = sum(row["pending"] for row in models)
+    server["in_flight"] = sum(row["in_flight"] for row in models)
+    keepers = [row["sequences"] for row in models if row["sequences"] >= 0]
+    server["sequences"] = sum(keepers) if keepers else -1
+    server["batch"] = round(server["inferences"] / server["batches"], 2) if server["batches"] else None
+    server["failed"] = server["cpu"] = 0.0
+    if before is not None and seconds:
+        server["failed"] = _rate(reading["failures"] - before["server"]["failures"], seconds)
+        server["cpu"] = round(max(0.0, reading["cpu_s"] - before["server"]["cpu_s"]) / seconds, 3)
+    del server["cpu_s"]
+    server["p50"] = server["p99"] = None
+    if latency:
+        bounds, buckets = max(latency.items(), key=lambda item: sum(item[1]))
+        server["p50"], server["p99"] = (quantile(bounds, buckets, share) for share in (0.5, 0.99))
+    return server

@@ -1,0 +1,310 @@
+"""What a server has counted up to now, in values that JSON has, so that those of several workers add up."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypedDict
+
+from modserve.core.lifecycle import IndexEntry, State
+from modserve.core.residency import residency
+from modserve.core.servable import RequestHolder, SequenceKeeper, Servable, engine_report
+from modserve.core.statistics import ModelStatistics, TunerStatistics
+from modserve.server import Server
+
+_DECISIONS = 12
+"""The latest ones of a tuner."""
+_STATM = Path("/proc/self/statm")
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+
+
+class Tuner(TypedDict):
+    goal_us: int
+    p99_us: int
+    delay_us: int
+    batch_size: int
+    decisions: list[tuple[int, str, int, float, int, int]]
+    """The latest first: Unix milliseconds, reason, p99 in µs, items a second, delay in µs, batch size."""
+
+
+class Counts(TypedDict):
+    """Of a READY version, from its load on; all but the first three only ever grow."""
+
+    pending: int
+    in_flight: int
+    sequences: int
+    """Those that have begun; -1 for a model without sequences."""
+    success: int
+    failures: dict[str, int]
+    """By reason."""
+    inferences: int
+    """Batch sizes summed."""
+    batches: int
+    latency: list[int]
+    """Requests by the buckets `bounds`."""
+    bounds: list[float]
+    """Upper bounds in milliseconds; one more bucket is above the last."""
+    sizes: list[int]
+    """Batches by the buckets `size_bounds`."""
+    size_bounds: list[float]
+    closed: dict[str, int]
+    """Batches by why they did not grow any more."""
+    cache: list[int]
+    """Hits and misses; empty for a model without a cache."""
+    restarts: int
+
+
+class ModelReading(TypedDict):
+    """A line of the repository index, and what is known of what serves it."""
+
+    name: str
+    version: str
+    """Empty if no version of the model can be named."""
+    state: str
+    reason: str
+    load_ms: int
+    engine: str
+    instances: int
+    """How many there should be; 0 for models without an engine of their own."""
+    lost: int
+    memory: int
+    """Bytes that it holds; -1 if nobody has measured it."""
+    counts: Counts | None
+    tuner: Tuner | None
+
+
+class ServerReading(TypedDict):
+    phase: str
+    ready: bool
+    failures: int
+    """Requests with an error for a response, of whichever model or none."""
+    cpu_s: float
+    """CPU time of the process, in seconds."""
+    rss: int
+    """Resident bytes of the process; 0 where the system does not say."""
+    request_memory: int
+    request_memory_limit: int
+    model_memory: int
+    model_memory_limit: int
+
+
+class Reading(TypedDict):
+    server: ServerReading
+    models: list[ModelReading]
+
+
+class _Known(NamedTuple):
+    """What does not change as long as a servable serves; to look it up takes longer than to read all counts."""
+
+    servable: Servable
+    statistics: ModelStatistics
+    engine: str
+    final: bool
+    """The engine says no more of itself later, as one does that is in memory for the first time."""
+    holder: RequestHolder | None
+    keeper: SequenceKeeper | None
+
+
+class Reader:
+    """Reads one server. It remembers what does not change from one reading to the next."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._known: dict[tuple[str, int], _Known] = {}
+
+    def read(self) -> Reading:
+        server = self._server
+        memory, models = server.memory, server.model_memory()
+        served = self._look()
+        return {
+            "server": {
+                "phase": server.phase.value,
+                "ready": server.ready,
+                "failures": server.failure_log.recent.total,
+                "cpu_s": time.process_time(),
+                "rss": _resident(),
+                "request_memory": memory.held,
+                "request_memory_limit": memory.limit,
+                "model_memory": models.held,
+                "model_memory_limit": models.limit,
+            },
+            "models": [_model(entry, served.get((entry.name, entry.version or 0))) for entry in server.index()],
+        }
+
+    def _look(self) -> dict[tuple[str, int], _Known]:
+        """What is READY now, by name and version."""
+        before = self._known
+        self._known = {}
+        for servable in self._server.ready_models():
+            key = (servable.id.name, servable.id.version)
+            known = before.get(key)
+            if (
+                known is None
+                or not known.final
+                or known.servable is not servable
+                or known.statistics is not servable.statistics
+            ):
+                known = _Known(
+                    servable,
+                    servable.statistics,
+                    *_engine(servable),
+                    servable if isinstance(servable, RequestHolder) else None,
+                    servable if isinstance(servable, SequenceKeeper) else None,
+                )
+            self._known[key] = known
+        return self._known
+
+
+def _engine(servable: Servable) -> tuple[str, bool]:
+    """For people: what runs it, and its version; and whether that is all that it will say."""
+    if servable.config.ensemble is not None:
+        return "ensemble", True
+    report = engine_report(servable)
+    name = str(report.get("engine") or servable.config.backend)
+    return " ".join(str(part) for part in (name, report.get("version"), report.get("variant")) if part), bool(report)
+
+
+def _resident() -> int:
+    try:
+        return int(_STATM.read_text().split()[1]) * _PAGE
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _model(entry: IndexEntry, known: _Known | None) -> ModelReading:
+    engine, instances, lost, memory, counts, tuner = "", 0, 0, -1, None, None
+    if known is not None:
+        statistics = known.statistics
+        engine, instances, lost = known.engine, statistics.instances, statistics.instances_lost
+        report = residency(known.servable)
+        memory = -1 if report is None else report.size if report.resident else 0
+        counts = _counts(known)
+        tuner = None if statistics.tuner is None else _tuner(statistics.tuner)
+    return {
+        "name": entry.name,
+        "version": "" if entry.version is None else str(entry.version),
+        "state": entry.state.value,
+        "reason": entry.reason,
+        "load_ms": entry.load_ns // 1_000_000,
+        "engine": engine,
+        "instances": instances,
+        "lost": lost,
+        "memory": memory,
+        "counts": counts,
+        "tuner": tuner,
+    }
+
+
+def _counts(known: _Known) -> Counts:
+    statistics = known.statistics
+    return {
+        "pending": statistics.pending,
+        "in_flight": 0 if known.holder is None else known.holder.outstanding,
+        "sequences": -1 if known.keeper is None else known.keeper.open_sequences,
+        "success": statistics.success.count,
+        "failures": {reason.value: count for reason, count in statistics.failures.items()},
+        "inferences": statistics.inference_count,
+        "batches": statistics.execution_count,
+        "latency": list(statistics.request_histogram.buckets),
+        "bounds": [bound / 1e6 for bound in statistics.request_histogram.bounds],
+        "sizes": list(statistics.batch_size_histogram.buckets),
+        "size_bounds": list(statistics.batch_size_histogram.bounds),
+        "closed": dict(statistics.close_reasons),
+        "cache": [statistics.cache_hit.count, statistics.cache_miss.count] if known.servable.config.cached else [],
+        "restarts": statistics.instance_restarts,
+    }
+
+
+def _tuner(tuner: TunerStatistics) -> Tuner:
+    latest = list(tuner.decisions)[: -_DECISIONS - 1 : -1]
+    return {
+        "goal_us": tuner.goal_ns // 1000,
+        "p99_us": tuner.p99_ns // 1000,
+        "delay_us": tuner.delay_ns // 1000,
+        "batch_size": tuner.batch_size,
+        "decisions": [
+            (each.at_ms, each.reason, each.p99_ns // 1000, each.per_second, each.delay_ns // 1000, each.batch_size)
+            for each in latest
+        ],
+    }
+
+
+# Several workers
+
+
+def added(readings: Sequence[Reading]) -> Reading:
+    """One reading of those of several workers, at least one. Counts are added up; what does not add up is the worst."""
+    first, *others = readings
+    if not others:
+        return first
+    models: dict[tuple[str, str], list[ModelReading]] = {}
+    for reading in readings:
+        for model in reading["models"]:
+            models.setdefault((model["name"], model["version"]), []).append(model)
+    servers = [reading["server"] for reading in readings]
+    return {
+        "server": {
+            "phase": next((each["phase"] for each in servers if each["phase"] != "running"), "running"),
+            "ready": all(each["ready"] for each in servers),
+            "failures": sum(each["failures"] for each in servers),
+            "cpu_s": sum(each["cpu_s"] for each in servers),
+            "rss": sum(each["rss"] for each in servers),
+            "request_memory": sum(each["request_memory"] for each in servers),
+            "request_memory_limit": sum(each["request_memory_limit"] for each in servers),
+            "model_memory": sum(each["model_memory"] for each in servers),
+            "model_memory_limit": sum(each["model_memory_limit"] for each in servers),
+        },
+        "models": [_model_of_all(models[key]) for key in sorted(models, key=lambda key: (key[0], int(key[1] or 0)))],
+    }
+
+
+def _model_of_all(rows: Sequence[ModelReading]) -> ModelReading:
+    """The state is READY if it is that in all workers, else that of one which says something else."""
+    row = next((row for row in rows if row["state"] != State.READY.value or row["reason"]), rows[0])
+    counts = [row["counts"] for row in rows if row["counts"] is not None]
+    measured = [row["memory"] for row in rows if row["memory"] >= 0]
+    tuners = [row["tuner"] for row in rows if row["tuner"] is not None]
+    return {
+        **row,
+        "load_ms": max(each["load_ms"] for each in rows),
+        "engine": next((each["engine"] for each in rows if each["engine"]), ""),
+        "instances": sum(each["instances"] for each in rows),
+        "lost": sum(each["lost"] for each in rows),
+        "memory": sum(measured) if measured else -1,
+        "counts": _counts_of_all(counts) if counts else None,
+        "tuner": max(tuners, key=lambda tuner: tuner["p99_us"], default=None),
+    }
+
+
+def _counts_of_all(rows: Sequence[Counts]) -> Counts:
+    first, keepers = rows[0], [row["sequences"] for row in rows if row["sequences"] >= 0]
+    return {
+        "pending": sum(row["pending"] for row in rows),
+        "in_flight": sum(row["in_flight"] for row in rows),
+        "sequences": sum(keepers) if keepers else -1,
+        "success": sum(row["success"] for row in rows),
+        "failures": _sums(row["failures"] for row in rows),
+        "inferences": sum(row["inferences"] for row in rows),
+        "batches": sum(row["batches"] for row in rows),
+        "latency": _columns(rows, lambda row: row["latency"]),
+        "bounds": first["bounds"],
+        "sizes": _columns(rows, lambda row: row["sizes"]),
+        "size_bounds": first["size_bounds"],
+        "closed": _sums(row["closed"] for row in rows),
+        "cache": _columns(rows, lambda row: row["cache"]),
+        "restarts": sum(row["restarts"] for row in rows),
+    }
+
+
+def _sums(rows: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for row in rows:
+        for name, count in row.items():
+            total[name] = total.get(name, 0) + count
+    return total
+
+
+def _columns(rows: Sequence[Counts], column: Callable[[Counts], list[int]]) -> list[int]:
+    """Of rows that are as long as the first; others come from another configuration, which is about to go."""
+    lists = [column(row) for row in rows]
+    return [sum(values) for values in zip(*(each for each in lists if len(each) == len(lists[0])), strict=True)]

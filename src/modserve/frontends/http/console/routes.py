@@ -1,0 +1,86 @@
+"""What the console asks for that no client of the protocol does. Not in the OpenAPI document."""
+
+import dataclasses
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from starlette.responses import StreamingResponse
+
+from modserve.core.errors import ModserveError
+from modserve.frontends.http.rest.disconnect import unless_disconnected
+from modserve.frontends.http.rest.messages import json_response
+from modserve.protocol.http.framing import EVENTS
+from modserve.server import Server
+from modserve.settings import HttpSettings
+
+from . import page
+from .readings import Reader, Reading, added
+from .sampler import Page, Sampler
+
+_NO_STORE = {"Cache-Control": "no-store"}
+
+
+class EventStream(StreamingResponse):
+    """The events for one page, until its browser goes away or the server stops."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self._page = sampler.open()
+        super().__init__(_events(self._page), headers=_NO_STORE, media_type=EVENTS.content_type)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            with suppress(ModserveError):  # the browser has gone, and reads nothing
+                await unless_disconnected(Request(scope, receive), self.stream_response(send))
+        finally:
+            self._sampler.close(self._page)
+
+
+async def _events(page: Page) -> Any:
+    while event := await page.next():
+        yield event
+
+
+def sampler(server: Server) -> Sampler:
+    """The figures of `server`, and of the workers beside it."""
+    reader = Reader(server)
+
+    async def read() -> tuple[Reading, Mapping[str, int] | None]:
+        own = reader.read()
+        if server.others_figures is None:
+            return own, None
+        others, workers = await server.others_figures()
+        return added([own, *others]), workers
+
+    return Sampler(server, read)
+
+
+def router(server: Server, options: HttpSettings) -> APIRouter:
+    """The page at a path of its own, the stream of figures, the latest failures, and what this server allows."""
+    router = APIRouter(include_in_schema=False, prefix="/console")
+    figures = sampler(server)
+
+    @router.get("")
+    async def console() -> Response:
+        """The same page as at the root, for servers whose root is restricted."""
+        return page.response()
+
+    @router.get("/about")
+    async def about() -> Response:
+        """What the page may do: nothing that refusals do not say."""
+        restricted = {category: each.name for category, each in options.restrictions.items()}
+        return json_response({"restricted": restricted, "model_control": server.control_mode})
+
+    @router.get("/events")
+    async def events() -> Response:
+        """Figures once a second, as server-sent events."""
+        return EventStream(figures)
+
+    @router.get("/failures")
+    async def failures() -> Response:
+        """The requests that failed lately, those that failed alike as one, the latest first."""
+        return json_response([dataclasses.asdict(failure) for failure in server.failure_log.recent.latest()])
+
+    return router

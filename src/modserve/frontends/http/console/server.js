@@ -1,0 +1,135 @@
+// What is about the server as a whole: its charts, what it allows, its failures and its log.
+
+let allowed = { restricted: {}, model_control: "none" };
+let failuresShown = -1;
+
+// Why calls of a category are not made; empty if they may be.
+function whyNot(category) {
+  const header = allowed.restricted[category];
+  return header && !secrets()[header] ? `Calls of category '${category}' need the header '${header}': type its value above.` : "";
+}
+
+const tiles = {
+  requests: new Chart("Requests a second", ["all", "failed"], number),
+  latency: new Chart("Latency", ["p50", "p99"], milliseconds),
+  queue: new Chart("Requests that wait, and in flight", ["waiting", "in flight"], number),
+  batch: new Chart("Mean batch size", ["size"], number),
+  batches: new Chart("Batches a second", ["batches"], number),
+  cache: new Chart("Cache: share of hits", ["hits"], percent),
+  cpu: new Chart("CPU of the server, in cores", ["cores"], number),
+  memory: new Chart("Memory", ["process", "requests"], bytes),
+};
+
+function refreshServer() {
+  const { requests, failed, p50, p99, pending, in_flight: inFlight, batch, batches, hits, misses, cpu } = server;
+  const looked = hits + misses;
+  for (const [name, values] of Object.entries({
+    requests: [requests, failed], latency: [p50, p99], queue: [pending, inFlight], batch: [batch], batches: [batches],
+    cache: [looked ? hits / looked : null], cpu: [cpu], memory: [server.rss, server.request_memory],
+  })) {
+    tiles[name].push(values);
+    tiles[name].draw();
+  }
+  const { workers, sequences } = server;
+  writeFacts(byId("facts"), [
+    ...(workers ? [["workers", `${workers.serving} of ${workers.count} serve${workers.restarts ? `, started anew ${workers.restarts} times` : ""}; all figures are theirs together`]] : []),
+    ...(sequences >= 0 ? [["open sequences", number(sequences)]] : []),
+    ["memory that requests may hold", server.request_memory_limit ? bytes(server.request_memory_limit) : "any amount"],
+    ...(server.model_memory_limit ? [["models hold", `${bytes(server.model_memory)} of ${bytes(server.model_memory_limit)}`]] : []),
+    ["failed since the start", number(server.failures)],
+  ]);
+  const phase = byId("phase");
+  phase.hidden = false;
+  phase.className = `badge ${server.ready ? "good" : "busy"}`;
+  write(phase, server.ready ? "ready" : server.phase === "running" ? "not ready" : server.phase);
+  if (server.failures !== failuresShown) {
+    showFailures(server.failures);
+  }
+}
+
+let showingFailures = false;
+
+async function showFailures(count) {
+  const why = whyNot("logging");
+  if (why) {
+    write(byId("failures-note"), why);
+    return;
+  }
+  if (showingFailures) {
+    return;
+  }
+  showingFailures = true;
+  try {
+    const failures = await ask("console/failures");
+    failuresShown = count;
+    byId("failures").hidden = !failures.length;
+    write(byId("failures-note"), failures.length ? "Requests that failed alike are one line." : "None since the server started.");
+    byId("failure-rows").replaceChildren(...failures.map((failure) => element("tr", {},
+      element("td", { title: new Date(failure.last_ms).toISOString() }, ago(failure.last_ms)),
+      element("td", { class: "number" }, failure.count.toLocaleString("en")),
+      element("td", {}, failure.protocol),
+      element("td", { class: "text" }, failure.model + (failure.version ? ` version ${failure.version}` : "")
+        + (failure.request_id ? `, request '${failure.request_id}'` : "")),
+      element("td", {}, failure.status),
+      element("td", { class: "text" }, element("div", { class: "message" }, failure.message)))));
+  } catch (error) {
+    write(byId("failures-note"), error.message);
+  }
+  showingFailures = false;
+}
+
+async function showLog() {
+  const form = byId("log");
+  form.hidden = true;
+  const why = whyNot("logging");
+  if (why) {
+    write(byId("log-note"), why);
+    return;
+  }
+  try {
+    writeLog(await ask("v2/logging"));
+    form.hidden = false;
+    write(byId("log-note"), "");
+  } catch (error) {
+    write(byId("log-note"), error.message);
+  }
+}
+
+function writeLog(settings) {
+  byId("log-verbose").value = settings.log_verbose_level;
+  for (const name of ["info", "warning", "error"]) {
+    byId(`log-${name}`).checked = settings[`log_${name}`];
+  }
+}
+
+async function changeLog(event) {
+  event.preventDefault();
+  const said = { log_verbose_level: Number(byId("log-verbose").value) };
+  for (const name of ["info", "warning", "error"]) {
+    said[`log_${name}`] = byId(`log-${name}`).checked;
+  }
+  try {
+    writeLog(await post("v2/logging", said));
+    write(byId("log-note"), "Changed.");
+  } catch (error) {
+    write(byId("log-note"), error.message);
+  }
+}
+
+function makeSecrets() {
+  const byHeader = new Map();
+  for (const [category, header] of Object.entries(allowed.restricted)) {
+    byHeader.set(header, [...(byHeader.get(header) || []), category]);
+  }
+  byId("secrets").hidden = !byHeader.size;
+  byId("secret-fields").replaceChildren(...[...byHeader].map(([header, categories]) => element("label", {},
+    `${header} (${categories.join(", ")}) `,
+    element("input", { type: "password", name: header, autocomplete: "off" }))));
+}
+
+function showControl() {
+  const explicit = allowed.model_control === "explicit";
+  write(byId("control-note"), whyNot("model-repository") || (explicit ? "" : allowed.model_control === "poll"
+    ? "Models follow the repositories (--model-control-mode=poll): they are not loaded and unloaded by hand."
+    : "To load and unload models here, start the server with --model-control-mode=explicit."));
+}

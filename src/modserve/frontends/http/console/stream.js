@@ -1,0 +1,157 @@
+// The figures of the server, as it sends them once a second as long as somebody looks.
+
+const models = new Map(); // by key: what the server says of a version, and in `history` the last minutes
+const listeners = { figures: [] };
+let server = {};
+let follower = null; // ends the connection that there is
+let paused = false;
+
+const HISTORY = ["requests", "p50", "p99", "pending", "batch", "failed", "in_flight"];
+
+function remember(row) {
+  if (!row.history.length && !row.requests && !row.pending && !row.in_flight) {
+    return;
+  }
+  row.history.push(HISTORY.map((name) => row[name]));
+  if (row.history.length > POINTS) {
+    row.history.shift();
+  }
+}
+
+function apply(kind, content) {
+  if (kind === "whole") {
+    const keys = new Set(Object.keys(content.models));
+    for (const key of models.keys()) {
+      if (!keys.has(key)) {
+        models.delete(key);
+      }
+    }
+  }
+  for (const key of content.gone || []) {
+    models.delete(key);
+  }
+  for (const [key, fields] of Object.entries(content.models)) {
+    models.set(key, Object.assign(models.get(key) || { key, history: [] }, fields));
+  }
+  server = content.server;
+  for (const row of models.values()) {
+    remember(row);
+  }
+  for (const listener of listeners.figures) {
+    listener();
+  }
+}
+
+function say(text, kind = "") {
+  const badge = byId("live");
+  badge.className = `badge ${kind}`;
+  write(badge, text);
+}
+
+// Yields the name and the data of each event of a response.
+async function* eventsOf(response) {
+  const reader = response.body.getReader();
+  const decoder = new TextDecoder();
+  let text = "";
+  for (let part; !(part = await reader.read()).done;) {
+    text += decoder.decode(part.value, { stream: true });
+    for (let end; (end = text.indexOf("\n\n")) >= 0; text = text.slice(end + 2)) {
+      let name = "message";
+      const data = [];
+      for (const line of text.slice(0, end).split("\n")) {
+        if (line.startsWith("event: ")) {
+          name = line.slice(7);
+        } else if (line.startsWith("data: ")) {
+          data.push(line.slice(6));
+        }
+      }
+      yield [name, data.join("\n")];
+    }
+  }
+}
+
+async function followOnce(signal) {
+  const response = await fetch("console/events", { headers: secrets(), signal, cache: "no-store" });
+  if (!response.ok) {
+    throw await refusalOf(response);
+  }
+  for await (const [name, data] of eventsOf(response)) {
+    const content = JSON.parse(data);
+    if (name === "end") {
+      return content.reason;
+    }
+    say("live", "good");
+    byId("notice").hidden = true;
+    apply(name, content);
+  }
+  return "the connection has ended";
+}
+
+const sleep = (seconds, signal) => new Promise((resolve) => {
+  const timer = setTimeout(resolve, seconds * 1000);
+  signal.addEventListener("abort", () => { clearTimeout(timer); resolve(); });
+});
+
+async function follow() {
+  stopFollowing();
+  const control = follower = new AbortController();
+  let wait = 1;
+  while (!control.signal.aborted) {
+    const begun = performance.now();
+    let why;
+    try {
+      why = await followOnce(control.signal);
+    } catch (error) {
+      if (control.signal.aborted) {
+        return;
+      }
+      why = error.message;
+      if (error.status === 403 || error.status === 404) {
+        say("not allowed", "bad");
+        notice(`The figures are not shown: ${why}`);
+        return;
+      }
+    }
+    wait = performance.now() - begun > 10_000 ? 1 : Math.min(15, 2 * wait);
+    say("not connected", "bad");
+    notice(`No figures: ${why}. The page tries again every few seconds.`);
+    await sleep(wait, control.signal);
+  }
+}
+
+function stopFollowing() {
+  if (follower !== null) {
+    follower.abort();
+    follower = null;
+  }
+}
+
+function notice(text) {
+  write(byId("notice"), text);
+  byId("notice").hidden = false;
+}
+
+// Who does not look costs the server nothing.
+const PATIENCE = 30_000;
+let hiding = 0;
+
+function visibilityChanged() {
+  clearTimeout(hiding);
+  if (document.hidden && follower !== null) {
+    hiding = setTimeout(() => { stopFollowing(); say("paused while hidden"); }, PATIENCE);
+  } else if (!document.hidden && follower === null && !paused) {
+    follow();
+  }
+}
+
+function setPaused(value) {
+  paused = value;
+  byId("pause").setAttribute("aria-pressed", String(paused));
+  write(byId("pause"), paused ? "Go on" : "Pause");
+  if (paused) {
+    stopFollowing();
+    say("paused");
+  } else {
+    follow();
+  }
+}

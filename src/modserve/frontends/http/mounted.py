@@ -1,0 +1,103 @@
+"""The REST surface inside another ASGI application: what the port's own front end does for it, done here.
+
+The path below the mount is read as the port reads one (a slash sent as ``%2F`` is part of a name), so that routes and
+restrictions see the same paths. A body is read whole, and counts against the server's memory from its first byte.
+"""
+
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Response
+
+from modserve.core.errors import ModserveError
+from modserve.core.memory import MemoryExhaustedError
+from modserve.protocol import failures
+from modserve.protocol.http.infer_response import encode_error
+from modserve.protocol.json.json_text import MIME_JSON
+from modserve.server import Server
+
+from .wire.asgi import decoded_path
+from .wire.context import Hold, Message
+
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+class MountedApp:
+    """`app` at the path that `root_path` of a scope says."""
+
+    def __init__(self, app: FastAPI, server: Server) -> None:
+        self._app = app
+        self._memory = server.memory
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        """Serve a request over HTTP."""
+        inner = {**scope, "path": inner_path(scope), "root_path": "", "app": None}
+        held = Hold(self._memory)
+        try:
+            body = await self._whole(scope, receive, held)
+            if body is not None:
+                await self._app(inner, _replay(body, receive), send)
+        except _TooLongError as error:
+            await refusal(error, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)(inner, receive, send)
+        except MemoryExhaustedError as error:
+            await refusal(error)(inner, receive, send)
+        finally:
+            held.resize(0)
+
+    async def _whole(self, scope: Any, receive: Receive, held: Hold) -> bytes | None:
+        """The body; None if the client goes away before its end. Raises MemoryExhaustedError."""
+        announced = dict(scope["headers"]).get(b"content-length", b"")
+        if announced.isdigit():
+            self._hold(held, int(announced))
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            part = message.get("body", b"")
+            size += len(part)
+            self._hold(held, size)
+            parts.append(part)
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _hold(self, held: Hold, size: int) -> None:
+        if 0 < self._memory.limit < size:
+            raise _TooLongError(self._memory.exhausted(size).message)
+        if size > held.size:
+            held.resize(size)
+
+
+def inner_path(scope: Any) -> str:
+    """The path below the mount, as the port's front end has it."""
+    root: str = scope.get("root_path", "").rstrip("/")
+    raw = scope.get("raw_path")
+    path = scope["path"] if raw is None else decoded_path(bytes(raw).partition(b"?")[0])
+    if root and (path == root or path.startswith(root + "/")):
+        path = path[len(root) :]
+    return path or "/"
+
+
+def refusal(error: ModserveError, status: int = 0) -> Response:
+    """The response that reports `error`, with the status of its code if none is said."""
+    status = status or failures.spelling(error).http
+    return Response(encode_error(error), status, dict(failures.headers(error)), MIME_JSON)
+
+
+class _TooLongError(MemoryExhaustedError):
+    """A body that will never fit."""
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """The body in one message, and after it what else comes: that the client has gone."""
+    left: list[bytes] = [body]
+
+    async def next_message() -> Message:
+        if left:
+            return {"type": "http.request", "body": left.pop(), "more_body": False}
+        return await receive()
+
+    return next_message

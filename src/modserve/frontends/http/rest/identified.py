@@ -1,0 +1,129 @@
+"""Ids of the requests that the application serves, and their lines in the access log."""
+
+import time
+from typing import Any, Final
+
+from fastapi import Request
+from starlette.types import Receive, Send
+
+from modserve.core import request_ids
+from modserve.frontends import access as entries
+from modserve.frontends.call import Call
+from modserve.frontends.http.wire.asgi import SLASH
+from modserve.frontends.http.wire.context import AsgiApp, Message
+from modserve.observability.access_log import AccessLog
+
+_NOTE: Final = "modserve.note"
+_HEADER: Final = request_ids.HEADER.encode()
+
+
+class Note:
+    """What is known of a request: its id, whether its client hears of that, and the last inference that it took.
+
+    It has that only if the request is `logged`: a call may hold many tensors.
+    """
+
+    __slots__ = ("call", "count", "echoed", "logged", "request_id")
+
+    def __init__(self, request_id: str, echoed: bool) -> None:
+        self.request_id = request_id
+        self.echoed = echoed
+        self.logged = False
+        self.call: Call | None = None
+        self.count = 0
+
+
+def note_of(request: Request) -> Note:
+    """The note of a request that `Identified`, or `logged_app`, serves."""
+    note: Note | None = request.scope.get(_NOTE)
+    return _note(request.scope) if note is None else note
+
+
+def begun(request: Request, call: Call) -> None:
+    """An inference is begun for a request, and has its id."""
+    note = note_of(request)
+    if note.logged:
+        note.call = call
+        note.count += 1
+    note.echoed = True
+    call.request_id = note.request_id
+
+
+def _note(scope: Any) -> Note:
+    value: bytes | None = None
+    for name, value_sent in scope["headers"]:
+        if name == _HEADER:
+            value = value_sent
+    if value is None:
+        note = Note(request_ids.make(), False)
+    else:
+        note = Note(request_ids.chosen(request_ids.received(value.decode("latin-1").strip())), True)
+    scope[_NOTE] = note
+    return note
+
+
+class Identified:
+    """An application whose responses have the id of their request, if the client has sent one or may need one."""
+
+    def __init__(self, app: AsgiApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        note: Note = scope.get(_NOTE) or _note(scope)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start" and (note.echoed or message["status"] >= 400):
+                headers = [each for each in message.get("headers", ()) if each[0].lower() != _HEADER]
+                message = {**message, "headers": [*headers, (_HEADER, note.request_id.encode())]}
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+def logged_app(app: AsgiApp, access: AccessLog) -> AsgiApp:
+    """The application with a line in the access log for each request."""
+
+    async def logged(scope: Any, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        start_ns, note = time.monotonic_ns(), _note(scope)
+        note.echoed = note.logged = True
+        received = sent = 0
+        status, over = entries.GONE, False
+
+        async def count_received() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            return message
+
+        async def count_sent(message: Message) -> None:
+            nonlocal sent, status, over
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            else:
+                sent += len(message.get("body", b""))
+                over = not message.get("more_body", False)
+            await send(message)
+
+        try:
+            await app(scope, count_received, count_sent)
+        except Exception:
+            status, over = 500, True
+            raise
+        finally:
+            what = f"{scope['method']} {scope['path'].replace(SLASH, '%2F')}"
+            status = status if over else entries.GONE
+            client = scope.get("client")
+            call, note.call = note.call, None
+            if call is not None:
+                entries.record(access, call, client, what, status, received, sent, note.count, start_ns)
+            else:
+                entry = "HTTP", client, what, "", -1, status, received, sent, 1, "", note.request_id
+                access.record(*entry, start_ns, 0, None)
+
+    return logged

@@ -1,0 +1,211 @@
+"""What the console reads of a server, adds up over workers, and shows."""
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from puppet_server import PuppetLoader, server_over
+
+from modserve.core.errors import invalid
+from modserve.core.statistics import TunerDecision, TunerStatistics
+from modserve.core.version import ModelId
+from modserve.frontends.http.console.picture import Picture, encoded, quantile
+from modserve.frontends.http.console.readings import ModelReading, Reader, Reading, added
+from modserve.server import Server
+
+
+@pytest.fixture
+async def loader() -> PuppetLoader:
+    return PuppetLoader(failures={ModelId("echo", 1): invalid("<b>wrong</b>")})
+
+
+@pytest.fixture
+async def server(tmp_path: Path, loader: PuppetLoader) -> Server:
+    server = server_over(tmp_path, loader)
+    await server.load()
+    return server
+
+
+@pytest.fixture
+def reading(server: Server) -> Reading:
+    return Reader(server).read()
+
+
+def model(reading: Reading, name: str = "simple", version: str = "3") -> ModelReading:
+    return next(each for each in reading["models"] if (each["name"], each["version"]) == (name, version))
+
+
+def counted(reading: Reading, requests: int = 0, batches: int = 0, bucket: int = 0, **more: Any) -> Reading:
+    """A later reading, with so many more requests to `simple`, whose latency is in one bucket."""
+    later = deepcopy(reading)
+    counts = model(later)["counts"]
+    assert counts is not None
+    counts["success"] += requests
+    counts["inferences"] += requests
+    counts["batches"] += batches
+    counts["latency"][bucket] += requests
+    counts |= more  # type: ignore[typeddict-item]
+    return later
+
+
+def shown(event: bytes) -> Any:
+    name, data, *_ = event.decode().split("\n")
+    assert name in ("event: whole", "event: changes")
+    return json.loads(data.removeprefix("data: "))
+
+
+def test_every_version_is_read_with_its_state_and_its_reason(reading: Reading) -> None:
+    assert [(each["name"], each["version"], each["state"]) for each in reading["models"]] == [
+        ("echo", "1", "UNAVAILABLE"),
+        ("simple", "1", "READY"),
+        ("simple", "3", "READY"),
+    ]
+    failed = model(reading, "echo", "1")
+    assert (failed["counts"], "<b>wrong</b>" in failed["reason"]) == (None, True)
+    assert reading["server"]["failures"] == 0
+
+
+def test_what_is_read_of_a_model_that_has_worked(server: Server, loader: PuppetLoader) -> None:
+    statistics = loader.loaded[ModelId("simple", 3)].statistics
+    statistics.success.count, statistics.pending, statistics.instances, statistics.instances_lost = 7, 2, 4, 1
+    statistics.close_reasons["full"] = 3
+    decision = TunerDecision(5, "slower", 9_000_000, 12.5, 400_000, 8)
+    statistics.tuner = TunerStatistics(20_000_000, 400_000, 8, 9_000_000)
+    statistics.tuner.decisions.extend([decision._replace(at_ms=number) for number in range(64)])
+    reading = Reader(server).read()
+    row = model(reading)
+    counts, tuner = row["counts"], row["tuner"]
+    assert counts is not None
+    assert (counts["success"], counts["pending"], counts["closed"]) == (7, 2, {"full": 3})
+    assert (row["instances"], row["lost"], row["memory"]) == (4, 1, -1)
+    assert tuner is not None
+    assert (tuner["goal_us"], tuner["delay_us"]) == (20_000, 400)
+    assert [each[0] for each in tuner["decisions"]] == list(range(63, 51, -1))
+    assert json.loads(encoded(reading)) == json.loads(json.dumps(reading)), "values that JSON has"
+
+
+def test_a_reading_is_of_what_serves_now(server: Server, loader: PuppetLoader) -> None:
+    reader = Reader(server)
+    reader.read()
+    old = loader.loaded[ModelId("simple", 3)]
+    old.statistics = type(old.statistics)()
+    old.statistics.success.count = 3
+    counts = model(reader.read())["counts"]
+    assert counts is not None
+    assert counts["success"] == 3
+
+
+def test_the_first_picture_is_whole_and_has_no_rates(reading: Reading) -> None:
+    picture = Picture()
+    picture.next(reading, 10.0, 1)
+    whole = shown(picture.whole())
+    assert set(whole["models"]) == {"1:echo", "1:simple", "3:simple"}
+    assert whole["models"]["3:simple"]["requests"] == 0
+    assert whole["server"]["requests"] == 0
+    assert "workers" not in whole["server"]
+
+
+def test_rates_are_those_of_the_time_between_two_readings(reading: Reading) -> None:
+    picture = Picture()
+    picture.next(reading, 10.0, 1)
+    later = counted(reading, 40, 10, 3, failures={"OTHER": 10}, closed={"full": 10}, pending=2)
+    later["server"]["failures"] = 30
+    later["server"]["cpu_s"] += 1.0
+    changes = shown(picture.next(later, 12.0, 2))
+    assert set(changes["models"]) == {"3:simple"}
+    row = changes["models"]["3:simple"]
+    assert (row["requests"], row["failed"], row["batch"], row["batches"], row["pending"]) == (25, 5, 4, 5, 2)
+    assert 0.5 < row["p50"] < row["p99"] <= 1, "the fourth bucket is from 0.5 to 1 ms"
+    assert "name" not in row, "it has not changed"
+    server = changes["server"]
+    assert (server["requests"], server["failed"], server["cpu"], server["p99"]) == (25, 15, 0.5, row["p99"])
+
+
+def test_who_is_quiet_again_says_so_once(reading: Reading) -> None:
+    picture = Picture()
+    picture.next(reading, 10.0, 1)
+    later = counted(reading, 40, 10)
+    picture.next(later, 11.0, 2)
+    row = shown(picture.next(deepcopy(later), 12.0, 3))["models"]["3:simple"]
+    assert (row["requests"], row["p50"]) == (0, None)
+    assert shown(picture.next(deepcopy(later), 13.0, 4))["models"] == {}
+
+
+def test_a_model_that_was_loaded_anew_counts_from_the_beginning(reading: Reading) -> None:
+    picture = Picture()
+    picture.next(counted(reading, 40, 10), 10.0, 1)
+    row = shown(picture.next(counted(reading, 3, 1), 11.0, 2))["models"]["3:simple"]
+    assert "requests" not in row, "still none"
+    assert row["total"]["success"] == 3
+
+
+def test_what_is_gone_is_said_and_not_shown(reading: Reading) -> None:
+    picture = Picture()
+    picture.next(reading, 10.0, 1)
+    later = deepcopy(reading)
+    later["models"] = later["models"][1:]
+    assert shown(picture.next(later, 11.0, 2))["gone"] == ["1:echo"]
+    assert set(shown(picture.whole())["models"]) == {"1:simple", "3:simple"}
+
+
+@pytest.mark.parametrize(
+    ("buckets", "share", "value"),
+    [
+        ((0, 0, 0), 0.5, None),
+        ((4, 0, 0), 0.5, 0.5),
+        ((0, 4, 0), 0.5, 1.5),
+        ((2, 2, 0), 0.99, 1.98),
+        ((0, 0, 5), 0.5, 2.0),
+        ((1, 0, 3), 0.25, 1.0),
+    ],
+)
+def test_quantiles_of_histograms(buckets: tuple[int, ...], share: float, value: float | None) -> None:
+    assert quantile((1.0, 2.0), buckets, share) == value
+
+
+def test_half_a_character_is_no_reason_to_show_nothing() -> None:
+    assert encoded({"reason": "a\udcffb"}) == b'{"reason": "a?b"}'
+
+
+# Several workers
+
+
+def test_counts_of_workers_add_up(reading: Reading) -> None:
+    first, second = counted(reading, 40, 10, 3, closed={"full": 4}), counted(reading, 2, 2, 3, closed={"delay": 2})
+    first["server"]["failures"], second["server"]["failures"] = 3, 4
+    total = added([first, second])
+    counts = model(total)["counts"]
+    assert counts is not None
+    assert (counts["success"], counts["batches"], counts["latency"][3]) == (42, 12, 42)
+    assert counts["closed"] == {"full": 4, "delay": 2}
+    assert (total["server"]["failures"], model(total)["state"]) == (7, "READY")
+    assert total["server"]["rss"] == 2 * reading["server"]["rss"]
+    assert added([first]) is first
+
+
+def test_of_states_the_one_that_is_not_ready_is_shown(reading: Reading) -> None:
+    other = deepcopy(reading)
+    model(other)["state"], model(other)["counts"] = "LOADING", None
+    other["server"]["ready"] = False
+    total = added([reading, other])
+    assert model(total)["state"] == "LOADING"
+    assert model(total)["counts"] == model(reading)["counts"]
+    assert total["server"]["ready"] is False
+
+
+def test_of_tuners_the_slowest_is_shown(reading: Reading) -> None:
+    readings = []
+    for p99 in (5, 9):
+        readings.append(deepcopy(reading))
+        model(readings[-1])["tuner"] = {"goal_us": 7, "p99_us": p99, "delay_us": 1, "batch_size": 2, "decisions": []}
+    tuner = model(added(readings))["tuner"]
+    assert tuner is not None
+    assert tuner["p99_us"] == 9
+
+
+def test_workers_are_said_with_the_figures(reading: Reading) -> None:
+    picture = Picture()
+    event = picture.next(reading, 10.0, 1, {"serving": 1, "count": 2, "restarts": 3})
+    assert shown(event)["server"]["workers"] == {"serving": 1, "count": 2, "restarts": 3}
