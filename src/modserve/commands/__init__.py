@@ -1,1 +1,1 @@
-"""Commands that serve nothing, a module each. `cli` imports the one that runs, and nothing else does."""
+"""Commands that serve nothing, a module each. `table` lists them; the one that runs is imported, and no other."""

@@ -5,8 +5,10 @@ a rule of its own: a loader stands before the real one, and writes down what tha
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
+import logging
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -203,7 +205,8 @@ class _RecordingLoader:
         if not self._load:
             return _NotLoaded(ModelId(report.name, version))
         try:
-            return await blueprint.load(path, version)
+            with _heard(report):
+                return await blueprint.load(path, version)
         except Exception as error:
             failure = from_exception(error, f"failed to load model '{report.name}' version {version}")
             for finding in findings(failure, str(Path(report.path) / str(version))):
@@ -213,6 +216,24 @@ class _RecordingLoader:
 
     def forget(self, name: str) -> None:
         self._loader.forget(name)
+
+
+@contextlib.contextmanager
+def _heard(report: ModelReport) -> Iterator[None]:
+    """Meanwhile, what backends warn of in the log about a model becomes notes: models load one after the other."""
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            note = _about(report, "", record.getMessage())
+            if note.text.startswith(f"model '{report.name}'") and note not in report.notes:
+                report.notes.append(note)
+
+    listener, logger = Listener(logging.WARNING), logging.getLogger("modserve.backends")
+    logger.addHandler(listener)
+    try:
+        yield
+    finally:
+        logger.removeHandler(listener)
 
 
 class _NotLoaded:

@@ -133,6 +133,34 @@ def test_what_only_the_engine_can_tell(folder: Path, capsys: pytest.CaptureFixtu
     assert out.startswith("model_repository/broken/2: error: ")
 
 
+def test_what_an_engine_warns_of_is_a_note(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = 'parameters { key: "intra_op_threads" value { string_value: "2" } }'
+    write(folder / "model_repository", {"fine/config.pbtxt": text, "fine/1/model.onnx": MODEL})
+    code, out = said(capsys, "model_repository", "--load")
+    assert code == 0
+    assert (
+        "note: model 'fine': parameter 'intra_op_threads' has no effect: backend 'onnxruntime' does not know it; did "
+        "you mean 'intra_op_thread_count'?\n"
+    ) in out
+
+
+def test_a_folder_that_is_being_copied(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "model_repository" / "resnet.tmp").mkdir()
+    (folder / "model_repository" / ".bert").mkdir()
+    code, out = said(capsys, "model_repository")
+    assert code == 1
+    assert "unable to find backend 'tmp'" in out
+    assert "\n    that is the end of the folder's name, since it has neither config.pbtxt nor a model file; " in out
+    assert "bert" not in out
+
+
+def test_a_plan_is_refused_before_anything_is_loaded(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(folder / "model_repository", {"bert/1/model.plan": b"plan"})
+    code, out = said(capsys, "model_repository")
+    assert (code, out.count("error: ")) == (1, 1)
+    assert "is a TensorRT engine, which needs an NVIDIA GPU" in out
+
+
 def test_each_version_s_problems_are_said_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = {**MISTAKES[9].files, "simple/2/model.onnx": MODEL}
     files["simple/config.pbtxt"] = f"{files['simple/config.pbtxt']!s}version_policy {{ all {{ }} }}\n"

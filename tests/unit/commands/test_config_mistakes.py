@@ -10,7 +10,8 @@ from xml.etree import ElementTree
 
 import config_mistakes
 import pytest
-from config_mistakes import MISTAKES, PAGE, PICTURES, Mistake, plain
+from config_mistakes import MISTAKES, PAGE, PICTURES, Mistake
+from terminal import plain
 
 AGAIN = "python scripts/config_mistakes.py draws it again"
 

@@ -1,0 +1,56 @@
+"""``modserve bench MODEL``: measures, prints, writes reports."""
+
+import json
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from modserve.core.errors import invalid
+
+from ..syntax import FAILED, INTERRUPTED, complain, run
+from .conduct import Report, conduct
+from .plan import bench_parser, read
+from .show import table, verdict
+
+_PARSER = bench_parser()
+HELP = _PARSER.format_help()
+
+
+def main(words: Sequence[str]) -> int:
+    """The command; `words` are those behind its name. Returns the exit code."""
+    return run(_PARSER, words, _bench)
+
+
+def _bench(options: Namespace) -> int:
+    plan = read(options)
+    try:
+        report = conduct(plan)
+    except OSError as error:
+        raise invalid(f"cannot connect to {plan.access.address.url}: {error.strerror or error}") from error
+    if plan.json != "-":
+        print("\n".join(table(report.results, plan.rules, report.kept, plan.goal)))
+        if plan.goal is not None:
+            print(verdict(report.results, report.kept, plan.goal, report.best))
+    try:
+        _write(report)
+    except OSError as error:
+        complain(f"cannot write '{error.filename}': {error.strerror}", "--json and --html name files to write")
+        return FAILED
+    if report.interrupted:
+        return INTERRUPTED
+    failed = any(result.failed for result in report.results) if plan.goal is None else report.best is None
+    return FAILED if failed else 0
+
+
+def _write(report: Report) -> None:
+    plan = report.plan
+    if plan.json:
+        text = json.dumps(report.as_json(), indent=2, ensure_ascii=False)
+        if plan.json == "-":
+            print(text)
+        else:
+            Path(plan.json).write_text(text + "\n", "utf-8")
+    if plan.html:
+        from .page import page
+
+        Path(plan.html).write_text(page(report), "utf-8")

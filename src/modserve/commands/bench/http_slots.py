@@ -1,0 +1,195 @@
+"""HTTP/1.1 as lean as it can be: the bytes of requests are there before, and of responses only the end matters.
+
+A connection is a slot. The head of a response is looked at once: heads are remembered by their bytes, since those of a
+server's responses to one request hardly differ.
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import cast
+
+from .slots import RETRY_SECONDS, Endpoint, Owner, Slot
+
+_HEADS = 64
+_LONGEST_ERROR = 300
+_LAST_CHUNK = b"0\r\n\r\n"
+
+CHUNKED, UNTIL_CLOSED = -1, -2
+"""Lengths of bodies that are not known before their end."""
+
+
+class HttpSlot(asyncio.Protocol):
+    """One connection; `start` is as in `Slot`. Where the server closes it behind a response, it is opened again."""
+
+    def __init__(self, endpoint: Endpoint, requests: Sequence[bytes], owner: Owner, heads: "Heads") -> None:
+        self.start = 0
+        self._endpoint, self._requests, self._owner, self._heads = endpoint, requests, owner, heads
+        self._transport: asyncio.Transport | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._unsent: int | None = None
+        """The request that waits for a new connection."""
+        self._received = b""
+        """A head that is not complete, or a whole response whose length is not known."""
+        self._parts: list[bytes] = []
+        """The body of an error."""
+        self._missing = 0
+        """Bytes of the body that are still to come."""
+        self._status = 0
+        self._closes = False
+        self._why = ""
+
+    async def open(self) -> None:
+        """Raises OSError."""
+        loop = asyncio.get_running_loop()
+        endpoint = self._endpoint
+        await loop.create_connection(lambda: self, endpoint.host, endpoint.port, ssl=endpoint.secure)
+
+    def send(self, index: int) -> None:
+        transport = self._transport
+        if transport is not None and not self._closes:
+            transport.write(self._requests[index])
+            return
+        self._unsent = index
+        if transport is None:
+            self._opening = asyncio.create_task(self._reopen())
+        else:
+            transport.close()
+
+    async def _reopen(self) -> None:
+        try:
+            await self.open()
+        except OSError as error:
+            await asyncio.sleep(RETRY_SECONDS)
+            self._unsent = None
+            self._finish(f"cannot connect: {error.strerror or error}")
+
+    def abort(self, why: str) -> None:
+        self._why = why
+        if self._transport is not None:
+            self._transport.abort()
+
+    def close(self) -> None:
+        self.start = 0
+        self._unsent = None
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # The protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._received, self._parts, self._missing, self._closes = b"", [], 0, False
+        if self._unsent is not None:
+            index, self._unsent = self._unsent, None
+            self._transport.write(self._requests[index])
+
+    def data_received(self, data: bytes) -> None:
+        if self._missing > 0:
+            self._missing -= len(data)
+            if self._status != 200:
+                self._parts.append(data)
+            if self._missing <= 0:
+                self._complete()
+            return
+        if self._received:
+            data = self._received + data
+            self._received = b""
+        end = data.find(b"\r\n\r\n")
+        if end < 0:
+            self._received = data
+            return
+        self._status, length, self._closes = self._heads.of(data[:end])
+        missing = end + 4 + length - len(data)
+        if length >= 0 and missing <= 0 and self._status == 200:
+            self._finish("")
+        elif self._status == 100:
+            if len(data) > end + 4:
+                self.data_received(data[end + 4 :])
+        elif length >= 0:
+            self._missing = missing
+            self._parts = [data[end + 4 :]] if self._status != 200 else []
+            if missing <= 0:
+                self._complete()
+        elif length == CHUNKED and data.endswith(_LAST_CHUNK):
+            self._parts = [data[end + 4 :]]
+            self._complete()
+        else:
+            self._received = data
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        head, _, body = self._received.partition(b"\r\n\r\n")
+        self._received = b""
+        if self._unsent is not None:
+            self._opening = asyncio.create_task(self._reopen())
+        elif body and self._heads.of(head)[1] == UNTIL_CLOSED:
+            self._parts = [body]
+            self._complete()
+        elif self.start:
+            why, self._why = self._why, ""
+            self._finish(why or f"connection closed {f'with {error}' if error else 'by the server'}")
+
+    def _complete(self) -> None:
+        error = "" if self._status == 200 else _error_text(self._status, b"".join(self._parts))
+        self._parts, self._missing = [], 0
+        self._finish(error)
+
+    def _finish(self, error: str) -> None:
+        if self.start:
+            self._owner.done(self, error)
+
+
+class Heads:
+    """What heads of responses say: the status, the length of the body, and whether the connection ends behind it."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, tuple[int, int, bool]] = {}
+
+    def of(self, head: bytes) -> tuple[int, int, bool]:
+        known = self._known.get(head)
+        if known is None:
+            known = read_head(head)
+            if len(self._known) < _HEADS:
+                self._known[head] = known
+        return known
+
+
+def read_head(head: bytes) -> tuple[int, int, bool]:
+    """The status, the length of the body, or CHUNKED or UNTIL_CLOSED, and whether the connection closes behind it."""
+    first, *lines = head.split(b"\r\n")
+    parts = first.split(b" ", 2)
+    status = int(parts[1]) if len(parts) > 1 and parts[1].isdigit() else 0
+    fields = {
+        name.strip().lower(): value.strip().lower() for name, _, value in (line.partition(b":") for line in lines)
+    }
+    closes = fields.get(b"connection") == b"close" or (first.startswith(b"HTTP/1.0") and b"connection" not in fields)
+    length = fields.get(b"content-length", b"")
+    if b"chunked" in fields.get(b"transfer-encoding", b""):
+        return status, CHUNKED, closes
+    if length.isdigit():
+        return status, int(length), closes
+    return status, 0 if status in (100, 204, 304) else UNTIL_CLOSED, closes
+
+
+def _error_text(status: int, body: bytes) -> str:
+    try:
+        text = str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        text = body.decode(errors="replace").strip()
+    return f"{status}: {text[:_LONGEST_ERROR]}" if text else f"status {status}"
+
+
+class HttpSlots:
+    """Makes connections that send these requests."""
+
+    def __init__(self, endpoint: Endpoint, requests: Sequence[bytes]) -> None:
+        self._endpoint, self._requests = endpoint, requests
+        self._heads = Heads()
+
+    async def open(self, owner: Owner, count: int) -> Sequence[Slot]:
+        slots = [HttpSlot(self._endpoint, self._requests, owner, self._heads) for _ in range(count)]
+        await asyncio.gather(*(slot.open() for slot in slots))
+        return slots

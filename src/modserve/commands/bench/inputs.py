@@ -1,0 +1,242 @@
+"""What requests carry: made up from a model's metadata, or read from files, perf_analyzer's JSON among them."""
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from modserve.core import dtypes
+from modserve.core.byte_strings import encode_elements
+from modserve.core.dtypes import Datatype
+from modserve.core.errors import ModserveError, invalid
+from modserve.core.sample_data import Sizes, generator, likely, zeros
+from modserve.core.tensor import Array, Shape, Tensor, matches
+
+Inputs = Mapping[str, Tensor]
+"""The inputs of one request, with the dimension of the batch if there is one."""
+
+_LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz0123456789", np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """An input as the server describes it; `dims` leave out the batch."""
+
+    name: str
+    datatype: Datatype
+    dims: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the command line says of the data."""
+
+    batch_size: int = 1
+    zero: bool = False
+    data: Path | None = None
+    """perf_analyzer's JSON."""
+    files: tuple[tuple[str, Path], ...] = ()
+    shapes: tuple[tuple[str, Shape], ...] = ()
+    string_length: int = 128
+    string_data: str = ""
+
+
+def make(model: str, specs: Sequence[InputSpec], batches: bool, wishes: Wishes) -> tuple[list[Inputs], list[str]]:
+    """The inputs of the requests that are sent in turns, and remarks on what was assumed. Raises INVALID_ARG."""
+    if not batches and wishes.batch_size > 1:
+        raise invalid(f"model '{model}' takes no batches, and '--batch-size' is {wishes.batch_size}")
+    known = {spec.name for spec in specs}
+    for name, option in [*((n, "--input") for n, _ in wishes.files), *((n, "--shape") for n, _ in wishes.shapes)]:
+        if name not in known:
+            raise invalid(f"option '{option}': model '{model}' has no input '{name}', only {', '.join(sorted(known))}")
+    rows = wishes.batch_size if batches else None
+    files = {name: _from_file(spec_of(specs, name), path, rows) for name, path in wishes.files}
+    remarks: list[str] = []
+    rest = [spec for spec in specs if spec.name not in files]
+    if wishes.data is not None:
+        documents = _documents(wishes.data)
+        samples = [_sample(rest, document, dict(wishes.shapes), wishes.data) for document in documents]
+        return [{**files, **_stacked(samples, start, rows)} for start in range(len(samples))], remarks
+    made = {spec.name: _made(model, spec, wishes, rows, remarks) for spec in rest}
+    return [{spec.name: {**files, **made}[spec.name] for spec in specs}], remarks
+
+
+def spec_of(specs: Sequence[InputSpec], name: str) -> InputSpec:
+    return next(spec for spec in specs if spec.name == name)
+
+
+# Made up
+
+
+def _made(model: str, spec: InputSpec, wishes: Wishes, rows: int | None, remarks: list[str]) -> Tensor:
+    shape = dict(wishes.shapes).get(spec.name)
+    if shape is None:
+        shape = Sizes("", model).resolve(spec.name, spec.dims)
+        if shape != spec.dims:
+            sizes = ",".join(map(str, shape))
+            remarks.append(f"input '{spec.name}' of shape {list(spec.dims)} is sent as --shape {spec.name}:{sizes}")
+    elif not matches(spec.dims, shape):
+        raise invalid(f"option '--shape': input '{spec.name}' has shape {list(spec.dims)}, got {list(shape)}")
+    whole = shape if rows is None else (rows, *shape)
+    return Tensor.from_array(_values(spec, whole, wishes), spec.datatype)
+
+
+def _values(spec: InputSpec, shape: Shape, wishes: Wishes) -> Array:
+    random = generator()
+    if wishes.zero:
+        return zeros(spec.datatype, shape)
+    if spec.datatype is not dtypes.BYTES:
+        return likely(spec.name, spec.datatype, shape, random, max(1, math.prod(shape[1:])))
+    array = np.empty(shape, object)
+    for index in range(array.size):
+        text = wishes.string_data.encode() or random.choice(_LETTERS, wishes.string_length).tobytes()
+        array.flat[index] = text
+    return array
+
+
+# Files
+
+
+def _from_file(spec: InputSpec, path: Path, rows: int | None) -> Tensor:
+    """An array of numpy's, with or without the batch; of any other file the bytes, for an input of strings."""
+    try:
+        if path.suffix != ".npy":
+            if spec.datatype is not dtypes.BYTES:
+                raise invalid(f"'{path}' is for input '{spec.name}' of {spec.datatype}: expected a .npy file")
+            array: Array = np.array([path.read_bytes()], object).reshape(())
+            array = np.broadcast_to(array, tuple(1 if size < 0 else size for size in spec.dims))
+        else:
+            array = np.load(path, allow_pickle=False)
+    except OSError as error:
+        raise invalid(f"cannot read '{path}': {error.strerror}") from None
+    except ValueError as error:
+        raise invalid(f"'{path}' is no array that can be read: {error}") from None
+    return _fitted(spec, array, rows, f"'{path}'")
+
+
+def _fitted(spec: InputSpec, array: Array, rows: int | None, where: str) -> Tensor:
+    if rows is not None and matches(spec.dims, array.shape):
+        array = np.repeat(array[None], rows, axis=0)
+    dims = spec.dims if rows is None else (-1, *spec.dims)
+    if not matches(dims, array.shape):
+        raise invalid(f"{where} has shape {list(array.shape)}, and input '{spec.name}' {list(dims)}")
+    if spec.datatype is dtypes.BYTES:
+        if array.dtype.kind in "SU":
+            array = array.astype(object)
+        texts = [each if isinstance(each, bytes) else str(each).encode() for each in array.ravel()]
+        return Tensor.from_raw(dtypes.BYTES, array.shape, encode_elements(texts))
+    try:
+        converted: Array = np.ascontiguousarray(array).astype(spec.datatype.numpy, casting="same_kind")
+    except TypeError:
+        raise invalid(f"{where} is of type {array.dtype}, and input '{spec.name}' of {spec.datatype}") from None
+    return Tensor.from_array(converted, spec.datatype)
+
+
+# perf_analyzer's JSON: {"data": [{"INPUT": [1, 2], "OTHER": {"content": …, "shape": …}, "THIRD": {"b64": …}}, …]}
+
+
+def _documents(path: Path) -> list[Mapping[str, Any]]:
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise invalid(f"cannot read '{path}': {error.strerror}") from None
+    except ValueError as error:
+        raise invalid(f"'{path}' is no JSON: {error}") from None
+    data = document.get("data") if isinstance(document, dict) else None
+    if not isinstance(data, list) or not data:
+        raise invalid(f'\'{path}\': expected {{"data": [{{"INPUT": …}}, …]}}')
+    steps = [step for entry in data for step in (entry if isinstance(entry, list) else [entry])]
+    if not all(isinstance(step, dict) for step in steps):
+        raise invalid(f"'{path}': each entry of 'data' has to be an object of inputs by name")
+    return steps
+
+
+def _sample(
+    specs: Sequence[InputSpec], document: Mapping[str, Any], shapes: Mapping[str, Shape], path: Path
+) -> dict[str, Tensor]:
+    """One row of each input."""
+    sample = {}
+    for spec in specs:
+        if spec.name not in document:
+            raise invalid(f"'{path}' has an entry without input '{spec.name}'")
+        sample[spec.name] = _value(spec, document[spec.name], shapes.get(spec.name), path)
+    return sample
+
+
+def _value(spec: InputSpec, value: Any, shape: Shape | None, path: Path) -> Tensor:
+    where = f"'{path}': the content of input '{spec.name}'"
+    content = value
+    if isinstance(value, dict):
+        shape = tuple(value.get("shape", ())) or shape
+        content = value.get("content", value)
+    fixed = shape or (None if any(size < 0 for size in spec.dims) else spec.dims)
+    if isinstance(content, dict):
+        if "b64" not in content:
+            raise invalid(f"{where} has neither 'content' nor 'b64'")
+        try:
+            raw = base64.b64decode(content["b64"], validate=True)
+        except (binascii.Error, TypeError, ValueError):
+            raise invalid(f"{where} is no base64") from None
+        if spec.datatype is dtypes.BYTES:
+            return Tensor.from_raw(dtypes.BYTES, fixed or (1,), encode_elements([raw]))
+        if fixed is None:
+            raise invalid(f"{where} needs a 'shape', or '--shape', since the input has {list(spec.dims)}")
+        if len(raw) != math.prod(fixed) * spec.datatype.size:
+            raise invalid(f"{where} has {len(raw)} bytes, expected {math.prod(fixed) * spec.datatype.size}")
+        return Tensor.from_raw(spec.datatype, fixed, raw)
+    try:
+        flat = _flat(content if isinstance(content, list) else [content])
+        if spec.datatype is dtypes.BYTES:
+            texts = [_text(each) for each in flat]
+            return Tensor.from_raw(dtypes.BYTES, _shape(fixed, spec, len(texts)), encode_elements(texts))
+        array = np.array(flat).astype(spec.datatype.numpy)
+        return Tensor.from_array(array.reshape(_shape(fixed, spec, array.size)), spec.datatype)
+    except ModserveError:
+        raise
+    except (ValueError, TypeError, OverflowError) as error:
+        raise invalid(f"{where} does not fit {spec.datatype} {list(fixed or spec.dims)}: {error}") from None
+
+
+def _shape(fixed: Shape | None, spec: InputSpec, count: int) -> Shape:
+    """The shape, with the one unknown dimension from the number of elements."""
+    if fixed is not None:
+        if math.prod(fixed) != count:
+            raise ValueError(f"{count} elements")
+        return fixed
+    if sum(size < 0 for size in spec.dims) > 1:
+        raise ValueError("its shape is needed as 'shape', or as '--shape'")
+    known = math.prod(size for size in spec.dims if size >= 0)
+    if not known or count % known:
+        raise ValueError(f"{count} elements")
+    return tuple(count // known if size < 0 else size for size in spec.dims)
+
+
+def _flat(content: Any) -> list[Any]:
+    return [each for part in content for each in (_flat(part) if isinstance(part, list) else [part])]
+
+
+def _text(value: Any) -> bytes:
+    if isinstance(value, dict) and "b64" in value:
+        return base64.b64decode(value["b64"])
+    return str(value).encode()
+
+
+def _stacked(samples: Sequence[Mapping[str, Tensor]], start: int, rows: int | None) -> Inputs:
+    """A request from the sample at `start`; of a batch, from as many as it has rows, beginning again at the end."""
+    if rows is None:
+        return samples[start]
+    chosen = [samples[(start + offset) % len(samples)] for offset in range(rows)]
+    stacked = {}
+    for name, first in samples[start].items():
+        tensors = [sample[name] for sample in chosen]
+        if any(tensor.shape != first.shape for tensor in tensors):
+            raise invalid(f"a batch needs samples of one shape, and input '{name}' has several; try '--batch-size 1'")
+        raw = b"".join(bytes(tensor.raw) for tensor in tensors)
+        stacked[name] = Tensor.from_raw(first.datatype, (rows, *first.shape), raw)
+    return stacked

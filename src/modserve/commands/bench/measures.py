@@ -1,0 +1,197 @@
+"""What was measured: windows of time with the latencies of their requests, and what a load makes of them."""
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
+AT_THE_EDGE = 3
+"""Requests that begin before a window and end in it, or the other way round, more or less by chance."""
+WINDOWS = 3
+"""So many windows in a row must agree, as for perf_analyzer; the result is made of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTimes:
+    """What a server has counted of a model: requests, batches, and nanoseconds of all requests in each part."""
+
+    requests: int = 0
+    inferences: int = 0
+    executions: int = 0
+    cache_hits: int = 0
+    total_ns: int = 0
+    queue_ns: int = 0
+    input_ns: int = 0
+    infer_ns: int = 0
+    output_ns: int = 0
+
+    def since(self, before: "ServerTimes") -> "ServerTimes":
+        return ServerTimes(
+            *(getattr(self, name) - getattr(before, name) for name in ServerTimes.__dataclass_fields__),
+        )
+
+    def plus(self, other: "ServerTimes") -> "ServerTimes":
+        return ServerTimes(*(getattr(self, name) + getattr(other, name) for name in ServerTimes.__dataclass_fields__))
+
+    def mean_ms(self, part: str) -> float:
+        """Of a request, for ``total``, ``queue``, ``input``, ``infer`` and ``output``."""
+        total: int = getattr(self, f"{part}_ns")
+        return total / self.requests / 1e6 if self.requests else 0.0
+
+
+@dataclass(slots=True)
+class Window:
+    """The requests that ended in a span of time."""
+
+    seconds: float
+    latencies: "array[int]"
+    """Nanoseconds of each request that succeeded; from its intended start where there is a rate."""
+    errors: Counter[str] = field(default_factory=Counter)
+    lags: "array[int]" = field(default_factory=lambda: array("q"))
+    """Nanoseconds by which the client itself sent later than intended; none without a rate."""
+    waiting: int = 0
+    """Requests whose start is over and that no connection was free for, at the window's end."""
+    server: ServerTimes | None = None
+
+    @property
+    def rate(self) -> float:
+        return len(self.latencies) / self.seconds if self.seconds else 0.0
+
+    def percentile_ms(self, percentile: float) -> float:
+        return percentiles_ms(self.latencies, (percentile,))[percentile]
+
+
+def percentiles_ms(latencies: "array[int]", levels: Sequence[float] = PERCENTILES) -> dict[float, float]:
+    """The least latency that so many percent of the requests do not exceed, in ms; 0 without requests."""
+    if not latencies:
+        return dict.fromkeys(levels, 0.0)
+    ranks = {level: max(0, math.ceil(level * len(latencies) / 100 - _ROUNDING) - 1) for level in levels}
+    ordered = np.partition(np.frombuffer(latencies, np.int64), sorted(set(ranks.values())))
+    return {level: float(ordered[rank]) / 1e6 for level, rank in ranks.items()}
+
+
+_ROUNDING = 1e-6
+"""99.9 * 1000 / 100 is not quite 999."""
+
+
+def is_stable(windows: Sequence[Window], percent: float, percentile: float) -> bool:
+    """Whether rates and latencies of the last three windows lie within so many percent of each other."""
+    last = windows[-WINDOWS:]
+    if len(last) < WINDOWS or not all(window.latencies for window in last):
+        return False
+    for values in ([window.rate for window in last], [window.percentile_ms(percentile) for window in last]):
+        if max(values) > min(values) * (1 + percent / 100):
+            return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is sent: `value` requests at a time, or a second."""
+
+    is_rate: bool
+    value: float
+
+    def __str__(self) -> str:
+        return f"rate {rounded(self.value)}/s" if self.is_rate else f"concurrency {self.value:,.0f}"
+
+
+def rounded(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One load, measured: the last windows together. Times are in ms."""
+
+    load: Load
+    stable: bool
+    windows: int
+    """How many there were in all."""
+    seconds: float
+    requests: int
+    rate: float
+    """Successful requests a second."""
+    inferences: float
+    """The same times the rows of a request."""
+    mean: float
+    percentiles: Mapping[float, float]
+    errors: Mapping[str, int]
+    lag: float
+    """p99 of how much later the client sent than intended."""
+    waiting: int
+    server: ServerTimes | None
+    unanswered: int = 0
+
+    @property
+    def failed(self) -> int:
+        return sum(self.errors.values())
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether about as many requests ended as were to be sent."""
+        return not self.load.is_rate or self.requests >= 0.95 * self.load.value * self.seconds - AT_THE_EDGE
+
+
+def summary(load: Load, windows: Sequence[Window], rows: int, percent: float, percentile: float) -> Result:
+    """The last three windows as one result."""
+    last = windows[-WINDOWS:]
+    latencies, lags = array("q"), array("q")
+    errors = Counter[str]()
+    server: ServerTimes | None = None
+    for window in last:
+        latencies.extend(window.latencies)
+        lags.extend(window.lags)
+        errors.update(window.errors)
+        if window.server is not None:
+            server = window.server if server is None else server.plus(window.server)
+    seconds = sum(window.seconds for window in last)
+    rate = len(latencies) / seconds if seconds else 0.0
+    return Result(
+        load,
+        is_stable(windows, percent, percentile),
+        len(windows),
+        seconds,
+        len(latencies),
+        rate,
+        rate * rows,
+        sum(latencies) / len(latencies) / 1e6 if latencies else 0.0,
+        percentiles_ms(latencies, tuple(sorted({*PERCENTILES, percentile}))),
+        errors,
+        percentiles_ms(lags, (99.0,))[99.0],
+        last[-1].waiting if last else 0,
+        server,
+    )
+
+
+def to_json(result: Result) -> dict[str, Any]:
+    """The result for programs. Names stay; more may be added."""
+    kind = "request_rate" if result.load.is_rate else "concurrency"
+    server = result.server
+    return {
+        kind: result.load.value,
+        "stable": result.stable,
+        "windows": result.windows,
+        "seconds": result.seconds,
+        "requests": result.requests,
+        "requests_per_second": result.rate,
+        "inferences_per_second": result.inferences,
+        "latency_ms": {"mean": result.mean} | {f"p{key:g}": value for key, value in result.percentiles.items()},
+        "errors": dict(result.errors),
+        "client_lag_p99_ms": result.lag,
+        "waiting": result.waiting,
+        "server": None
+        if server is None
+        else {
+            "requests": server.requests,
+            "inferences": server.inferences,
+            "executions": server.executions,
+            "cache_hits": server.cache_hits,
+            "mean_ms": {part: server.mean_ms(part) for part in ("total", "queue", "input", "infer", "output")},
+        },
+    }

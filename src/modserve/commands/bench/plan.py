@@ -1,0 +1,286 @@
+"""The command line of ``modserve bench``, and what it comes to."""
+
+import math
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from modserve.core.tensor import Shape
+
+from ..access import Access, access
+from ..syntax import Parser, WordsError, add_access, parser, positive
+from .inputs import Wishes
+from .ranges import read_range, whole_range
+from .run import Goal, Rules
+from .search import LOWEST
+
+_DESCRIPTION = """\
+Measures how fast a model of a running server responds: any server of the KServe v2 protocol,
+modserve and Triton among them. Input data is made from the model's metadata, or read from files.
+Windows of time are measured until three in a row agree, and the result is made of these three.
+Ctrl-C ends it with the results so far."""
+_CODES = """0 measured, 2 a wrong command line, 130 ended by Ctrl-C, 1 all else: failed
+            requests, no such model or server, no rate that keeps the goal"""
+_EXAMPLES = """\
+  modserve bench simple --concurrency 1:64:x2
+  modserve bench simple --url grpc://127.0.0.1:8001 --rate 1000:5000:1000
+  modserve bench resnet50 --shape image:3,224,224 --goal-ms 50 --html report.html"""
+
+T = TypeVar("T")
+
+
+def reading(read: Callable[[str], T]) -> Callable[[str], T]:
+    """For argparse: a value that `read` refuses, saying what it expects."""
+
+    def wrapped(text: str) -> T:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise ArgumentTypeError(f"expected {error}, got: {text}") from None
+
+    return wrapped
+
+
+def count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text)):
+        raise ValueError("a whole number above 0")
+    return int(text)
+
+
+def _dims(text: str) -> tuple[str, Shape]:
+    """``name:3,224,224``, or with ``x`` between the sizes."""
+    name, _, sizes = text.rpartition(":")
+    parts = sizes.replace("x", ",").split(",")
+    if not name or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+        raise ValueError("NAME:SIZE,SIZE,…")
+    return name, tuple(map(int, parts))
+
+
+def _input_file(text: str) -> tuple[str, Path]:
+    name, equals, file = text.partition("=")
+    if not equals or not name or not file.startswith("@") or len(file) < 2:
+        raise ValueError("NAME=@FILE")
+    return name, Path(file[1:])
+
+
+def _percentile(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 100:
+        raise ValueError("a number between 0 and 100")
+    return value
+
+
+def bench_parser() -> Parser:
+    made = parser("bench", _DESCRIPTION, _EXAMPLES, _CODES)
+    made.add_argument("model", metavar="MODEL", help="Its name.")
+    made.add_argument("--model-version", metavar="N", type=reading(count), help="Its version; the server's if not set.")
+    load = made.add_argument_group("the load")
+    load.add_argument(
+        "--concurrency",
+        metavar="RANGE",
+        type=reading(whole_range),
+        help="So many requests at a time, each sent when the last one has its response (closed loop). [default: 1] "
+        "A RANGE is 8, or 1,4,16, or 100:2000:100, or 1:64:x2.",
+    )
+    load.add_argument(
+        "--rate",
+        metavar="RANGE",
+        help="So many requests a second, whatever comes back (open loop). Latency counts from when a request was to be "
+        "sent, so that a server that stalls delays all that were due meanwhile.",
+    )
+    add_goal(load.add_argument)
+    load.add_argument("--poisson", action="store_true", help="Random gaps in a rate, as from many clients.")
+    load.add_argument(
+        "--connections",
+        metavar="N",
+        type=reading(count),
+        default=256,
+        help="Requests that a rate may have under way; others wait in line. [default: 256]",
+    )
+    add_data(made)
+    add_rules(made)
+    results = made.add_argument_group("results")
+    results.add_argument("--json", metavar="FILE", default="", help="Write them as JSON, too; - is standard output.")
+    results.add_argument(
+        "--html", metavar="FILE", default="", help="Write a page with plots, which needs no other file."
+    )
+    add_access(made)
+    return made
+
+
+def add_goal(add: Callable[..., object], *, required: bool = False) -> None:
+    add(
+        "--goal-ms",
+        metavar="N",
+        type=positive,
+        required=required,
+        help="Search for the highest rate whose latency is at most N ms."
+        + ("" if required else " With --rate LOW:HIGH, between these two."),
+    )
+    add(
+        "--percentile",
+        metavar="P",
+        type=reading(_percentile),
+        default=99.0,
+        help="Of the latency, for the goal and for what has to agree. [default: 99]",
+    )
+
+
+def add_data(made: Parser) -> None:
+    data = made.add_argument_group("the data")
+    data.add_argument(
+        "-b", "--batch-size", metavar="N", type=reading(count), default=1, help="Rows of a request. [default: 1]"
+    )
+    data.add_argument(
+        "--shape",
+        metavar="NAME:SIZES",
+        type=reading(_dims),
+        action="append",
+        default=[],
+        help="For an input of variable shape, without the batch: image:3,224,224.",
+    )
+    data.add_argument(
+        "--input-data",
+        metavar="WHAT",
+        default="random",
+        help="random (as most models take it), zero, or a file in perf_analyzer's JSON. [default: random]",
+    )
+    data.add_argument(
+        "--input",
+        metavar="NAME=@FILE",
+        type=reading(_input_file),
+        action="append",
+        default=[],
+        help="An input from a .npy file, or a string from any other.",
+    )
+    data.add_argument(
+        "--string-length",
+        metavar="N",
+        type=reading(count),
+        default=128,
+        help="Letters of a random string. [default: 128]",
+    )
+    data.add_argument("--string-data", metavar="TEXT", default="", help="A string in place of random ones.")
+    data.add_argument(
+        "--format",
+        choices=("binary", "json"),
+        default="",
+        help="How tensors go over HTTP; if not set, binary where the server says it can.",
+    )
+
+
+def add_rules(made: Parser) -> None:
+    exact = made.add_argument_group("how exact")
+    exact.add_argument("--window-secs", metavar="N", type=positive, default=1.0, help="Of a window. [default: 1]")
+    exact.add_argument(
+        "--window-requests",
+        metavar="N",
+        type=reading(count),
+        default=50,
+        help="A window lasts until it has so many, at most ten times as long. [default: 50]",
+    )
+    exact.add_argument(
+        "--windows", metavar="N", type=reading(count), default=10, help="The most for a load. [default: 10]"
+    )
+    exact.add_argument(
+        "--stability",
+        metavar="PERCENT",
+        type=positive,
+        default=10.0,
+        help="Three windows agree if neither rates nor latencies differ by more. [default: 10]",
+    )
+    exact.add_argument(
+        "--warm-up-secs", metavar="N", type=positive, default=0.5, help="Before each load. [default: 0.5]"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The command line, understood."""
+
+    model: str
+    version: int | None
+    access: Access
+    wishes: Wishes
+    rules: Rules
+    concurrencies: tuple[int, ...] = ()
+    rates: tuple[float, ...] = ()
+    bounds: tuple[float, ...] = ()
+    """The lowest and the highest rate of a search."""
+    goal: Goal | None = None
+    format: str = ""
+    poisson: bool = False
+    connections: int = 256
+    json: str = ""
+    html: str = ""
+
+
+def read(options: Namespace) -> Plan:
+    """From the options of `bench_parser`. Raises WordsError, and INVALID_ARG for what is no address."""
+    is_open = options.rate is not None or options.goal_ms is not None
+    if options.concurrency and is_open:
+        raise WordsError("option --concurrency is for a closed loop; --rate and --goal-ms are for an open one")
+    rates, bounds = _rates(options.rate, options.goal_ms is not None)
+    return Plan(
+        options.model,
+        options.model_version,
+        access(options),
+        wishes(options),
+        rules(options),
+        () if is_open else options.concurrency or (1,),
+        rates,
+        bounds,
+        None if options.goal_ms is None else Goal(options.goal_ms, options.percentile),
+        options.format,
+        options.poisson,
+        options.connections,
+        options.json,
+        options.html,
+    )
+
+
+def wishes(options: Namespace) -> Wishes:
+    made_up = options.input_data in ("random", "zero")
+    return Wishes(
+        options.batch_size,
+        options.input_data == "zero",
+        None if made_up else Path(options.input_data),
+        tuple(options.input),
+        tuple(options.shape),
+        options.string_length,
+        options.string_data,
+    )
+
+
+def rules(options: Namespace) -> Rules:
+    return Rules(
+        options.window_secs,
+        options.window_requests,
+        options.windows,
+        options.warm_up_secs,
+        options.stability,
+        options.percentile,
+        options.batch_size,
+    )
+
+
+def _rates(text: str | None, is_search: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The rates to measure, or the bounds of a search."""
+    if text is None:
+        return (), (LOWEST, math.inf) if is_search else ()
+    try:
+        if not is_search:
+            return read_range(text), ()
+        low, colon, high = text.partition(":")
+        limits = float(low), float(high or 0)
+        if not colon or not 0 < limits[0] < limits[1] < math.inf:
+            raise ValueError
+        return (), limits
+    except ValueError as error:
+        expected = "LOW:HIGH with --goal-ms" if is_search else str(error)
+        raise WordsError(f"option --rate: expected {expected}, got: {text}") from None

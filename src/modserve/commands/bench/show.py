@@ -1,0 +1,216 @@
+"""What a person sees: a bar or lines while it goes on, then a table."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, TextIO
+
+from .measures import WINDOWS, Load, Result, Window, rounded
+from .run import Goal, Rules
+
+_SHOWN_ERRORS = 10
+
+
+class Progress(Protocol):
+    def begin(self, load: Load, index: int, loads: int) -> None:
+        """A load is next, one of `loads`; 0: nobody knows how many."""
+
+    def window(self, load: Load, windows: Sequence[Window], rules: Rules) -> None:
+        """A window is over."""
+
+    def tried(self, result: Result, kept: bool, goal: Goal) -> None:
+        """A rate of a search was measured."""
+
+
+@contextmanager
+def progress(stream: TextIO) -> Iterator[Progress]:
+    """A bar on a terminal if `rich` is installed, otherwise lines."""
+    if stream.isatty() and os.environ.get("TERM") != "dumb":
+        try:
+            from rich.console import Console
+            from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+            from rich.progress import Progress as Bar
+        except ImportError:
+            pass
+        else:
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[now]}"))
+            # It is drawn between windows: a thread that draws would take the client's time.
+            bar = Bar(*columns, TimeElapsedColumn(), console=Console(file=stream), auto_refresh=False, transient=True)
+            with bar:
+                yield _Bar(bar)
+            return
+    yield _Lines(stream)
+
+
+def window_line(windows: Sequence[Window], rules: Rules) -> str:
+    last = windows[-1]
+    latency = milliseconds(last.percentile_ms(rules.percentile))
+    line = f"window {len(windows)}: {last.rate:,.0f}/s, p{rules.percentile:g} {latency} ms"
+    failed = sum(last.errors.values())
+    return f"{line}, {failed:,} errors" if failed else line
+
+
+def tried_line(result: Result, kept: bool, goal: Goal) -> str:
+    shown = f"p{goal.percentile:g} {milliseconds(result.percentiles[goal.percentile])} ms"
+    why = (
+        ""
+        if kept
+        else " (errors)"
+        if result.failed
+        else ""
+        if result.keeps_up
+        else f" ({result.rate:,.0f}/s came back)"
+    )
+    return f"rate {rounded(result.load.value)}/s: {shown}, goal {goal.ms:g} ms: {'kept' if kept else 'missed'}{why}"
+
+
+class _Lines:
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def begin(self, load: Load, index: int, loads: int) -> None:
+        """Its windows say it."""
+
+    def window(self, load: Load, windows: Sequence[Window], rules: Rules) -> None:
+        print(f"{load}: {window_line(windows, rules)}", file=self._stream, flush=True)
+
+    def tried(self, result: Result, kept: bool, goal: Goal) -> None:
+        print(tried_line(result, kept, goal), file=self._stream, flush=True)
+
+
+class _Bar:
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+        self._task = bar.add_task("the first request", total=None, now="")
+        self._index, self._loads = 0, 0
+
+    def begin(self, load: Load, index: int, loads: int) -> None:
+        self._index, self._loads = index, loads
+        total = loads * WINDOWS if loads else None
+        self._bar.update(self._task, description=str(load), completed=index * WINDOWS, total=total, now="warm-up")
+        self._bar.refresh()
+
+    def window(self, load: Load, windows: Sequence[Window], rules: Rules) -> None:
+        done = self._index * WINDOWS + min(len(windows), WINDOWS)
+        self._bar.update(self._task, completed=done, now=window_line(windows, rules))
+        self._bar.refresh()
+
+    def tried(self, result: Result, kept: bool, goal: Goal) -> None:
+        self._bar.console.print(tried_line(result, kept, goal), highlight=False)
+
+
+# The table
+
+
+Rows = tuple[Sequence[str], Sequence[Sequence[str]]]
+
+
+def table(
+    results: Sequence[Result], rules: Rules, kept: Sequence[bool] = (), goal: Goal | None = None
+) -> Iterator[str]:
+    """Clients' times, servers' times, and what is worth a remark."""
+    if not results:
+        yield "Nothing was measured."
+        return
+    start = "when it was to be sent" if results[0].load.is_rate else "sending"
+    yield f"As the client sees it; ms of a request from {start} to the last byte:"
+    yield from columns(*client_rows(results, rules, kept))
+    yield ""
+    names, rows = server_rows(results)
+    if rows:
+        yield "As the server has counted it; mean ms of a request, in all and its parts:"
+        yield from columns(names, rows)
+    else:
+        yield "The server has no statistics of the model."
+    lines = list(remarks(results, rules, goal))
+    yield from ["", *lines] if lines else []
+
+
+def client_rows(results: Sequence[Result], rules: Rules, kept: Sequence[bool]) -> Rows:
+    levels = sorted(results[0].percentiles) if results else []
+    names = ["load", "requests/s", *(["inferences/s"] if rules.rows > 1 else []), "mean"]
+    names += [*(f"p{level:g}" for level in levels), "errors", *(["goal"] if kept else [])]
+    rows = []
+    for index, each in enumerate(results):
+        row = [str(each.load), f"{each.rate:,.1f}", *([f"{each.inferences:,.1f}"] if rules.rows > 1 else [])]
+        row += [milliseconds(each.mean), *(milliseconds(each.percentiles[level]) for level in levels)]
+        row += [f"{each.failed:,}", *(["kept" if kept[index] else "missed"] if index < len(kept) else [])]
+        rows.append(row)
+    return names, rows
+
+
+def server_rows(results: Sequence[Result]) -> Rows:
+    parts = ("total", "queue", "input", "infer", "output")
+    rows = []
+    for each in results:
+        server = each.server
+        if server is None or not server.requests:
+            continue
+        batch = server.inferences / server.executions if server.executions else 0.0
+        around = max(0.0, each.mean - server.mean_ms("total"))
+        times = [milliseconds(value) for value in (*(server.mean_ms(part) for part in parts), around)]
+        rows.append([str(each.load), f"{server.requests:,}", f"{batch:.2f}", *times])
+    return ["load", "requests", "rows a batch", *parts, "around it"], rows
+
+
+def remarks(results: Sequence[Result], rules: Rules, goal: Goal | None) -> Iterator[str]:
+    """What is worth saying of the loads, and the errors by their texts."""
+    texts: dict[str, int] = {}
+    for each in results:
+        for text, number in each.errors.items():
+            texts[text] = texts.get(text, 0) + number
+        if not each.stable and goal is None:
+            yield (
+                f"{each.load}: not steady, {each.windows} windows did not agree within {rules.stability:g} %; "
+                "'--window-secs' makes them longer"
+            )
+        if each.load.is_rate and not each.keeps_up:
+            yield f"{each.load}: only {each.rate:,.0f} responses a second came back: latency grows as long as it lasts"
+        if each.load.is_rate and each.lag > max(1.0, 0.1 * each.percentiles[rules.percentile]):
+            yield f"{each.load}: this client itself sent {milliseconds(each.lag)} ms late (p99): it lacks CPU time"
+        if each.unanswered:
+            yield f"{each.load}: {each.unanswered} requests were without a response at the end"
+    if texts:
+        yield ""
+        yield "errors:"
+        shown = sorted(texts.items(), key=lambda item: -item[1])
+        yield from (f"{number:10,}  {text}" for text, number in shown[:_SHOWN_ERRORS])
+        if len(shown) > _SHOWN_ERRORS:
+            yield f"            and {len(shown) - _SHOWN_ERRORS} other texts"
+
+
+def verdict(results: Sequence[Result], kept: Sequence[bool], goal: Goal, best: Result | None) -> str:
+    """The sentence that a search is made for."""
+    text = f"p{goal.percentile:g} of at most {goal.ms:g} ms"
+    if best is None:
+        lowest = min((each.load.value for each in results), default=0.0)
+        return f"\nNo rate keeps {text}" + (f", not even {rounded(lowest)} requests a second." if lowest else ".")
+    shown = f"p{goal.percentile:g} is {milliseconds(best.percentiles[goal.percentile])} ms there"
+    missed = [each.load.value for each, fine in zip(results, kept, strict=False) if not fine]
+    above = min((rate for rate in missed if rate > best.load.value), default=0.0)
+    end = f"; {rounded(above)} does not" if above else ""
+    return f"\nThe highest rate that keeps {text}: {rounded(best.load.value)} requests a second ({shown}){end}."
+
+
+def columns(names: Sequence[str], rows: Sequence[Sequence[str]], *, texts: bool = False) -> Iterator[str]:
+    """Lines of a table; all but the first column are numbers, if not `texts`."""
+    widths = [max(len(row[column]) for row in [names, *rows]) for column in range(len(names))]
+    for row in [names, ["-" * width for width in widths], *rows]:
+        first, *rest = (
+            cell.rjust(width) if index and not texts else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield "  ".join([first, *rest]).rstrip()
+
+
+def milliseconds(value: float) -> str:
+    """Three digits or more."""
+    return (
+        f"{value:,.0f}"
+        if value >= 1000
+        else f"{value:.1f}"
+        if value >= 100
+        else f"{value:.2f}"
+        if value >= 1
+        else f"{value:.3f}"
+    )

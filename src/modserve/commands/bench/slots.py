@@ -1,0 +1,53 @@
+"""A slot sends one request at a time and says when its response is complete. HTTP and gRPC have their own."""
+
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+clock = time.perf_counter_ns
+"""Nanoseconds of the clock that all latencies are differences of."""
+
+RETRY_SECONDS = 0.1
+"""Behind a connection that could not be opened."""
+
+
+class Slot(Protocol):
+    start: int
+    """When its request was sent, or was to be sent, by `clock`; 0 while it has none."""
+
+    def send(self, index: int) -> None:
+        """Send the prepared request with this number; `Owner.done` follows, once."""
+
+    def abort(self, why: str) -> None:
+        """End a request that gets no response: its error is `why`."""
+
+    def close(self) -> None:
+        """End the connection without a word."""
+
+
+class Owner(Protocol):
+    """Who gets to know the outcome of each request."""
+
+    def done(self, slot: Slot, error: str) -> None:
+        """The response of the slot's request is complete; `error` is empty for success."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    host: str
+    port: int
+    secure: ssl.SSLContext | None = None
+
+    @property
+    def authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+class SlotFactory(Protocol):
+    """Makes slots with the requests that they send."""
+
+    async def open(self, owner: Owner, count: int) -> Sequence[Slot]:
+        """So many more slots with open connections. Raises OSError."""

@@ -1,0 +1,120 @@
+"""The model that is measured, as its server describes it, and what the server counts of it."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from modserve.core import dtypes
+from modserve.core.errors import ModserveError, invalid
+from modserve.pb import inference as pb
+
+from ..access import Access, UnreachableError
+from ..remote import Remote
+from .grpc_slots import GrpcSlots
+from .http_slots import HttpSlots
+from .inputs import Inputs, InputSpec
+from .measures import ServerTimes
+from .requests import GRPC_PATH, grpc_message, grpc_metadata, http_path, http_request
+from .slots import Endpoint, SlotFactory
+
+_BINARY = "binary_tensor_data"
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A model: what it takes."""
+
+    name: str
+    version: int | None
+    specs: tuple[InputSpec, ...]
+    batches: bool
+    binary: bool
+    """Whether tensors may be bytes behind the JSON, over HTTP."""
+
+
+def describe(remote: Remote, model: str, version: int | None) -> Described:
+    """Raises UnreachableError, and INVALID_ARG with what the server says of a model it does not have."""
+    metadata = remote.metadata(model, version)
+    try:
+        config = remote.config(model, version)
+    except UnreachableError:
+        raise
+    except ModserveError:  # of Triton's extensions; other servers have none
+        config = None
+    if config is not None and config.model_transaction_policy.decoupled:
+        raise invalid(
+            f"model '{model}' is decoupled: a request may have any number of responses, which is not measured"
+        )
+    optional = set() if config is None else {row.name for row in config.input if row.optional}
+    dims = {row.name: tuple(row.shape) for row in metadata.inputs}
+    if config is None:
+        batches = bool(dims) and all(shape[:1] == (-1,) for shape in dims.values())
+    else:
+        batches = config.max_batch_size > 0
+    specs = []
+    for row in metadata.inputs:
+        datatype = dtypes.BY_NAME.get(row.datatype)
+        if datatype is None:
+            raise invalid(f"input '{row.name}' of model '{model}' is of type {row.datatype}, which is unknown here")
+        if row.name not in optional:
+            specs.append(InputSpec(row.name, datatype, dims[row.name][1:] if batches else dims[row.name]))
+    return Described(model, version, tuple(specs), batches, _BINARY in remote.extensions())
+
+
+def slots_for(access: Access, model: Described, inputs: Sequence[Inputs], binary: bool) -> SlotFactory:
+    """What sends these inputs. Raises INVALID_ARG for what cannot be sent."""
+    place = access.address
+    context = access.context() if place.secure else None
+    if context is not None:
+        context.set_alpn_protocols(["h2"] if place.over_grpc else ["http/1.1"])
+    endpoint = Endpoint(place.host, place.port, context)
+    if place.over_grpc:
+        messages = [grpc_message(model.name, model.version, each) for each in inputs]
+        return GrpcSlots(endpoint, GRPC_PATH, messages, list(grpc_metadata(access.headers)))
+    url = http_path(place.path, model.name, model.version)
+    headers = list(access.headers.items())
+    requests = [http_request(endpoint.authority, url, each, headers, binary=binary) for each in inputs]
+    return HttpSlots(endpoint, requests)
+
+
+class ServerCounts:
+    """The statistics of a model. A server that has none is not asked twice."""
+
+    def __init__(self, remote: Remote, model: str, version: int | None) -> None:
+        self._remote, self._model, self._version = remote, model, version
+        self._has_none = False
+
+    async def __call__(self) -> ServerTimes | None:
+        if self._has_none:
+            return None
+        try:
+            return await asyncio.to_thread(self._read)
+        except ModserveError:
+            self._has_none = True
+            return None
+
+    def _read(self) -> ServerTimes:
+        return server_times(self._remote.statistics(self._model, self._version))
+
+
+def server_times(response: pb.ModelStatisticsResponse) -> ServerTimes:
+    """All versions that it has, together. Raises INVALID_ARG without any."""
+    if not response.model_stats:
+        raise invalid("no statistics")
+    times = ServerTimes()
+    for row in response.model_stats:
+        stats = row.inference_stats
+        times = times.plus(
+            ServerTimes(
+                stats.success.count,
+                row.inference_count,
+                row.execution_count,
+                stats.cache_hit.count,
+                stats.success.ns,
+                stats.queue.ns,
+                stats.compute_input.ns,
+                stats.compute_infer.ns,
+                stats.compute_output.ns,
+            )
+        )
+    return times

@@ -1,0 +1,295 @@
+"""What ``modserve doctor`` looks at: a function for each thing on this machine, which says how it is and what helps.
+
+What they read is an argument, so that tests can bring their own.
+"""
+
+import asyncio
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import NamedTuple
+
+from modserve.__about__ import __version__
+from modserve.backends.inventory import Entry, inventory
+from modserve.execution.placement import available_cores
+from modserve.form import form
+from modserve.ports import PortError, opening, probe_port
+from modserve.resources.machine_memory import allowed_memory
+from modserve.resources.open_files import for_connections, raised_limit
+from modserve.settings import Settings
+
+from .tables import count, plural, size
+
+OK, WARNING, PROBLEM = "ok", "warning", "problem"
+_CGROUP = Path("/sys/fs/cgroup")
+_MIB = 1 << 20
+
+
+class Check(NamedTuple):
+    """`text` says how it is, `advice` what to do if it is not well."""
+
+    level: str
+    name: str
+    text: str
+    advice: str = ""
+
+
+def versions(own_form: str = form()) -> Iterator[Check]:
+    """This package, and what it stands on."""
+    python = f"Python {platform.python_version()}, {platform.system()} {platform.release()}, {platform.machine()}"
+    yield Check(OK, "modserve", f"{__version__}, {python}")
+    if own_form == "compiled":
+        yield Check(OK, "form", "compiled")
+    else:
+        yield Check(
+            WARNING,
+            "form",
+            "interpreted, which takes up to twice the CPU time of the compiled form for each request",
+            "install a wheel made by scripts/wheel, or serve with 'scripts/serve --compiled'",
+        )
+    broken: list[str] = []
+    listed: list[str] = []
+    for module, distribution in _LIBRARIES.items():
+        try:
+            import_module(module)
+            listed.append(f"{distribution} {version(distribution)}")
+        except (ImportError, PackageNotFoundError) as error:
+            broken.append(f"{distribution}: {error}")
+        except Exception as error:  # protobuf's, of generated code and a library that do not fit
+            broken.append(f"{distribution}: {type(error).__name__}: {error}")
+    if broken:
+        yield Check(PROBLEM, "libraries", "; ".join(broken), "pip install --force-reinstall modserve, and 'pip check'")
+    else:
+        yield Check(OK, "libraries", ", ".join(dict.fromkeys(listed)))
+
+
+_LIBRARIES = {
+    "numpy": "numpy",
+    "onnxruntime": "onnxruntime",
+    "google.protobuf.message": "protobuf",
+    "modserve.pb.inference": "protobuf",
+    "grpc": "grpcio",
+    "pydantic": "pydantic",
+}
+"""Modules that a server imports, and the distributions that they are in."""
+
+
+def settings_remarks(remarks: Sequence[str]) -> Iterator[Check]:
+    """Options and variables that have no effect."""
+    for remark in remarks:
+        yield Check(WARNING, "settings", remark, "'modserve --help' lists all options and variables")
+
+
+def ports(settings: Settings, probe: Callable[[str, int], None] | None = None) -> Iterator[Check]:
+    """Whether the ports of these settings can be opened, or who has them."""
+    probe = probe or _probe
+    http, grpc = settings.http, settings.grpc
+    rows = (
+        ("HTTP", http.allow, http.address, http.port),
+        ("gRPC", grpc.allow, grpc.address, grpc.port),
+        ("metrics", settings.allow_metrics, settings.metrics_address or http.address, settings.metrics_port),
+    )
+    for name, allowed, address, port in rows:
+        if not allowed:
+            yield Check(OK, f"{name} port", "switched off")
+            continue
+        try:
+            with opening(name, address, port):
+                probe(address, port)
+        except PortError as error:
+            text, _, advice = str(error).rpartition("; ")
+            yield Check(PROBLEM, f"{name} port", text, advice)
+        else:
+            yield Check(OK, f"{name} port", f"{address}:{port} is free" if port else "any that is free")
+
+
+def _probe(address: str, port: int) -> None:
+    asyncio.run(probe_port(address, port))
+
+
+def cores(root: Path = _CGROUP, there: int | None = None) -> Iterator[Check]:
+    """The cores that engines' threads are made for, and whether the system takes time away."""
+    there = there or os.cpu_count() or 1
+    usable = available_cores(root)
+    text = plural(usable, "core") + (f" of {there}: the rest is kept from this process" if usable < there else "")
+    throttled = _field(root / "cpu.stat", "nr_throttled")
+    if throttled:
+        yield Check(
+            WARNING,
+            "cores",
+            f"{text}; this container was made to wait {count(throttled)} times for using more than its share",
+            "a larger CPU limit (--cpus, resources.limits.cpu), or fewer instances and threads",
+        )
+        return
+    yield Check(OK, "cores", text)
+
+
+def _field(file: Path, name: str) -> int:
+    try:
+        for line in file.read_text().splitlines():
+            key, _, value = line.partition(" ")
+            if key.rstrip(":") == name:
+                return int(value.split()[0])
+    except (OSError, ValueError, IndexError):
+        pass
+    return 0
+
+
+def memory(root: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> Iterator[Check]:
+    """The limit, and what is free of it."""
+    limit = allowed_memory(root, meminfo)
+    free = _field(meminfo, "MemAvailable") * 1024
+    try:
+        free = min(free, int((root / "memory.max").read_text()) - int((root / "memory.current").read_text()))
+    except (OSError, ValueError):
+        pass
+    text = f"{size(limit)} allowed, {size(free)} free" if limit else "the system does not say"
+    if limit and free < 512 * _MIB:
+        advice = "a larger limit; --request-memory-limit and --model-memory-limit keep a server below one"
+        yield Check(WARNING, "memory", text, advice)
+    else:
+        yield Check(OK, "memory", text)
+
+
+def files(limit: int | None = None) -> Iterator[Check]:
+    """How many files, and thereby connections, the process may have open."""
+    limit = raised_limit() if limit is None else limit
+    if limit >= sys.maxsize:
+        yield Check(OK, "open files", "no limit")
+        return
+    text = f"{count(limit)} allowed, which is {count(for_connections(limit, 64))} connections"
+    if limit < 4096:
+        yield Check(WARNING, "open files", text, "ulimit -n 65536, or LimitNOFILE= of systemd, or docker's --ulimit")
+    else:
+        yield Check(OK, "open files", text)
+
+
+def shared_memory(directory: Path = Path("/dev/shm")) -> Iterator[Check]:
+    """Where clients put tensors that they share with a server."""
+    try:
+        usage = shutil.disk_usage(directory)
+    except OSError as error:
+        text = f"{directory}: {error.strerror}; clients cannot share memory with the server"
+        yield Check(WARNING, "shared memory", text, "only needed for --allow-client-shm; mount a tmpfs there")
+        return
+    text = f"{directory} has {size(usage.total)}, {size(usage.free)} free"
+    if usage.free <= 64 * _MIB:
+        advice = "for clients that share memory: docker's --shm-size=1g, or an emptyDir with medium: Memory"
+        yield Check(WARNING, "shared memory", text, advice)
+    else:
+        yield Check(OK, "shared memory", text)
+
+
+def temporary(directory: str = "") -> Iterator[Check]:
+    """Where models of one file and workers have their files."""
+    try:
+        with tempfile.TemporaryFile(dir=directory or None):
+            pass
+        place = directory or tempfile.gettempdir()
+        free = shutil.disk_usage(place).free
+    except OSError as error:
+        yield Check(PROBLEM, "temporary files", f"cannot be written: {error}", "TMPDIR names a directory for them")
+        return
+    level = OK if free >= 256 * _MIB else WARNING
+    yield Check(level, "temporary files", f"{place}, {size(free)} free", "" if level == OK else "TMPDIR names another")
+
+
+def engines(entries: Sequence[Entry] | None = None) -> Iterator[Check]:
+    """Which are installed."""
+    entries = inventory() if entries is None else entries
+    installed = [f"{each.library} {each.version}".strip() for each in entries if each.installed and each.library]
+    missing = [each.backend for each in entries if not each.installed]
+    if not installed:
+        yield Check(PROBLEM, "engines", "none is installed", "'modserve engines' has the pip line of each")
+        return
+    text = ", ".join(dict.fromkeys(installed))
+    yield Check(OK, "engines", text + (f"; not installed: {', '.join(missing)}" if missing else ""))
+
+
+def gpus(devices: Sequence[str] | None = None, has_build: bool | None = None) -> Iterator[Check]:
+    """NVIDIA's GPUs, and whether the ONNX Runtime here can use them."""
+    devices = _gpus() if devices is None else devices
+    if not devices:
+        yield Check(OK, "GPU", "none: models run on CPU cores")
+        return
+    has_build = _installed("onnxruntime-gpu") if has_build is None else has_build
+    text = ", ".join(devices)
+    if has_build:
+        yield Check(OK, "GPU", text)
+    else:
+        yield Check(
+            WARNING, "GPU", f"{text}; the ONNX Runtime here is for CPU cores only", "pip install 'modserve[gpu]'"
+        )
+
+
+def _gpus() -> list[str]:
+    try:
+        import pynvml
+    except ImportError:
+        return [each.name for each in sorted(Path("/dev").glob("nvidia[0-9]*"))]
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [
+            f"{pynvml.nvmlDeviceGetName(each)}, {size(pynvml.nvmlDeviceGetMemoryInfo(each).total)}" for each in handles
+        ]
+    except pynvml.NVMLError:
+        return []
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        version(distribution)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def clock(
+    now: float | None = None,
+    source: Path = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+    cost_ns: float | None = None,
+) -> Iterator[Check]:
+    """Whether the time is not before this package was made, and how long a look at the clock takes."""
+    now = time.time() if now is None else now
+    made = Path(__file__).stat().st_mtime
+    if now < made - 24 * 3600:
+        text = f"it is {time.strftime('%Y-%m-%d', time.gmtime(now))}, before modserve was installed"
+        yield Check(WARNING, "clock", text, "set the clock: certificates, logs and caches go by it")
+        return
+    cost_ns = _clock_cost_ns() if cost_ns is None else cost_ns
+    try:
+        kind = source.read_text().strip()
+    except OSError:
+        kind = "unknown source"
+    text = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(now))}, a look takes {cost_ns:.0f} ns ({kind})"
+    if cost_ns > 1000:
+        yield Check(WARNING, "clock", text, "a quicker clock source of the kernel, such as tsc: every request reads it")
+    else:
+        yield Check(OK, "clock", text)
+
+
+def _clock_cost_ns() -> float:
+    best = float("inf")
+    for _ in range(5):
+        begin = time.perf_counter_ns()
+        for _ in range(1000):
+            time.monotonic_ns()
+        best = min(best, (time.perf_counter_ns() - begin) / 1000)
+    return best
+
+
+def all_checks(settings: Settings, remarks: Sequence[str]) -> Iterator[Check]:
+    """Every check, in the order of the report."""
+    yield from versions()
+    yield from settings_remarks(remarks)
+    yield from ports(settings)
+    for each in (cores, memory, files, shared_memory, temporary, engines, gpus, clock):
+        yield from each()

@@ -1,0 +1,127 @@
+"""What a running server says of itself and its models, as values. All of it comes from calls of the protocol."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .access import RefusedError
+from .http_calls import HttpCalls, quoted
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A row of the repository index. `version` is empty for a model without one, `state` for one never loaded."""
+
+    model: str
+    version: str
+    state: str
+    reason: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.model, self.version
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a model version has done since it was loaded. Times are sums, in seconds."""
+
+    requests: int = 0
+    failures: int = 0
+    inferences: int = 0
+    executions: int = 0
+    seconds: float = 0.0
+    queue_seconds: float = 0.0
+    last_ms: int = 0
+    """When the last request came, on the clock of the epoch; 0: never."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """`reasons` are the versions in the way, where the server tells them."""
+
+    ready: bool
+    phase: str = ""
+    reasons: Sequence[Version] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """`unknown` are the calls that the server refused, with its texts."""
+
+    name: str
+    version: str
+    health: Health
+    versions: Sequence[Version]
+    usage: Mapping[tuple[str, str], Usage] = field(default_factory=dict)
+    unknown: Sequence[str] = ()
+
+
+def look(calls: HttpCalls) -> Facts:
+    """All of it. Raises UnreachableError; what is restricted is left out."""
+    unknown: list[str] = []
+    server = _or_refused(lambda: calls.json("GET", "/v2"), {}, unknown)
+    rows = _or_refused(lambda: index(calls), [], unknown)
+    used = _or_refused(lambda: usage(calls), {}, unknown)
+    name, version = server.get("name", "a server"), server.get("version", "")
+    return Facts(str(name), str(version), health(calls), rows, used, tuple(unknown))
+
+
+def _or_refused(call: Any, otherwise: Any, unknown: list[str]) -> Any:
+    try:
+        return call()
+    except RefusedError as error:
+        unknown.append(error.message)
+        return otherwise
+
+
+def health(calls: HttpCalls) -> Health:
+    """Whether inference may be sent, and what is in the way."""
+    response = calls.call("GET", "/v2/health/ready", refusals=(400, 503))
+    body = response.json() or {}
+    reasons = [_row(row) for row in body.get("reasons", ())] if isinstance(body, dict) else []
+    phase = str(body.get("phase", "")) if isinstance(body, dict) else ""
+    return Health(response.status == 200, phase, reasons)
+
+
+def index(calls: HttpCalls) -> list[Version]:
+    """Every model version, whatever its state."""
+    return [_row(row) for row in calls.json("POST", "/v2/repository/index", b"{}") or ()]
+
+
+def _row(row: Mapping[str, Any]) -> Version:
+    return Version(*(str(row.get(name, "")) for name in ("name", "version", "state", "reason")))
+
+
+def usage(calls: HttpCalls) -> dict[tuple[str, str], Usage]:
+    """By model and version."""
+    rows = calls.json("GET", "/v2/models/stats")["model_stats"]
+    return {(row["name"], row["version"]): _usage(row) for row in rows}
+
+
+def _usage(row: Mapping[str, Any]) -> Usage:
+    stats = row.get("inference_stats", {})
+
+    def part(name: str, field: str) -> int:
+        return int(stats.get(name, {}).get(field, 0))
+
+    return Usage(
+        part("success", "count"),
+        part("fail", "count"),
+        int(row.get("inference_count", 0)),
+        int(row.get("execution_count", 0)),
+        part("success", "ns") / 1e9,
+        part("queue", "ns") / 1e9,
+        int(row.get("last_inference", 0)),
+    )
+
+
+def engine(calls: HttpCalls, row: Version) -> str:
+    """What runs a version, in words; empty if the server does not tell, which is an extension of modserve's."""
+    try:
+        body = calls.json("GET", f"/v2/models/{quoted(row.model)}/versions/{row.version}/engine")
+    except RefusedError:
+        return ""
+    name = str(body.get("engine", "")) if isinstance(body, dict) else ""
+    version = str(body.get("version", "")) if isinstance(body, dict) else ""
+    return f"{name} {version}".strip()

@@ -1,0 +1,181 @@
+"""``modserve infer MODEL NAME=VALUE …``: send one request to a running server, and show the response."""
+
+import json
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from modserve.core import dtypes
+from modserve.core.request import InferenceRequest, ParameterValue
+from modserve.core.tensor import Array
+from modserve.pb import inference as pb
+
+from . import infer_images, infer_output
+from .access import GRPC_PORT, Access, RefusedError, access
+from .infer_values import Input, parameter, sample, tensors
+from .remote import Remote, Reply, connect
+from .syntax import WordsError, add_access, add_json, parser, run
+
+PARSER = parser(
+    "infer",
+    """\
+Sends one inference request to a running server, and shows the response.
+
+VALUE is a number (for all elements), a list (1,2,3 or JSON), a text, or @FILE: .npy, .npz, .json,
+.txt, .csv, .bin, or a picture (with Pillow). The same NAME again is another row of the batch. The
+NAME may be left out if the model has one input; '@file.npz' has all inputs by their names. A text
+that begins with @ is written @@. 'modserve models MODEL' lists a model's inputs.""",
+    """\
+  modserve infer simple INPUT0=1 INPUT1=1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16
+  modserve infer digits_pipeline photo=@seven.png --output probabilities=probabilities.npy
+  modserve infer resnet @cat.jpg --pixels imagenet --classes 5
+  modserve infer simple --sample --grpc --json""",
+    "0 responded to, 1 failed, with the reason, 2 a wrong command line",
+)
+PARSER.add_argument("model", metavar="MODEL", help="The model's name.")
+PARSER.add_argument("values", nargs="*", metavar="NAME=VALUE", help="Inputs.")
+_GROUP = PARSER.add_argument_group("the request")
+_GROUP.add_argument("--version", metavar="N", type=int, help="The version; the latest that is ready if not set.")
+_GROUP.add_argument("--sample", action="store_true", help="Make up data for the inputs that are not named.")
+_GROUP.add_argument("--outputs", metavar="NAME,…", default="", help="The outputs to request; all if not set.")
+_GROUP.add_argument("--classes", metavar="K", type=int, default=0, help="The K best classes of each output.")
+_GROUP.add_argument("--request-id", metavar="TEXT", default="", help="Comes back in the response, and in logs.")
+_GROUP.add_argument("--parameter", metavar="NAME=VALUE", action="append", default=[], help="May be repeated.")
+_GROUP.add_argument("--sequence-id", metavar="ID", help="The sequence that the request is of: a number or a text.")
+_GROUP.add_argument("--sequence-start", action="store_true", help="It is the first request of the sequence.")
+_GROUP.add_argument("--sequence-end", action="store_true", help="It is the last one.")
+_GROUP.add_argument("--stream", action="store_true", help="Show any number of responses as they come.")
+_GROUP.add_argument("--grpc", action="store_true", help=f"Over gRPC: port {GRPC_PORT}, if --url is no grpc://….")
+_GROUP = PARSER.add_argument_group("pictures")
+_GROUP.add_argument("--pixels", choices=tuple(infer_images.PIXELS), default="", help="How pixels become numbers.")
+_GROUP.add_argument("--layout", choices=infer_images.ORDERS, default="", help="Where the channels are.")
+_GROUP = PARSER.add_argument_group("the response")
+_GROUP.add_argument(
+    "--output",
+    metavar="[NAME=]FILE",
+    action="append",
+    default=[],
+    help=f"Write outputs to a file: {' '.join(infer_output.ENDINGS)}; may be repeated.",
+)
+add_json(PARSER)
+add_access(PARSER)
+HELP = PARSER.format_help()
+
+
+def main(words: Sequence[str]) -> int:
+    """The command; `words` are those behind its name. Returns the exit code."""
+    return run(PARSER, words, _work)
+
+
+def _work(options: Namespace) -> int:
+    files = infer_output.targets(options.output)
+    if options.stream and files:
+        raise WordsError("option '--output' is for one response, and '--stream' for many; --json prints them all")
+    remote = connect(over_grpc(access(options)) if options.grpc else access(options))
+    try:
+        request = _request(remote, options)
+        begin = time.perf_counter()
+        for reply in _replies(remote, request, options):
+            seconds = time.perf_counter() - begin
+            if options.json:
+                print(json.dumps(infer_output.document(reply), ensure_ascii=False))
+            elif not files:
+                print("\n".join(infer_output.lines(reply, seconds)), flush=True)
+            for name, path in files:
+                print(infer_output.write(reply, name, path), file=sys.stderr if options.json else sys.stdout)
+    finally:
+        remote.close()
+    return 0
+
+
+def over_grpc(own: Access) -> Access:
+    """The same server over gRPC: at its usual port, if the URL names that of HTTP."""
+    place = own.address
+    if place.over_grpc:
+        return own
+    return replace(own, address=place.at_port(GRPC_PORT, "grpcs" if place.secure else "grpc"))
+
+
+def _replies(remote: Remote, request: InferenceRequest, options: Namespace) -> Iterator[Reply]:
+    if options.stream:
+        yield from remote.stream(request, options.classes)
+    else:
+        yield remote.respond(request, options.classes)
+
+
+def _request(remote: Remote, options: Namespace) -> InferenceRequest:
+    metadata = remote.metadata(options.model, options.version)
+    inputs = [_input(row) for row in metadata.inputs]
+    if inputs and not options.values and not options.sample:
+        words = " ".join(f"{each.name}=…" for each in inputs)
+        raise WordsError(
+            f"no values for the inputs of '{options.model}': {'; '.join(map(str, inputs))}\n"
+            f"say 'modserve infer {options.model} {words}', or --sample for made-up data"
+        )
+    pictures = _Pictures(remote, options)
+    values = tensors(options.values, inputs, pictures.decode)
+    if options.sample:
+        values |= {each.name: sample(each, options.model) for each in inputs if each.name not in values}
+    return InferenceRequest(
+        options.model,
+        values,
+        _outputs(metadata, options),
+        options.version,
+        options.request_id,
+        parameters(options),
+    )
+
+
+def _input(row: pb.ModelMetadataResponse.TensorMetadata) -> Input:
+    return Input(row.name, dtypes.BY_NAME[row.datatype], tuple(row.shape))
+
+
+def _outputs(metadata: pb.ModelMetadataResponse, options: Namespace) -> tuple[str, ...]:
+    if options.outputs:
+        return tuple(filter(None, options.outputs.split(",")))
+    return tuple(row.name for row in metadata.outputs) if options.classes else ()
+
+
+def parameters(options: Namespace) -> dict[str, ParameterValue]:
+    """Those of the request, with what says where it is in a sequence. Raises WordsError, INVALID_ARG."""
+    values = dict(map(parameter, options.parameter))
+    if options.sequence_id is not None:
+        id = options.sequence_id
+        values["sequence_id"] = int(id) if id.isascii() and id.isdigit() else id
+        values |= {"sequence_start": options.sequence_start, "sequence_end": options.sequence_end}
+    elif options.sequence_start or options.sequence_end:
+        raise WordsError("options '--sequence-start' and '--sequence-end' require '--sequence-id'")
+    return values
+
+
+class _Pictures:
+    """Decodes pictures, and looks at the model's configuration for the first of them."""
+
+    def __init__(self, remote: Remote, options: Namespace) -> None:
+        self._remote = remote
+        self._options = options
+        self._config: pb.ModelConfig | None = None
+        self._looked = False
+
+    def decode(self, file: str, content: bytes, spec: Input) -> Array:
+        return infer_images.decode(file, content, spec, self._hints(spec), self._note)
+
+    def _hints(self, spec: Input) -> infer_images.Hints:
+        if not self._looked:
+            self._looked = True
+            try:
+                self._config = self._remote.config(self._options.model, self._options.version)
+            except RefusedError:
+                pass  # restricted: what the metadata says has to do
+        batched = None if self._config is None else self._config.max_batch_size > 0
+        formats = [] if self._config is None else [each.format for each in self._config.input if each.name == spec.name]
+        order = (
+            {pb.ModelInput.FORMAT_NCHW: "CHW", pb.ModelInput.FORMAT_NHWC: "HWC"}.get(formats[0], "") if formats else ""
+        )
+        return infer_images.Hints(batched, self._options.layout or order, self._options.pixels)
+
+    def _note(self, text: str) -> None:
+        if not self._options.json:
+            print(text, file=sys.stderr)

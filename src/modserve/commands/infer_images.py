@@ -1,0 +1,142 @@
+"""Pictures as tensors, where the model's metadata and configuration leave no doubt what is meant."""
+
+import io
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from modserve.core import dtypes
+from modserve.core.errors import invalid
+from modserve.core.tensor import Array
+
+from .infer_values import Input, Shape
+
+ORDERS = ("CHW", "HWC", "HW")
+"""The order of a picture's dimensions: channels, height, width."""
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Of the pictures of ImageNet, red, green and blue."""
+
+
+def _imagenet(pixels: Array) -> Array:
+    if pixels.shape[-1] != 3:
+        raise invalid("option '--pixels imagenet' is for pictures in colour")
+    normal: Array = (pixels / 255 - np.array(_MEAN)) / np.array(_DEVIATION)
+    return normal
+
+
+PIXELS: Mapping[str, Callable[[Array], Array]] = {
+    "bytes": lambda pixels: pixels,
+    "unit": lambda pixels: pixels / 255,
+    "signed": lambda pixels: pixels / 127.5 - 1,
+    "imagenet": _imagenet,
+}
+"""What makes numbers of pixels, by the values of ``--pixels``: of height, width, channels, from 0 to 255."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How an input has a picture. `height` and `width` are -1 where they may be any."""
+
+    order: str
+    channels: int
+    height: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What is known beside the metadata. `batched`: whether the first dimension is that of the batch."""
+
+    batched: bool | None = None
+    order: str = ""
+    pixels: str = ""
+
+
+def layouts(shape: Shape, hints: Hints) -> Iterator[Layout]:
+    """All that the shape may mean."""
+    seen = set()
+    for dims in _without_batch(shape, hints.batched):
+        for layout in _of(dims):
+            if hints.order in ("", layout.order) and layout not in seen:
+                seen.add(layout)
+                yield layout
+
+
+def _without_batch(shape: Shape, batched: bool | None) -> Iterator[Shape]:
+    """The dimensions of one picture: a fourth is that of a batch, whoever makes it."""
+    if len(shape) == 4 or (batched is not False and len(shape) > 2 and shape[0] in (-1, 1)):
+        yield shape[1:]
+    if batched is not True and len(shape) < 4:
+        yield shape
+
+
+def _of(dims: Shape) -> Iterator[Layout]:
+    if len(dims) == 2:
+        yield Layout("HW", 1, *dims)
+    elif len(dims) == 3:
+        if dims[0] in _MODES:
+            yield Layout("CHW", dims[0], *dims[1:])
+        if dims[2] in _MODES:
+            yield Layout("HWC", dims[2], *dims[:2])
+
+
+def layout(spec: Input, hints: Hints) -> Layout:
+    """The one layout that an input has. Raises INVALID_ARG if there is none, or more than one."""
+    possible = list(layouts(spec.shape, hints))
+    if len(possible) == 1:
+        return possible[0]
+    if not possible:
+        raise invalid(
+            f"input '{spec}' is not of the shape of a picture: height and width, with 1, 3 or 4 channels before or "
+            "behind them; an .npy file takes any shape"
+        )
+    listed = " or ".join(each.order for each in possible)
+    raise invalid(f"input '{spec}' may be {listed} of a picture: '--layout' says which")
+
+
+def pixels(spec: Input, hints: Hints) -> Callable[[Array], Array]:
+    """What makes numbers of pixels. Raises INVALID_ARG if only the user can know."""
+    if hints.pixels:
+        return PIXELS[hints.pixels]
+    if spec.datatype is dtypes.UINT8 or (spec.datatype.json_kind == "int" and spec.datatype is not dtypes.INT8):
+        return PIXELS["bytes"]
+    raise invalid(
+        f"input '{spec}' does not say how pixels are numbers: '--pixels' takes bytes (0 to 255), unit (0 to 1), signed "
+        "(-1 to 1), or imagenet (with the mean and deviation of ImageNet)"
+    )
+
+
+def decode(file: str, content: bytes, spec: Input, hints: Hints, note: Callable[[str], None]) -> Array:
+    """A picture as a tensor: turned upright, resized, with the channels where they belong. Raises INVALID_ARG.
+
+    `note` is told what was done to it.
+    """
+    where, number = layout(spec, hints), pixels(spec, hints)
+    image = _open(file, content)
+    size = (image.width if where.width < 0 else where.width, image.height if where.height < 0 else where.height)
+    before = f"{image.width} x {image.height} {image.mode}"
+    image = image.convert(_MODES[where.channels])
+    if image.size != size:
+        image = image.resize(size)
+    note(f"{file}: {before} → {size[0]} x {size[1]} {image.mode}, {where.order}")
+    array = np.asarray(image)
+    if array.ndim == 2:
+        array = array[:, :, None]
+    array = np.asarray(number(array.astype(np.float64)))
+    made = {"HWC": array, "CHW": array.transpose(2, 0, 1), "HW": array[:, :, 0]}[where.order]
+    made = made.astype(spec.datatype.numpy)
+    return made if made.ndim == len(spec.shape) else made[None]
+
+
+def _open(file: str, content: bytes) -> Any:
+    try:
+        from PIL import Image, ImageOps, UnidentifiedImageError
+    except ImportError:
+        raise invalid(f"reading {file} needs Pillow: pip install pillow; or make an .npy file of it") from None
+    try:
+        return ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
+    except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
+        raise invalid(f"{file} is no picture: {error}") from None

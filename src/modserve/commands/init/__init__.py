@@ -1,0 +1,5 @@
+"""``modserve init NAME --from WHAT``: the folders and files of a new model, ready to be served."""
+
+from .command import HELP, main
+
+__all__ = ["HELP", "main"]

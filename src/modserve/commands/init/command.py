@@ -1,0 +1,140 @@
+"""``modserve init``: reads the command line, writes the files, says what comes next."""
+
+import contextlib
+import logging
+import re
+import shutil
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from modserve.backends.registry import BackendRegistry
+from modserve.core.errors import invalid
+from modserve.models.one_file import ModelFile, model_file
+
+from .. import config
+from ..loading import stdout_as_stderr
+from ..syntax import WordsError, parser, run
+from .templates import KINDS, call
+
+_DESCRIPTION = """\
+Makes the folders and files of a new model, with comments that say what each line is for, and tells
+the command that serves it. Nothing that is there already is written over."""
+_CODES = "0 written, 1 it cannot be written, or the file not be loaded, 2 a wrong command line"
+_EXAMPLES = """\
+  modserve init classifier --from model.onnx
+  modserve init classifier --from python
+  modserve init pipeline --from ensemble --model-repository my_models"""
+
+_PARSER = parser("init", _DESCRIPTION, _EXAMPLES, _CODES)
+_PARSER.add_argument("name", metavar="NAME", help="The model's name, and that of its folder.")
+_PARSER.add_argument(
+    "--from",
+    dest="source",
+    metavar="WHAT",
+    required=True,
+    help="A model file or folder, such as model.onnx, which is copied; python, for a model.py as Triton's backend "
+    "takes it; function, for a decorated function; ensemble, for two models in Python one behind the other.",
+)
+_PARSER.add_argument(
+    "--model-repository", metavar="DIR", default="models", help="Where its folder goes. [default: models]"
+)
+HELP = _PARSER.format_help()
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
+
+
+def main(words: Sequence[str]) -> int:
+    """The command; `words` are those behind its name. Returns the exit code."""
+    return run(_PARSER, words, _init)
+
+
+def _init(options: Namespace) -> int:
+    if not _NAME.fullmatch(options.name):
+        raise WordsError(f"'{options.name}' is no name for a model: expected letters, digits and _ . + -")
+    repository = Path(options.model_repository)
+    make = KINDS.get(options.source)
+    path = Path(options.source)
+    if make is None and not path.exists():
+        kinds = ", ".join(KINDS)
+        raise WordsError(f"option --from: there is no file '{path}', and it is none of {kinds}")
+    if make is not None:
+        written = _write(repository, {repository / path: text for path, text in make(options.name).items()})
+    else:
+        written = _copy(repository / options.name, path)
+    print("\n".join(f"wrote {file}" for file in written))
+    print("\n".join(_next(options.name, repository, has_data=make is not None)))
+    return 0
+
+
+def _write(repository: Path, files: dict[Path, str]) -> list[Path]:
+    """Raises INVALID_ARG, without having written anything, if a model of these is there."""
+    models = {repository / path.relative_to(repository).parts[0] for path in files}
+    for model in sorted(models):
+        _refuse(model)
+    with _all_or_nothing(*models):
+        for path, text in files.items():
+            folder = path if path.name.isdigit() else path.parent
+            folder.mkdir(parents=True, exist_ok=True)
+            if folder != path:
+                path.write_text(text, "utf-8")
+    return [path for path in files if path.is_file()]
+
+
+def _copy(model: Path, source: Path) -> list[Path]:
+    """The model of a file: a copy in version 1, and the configuration that its engine makes of it."""
+    _refuse(model)
+    file = model_file(source, BackendRegistry().names)
+    folder = model / "1"
+    logging.getLogger().addHandler(logging.NullHandler())  # what is wrong comes as an error
+    with _all_or_nothing(model):
+        folder.mkdir(parents=True)
+        for each in _belonging(file, source):
+            (shutil.copytree if each.is_dir() else shutil.copy2)(each, folder / each.name)
+        with stdout_as_stderr():
+            text = config.make(ModelFile(model.name, folder.absolute(), file.filename, True, file.backend))
+        (model / "config.pbtxt").write_text(text.replace("modserve config", "modserve init", 1), "utf-8")
+    return [model / "config.pbtxt", *sorted(path for path in folder.iterdir())]
+
+
+def _belonging(file: ModelFile, source: Path) -> Iterator[Path]:
+    """The files of a model: all of its folder if that was named, otherwise those with its name and another ending."""
+    if source.is_dir() and file.path != source.absolute():
+        yield from sorted(source.iterdir())
+        return
+    yield file.path
+    for each in sorted(file.folder.iterdir()):
+        is_weights = each.name.startswith(f"{file.filename}.") or each.name in (
+            f"{file.path.stem}.data",
+            *([f"{file.path.stem}.bin"] if file.path.suffix == ".xml" else []),
+        )
+        if is_weights and each.is_file():
+            yield each
+
+
+def _refuse(model: Path) -> None:
+    if model.exists() or model.is_symlink():
+        raise invalid(f"'{model}' is there already, and nothing is written over; choose another name, or remove it")
+
+
+@contextlib.contextmanager
+def _all_or_nothing(*models: Path) -> Iterator[None]:
+    """What fails leaves nothing of these folders. Raises INVALID_ARG for errors of the system."""
+    try:
+        yield
+    except BaseException as error:
+        for model in models:
+            shutil.rmtree(model, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise invalid(f"cannot write '{error.filename or models[0]}': {error.strerror or error}") from error
+        raise
+
+
+def _next(name: str, repository: Path, *, has_data: bool) -> Iterator[str]:
+    yield ""
+    yield "serve it:"
+    yield f"  modserve serve --model-repository {repository}"
+    yield "then call it:" if has_data else "then measure it, with made-up data:"
+    yield from (f"  {line}" for line in (call(name) if has_data else f"modserve bench {name}").splitlines())
+    yield "after a change, look for mistakes:"
+    yield f"  modserve check {repository}"

@@ -1,0 +1,106 @@
+"""``modserve load MODEL``: load a model into a running server, or load it again."""
+
+import base64
+import json
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from modserve.core.errors import invalid
+
+from .access import RefusedError, access
+from .facts import index
+from .http_calls import HttpCalls, quoted
+from .models import chosen
+from .syntax import WordsError, add_access, parser, run
+from .tables import duration, each
+
+PARSER = parser(
+    "load",
+    "Loads models into a running server, or loads them again, and waits until they are ready.\n"
+    "The server has to run with --model-control-mode explicit.",
+    "  modserve load simple\n  modserve load simple --config config.json\n"
+    "  modserve load new --config config.json --file 1/model.onnx=model.onnx",
+    "0 loaded, 1 not loaded, with the reason, 2 a wrong command line",
+)
+PARSER.add_argument("names", nargs="+", metavar="MODEL", help="Their names in the model repository.")
+PARSER.add_argument(
+    "--config", metavar="FILE", default="", help="Configuration in JSON, in place of the one in the repository."
+)
+PARSER.add_argument(
+    "--file",
+    metavar="PATH=FILE",
+    action="append",
+    default=[],
+    help="File of the model, in place of those in the repository; may be repeated; PATH is such as 1/model.onnx.",
+)
+add_access(PARSER, 600.0)
+HELP = PARSER.format_help()
+
+
+def main(words: Sequence[str]) -> int:
+    """The command; `words` are those behind its name. Returns the exit code."""
+    return run(PARSER, words, _work)
+
+
+def _work(options: Namespace) -> int:
+    body = json.dumps({"parameters": parameters(options.config, options.file)}).encode()
+    calls = HttpCalls(access(options))
+
+    def load(name: str) -> str:
+        begin = time.perf_counter()
+        try:
+            calls.call("POST", f"/v2/repository/models/{quoted(name)}/load", body)
+        except RefusedError as error:
+            if not options.file:
+                _name_others(calls, name, error)
+            raise
+        took = time.perf_counter() - begin
+        versions = [row for row in index(calls) if row.model == name]
+        listed = ", ".join(f"version {row.version} {row.state}" for row in versions if row.state)
+        return f"{name}: {listed or 'loaded'}, after {duration(took)}"
+
+    try:
+        return each(options.names, load)
+    finally:
+        calls.close()
+
+
+def _name_others(calls: HttpCalls, name: str, error: RefusedError) -> None:
+    """Raise an error with the names of the models that are there, if that one is not. Else nothing."""
+    try:
+        rows = index(calls)
+    except RefusedError:
+        return
+    if "explicit model load" not in error.message:
+        chosen(rows, [name])
+
+
+def parameters(config: str, files: Sequence[str]) -> dict[str, str]:
+    """Those of a load request. Raises WordsError, or INVALID_ARG for a file that cannot be read."""
+    out = {}
+    if config:
+        try:
+            json.loads(text := _read(config, "--config").decode())
+        except ValueError:
+            raise invalid(
+                f"option '--config': {config} is no JSON; for a config.pbtxt, 'modserve check' and the repository are "
+                "the place"
+            ) from None
+        out["config"] = text
+    if files and not config:
+        raise WordsError("option '--file' requires '--config', since files stand in place of the repository")
+    for each_file in files:
+        path, equals, file = each_file.partition("=")
+        if not (equals and path and file):
+            raise WordsError(f"option '--file': expected PATH=FILE such as 1/model.onnx=model.onnx, got: {each_file}")
+        out[f"file:{path}"] = base64.b64encode(_read(file, "--file")).decode()
+    return out
+
+
+def _read(file: str, option: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise invalid(f"option '{option}': cannot read {file}: {error.strerror}") from None

@@ -1,0 +1,158 @@
+"""``modserve models``: the models of a server with state, engine and use; one of them with its inputs and outputs."""
+
+import json
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from modserve.settings.options import did_you_mean
+
+from .access import RefusedError, access
+from .facts import Usage, Version, engine, index, usage
+from .http_calls import HttpCalls, quoted
+from .syntax import add_access, add_json, add_watch, parser, run
+from .tables import again, count, duration, indented, table, takes_colours
+
+PARSER = parser(
+    "models",
+    "Lists the models of a server: state and reason, engine, requests, mean time. With names: only\n"
+    "these, with their inputs and outputs.",
+    "  modserve models\n  modserve models simple\n  modserve models --watch 1",
+    "0 listed, 1 not reached, or no such model, 2 a wrong command line",
+)
+PARSER.add_argument("names", nargs="*", metavar="MODEL", help="Models to describe; all, in a table, if none is named.")
+add_watch(PARSER)
+add_json(PARSER)
+add_access(PARSER, 10.0)
+HELP = PARSER.format_help()
+
+_NOT_USED = Usage()
+
+
+def main(words: Sequence[str]) -> int:
+    """The command; `words` are those behind its name. Returns the exit code."""
+    return run(PARSER, words, _work)
+
+
+def _work(options: Namespace) -> int:
+    calls = HttpCalls(access(options))
+
+    def draw() -> tuple[int, str]:
+        rows = chosen(index(calls), options.names)
+        try:
+            used = usage(calls)
+        except RefusedError:
+            used = {}
+        engines = {row.key: engine(calls, row) for row in rows if row.state == "READY"}
+        tensors = {name: _tensors(calls, name) for name in options.names}
+        if options.json:
+            return 0, json.dumps(document(rows, used, engines, tensors), indent=2, ensure_ascii=False)
+        out = list(lines(rows, used, engines, time.time(), colours=takes_colours()))
+        for name, body in tensors.items():
+            out += ["", *described(name, body)]
+        return 0, "\n".join(out)
+
+    try:
+        return again(options.watch, draw)
+    finally:
+        calls.close()
+
+
+def chosen(rows: Sequence[Version], names: Sequence[str]) -> list[Version]:
+    """The rows of these models, all if none is named. Raises RefusedError for a name that is not there."""
+    known = sorted({row.model for row in rows})
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known) or f"; there are {', '.join(known) or 'none'}"
+            raise RefusedError(f"there is no model '{name}'{hint}", 404)
+    return [row for row in rows if not names or row.model in names]
+
+
+def _tensors(calls: HttpCalls, name: str) -> Mapping[str, Any]:
+    try:
+        body: Mapping[str, Any] = calls.json("GET", f"/v2/models/{quoted(name)}")
+    except RefusedError:
+        return {}
+    return body
+
+
+_HEAD = ("model", "version", "state", "engine", "requests", "failed", "mean", "last")
+
+
+def lines(
+    rows: Sequence[Version],
+    used: Mapping[tuple[str, str], Usage],
+    engines: Mapping[tuple[str, str], str],
+    now: float,
+    *,
+    colours: bool = False,
+) -> Iterator[str]:
+    """A table, with reasons below the lines that have one. `now` is in seconds of the epoch."""
+    if not rows:
+        yield "There are no models."
+        return
+    cells = []
+    for row in rows:
+        each = used.get(row.key, _NOT_USED)
+        last = f"{duration(max(0.0, now - each.last_ms / 1000))} ago" if each.last_ms else "-"
+        mean = duration(each.seconds / each.requests) if each.requests else "-"
+        counts = (count(each.requests), count(each.failures)) if row.key in used else ("-", "-")
+        cells.append(
+            (row.model, row.version or "-", row.state or "not loaded", engines.get(row.key) or "-", *counts, mean, last)
+        )
+    head, rule, *body = table(_HEAD, cells, "    rrrr", colours=colours)
+    yield head
+    yield rule
+    for text, row in zip(body, rows, strict=True):
+        yield text
+        yield from indented(row.reason)
+
+
+def described(name: str, body: Mapping[str, Any]) -> Iterator[str]:
+    """The inputs and outputs of a model, from its metadata, and how to call it."""
+    if not body:
+        yield f"{name} is not ready: its inputs and outputs are not known."
+        return
+    rows = [
+        (kind, row["name"], row["datatype"], shape(row["shape"]))
+        for kind in ("input", "output")
+        for row in body.get(f"{kind}s", ())
+    ]
+    if not rows:
+        yield f"{name} has no inputs and no outputs."
+        return
+    yield from table((name, "name", "type", "shape"), rows)
+    values = " ".join(f"{row['name']}=…" for row in body.get("inputs", ()))
+    yield f"\nmodserve infer {name} {values}"
+
+
+def shape(sizes: Sequence[int | str]) -> str:
+    """As it is written in configurations; -1 is any size."""
+    return f"[{', '.join(map(str, sizes))}]"
+
+
+def document(
+    rows: Sequence[Version],
+    used: Mapping[tuple[str, str], Usage],
+    engines: Mapping[tuple[str, str], str],
+    tensors: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """For programs. Names stay; more may be added."""
+    return {
+        "models": [
+            {
+                "model": row.model,
+                "version": row.version,
+                "state": row.state,
+                "reason": row.reason,
+                "engine": engines.get(row.key, ""),
+                "requests": used.get(row.key, _NOT_USED).requests,
+                "failures": used.get(row.key, _NOT_USED).failures,
+                "seconds": used.get(row.key, _NOT_USED).seconds,
+                "last_ms": used.get(row.key, _NOT_USED).last_ms,
+            }
+            for row in rows
+        ],
+        **({"metadata": dict(tensors)} if tensors else {}),
+    }

@@ -1,0 +1,160 @@
+"""The words of a command: its options by argparse, its help, and what is said of mistakes. Every command has one."""
+
+import argparse
+import os
+import sys
+import textwrap
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
+
+from modserve.core.errors import ModserveError
+from modserve.settings.options import did_you_mean
+
+from .access import DEFAULT_URL, URL_VARIABLE
+
+FAILED, WRONG_WORDS, INTERRUPTED = 1, 2, 130
+_WIDTH = 100
+
+
+class WordsError(Exception):
+    """A wrong command line: the text names the option, its value, and what would be right."""
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30, width=_WIDTH)
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises WordsError where argparse would end the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise WordsError(message.replace("argument ", "option ", 1))
+
+    @property
+    def command(self) -> str:
+        return self.prog.removeprefix("modserve ")
+
+    def options(self) -> list[str]:
+        return [spelling for action in self._actions for spelling in action.option_strings]
+
+    def read(self, words: Sequence[str]) -> Namespace:
+        """The values; options may stand between other words. Raises WordsError."""
+        options, rest = self.parse_known_intermixed_args(list(words))
+        if rest:
+            name = rest[0].partition("=")[0]
+            if not name.startswith("-"):
+                raise WordsError(f"unexpected argument: {rest[0]}")
+            hint = did_you_mean(name, self.options())
+            raise WordsError(f"unknown option '{name}'{hint or f'; those of this command: {self._listed()}'}")
+        return options
+
+    def _listed(self) -> str:
+        return ", ".join(each for each in self.options() if each.startswith("--"))
+
+
+def parser(command: str, text: str, examples: str = "", codes: str = "") -> Parser:
+    """A command without options yet. `text` is its description, `codes` what the exit codes mean."""
+    parts = ["\n".join(_wrapped(f"exit codes: {codes}"))] if codes else []
+    parts += [f"examples:\n{examples}"] if examples else []
+    made = Parser(
+        f"modserve {command}",
+        description="\n".join(_wrapped(text)),
+        epilog="\n\n".join(parts) or None,
+        formatter_class=_Formatter,
+        add_help=False,
+        allow_abbrev=False,
+    )
+    made._optionals.title = "options"
+    made.add_argument("-h", "--help", action="store_true", help="Print this, and exit.")
+    return made
+
+
+def _wrapped(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        yield from textwrap.wrap(line, _WIDTH, break_on_hyphens=False, break_long_words=False) or [""]
+
+
+def add_access(made: Parser, seconds: float = 60.0) -> None:
+    """The options of commands that call a server, for `access.access`. `seconds` is the default of ``--timeout``."""
+    group = made.add_argument_group("the server")
+    group.add_argument(
+        "--url",
+        metavar="URL",
+        default="",
+        help=f"Where it is. [default: {DEFAULT_URL}] [env: {URL_VARIABLE}]",
+    )
+    group.add_argument(
+        "--header",
+        metavar="NAME:VALUE",
+        action="append",
+        default=[],
+        help="Header of every call, such as what opens restricted calls; may be repeated; @FILE reads lines of a file.",
+    )
+    group.add_argument("--ca-file", metavar="FILE", default="", help="PEM file with the authorities to trust, for TLS.")
+    group.add_argument("--cert", metavar="FILE", default="", help="PEM file with the certificate to show, for TLS.")
+    group.add_argument("--key", metavar="FILE", default="", help="PEM file with the key of --cert.")
+    group.add_argument("--insecure", action="store_true", help="Do not check the server's certificate.")
+    group.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=positive,
+        default=seconds,
+        help=f"How long to wait for a response. [default: {seconds:g}]",
+    )
+
+
+def add_json(made: Parser) -> None:
+    made.add_argument("--json", action="store_true", help="Print one JSON document.")
+
+
+def add_watch(made: Parser) -> None:
+    made.add_argument(
+        "--watch",
+        metavar="SECONDS",
+        nargs="?",
+        type=positive,
+        const=2.0,
+        help="Print it again every so many seconds, 2 if not set, until Ctrl-C.",
+    )
+
+
+def positive(text: str) -> float:
+    """A number above 0, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got: {text}")
+    return value
+
+
+def run(made: Parser, words: Sequence[str], work: Callable[[Namespace], int]) -> int:
+    """Read `words`, do the work, and return its exit code; a failure becomes its text and what helps."""
+    try:
+        return work(made.read(words))
+    except WordsError as error:
+        complain(str(error), f"see 'modserve {made.command} --help'")
+        return WRONG_WORDS
+    except ModserveError as error:
+        complain(error.message, getattr(error, "advice", ""))
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # such as in 'modserve models | head'
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+
+
+def complain(text: str, advice: str = "") -> None:
+    """Write an error to standard error, and below it what helps."""
+    sys.stdout.flush()
+    for line in (*text.splitlines(), *advice.splitlines()):
+        print(f"modserve: {printable(line)}", file=sys.stderr)
+
+
+def printable(text: str) -> str:
+    """A text of a server or a file, without what a terminal would act on."""
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)

@@ -1,0 +1,56 @@
+"""The commands of ``modserve``: a line for each, and the module of the same name that does it.
+
+A module has `HELP`, the text of ``modserve NAME --help``, and ``main(words)``, which takes the words behind the
+command's name and returns the exit code. It is imported when its command runs, and at no other time.
+"""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple, Protocol, cast
+
+
+class Command(NamedTuple):
+    """A row: what stands in the list that ``modserve --help`` prints."""
+
+    words: str
+    """What follows the command's name."""
+    summary: str
+    section: str = ""
+    """The heading that begins with this command."""
+
+
+COMMANDS: Mapping[str, Command] = MappingProxyType(
+    {
+        "check": Command("DIR …", "Say what is wrong with the models in DIR.", "commands for models"),
+        "config": Command("MODEL_FILE", "Write a config.pbtxt for a model file."),
+        "init": Command("NAME --from WHAT", "Make the files of a new model, from a file or a template."),
+        "engines": Command(
+            "", "List what can run models here, and how to install the rest.", "commands for this machine"
+        ),
+        "doctor": Command("", "Say what on this machine is in the way of a server."),
+        "completion": Command("bash|zsh|fish", "Print a script that completes commands in a shell."),
+        "status": Command("", "Say whether a server is ready, and what it has done.", "commands for a running server"),
+        "models": Command("[MODEL …]", "List its models; inputs and outputs of those named."),
+        "top": Command("", "Watch requests, queues, batches, latencies and errors."),
+        "infer": Command("MODEL [NAME=VALUE …]", "Send a request, and show the response."),
+        "load": Command("MODEL …", "Load a model, or load it again."),
+        "unload": Command("MODEL …", "Take a model out of the server."),
+        "bench": Command("MODEL", "Measure how fast a model of a running server responds.", "commands for measuring"),
+        "tune": Command("MODEL --goal-ms N", "Find the configuration that takes the most within a goal."),
+    }
+)
+"""All but `serve`, in the order of the help."""
+
+
+class Program(Protocol):
+    """What a command's module has."""
+
+    HELP: str
+
+    def main(self, words: Sequence[str], /) -> int: ...
+
+
+def program(name: str) -> Program:
+    """The module of a command."""
+    return cast(Program, importlib.import_module(f"{__package__}.{name}"))

@@ -1,0 +1,166 @@
+"""What ``modserve top`` shows, reckoned from what a server counts: its metrics page, or else its statistics.
+
+A `Reading` has what was counted until one time. Two of them, some seconds apart, tell rates and recent latencies.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .facts import Usage
+
+Key = tuple[str, str]
+"""A model and its version."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a model version has counted. `waiting` is -1, and `buckets` is empty, where the server does not tell."""
+
+    requests: float = 0
+    failures: float = 0
+    inferences: float = 0
+    executions: float = 0
+    seconds: float = 0
+    waiting: float = -1
+    state: str = ""
+    buckets: dict[float, float] = field(default_factory=dict)
+    """How many requests took at most so many seconds."""
+
+
+@dataclass(slots=True)
+class Reading:
+    """`at` is in seconds on a clock that only goes forward."""
+
+    at: float
+    models: dict[Key, Counts] = field(default_factory=lambda: defaultdict(Counts))
+    in_flight: float = -1
+    connections: float = -1
+    memory: float = -1
+    ready: bool | None = None
+
+
+_LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)", re.ASCII)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"', re.ASCII)
+_COUNTERS = {
+    "nv_inference_request_success": "requests",
+    "nv_inference_request_failure": "failures",
+    "nv_inference_count": "inferences",
+    "nv_inference_exec_count": "executions",
+}
+"""Families by the field of `Counts` that they add up to."""
+
+
+def samples(page: str) -> Iterator[tuple[str, dict[str, str], float]]:
+    """The samples of a page in Prometheus' text format: name, labels, value."""
+    for line in page.splitlines():
+        match = _LINE.match(line)
+        if match is None or line.startswith("#"):
+            continue
+        labels = {name: re.sub(r"\\(.)", r"\1", text) for name, text in _LABEL.findall(match[2] or "")}
+        try:
+            yield match[1], labels, float(match[3])
+        except ValueError:
+            continue
+
+
+def from_metrics(page: str, at: float) -> Reading:
+    """From the metrics page of modserve, or of Triton, which has less."""
+    reading = Reading(at)
+    for name, labels, value in samples(page):
+        key = labels.get("model", ""), labels.get("version", "")
+        if name in _COUNTERS:
+            counts = reading.models[key]
+            setattr(counts, _COUNTERS[name], getattr(counts, _COUNTERS[name]) + value)
+        elif name == "nv_inference_request_duration_us":
+            reading.models[key].seconds += value / 1e6
+        elif name == "nv_inference_pending_request_count":
+            reading.models[key].waiting = value
+        elif name == "modserve_request_duration_seconds_bucket":
+            reading.models[key].buckets[float(labels["le"])] = value
+        elif name == "modserve_model_state" and key[1]:
+            reading.models[key].state = labels["state"]
+        elif name == "modserve_requests_in_flight":
+            reading.in_flight = max(0, reading.in_flight) + value
+        elif name == "modserve_connections":
+            reading.connections = max(0, reading.connections) + value
+        elif name == "modserve_ready":
+            reading.ready = value == 1
+        elif name == "process_resident_memory_bytes":
+            reading.memory = value
+    return reading
+
+
+def from_statistics(used: Mapping[Key, Usage], at: float) -> Reading:
+    """From the statistics of the protocol, which have neither queues nor percentiles."""
+    reading = Reading(at)
+    for key, each in used.items():
+        reading.models[key] = Counts(each.requests, each.failures, each.inferences, each.executions, each.seconds)
+    return reading
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What is shown of a model version. Numbers are -1 where there is nothing to tell. Times are in seconds."""
+
+    model: str
+    version: str
+    state: str
+    per_second: float
+    waiting: float
+    batch: float
+    mean: float
+    p50: float
+    p99: float
+    errors_per_second: float
+    errors: float
+
+
+def rows(readings: Sequence[Reading]) -> list[Row]:
+    """Of the last reading: rates since the one before it, and times since the first. The busiest model comes first."""
+    last = readings[-1]
+    before = readings[-2] if len(readings) > 1 else last
+    made = [_row(key, last, before, readings[0]) for key in last.models]
+    return sorted(made, key=lambda row: (-row.per_second, row.model, row.version))
+
+
+def _row(key: Key, last: Reading, before: Reading, first: Reading) -> Row:
+    now = last.models[key]
+    was, old = (_earlier(key, reading, now) for reading in (before, first))
+    span = max(last.at - before.at, 1e-9)
+    requests, executions = now.requests - old.requests, now.executions - old.executions
+    since = {bound: count - old.buckets.get(bound, 0) for bound, count in now.buckets.items()}
+    return Row(
+        *key,
+        now.state,
+        (now.requests - was.requests) / span if last is not before else -1,
+        now.waiting,
+        (now.inferences - old.inferences) / executions if executions > 0 else -1,
+        (now.seconds - old.seconds) / requests if requests > 0 else -1,
+        quantile(since, 0.5),
+        quantile(since, 0.99),
+        (now.failures - was.failures) / span if last is not before else -1,
+        now.failures,
+    )
+
+
+def _earlier(key: Key, reading: Reading, now: Counts) -> Counts:
+    """What had been counted; nothing, if the model was loaded again meanwhile, which begins at 0."""
+    counts = reading.models.get(key)
+    return Counts() if counts is None or counts.requests > now.requests else counts
+
+
+def quantile(buckets: Mapping[float, float], share: float) -> float:
+    """What this share of all stays below, as if values were spread evenly in each bucket; -1: there are none."""
+    total = max(buckets.values(), default=0)
+    if total <= 0:
+        return -1
+    lower, below = 0.0, 0.0
+    for bound, count in sorted(buckets.items()):
+        if count >= share * total:
+            if bound == float("inf"):
+                return lower
+            return lower + (bound - lower) * (share * total - below) / max(count - below, 1e-9)
+        lower, below = bound, count
+    return lower

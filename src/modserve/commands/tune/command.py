@@ -1,0 +1,200 @@
+"""``modserve tune MODEL``: tries configurations, prints what came of each, writes the one that it recommends."""
+
+import asyncio
+import os
+import shlex
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from google.protobuf import text_format
+
+from modserve.core.errors import invalid
+from modserve.pb import inference as pb
+
+from ..bench.plan import add_data, add_goal, add_rules, count, reading, rules, wishes
+from ..bench.run import Goal
+from ..bench.session import loop_factory
+from ..remote import connect
+from ..syntax import FAILED, INTERRUPTED, Parser, WordsError, complain, parser, positive, run
+from .search import CoordinateSearch
+from .servers import CONFIG_FILE, Copy, serving
+from .show import finals, recommendation, table, tried_line
+from .space import Limits, Point, Value, space, text, why_not
+from .tuning import Hooks, Laboratory, Outcome, Setting, Tried, tune
+
+_DESCRIPTION = """\
+Searches for the configuration of a model that takes the highest rate within a goal: number of
+instances, batch size, delay of the queue, threads of the engine, and with --try-auto the engine.
+It starts servers of its own with a copy of the model, and changes nothing of yours. A choice that
+is not better than the best one so far is given up after a second or two."""
+_CODES = """0 done, 2 a wrong command line, 130 ended by Ctrl-C (results so far), 1 all else:
+            the model does not load, or nothing keeps the goal"""
+_EXAMPLES = """\
+  modserve tune resnet50 --model-repository models --goal-ms 50 --output config.pbtxt
+  modserve tune encoder --model-repository models --goal-ms 20 --budget-secs 600 --html tuned.html"""
+
+
+def tune_parser() -> Parser:
+    made = parser("tune", _DESCRIPTION, _EXAMPLES, _CODES)
+    made.add_argument("model", metavar="MODEL", help="Its name.")
+    made.add_argument("--model-repository", metavar="DIR", required=True, help="The local directory that it is in.")
+    add_goal(made.add_argument, required=True)
+    made.add_argument(
+        "--budget-secs",
+        metavar="N",
+        type=positive,
+        default=300.0,
+        help="About how long it may take; a quarter is kept for the comparison at the end. [default: 300]",
+    )
+    made.add_argument(
+        "--max-batch-size",
+        metavar="N",
+        type=reading(count),
+        default=0,
+        help="The largest to try; the present one if not set.",
+    )
+    made.add_argument(
+        "--try-auto", action="store_true", help="Let backend auto choose another engine, which may round differently."
+    )
+    made.add_argument(
+        "--server-options", metavar="TEXT", default="", help="For the servers, such as '--backend-config=…'."
+    )
+    made.add_argument(
+        "--load-secs", metavar="N", type=positive, default=120.0, help="A model has to load in that. [default: 120]"
+    )
+    results = made.add_argument_group("results")
+    results.add_argument(
+        "--output", metavar="FILE", default="", help="Write the config.pbtxt it recommends to a new file."
+    )
+    results.add_argument("--html", metavar="FILE", default="", help="Write a page with a plot of rates and latencies.")
+    add_data(made)
+    add_rules(made)
+    return made
+
+
+_PARSER = tune_parser()
+HELP = _PARSER.format_help()
+
+
+def main(words: Sequence[str]) -> int:
+    """The command; `words` are those behind its name. Returns the exit code."""
+    return run(_PARSER, words, _tune)
+
+
+def _tune(options: Namespace) -> int:
+    model = Path(options.model_repository) / options.model
+    if not model.is_dir():
+        raise WordsError(f"there is no model '{options.model}' in '{options.model_repository}'")
+    if options.output and Path(options.output).exists():
+        raise WordsError(f"option --output: '{options.output}' is there already; remove it, or name another file")
+    with tempfile.TemporaryDirectory(prefix="modserve-tune-") as directory:
+        copies = Copy(Path(directory) / "first", model), Copy(Path(directory) / "second", model)
+        setting, dimensions = _look(options, model, copies[0])
+        print(f"trying {', '.join(dimensions)}; at present: {recommendation(setting.present)}", file=sys.stderr)
+        outcome = _search(options, setting, dimensions, copies)
+    print("\n".join(table(outcome, setting)))
+    print("\n".join(finals(outcome, setting)))
+    try:
+        _write(options, setting, outcome)
+    except OSError as error:
+        complain(f"cannot write '{error.filename}': {error.strerror}", "--output and --html name files to write")
+        return FAILED
+    if outcome.interrupted:
+        return INTERRUPTED
+    return 0 if outcome.best.rate else FAILED
+
+
+def _look(options: Namespace, model: Path, copy: Copy) -> tuple[Setting, dict[str, Sequence[Value]]]:
+    """The configuration as it is, and what there is to try. Raises INVALID_ARG for a model that does not load."""
+    file = model / CONFIG_FILE
+    config = pb.ModelConfig()
+    try:
+        if file.exists():
+            text_format.Parse(file.read_text("utf-8"), config)
+    except (text_format.ParseError, UnicodeDecodeError, OSError) as error:
+        raise invalid(f"cannot read '{file}': {error}; 'modserve check {options.model_repository}' says more") from None
+    server_options = shlex.split(options.server_options)
+    with serving(copy, server_options, options.load_secs) as access:
+        remote = connect(access)
+        try:
+            complete = remote.config(options.model, None)
+        finally:
+            remote.close()
+    if not file.exists():
+        config = _essence(complete)
+    if why := why_not(complete):
+        raise invalid(f"model '{options.model}' cannot be tuned: {why}")
+    limits = Limits(
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        options.goal_ms,
+        options.batch_size,
+        options.max_batch_size,
+        options.try_auto,
+    )
+    dimensions, present = space(config, complete.backend, limits)
+    goal = Goal(options.goal_ms, options.percentile)
+    return Setting(
+        options.model,
+        config,
+        complete.backend,
+        present,
+        goal,
+        rules(options),
+        wishes(options),
+        options.load_secs,
+        server_options,
+    ), dimensions
+
+
+def _essence(complete: pb.ModelConfig) -> pb.ModelConfig:
+    """What a configuration that the server has made has to say."""
+    config = pb.ModelConfig(name=complete.name, backend=complete.backend, max_batch_size=complete.max_batch_size)
+    config.default_model_filename = complete.default_model_filename
+    config.input.extend(complete.input)
+    config.output.extend(complete.output)
+    if complete.HasField("dynamic_batching"):
+        config.dynamic_batching.CopyFrom(complete.dynamic_batching)
+    return config
+
+
+def _search(
+    options: Namespace, setting: Setting, dimensions: dict[str, Sequence[Value]], copies: tuple[Copy, Copy]
+) -> Outcome:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        laboratory = Laboratory(setting, copies, runner)
+
+        def on_tried(tried: Tried) -> None:
+            print(tried_line(tried, setting), file=sys.stderr, flush=True)
+            if tried.failure and tried.point == setting.present:
+                raise invalid(f"model '{setting.model}': {tried.failure}")
+
+        def search_from(rate: float) -> CoordinateSearch:
+            return CoordinateSearch(dimensions, setting.present, rate)
+
+        hooks = Hooks(laboratory.attempt, laboratory.compare, on_tried, laboratory.interrupted)
+        return tune(search_from, setting.present, options.budget_secs, hooks)
+
+
+def _write(options: Namespace, setting: Setting, outcome: Outcome) -> None:
+    point: Point = outcome.best.point
+    if options.output:
+        Path(options.output).write_text(recommended(setting, outcome), "utf-8")
+        print(f"\nwrote {options.output}")
+    elif point != setting.present:
+        print(f"\n{recommended(setting, outcome)}", end="")
+    if options.html:
+        from .page import page
+
+        Path(options.html).write_text(page(outcome, setting), "utf-8")
+
+
+def recommended(setting: Setting, outcome: Outcome) -> str:
+    """The config.pbtxt, with what it rests on above it."""
+    from .show import remarks
+    from .space import applied
+
+    config = applied(setting.config, outcome.best.point, setting.present, setting.backend)
+    return text(config, remarks(outcome, setting))

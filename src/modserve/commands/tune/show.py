@@ -1,0 +1,106 @@
+"""What a tuning has found, for people: a line for each point, the table, and what comes of it."""
+
+from collections.abc import Iterator, Sequence
+
+from ..bench.measures import Result, rounded
+from ..bench.show import columns, milliseconds
+from .space import Point, changes, shown
+from .tuning import Outcome, Setting, Tried
+
+
+def recommendation(point: Point) -> str:
+    return shown(point)
+
+
+def difference(tried: Tried, setting: Setting) -> str:
+    """A point by what differs from the present one."""
+    names = [name for name, value in tried.point.items() if value != setting.present[name]]
+    return shown(tried.point, names) if names else "as it is"
+
+
+def tried_line(tried: Tried, setting: Setting) -> str:
+    return f"{difference(tried, setting)}: {verdict(tried, setting)}"
+
+
+def verdict(tried: Tried, setting: Setting) -> str:
+    level = setting.goal.percentile
+    if tried.failure:
+        return tried.failure
+    if tried.rate and tried.best is not None:
+        return f"{rounded(tried.rate)}/s at p{level:g} {milliseconds(tried.best.percentiles[level])} ms"
+    if tried.results:
+        last, _ = tried.results[-1]
+        return f"misses the goal at {rounded(last.load.value)}/s: {_why(last, level)}"
+    return "not measured"
+
+
+def _why(result: Result, level: float) -> str:
+    if result.failed:
+        return f"{result.failed:,} errors"
+    if not result.keeps_up:
+        return f"{rounded(result.rate)}/s came back"
+    return f"p{level:g} {milliseconds(result.percentiles[level])} ms"
+
+
+def table(outcome: Outcome, setting: Setting) -> Iterator[str]:
+    yield f"{len(outcome.tried)} configurations of '{setting.model}', in the order in which they were tried:"
+    yield from columns(*rows(outcome, setting), texts=True)
+
+
+def rows(outcome: Outcome, setting: Setting) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    names = ["configuration", "", "what came of it"]
+    marks = {id(outcome.tried[0]): "at present"}
+    marks |= {id(each): "better" for each in outcome.tried[1:] if each.better}
+    marks[id(outcome.best)] = "best" if outcome.best is not outcome.tried[0] else "at present, best"
+    return names, [
+        [difference(each, setting), marks.get(id(each), ""), verdict(each, setting)] for each in outcome.tried
+    ]
+
+
+def finals(outcome: Outcome, setting: Setting) -> Iterator[str]:
+    """The measurement at the end, and what is to be done."""
+    yield ""
+    goal = f"p{setting.goal.percentile:g} of at most {setting.goal.ms:g} ms"
+    if outcome.out_of_time:
+        yield "The time was over before all had been tried; '--budget-secs' allows more."
+    if not outcome.best.rate:
+        yield f"No configuration keeps {goal} at any rate."
+        return
+    if outcome.best is outcome.tried[0]:
+        yield f"Nothing is better than the present configuration: {rounded(outcome.best.rate)}/s within {goal}."
+        return
+    if outcome.finals is not None:
+        present, best = outcome.finals
+        yield f"Side by side, the highest rates within {goal}:"
+        yield from columns(
+            ["configuration", "rate", "what came of it"],
+            [
+                ["at present", f"{rounded(present.rate)}/s", verdict(present, setting)],
+                ["recommended", f"{rounded(best.rate)}/s", verdict(best, setting)],
+            ],
+            texts=True,
+        )
+        yield ""
+        yield gain_line(outcome)
+    else:
+        yield "The recommended configuration was not measured beside the present one."
+    yield from (f"  {each}" for each in changes(outcome.best.point, setting.present))
+
+
+def gain_line(outcome: Outcome) -> str:
+    gain = outcome.gain
+    if gain is None:
+        return "Recommended, since the present configuration keeps the goal at no rate:"
+    if gain <= 1:
+        return f"Side by side it is no better ({gain:.2f} times the rate): the gain was noise. The changes were:"
+    return f"Recommended, with {gain:.2f} times the rate:"
+
+
+def remarks(outcome: Outcome, setting: Setting) -> list[str]:
+    """What stands above the configuration that is written."""
+    goal = f"p{setting.goal.percentile:g} <= {setting.goal.ms:g} ms"
+    lines = [f"The configuration of model '{setting.model}' that 'modserve tune' recommends for {goal}."]
+    if outcome.finals is not None and outcome.gain is not None:
+        rates = [f"{rounded(each.rate)}/s" for each in outcome.finals]
+        lines.append(f"Measured side by side: {rates[0]} before, {rates[1]} with it, {outcome.gain:.2f} times.")
+    return [*lines, *(f"- {each}" for each in changes(outcome.best.point, setting.present))]

@@ -1,0 +1,150 @@
+"""What there is to try for a model, and what a choice makes of its configuration."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from google.protobuf import text_format
+
+from modserve.config import MEASURED
+from modserve.pb import inference as pb
+
+Value: TypeAlias = int | str
+Point: TypeAlias = Mapping[str, Value]
+"""A choice: a value for each dimension."""
+
+DELAY, BATCH, INSTANCES, THREADS, ENGINE = "delay_us", "max_batch", "instances", "threads", "engine"
+OFF = -1
+"""The delay without dynamic batching."""
+AS_IT_IS = 0
+"""The threads where the configuration does not say them."""
+_DELAYS = (OFF, 0, 100, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000)
+_OF_GOAL = 0.5
+"""A delay is at most such a part of the goal."""
+_THREAD_PARAMETERS = {
+    "onnxruntime": "intra_op_thread_count",
+    "openvino": "INFERENCE_NUM_THREADS",
+    "pytorch": "INTRA_OP_THREAD_COUNT",
+}
+
+
+class Limits(NamedTuple):
+    """How far a search may go."""
+
+    cores: int
+    goal_ms: float
+    rows: int = 1
+    """Of a request, which every batch has to have room for."""
+    max_batch: int = 0
+    """The largest max_batch_size to try; 0: the present one."""
+    engines: bool = False
+    """Whether `auto` may choose another engine."""
+
+
+def why_not(config: pb.ModelConfig) -> str:
+    """Why a model is not to be tuned; empty if it is."""
+    if config.HasField("ensemble_scheduling"):
+        return "it is an ensemble, which has nothing to set: tune the models that it is made of"
+    if config.HasField("sequence_batching"):
+        return "it keeps sequences, which 'modserve bench' does not send"
+    if config.model_transaction_policy.decoupled:
+        return "it is decoupled: a request may have any number of responses, which is not measured"
+    return ""
+
+
+def space(config: pb.ModelConfig, backend: str, limits: Limits) -> tuple[dict[str, Sequence[Value]], Point]:
+    """The dimensions with their values in order, and the present point. `backend` is what runs the model now."""
+    dimensions: dict[str, Sequence[Value]] = {}
+    present: dict[str, Value] = {}
+
+    def add(name: str, now: Value, values: Sequence[Value]) -> None:
+        present[name] = now
+        dimensions[name] = values
+
+    if config.max_batch_size > 0:
+        batching = config.dynamic_batching if config.HasField("dynamic_batching") else None
+        delay = OFF if batching is None else batching.max_queue_delay_microseconds
+        longest = limits.goal_ms * 1000 * _OF_GOAL
+        add(DELAY, delay, _ordered(delay, (each for each in _DELAYS if each <= longest)))
+        most = max(config.max_batch_size, limits.max_batch)
+        sizes = (1 << power for power in range(most.bit_length()) if limits.rows <= 1 << power <= most)
+        add(BATCH, config.max_batch_size, _ordered(config.max_batch_size, (*sizes, most)))
+    groups = config.instance_group
+    if len(groups) <= 1:
+        count = (groups[0].count if groups else 0) or 1
+        add(INSTANCES, count, _ordered(count, _powers(2 * limits.cores)))
+    if parameter := _THREAD_PARAMETERS.get(backend):
+        text = config.parameters[parameter].string_value if parameter in config.parameters else ""
+        threads = int(text) if text.isdigit() else AS_IT_IS
+        add(THREADS, threads, _ordered(threads, (AS_IT_IS, *_powers(limits.cores))))
+    if limits.engines and backend in MEASURED:
+        add(ENGINE, backend, (backend, "auto"))
+    return dimensions, present
+
+
+def _powers(most: int) -> list[int]:
+    """Powers of two, and the number itself."""
+    return sorted({1 << power for power in range(most.bit_length()) if 1 << power <= most} | {most})
+
+
+def _ordered(now: int, values: Iterable[int]) -> Sequence[Value]:
+    return sorted({now, *values})
+
+
+def applied(config: pb.ModelConfig, point: Point, present: Point, backend: str) -> pb.ModelConfig:
+    """The configuration with what differs from the present point; all else stays as its author wrote it."""
+    made = pb.ModelConfig()
+    made.CopyFrom(config)
+    changed = {name: value for name, value in point.items() if value != present[name]}
+    if BATCH in changed:
+        made.max_batch_size = int(changed[BATCH])
+        if made.HasField("dynamic_batching"):
+            sizes = [size for size in made.dynamic_batching.preferred_batch_size if size <= made.max_batch_size]
+            del made.dynamic_batching.preferred_batch_size[:]
+            made.dynamic_batching.preferred_batch_size.extend(sizes)
+    if changed.get(DELAY) == OFF:
+        made.ClearField("dynamic_batching")
+    elif DELAY in changed:
+        made.dynamic_batching.max_queue_delay_microseconds = int(changed[DELAY])
+    if INSTANCES in changed:
+        if not made.instance_group:
+            made.instance_group.add()
+        made.instance_group[0].count = int(changed[INSTANCES])
+    if ENGINE in changed:
+        made.ClearField("platform")
+        made.backend = str(changed[ENGINE])
+    elif THREADS in changed:
+        parameter = _THREAD_PARAMETERS[backend]
+        if changed[THREADS] == AS_IT_IS:
+            del made.parameters[parameter]
+        else:
+            made.parameters[parameter].string_value = str(changed[THREADS])
+    return made
+
+
+def text(config: pb.ModelConfig, remarks: Sequence[str]) -> str:
+    """A config.pbtxt, with remarks above it."""
+    body = text_format.MessageToString(config, as_utf8=True)
+    return "".join(f"# {line}\n" for line in remarks) + ("\n" if remarks else "") + body
+
+
+_SHOWN: Mapping[str, Callable[[Value], str]] = {
+    DELAY: lambda value: "no dynamic batching" if value == OFF else f"delay {value} µs",
+    BATCH: lambda value: f"max_batch_size {value}",
+    INSTANCES: lambda value: f"{value} instance{'' if value == 1 else 's'}",
+    THREADS: lambda value: "default threads" if value == AS_IT_IS else f"{value} thread{'' if value == 1 else 's'}",
+    ENGINE: lambda value: f"engine {value}",
+}
+
+
+def shown(point: Point, names: Sequence[str] = ()) -> str:
+    """A point in words; `names` picks dimensions."""
+    return ", ".join(_SHOWN[name](value) for name, value in point.items() if not names or name in names)
+
+
+def changes(point: Point, present: Point) -> list[str]:
+    """What differs from the present point, in words."""
+    return [
+        f"{_SHOWN[name](value)} (was: {_SHOWN[name](present[name])})"
+        for name, value in point.items()
+        if value != present[name]
+    ]

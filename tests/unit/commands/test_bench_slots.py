@@ -1,0 +1,371 @@
+"""The client's HTTP/1.1 and HTTP/2, byte by byte, and who sends when."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pytest
+from hpack import Decoder, Encoder
+
+from http2_client import Transport
+from modserve.commands.bench import loops
+from modserve.commands.bench.grpc_slots import Connection, GrpcSlot, Message, Place, frame, status_error
+from modserve.commands.bench.http_slots import Heads, HttpSlot
+from modserve.commands.bench.loops import ClosedLoop, OpenLoop
+from modserve.commands.bench.slots import Endpoint, Owner, Slot
+
+HERE = Endpoint("h", 1)
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"
+
+
+class Outcomes:
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+
+    def done(self, slot: Slot, error: str) -> None:
+        slot.start = 0
+        self.errors.append(error)
+
+
+def http_slot() -> tuple[HttpSlot, Transport, Outcomes]:
+    outcomes = Outcomes()
+    slot = HttpSlot(HERE, [b"request 0", b"request 1"], outcomes, Heads())
+    transport = Transport(slot)
+    slot.connection_made(transport)
+    return slot, transport, outcomes
+
+
+def exchange(slot: HttpSlot, *parts: bytes) -> None:
+    slot.start = 1
+    slot.send(1)
+    for part in parts:
+        slot.data_received(part)
+
+
+RESPONSES: dict[str, tuple[list[bytes], str]] = {
+    "whole": ([OK], ""),
+    "byte by byte": ([OK[index : index + 1] for index in range(len(OK))], ""),
+    "head, then body": ([OK[:-3], b"a", b"bc"], ""),
+    "continue": ([b"HTTP/1.1 100 Continue\r\n\r\n", OK], ""),
+    "continue, in one": ([b"HTTP/1.1 100 Continue\r\n\r\n" + OK], ""),
+    "chunks": ([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"3\r\nabc\r\n", b"0\r\n\r\n"], ""),
+    "an error": ([b'HTTP/1.1 400 Bad Request\r\ncontent-length: 13\r\n\r\n{"error":"a"}'], "400: a"),
+    "an error in pieces": ([b"HTTP/1.1 503 X\r\nContent-Length: 4\r\n\r\nb", b"us", b"y"], "503: busy"),
+    "an error without a text": ([b"HTTP/1.1 500 X\r\nContent-Length: 0\r\n\r\n"], "status 500"),
+}
+
+
+@pytest.mark.parametrize("case", RESPONSES)
+def test_a_response(case: str) -> None:
+    parts, error = RESPONSES[case]
+    slot, transport, outcomes = http_slot()
+    for _ in range(2):  # the second time the head is known
+        exchange(slot, *parts)
+    assert outcomes.errors == [error, error]
+    assert transport.written == [b"request 1", b"request 1"]
+
+
+def test_a_response_that_ends_with_the_connection() -> None:
+    slot, _, outcomes = http_slot()
+    exchange(slot, b"HTTP/1.0 200 OK\r\n\r\nabc", b"def")
+    assert outcomes.errors == []
+    slot.connection_lost(None)
+    assert outcomes.errors == [""]
+
+
+def test_a_connection_that_is_lost() -> None:
+    slot, _, outcomes = http_slot()
+    exchange(slot, OK[:-1])
+    slot.connection_lost(None)
+    assert outcomes.errors == ["connection closed by the server"]
+    slot.connection_lost(ConnectionResetError("reset"))  # without a request, nobody minds
+    assert len(outcomes.errors) == 1
+
+
+def test_a_request_that_takes_too_long() -> None:
+    slot, transport, outcomes = http_slot()
+    exchange(slot)
+    slot.abort("no response within 1 s")
+    assert transport.aborted
+    slot.connection_lost(None)
+    assert outcomes.errors == ["no response within 1 s"]
+
+
+def test_a_server_that_closes_behind_each_response() -> None:
+    slot, transport, outcomes = http_slot()
+    exchange(slot, b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+    slot.start = 1
+    slot.send(0)
+    assert transport.closed
+    assert transport.written == [b"request 1"]
+    again = Transport(slot)
+    slot.connection_made(again)  # as `_reopen` has it done
+    assert again.written == [b"request 0"]
+    assert outcomes.errors == [""]
+
+
+# gRPC
+
+FIELDS = [(":method", "POST"), (":path", "/p"), ("te", "trailers")]
+
+
+class Http2:
+    """A connection with one slot, and the server's end of it."""
+
+    def __init__(self, *messages: bytes, settings: bytes = b"") -> None:
+        self.outcomes = Outcomes()
+        self.place = Place(HERE, FIELDS, [])
+        self.connection = Connection(FIELDS, [Message.of(message) for message in messages])
+        self.place.connection = self.connection
+        self.transport = Transport(self.connection)
+        self.connection.connection_made(self.transport)
+        self.slot = GrpcSlot(self.place, self.outcomes)
+        self.encoder, self.decoder = Encoder(), Decoder()
+        self.connection.data_received(frame(4, 0, 0, settings))
+        self.frames(skip=24)
+
+    def frames(self, skip: int = 0) -> list[tuple[int, int, int, bytes]]:
+        data, self.transport.written = b"".join(self.transport.written)[skip:], []
+        frames = []
+        while data:
+            length = int.from_bytes(data[:3], "big")
+            frames.append((data[3], data[4], int.from_bytes(data[5:9], "big"), data[9 : 9 + length]))
+            data = data[9 + length :]
+        return frames
+
+    def send(self, index: int = 0) -> None:
+        self.slot.start = 1
+        self.slot.send(index)
+
+    def respond(self, stream: int, *trailers: tuple[str, str], split: bool = False) -> None:
+        head = frame(1, 4, stream, self.encoder.encode([(":status", "200"), ("content-type", "application/grpc")]))
+        block = self.encoder.encode(trailers)
+        end = frame(1, 5, stream, block)
+        if split:
+            end = frame(1, 1, stream, block[:1]) + frame(9, 4, stream, block[1:])
+        data = head + frame(0, 0, stream, b"\0\0\0\0\1x") + end
+        self.connection.data_received(data[:7])
+        self.connection.data_received(data[7:])
+
+
+async def test_a_call() -> None:
+    server = Http2(b"abc")
+    for stream in (1, 3, 5, 7):
+        server.send()
+        headers, data = server.frames()
+        assert headers[:3] == (1, 4, stream)
+        assert [(str(name), str(value)) for name, value in server.decoder.decode(headers[3])] == FIELDS
+        assert data == (0, 1, stream, b"\0\0\0\0\3abc")
+        server.respond(stream, ("grpc-status", "0"), ("grpc-message", ""))
+    assert server.outcomes.errors == [""] * 4
+    assert len(headers[3]) == len(FIELDS)  # by then, a byte for each
+
+
+async def test_an_error_of_grpc() -> None:
+    server = Http2(b"abc")
+    server.send()
+    server.respond(1, ("grpc-status", "14"), ("grpc-message", "not%20ready"), split=True)
+    assert server.outcomes.errors == ["UNAVAILABLE: not ready"]
+
+
+async def test_headers_that_change_the_table_are_read_each_time() -> None:
+    server = Http2(b"abc")
+    for number in range(1, 40):
+        server.send()
+        server.respond(2 * number - 1, ("grpc-status", "0"), ("x-number", str(number % 7)))
+    assert server.outcomes.errors == [""] * 39
+
+
+async def test_a_long_message_waits_for_windows() -> None:
+    server = Http2(bytes(100_000))
+    server.send()
+    frames = server.frames()
+    assert sum(len(payload) for kind, _, _, payload in frames if kind == 0) == 65_535
+    assert max(len(payload) for *_, payload in frames) == 16_384
+    server.connection.data_received(frame(8, 0, 0, (1 << 20).to_bytes(4, "big")))
+    assert server.frames() == []
+    server.connection.data_received(frame(8, 0, 1, (1 << 20).to_bytes(4, "big")))
+    frames = server.frames()
+    assert sum(len(payload) for *_, payload in frames) == 100_005 - 65_535
+    assert [flags for _, flags, *_ in frames] == [0, 0, 1]
+
+
+async def test_the_server_s_settings_are_kept() -> None:
+    settings = b"\0\4" + (8).to_bytes(4, "big") + b"\0\1" + (0).to_bytes(4, "big")
+    server = Http2(b"0123456789", settings=settings)
+    server.send()
+    headers, data = server.frames()
+    assert headers[3][:1] == b"\x20"  # the table has no room
+    assert data == (0, 0, 1, b"\0\0\0\0\n012")
+
+
+async def test_pings_get_their_answer() -> None:
+    server = Http2(b"")
+    server.connection.data_received(frame(6, 0, 0, b"12345678"))
+    assert server.frames() == [(6, 1, 0, b"12345678")]
+
+
+async def test_what_ends_a_call_early() -> None:
+    server = Http2(b"")
+    for end in (frame(3, 0, 1, b"\0\0\0\7"), frame(1, 5, 3, server.encoder.encode([("a", "b")])), frame(0, 1, 5)):
+        server.send()
+        server.connection.data_received(end)
+    server.send()
+    server.connection.connection_lost(None)
+    assert server.outcomes.errors == [
+        "stream reset with code 7",
+        "stream ended without a status",
+        "stream ended without a status",
+        "connection closed by the server",
+    ]
+    assert not server.connection.usable
+
+
+async def test_a_call_that_takes_too_long() -> None:
+    server = Http2(b"")
+    server.send()
+    server.frames()
+    server.slot.abort("no response within 1 s")
+    assert server.frames() == [(3, 0, 1, b"\0\0\0\x08")]
+    assert server.outcomes.errors == ["no response within 1 s"]
+
+
+def test_what_trailers_say() -> None:
+    assert status_error({b"grpc-status": b"0"}) == ""
+    assert status_error({b"grpc-status": b"99"}) == "99"
+    assert status_error({b":status": b"200"}) is None
+    assert status_error({b":status": b"404"}) == "HTTP status 404 in place of a gRPC response"
+
+
+# Loops
+
+
+class FakeSlot:
+    def __init__(self, owner: Owner) -> None:
+        self.start = 0
+        self.sent: list[int] = []
+        self.owner = owner
+        self.closed = False
+
+    def send(self, index: int) -> None:
+        self.sent.append(index)
+
+    def respond(self, error: str = "") -> None:
+        self.owner.done(self, error)
+
+    def abort(self, why: str) -> None:
+        self.respond(why)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Factory:
+    def __init__(self) -> None:
+        self.slots: list[FakeSlot] = []
+
+    async def open(self, owner: Owner, count: int) -> Sequence[Slot]:
+        new = [FakeSlot(owner) for _ in range(count)]
+        self.slots += new
+        return cast(Sequence[Slot], new)
+
+
+class FakeTicker:
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.callback = callback
+        self.moment = 0
+
+    def arm(self, moment: int) -> None:
+        self.moment = moment
+
+    def close(self) -> None:
+        self.callback = lambda: None
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    time = [1_000_000_000]
+    monkeypatch.setattr(loops, "clock", lambda: time[0])
+    return time
+
+
+async def test_a_closed_loop(now: list[int]) -> None:
+    factory = Factory()
+    driver = ClosedLoop(2, factory, 3, 60)
+    await driver.start()
+    first, second = factory.slots
+    assert (first.sent, second.sent) == ([0], [1])
+    now[0] += 5
+    first.respond()
+    now[0] += 2
+    first.respond("no")
+    assert first.sent == [0, 2, 0]
+    window = driver.cut()
+    assert (list(window.latencies), dict(window.errors), window.seconds) == ([5], {"no": 1}, 7e-9)
+    stopping = asyncio.create_task(driver.stop(5))
+    await asyncio.sleep(0)
+    first.respond()
+    second.respond()
+    assert await stopping == 0
+    assert len(first.sent) == 3
+    assert first.closed
+
+
+async def test_responses_that_never_come(now: list[int]) -> None:
+    factory = Factory()
+    driver = ClosedLoop(2, factory, 1, 60)
+    await driver.start()
+    assert await driver.stop(0.0) == 2
+
+
+def open_loop(factory: Factory, rate: float, most: int, **more: Any) -> tuple[OpenLoop, list[FakeTicker]]:
+    tickers: list[FakeTicker] = []
+
+    def make(callback: Callable[[], None]) -> FakeTicker:
+        tickers.append(FakeTicker(callback))
+        return tickers[-1]
+
+    return OpenLoop(rate, factory, 1, 60, most=most, first=1, make_ticker=make, **more), tickers
+
+
+async def test_latency_counts_from_the_intended_start(now: list[int]) -> None:
+    """One connection, 1000 a second, and a server that stalls for 3 ms: four requests were delayed, not one."""
+    factory = Factory()
+    driver, _ = open_loop(factory, 1000, 1)
+    await driver.start()
+    [slot] = factory.slots
+    driver.cut()
+    now[0] += 3_000_000
+    driver.tick()
+    assert driver.cut().waiting == 3
+    for _ in range(4):
+        slot.respond()
+    assert list(driver.cut().latencies) == [3_000_000, 2_000_000, 1_000_000, 0]
+    await driver.stop(0.0)
+
+
+async def test_an_open_loop_sends_by_the_clock(now: list[int]) -> None:
+    factory = Factory()
+    driver, tickers = open_loop(factory, 1000, 8)
+    await driver.start()
+    [ticker] = tickers
+    assert ticker.moment == 1_001_000_000
+    now[0] = ticker.moment + 20
+    ticker.callback()
+    assert ticker.moment == 1_002_000_000
+    assert len(factory.slots) == 1
+    await asyncio.sleep(0)  # another connection is opened, and takes what waits
+    await asyncio.sleep(0)
+    assert [slot.sent for slot in factory.slots] == [[0], [0]]
+    assert list(driver.cut().lags) == [0, 20]
+    await driver.stop(0.0)
+
+
+async def test_random_gaps_have_the_rate_on_average(now: list[int]) -> None:
+    factory = Factory()
+    driver, _ = open_loop(factory, 1000, 1, poisson=True)
+    await driver.start()
+    now[0] += 1_000_000_000
+    driver.tick()
+    assert 900 < driver.cut().waiting < 1100
+    await driver.stop(0.0)

@@ -1,0 +1,231 @@
+"""What commands print of a running server, whose calls are played."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modserve.commands import facts, http_calls, load, models, status, tables
+from modserve.commands.access import Access, RefusedError, UnreachableError, address
+from modserve.commands.facts import Facts, Health, Usage, Version
+from modserve.commands.http_calls import HttpCalls
+from modserve.commands.syntax import WordsError
+from modserve.core.errors import ModserveError
+
+READY = Version("simple", "1", "READY", "")
+FAILED = Version("broken", "", "UNAVAILABLE", "Invalid argument: one\ntwo")
+BROKEN = {"name": "broken", "version": "", "state": "UNAVAILABLE", "reason": "Invalid argument: one\ntwo"}
+STATISTICS = {
+    "model_stats": [
+        {
+            "name": "simple",
+            "version": "1",
+            "last_inference": 990_000,
+            "inference_count": 30,
+            "execution_count": 10,
+            "inference_stats": {
+                "success": {"count": 20, "ns": 40_000_000},
+                "fail": {"count": 2, "ns": 1},
+                "queue": {"count": 20, "ns": 10_000_000},
+            },
+        }
+    ]
+}
+USED = {("simple", "1"): Usage(20, 2, 30, 10, 0.04, 0.01, 990_000)}
+
+
+class Played(HttpCalls):
+    """Responds from a table; what is not in it is refused."""
+
+    def __init__(self, table: dict[str, Any]) -> None:
+        super().__init__(Access(address("http://host")))
+        self._table = table
+
+    def call(self, method: str, path: str, *args: Any, **more: Any) -> http_calls.Response:
+        if path not in self._table:
+            raise RefusedError(f"{path} is restricted", 403)
+        body = self._table[path]
+        return http_calls.Response(400 if path.endswith("ready") else 200, {}, json.dumps(body).encode())
+
+
+def test_looking_at_a_server() -> None:
+    table = {
+        "/v2": {"name": "modserve", "version": "1.0"},
+        "/v2/health/ready": {"ready": False, "phase": "serving", "reasons": [BROKEN]},
+        "/v2/repository/index": [{"name": "simple", "version": "1", "state": "READY"}, {"name": "other"}],
+        "/v2/models/stats": STATISTICS,
+    }
+    seen = facts.look(Played(table))
+    assert seen == Facts(
+        "modserve", "1.0", Health(False, "serving", [FAILED]), [READY, Version("other", "", "", "")], USED, ()
+    )
+    del table["/v2/models/stats"], table["/v2"]
+    less = facts.look(Played(table))
+    assert (less.name, less.usage, less.unknown) == (
+        "a server",
+        {},
+        ("/v2 is restricted", "/v2/models/stats is restricted"),
+    )
+
+
+def test_the_engine_of_a_version() -> None:
+    path = "/v2/models/simple/versions/1/engine"
+    assert facts.engine(Played({path: {"engine": "ONNX Runtime", "version": "1.2"}}), READY) == "ONNX Runtime 1.2"
+    assert facts.engine(Played({}), READY) == ""
+
+
+def test_status_of_a_server_that_is_not_ready() -> None:
+    seen = Facts("modserve", "1.0", Health(False, "serving", [FAILED]), [READY, FAILED], USED, ("not told",))
+    assert "\n".join(status.lines(seen, "http://host")) == (
+        "http://host: modserve 1.0, not ready (serving)\n"
+        "\n"
+        "models     2, versions: 1 READY, 1 UNAVAILABLE\n"
+        "requests   20 responded to, 2 failed\n"
+        "batches    10, of 3.0 on average\n"
+        "mean time  2 ms, of which 500 us in queues\n"
+        "\n"
+        "broken - is UNAVAILABLE\n"
+        "    Invalid argument: one\n"
+        "    two\n"
+        "\n"
+        "left out: not told"
+    )
+    assert json.loads(json.dumps(status.document(seen, "u")))["reasons"] == [status.as_json(FAILED)]
+
+
+def test_status_of_a_server_without_models() -> None:
+    seen = Facts("modserve", "1.0", Health(True), [])
+    assert "\n".join(status.lines(seen, "u", colours=True)).splitlines()[0] == "u: modserve 1.0, \x1b[32mready\x1b[0m"
+    assert "versions: none" in "\n".join(status.lines(seen, "u"))
+
+
+def test_a_table_of_models() -> None:
+    text = "\n".join(models.lines([READY, FAILED], USED, {READY.key: "ONNX Runtime"}, 1000.0))
+    assert text == (
+        "model   version  state        engine        requests  failed  mean      last\n"
+        "------  -------  -----------  ------------  --------  ------  ----  --------\n"
+        "simple  1        READY        ONNX Runtime        20       2  2 ms  10 s ago\n"
+        "broken  -        UNAVAILABLE  -                    -       -     -         -\n"
+        "    Invalid argument: one\n"
+        "    two"
+    )
+    assert list(models.lines([], {}, {}, 0)) == ["There are no models."]
+
+
+def test_inputs_and_outputs_of_a_model() -> None:
+    body = {
+        "inputs": [{"name": "IN", "datatype": "FP32", "shape": ["-1", "16"]}],
+        "outputs": [{"name": "OUT", "datatype": "BYTES", "shape": ["-1"]}],
+    }
+    assert "\n".join(models.described("m", body)) == (
+        "m       name  type   shape\n"
+        "------  ----  -----  --------\n"
+        "input   IN    FP32   [-1, 16]\n"
+        "output  OUT   BYTES  [-1]\n"
+        "\n"
+        "modserve infer m IN=…"
+    )
+    assert list(models.described("m", {})) == ["m is not ready: its inputs and outputs are not known."]
+    assert list(models.described("m", {"name": "m"})) == ["m has no inputs and no outputs."]
+
+
+def test_models_by_name() -> None:
+    assert models.chosen([READY, FAILED], []) == [READY, FAILED]
+    assert models.chosen([READY, FAILED], ["broken"]) == [FAILED]
+    with pytest.raises(RefusedError, match="there is no model 'simpel'; did you mean 'simple'"):
+        models.chosen([READY], ["simpel"])
+    with pytest.raises(RefusedError, match="there is no model 'x'; there are none"):
+        models.chosen([], ["x"])
+
+
+# Loading
+
+
+def test_parameters_of_a_load(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"backend": "identity"}')
+    (tmp_path / "model.onnx").write_bytes(b"abc")
+    config = str(tmp_path / "config.json")
+    assert load.parameters("", []) == {}
+    assert load.parameters(config, [f"1/model.onnx={tmp_path / 'model.onnx'}"]) == {
+        "config": '{"backend": "identity"}',
+        "file:1/model.onnx": "YWJj",
+    }
+    with pytest.raises(WordsError, match="'--file' requires '--config'"):
+        load.parameters("", ["a=b"])
+    with pytest.raises(WordsError, match="expected PATH=FILE such as"):
+        load.parameters(config, ["a"])
+    with pytest.raises(ModserveError, match="option '--file': cannot read nosuch: No such file"):
+        load.parameters(config, ["a=nosuch"])
+    with pytest.raises(ModserveError, match=r"model\.onnx is no JSON"):
+        load.parameters(str(tmp_path / "model.onnx"), [])
+
+
+def test_each_of_several(capsys: pytest.CaptureFixture[str]) -> None:
+    def work(name: str) -> str:
+        if name == "b":
+            raise RefusedError("b fails", 400, "this helps")
+        if name == "c":
+            raise UnreachableError("gone")
+        return f"{name} done"
+
+    assert tables.each(["a", "b", "a"], work) == 1
+    assert capsys.readouterr() == ("a done\na done\n", "modserve: b fails\nmodserve: this helps\n")
+    assert tables.each(["a"], work) == 0
+    with pytest.raises(UnreachableError):
+        tables.each(["c", "a"], work)
+
+
+# Texts
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0000012, "1.2 us"), (0.000377, "377 us"), (0.0123, "12.3 ms"), (1.5, "1.5 s"), (3600, "3600 s"), (0, "0 us")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert tables.duration(seconds) == text
+
+
+@pytest.mark.parametrize(("bytes", "text"), [(0, "0 B"), (2048, "2 KiB"), (150 << 20, "150 MiB"), (3 << 40, "3 TiB")])
+def test_sizes(bytes: float, text: str) -> None:
+    assert tables.size(bytes) == text
+
+
+def test_colours_do_not_move_columns() -> None:
+    plain = tables.table(("a", "state"), [("x", "READY")])
+    assert tables.table(("a", "state"), [("x", "READY")], colours=True)[2] == "x  \x1b[32mREADY\x1b[0m"
+    assert plain[2] == "x  READY"
+
+
+def test_again_until_it_is_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            raise KeyboardInterrupt
+
+    def outcomes() -> Iterator[Any]:
+        yield from ("one", UnreachableError("nobody there"), "two")
+
+    pending = outcomes()
+
+    def draw() -> tuple[int, str]:
+        outcome = next(pending)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return 1, outcome
+
+    assert tables.again(2.5, draw, sleep) == 0
+    assert capsys.readouterr().out == "one\n\nnobody there\n\ntwo\n\n"
+    assert waits == [2.5, 2.5, 2.5]
+    texts: Sequence[tuple[int, str]] = [(1, "once")]
+    assert tables.again(None, lambda: texts[0]) == 1
+    assert capsys.readouterr().out == "once\n"
+
+
+def test_nothing_that_a_terminal_acts_on() -> None:
+    assert tables.table(("a",), [("\x1b[31mred",)])[2] == "\N{REPLACEMENT CHARACTER}[31mred"
+    assert list(tables.indented("a\nb\r\x07")) == ["    a", "    b", "    \N{REPLACEMENT CHARACTER}"]

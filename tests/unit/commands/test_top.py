@@ -1,0 +1,225 @@
+"""What ``modserve top`` reckons and shows."""
+
+import io
+import math
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+
+from modserve.commands import top, top_view
+from modserve.commands.access import Access, RefusedError, UnreachableError, address
+from modserve.commands.facts import Usage
+from modserve.commands.http_calls import HttpCalls
+from modserve.commands.top_figures import Reading, Row, from_metrics, from_statistics, quantile, rows, samples
+
+PAGE = """\
+# HELP nv_inference_request_success Requests
+nv_inference_request_success{model="a",version="1"} %(requests)s
+nv_inference_request_failure{model="a",version="1",reason="OTHER"} 1.0
+nv_inference_request_failure{model="a",version="1",reason="BACKEND"} 2.0
+nv_inference_count{model="a",version="1"} %(inferences)s
+nv_inference_exec_count{model="a",version="1"} %(executions)s
+nv_inference_request_duration_us{model="a",version="1"} %(us)s
+nv_inference_pending_request_count{model="a",version="1"} 4.0
+modserve_request_duration_seconds_bucket{model="a",version="1",le="0.001"} %(quick)s
+modserve_request_duration_seconds_bucket{model="a",version="1",le="+Inf"} %(requests)s
+modserve_model_state{model="a",state="READY",version="1"} 1.0
+modserve_model_state{model="not loaded",state="UNKNOWN",version=""} 1.0
+modserve_requests_in_flight{model="a"} 5.0
+modserve_connections{protocol="http"} 2.0
+modserve_connections{protocol="grpc"} 1.0
+modserve_ready 1.0
+process_resident_memory_bytes 1.048576e+08
+"""
+
+
+def page(requests: float, inferences: float, executions: float, us: float, quick: float) -> str:
+    return PAGE % {"requests": requests, "inferences": inferences, "executions": executions, "us": us, "quick": quick}
+
+
+def test_samples() -> None:
+    text = '# TYPE a counter\na{x="1, \\"2\\"}",y="\\\\"} 3\nb 4.5e3\nnothing\nc{} NaN\nd{} x\n'
+    read = list(samples(text))
+    assert read[:2] == [("a", {"x": '1, "2"}', "y": "\\"}, 3.0), ("b", {}, 4500.0)]
+    assert read[2][0] == "c"
+    assert math.isnan(read[2][2])
+    assert len(read) == 3
+
+
+def test_what_a_page_tells() -> None:
+    reading = from_metrics(page(10, 30, 5, 2e6, 9), 3.0)
+    counts = reading.models["a", "1"]
+    assert (counts.requests, counts.failures, counts.inferences, counts.executions) == (10, 3, 30, 5)
+    assert (counts.seconds, counts.waiting, counts.state) == (2, 4, "READY")
+    assert counts.buckets == {0.001: 9, math.inf: 10}
+    assert (reading.in_flight, reading.connections, reading.memory, reading.ready) == (5, 3, 100 << 20, True)
+    assert list(reading.models) == [("a", "1")]
+
+
+def test_rates_and_recent_times() -> None:
+    first = from_metrics(page(10, 30, 5, 2e6, 0), 0.0)
+    second = from_metrics(page(20, 50, 10, 2.1e6, 10), 2.0)
+    third = from_metrics(page(40, 70, 20, 2.3e6, 30), 4.0)
+    [row] = rows([first, second, third])
+    assert row.mean == pytest.approx(0.3 / 30)
+    assert row == Row("a", "1", "READY", 10.0, 4, 40 / 15, row.mean, 0.0005, 0.00099, 0, 3)
+    [alone] = rows([first])
+    assert (alone.per_second, alone.batch, alone.p50) == (-1, -1, -1)
+
+
+def test_a_model_that_was_loaded_again_begins_anew() -> None:
+    [row] = rows([from_metrics(page(100, 100, 100, 1e6, 100), 0.0), from_metrics(page(10, 20, 10, 1e6, 10), 1.0)])
+    assert (row.per_second, row.batch) == (10, 2)
+    assert row.mean == pytest.approx(0.1)
+
+
+def test_the_busiest_model_comes_first() -> None:
+    used = {("a", "1"): Usage(1), ("b", "1"): Usage(5), ("c", "1"): Usage(1)}
+    shown = rows([from_statistics({}, 0.0), from_statistics(used, 1.0)])
+    assert [row.model for row in shown] == ["b", "a", "c"]
+    assert (shown[0].waiting, shown[0].p99) == (-1, -1)
+
+
+@pytest.mark.parametrize(
+    ("buckets", "share", "value"),
+    [
+        ({1.0: 0, 2.0: 10, math.inf: 10}, 0.5, 1.5),
+        ({1.0: 5, 2.0: 10, math.inf: 10}, 0.5, 1.0),
+        ({1.0: 1, 2.0: 2, math.inf: 10}, 0.99, 2.0),
+        ({1.0: 0, math.inf: 0}, 0.5, -1),
+        ({}, 0.5, -1),
+    ],
+)
+def test_quantiles(buckets: dict[float, float], share: float, value: float) -> None:
+    assert quantile(buckets, share) == pytest.approx(value)
+
+
+# Where readings come from
+
+
+class Calls(SimpleNamespace):
+    """As much of `HttpCalls` as a source uses."""
+
+    def call(self, method: str, path: str, **more: Any) -> Any:
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return SimpleNamespace(content=self.outcome.encode(), status=200, json=lambda: {"ready": True})
+
+    def json(self, method: str, path: str) -> Any:
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return {"model_stats": [{"name": "a", "version": "1"}]}
+
+    def close(self) -> None:
+        pass
+
+
+def source(metrics: "str | Exception", calls: "str | Exception" = "", url: str = "") -> top.Source:
+    made = top.Source(Access(address("http://host:1")), url, lambda: 7.0)
+    made._metrics = cast(HttpCalls, Calls(outcome=metrics, url="http://host:8002"))
+    made._calls = cast(HttpCalls, Calls(outcome=calls))
+    return made
+
+
+def test_the_metrics_page_is_read() -> None:
+    made = source(page(1, 1, 1, 1, 1))
+    assert (made.read().at, made.remark) == (7.0, "")
+
+
+@pytest.mark.parametrize("metrics", [UnreachableError("refused"), RefusedError("404", 404), "another page"])
+def test_statistics_stand_in_for_metrics(metrics: "str | Exception") -> None:
+    made = source(metrics)
+    reading = made.read()
+    assert (list(reading.models), reading.ready) == ([("a", "1")], True)
+    assert made.remark.startswith("without queue, p50 and p99: ")
+    assert made.remark.endswith("; --metrics-url names the metrics port")
+    assert made.read().ready
+
+
+def test_nobody_there() -> None:
+    with pytest.raises(UnreachableError, match="at all"):
+        source(UnreachableError("refused"), UnreachableError("not at all")).read()
+    with pytest.raises(UnreachableError, match="refused"):
+        source(UnreachableError("refused"), url="http://metrics:1").read()
+
+
+# Frames
+
+
+class Prepared:
+    url = "http://host"
+    remark = ""
+
+    def __init__(self, *outcomes: "Reading | Exception") -> None:
+        self._outcomes = list(outcomes)
+
+    def read(self) -> Reading:
+        outcome = self._outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+def frames(*outcomes: "Reading | Exception", most: int) -> list[top.Frame]:
+    waits: list[float] = []
+    made = list(top.Frames(cast(top.Source, Prepared(*outcomes)), 0.5, most, waits.append))
+    assert waits == [0.5] * most
+    return made
+
+
+def readings(*times: float) -> Sequence[Reading]:
+    return [from_metrics(page(10 * at, 10 * at, 5 * at, 1e4 * at, 10 * at), at) for at in times]
+
+
+def test_a_frame_for_each_interval() -> None:
+    one, two = frames(*readings(1, 2, 3), most=2)
+    assert (one.rows[0].per_second, two.rows[0].per_second, list(two.history)) == (10, 10, [10, 10])
+
+
+def test_a_server_that_is_away_for_a_while() -> None:
+    first, second = readings(1, 3)
+    away, back = frames(first, UnreachableError("nobody there"), second, most=2)
+    assert (away.remark, away.rows) == ("nobody there", [])
+    assert (back.remark, back.rows[0].per_second) == ("", 10)
+
+
+def test_old_readings_do_not_count() -> None:
+    *_, last = frames(*readings(*range(30)), most=29)
+    assert last.rows[0].p99 > 0
+    quiet = [from_metrics(page(10, 10, 5, 1e4, 10), at) for at in (0.0, 1.0, 12.0, 13.0)]
+    assert frames(*quiet, most=3)[-1].rows[0].p99 == -1
+
+
+def test_lines() -> None:
+    [frame] = frames(*readings(1, 2), most=1)
+    frame.remark = "a remark"
+    stamp, remark, head, rule, row, empty = top.plain(frame)
+    assert stamp.endswith(" http://host, ready, 10.0 requests/s, 5 in flight, 3 connections, 100 MiB resident")
+    assert remark == "a remark"
+    assert head.split() == list(top.HEAD)
+    assert set(rule) == {"-", " "}
+    assert row.split() == ["a", "1", "READY", "10.0", "4", "2.0", *["1", "ms", "500", "us", "990", "us"], "0", "3"]
+    assert empty == ""
+
+
+def test_the_live_view() -> None:
+    [frame] = frames(*readings(1, 2), most=1)
+    frame.remark = "a remark"
+    console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
+    top_view.show([frame], console)
+    text = cast(io.StringIO, console.file).getvalue()
+    for part in ("http://host, ready", "requests/s, at most 10", "a remark", "READY", "990 us", "Ctrl-C ends it"):
+        assert part in text
+
+
+@pytest.mark.parametrize(("values", "text"), [([], ""), ([0, 0], "  "), ([0, 4, 8], " ▄█")])
+def test_bars(values: list[float], text: str) -> None:
+    assert top_view.bars(values) == text
+
+
+def test_a_count_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert top.main(["--count", "-1"]) == 2
+    assert "option '--count': expected a number of 0 or more, got: -1" in capsys.readouterr().err
