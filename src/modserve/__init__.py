@@ -26,6 +26,10 @@ if TYPE_CHECKING:
         RequestInstance,
     )
     from .backends.python.worker.decorated import Context, InvalidInputError, Spec, model
+    from .client.errors import ClientError, ClientTimeoutError
+    from .client.facade import AsyncClient, Client
+    from .client.values import ModelMetadata, Result
+    from .connecting import connect, connect_async
     from .core.dtypes import Datatype
     from .core.errors import Code, ModserveError
     from .core.model_config import DescribedTensor, ModelConfig, ModelDescription
@@ -33,14 +37,19 @@ if TYPE_CHECKING:
     from .core.response import InferenceResponse
     from .core.tensor import DeviceTensor, Tensor
     from .listeners import Ports
+    from .mounting import Mounted, asgi
     from .settings import Settings
 
 __all__ = [
+    "AsyncClient",
     "AsyncInstance",
     "AsyncRequestInstance",
     "Backend",
     "BackendInstance",
     "BackendModel",
+    "Client",
+    "ClientError",
+    "ClientTimeoutError",
     "Code",
     "Context",
     "Datatype",
@@ -57,17 +66,23 @@ __all__ = [
     "ModelCaller",
     "ModelConfig",
     "ModelDescription",
+    "ModelMetadata",
     "ModelMetric",
     "ModelMetrics",
     "ModelSource",
     "ModserveError",
+    "Mounted",
     "Placement",
     "Ports",
     "RequestInstance",
+    "Result",
     "Settings",
     "Spec",
     "Tensor",
     "__version__",
+    "asgi",
+    "connect",
+    "connect_async",
     "model",
     "serve",
 ]
@@ -78,6 +93,11 @@ _HOMES = {
     **dict.fromkeys(("InferenceServer", "serve"), ".app"),
     "Ports": ".listeners",
     **dict.fromkeys(("Context", "InvalidInputError", "Spec", "model"), f"{_WORKER}.decorated"),
+    **dict.fromkeys(("ClientError", "ClientTimeoutError"), ".client.errors"),
+    **dict.fromkeys(("AsyncClient", "Client"), ".client.facade"),
+    **dict.fromkeys(("ModelMetadata", "Result"), ".client.values"),
+    **dict.fromkeys(("connect", "connect_async"), ".connecting"),
+    **dict.fromkeys(("Mounted", "asgi"), ".mounting"),
     "Datatype": ".core.dtypes",
     **dict.fromkeys(("Code", "ModserveError"), ".core.errors"),
     **dict.fromkeys(("DescribedTensor", "ModelConfig", "ModelDescription"), ".core.model_config"),

@@ -15,6 +15,7 @@ from . import backends
 from .backends.api import Backend
 from .backends.registry import BackendRegistry
 from .core.errors import ModserveError
+from .core.log_settings import AccessMode
 from .core.memory import MemoryBudget
 from .core.metrics import MetricStore
 from .core.residency import MemoryLimit
@@ -31,7 +32,10 @@ from .models.residency.admission import Residency
 from .models.residency.sizes import Meter
 from .models.residency.work import Lending
 from .observability import prometheus
+from .observability.access_log import access_log
+from .observability.failure_log import FailureLog
 from .observability.logging import Logs
+from .observability.progress import LoadingProgress
 from .observability.trace import Tracer
 from .observability.watchdog import Watchdog
 from .ports import PortError
@@ -44,6 +48,7 @@ from .resources.machine_memory import allowed_memory
 from .resources.shared_memory import SharedMemory
 from .server import Phase, Server
 from .settings import Settings
+from .settings import log as log_options
 from .workers.member import EngineControl, Member
 
 _log = logging.getLogger(__name__)
@@ -117,10 +122,16 @@ class InferenceServer(Server):
                 ControlMode(settings.model_control_mode), models_to_load(settings), settings.repository_poll_secs
             ),
             shared_memory=SharedMemory(settings.allow_client_shm),
-            tracer=Tracer(settings.trace if member is None else member.trace(settings.trace)),
+            tracer=Tracer(settings.trace if member is None else member.trace(settings.trace), name=settings.id),
             memory=MemoryBudget((allowed_memory() // 2 if memory is None else memory) // workers),
             model_memory=lambda: residency.report,
         )
+        requests = log_options.access(settings)
+        self.failure_log = FailureLog(enabled=requests.mode is not AccessMode.OFF)
+        self.access_log = access_log(requests, logs)
+        if logs is not None:
+            logs.on_change = lambda settings: self.tracer.change_verbosity(settings.verbose_level)
+            logs.on_change(logs.settings)
         if member is not None:
             member.join(self)
 
@@ -197,10 +208,10 @@ async def serve(
     loaded. One that replaces another opens its ports last, when it has loaded what the others have.
     """
     stopping = asyncio.Event()
-    _handle_signals(stopping)
+    _handle_signals(stopping, logs)
     server = InferenceServer(settings, logs=logs, member=member)
     loop = asyncio.get_running_loop()
-    freezer = Freezer(loop, server.ready_models)
+    freezer = Freezer(loop, server.ready_models, server.ended_requests)
     set_aside()  # else the imports of large engines set off one full collection after the other
     backends.registry.after_import = set_aside
     if (library := allocator.glibc()) is not None:
@@ -211,7 +222,7 @@ async def serve(
         async with asyncio.TaskGroup() as tasks:
             listeners = Listeners(server, server.engine_metrics, settings, tasks, watchdog, member)
             if member is not None:
-                await member.start(tasks, listeners.page)
+                await member.start(tasks, listeners.page.text)
 
             async def open_ports() -> bool:
                 try:
@@ -223,8 +234,8 @@ async def serve(
 
             async def load() -> bool:
                 if member is None:
-                    return await _load(server, settings, freezer, on_loaded)
-                loaded = await _load(server, settings, freezer, lambda server: None)
+                    return await _load(server, settings, freezer, logs, on_loaded)
+                loaded = await _load(server, settings, freezer, logs, lambda server: None)
                 if loaded:
                     await member.catch_up()
                     if not opened and not await open_ports():
@@ -243,6 +254,7 @@ async def serve(
             if library is not None:
                 stack.callback(allocator.Trimmer(loop, library).stop)
             stack.enter_context(server.changes.listening(freezer.changed))
+            stack.enter_context(listeners.page.counting())
             loading = tasks.create_task(load())
             waiting = tasks.create_task(stopping.wait())
             await asyncio.wait((loading, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -269,11 +281,16 @@ def stopping_line(in_flight: Mapping[str, int], seconds: int) -> str:
 
 
 async def _load(
-    server: InferenceServer, settings: Settings, freezer: Freezer, on_loaded: Callable[[InferenceServer], None]
+    server: InferenceServer,
+    settings: Settings,
+    freezer: Freezer,
+    logs: Logs | None,
+    on_loaded: Callable[[InferenceServer], None],
 ) -> bool:
     """Load everything; False if the server should stop."""
     try:
-        await server.load()
+        with LoadingProgress(server.index, logs):
+            await server.load()
     except ModserveError as error:
         _log.error("%s", error.message)
         return False
@@ -285,8 +302,11 @@ async def _load(
     return True
 
 
-def _handle_signals(stopping: asyncio.Event) -> None:
-    """The first signal asks for an orderly stop; the second, in whatever state things are, ends the process."""
+def _handle_signals(stopping: asyncio.Event, logs: Logs | None) -> None:
+    """The first signal asks for an orderly stop; the second, in whatever state things are, ends the process.
+
+    SIGHUP never does: it has the log file opened anew.
+    """
     loop = asyncio.get_running_loop()
 
     def ask() -> None:
@@ -297,3 +317,4 @@ def _handle_signals(stopping: asyncio.Event) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ask)
+    loop.add_signal_handler(signal.SIGHUP, (logs or Logs()).reopen)

@@ -5,20 +5,22 @@ import faulthandler
 import gc
 import logging
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from . import console, supervisor
+from . import supervisor
 from .__about__ import __version__
-from .backends.inventory import inventory
+from .commands.table import COMMANDS, Program, program
 from .core.errors import ModserveError
 from .form import form
 from .observability.logging import Logs
 from .ports import PortError
 from .settings import OptionError, Settings, from_command_line, usage
+from .settings.options import did_you_mean
 from .workers import supervising
 from .workers.place import Place
 from .workers.ports import reserve
@@ -36,34 +38,25 @@ CRASHED = 70
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit code: 0 after an orderly stop, 1 for a failure, 2 for a wrong command line."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] == ["check"]:
-        from .commands import check
-
-        return run_command(check.main, check.HELP, words[1:])
-    if words[:1] == ["config"]:
-        from .commands import config
-
-        return run_command(config.main, config.HELP, words[1:])
+    if words and words[0] in COMMANDS:
+        return run_command(program(words[0]), words[1:])
+    if words and words[0].partition("=")[0] == "--print-completion":  # the name that 'completion' had first
+        return run_command(program("completion"), [*filter(None, [words[0].partition("=")[2]]), *words[1:]])
     if "--version" in words:
         print(f"modserve {__version__} ({form()})")
         return 0
     if "--help" in words or "-h" in words:
-        print(usage.parser().format_help(), end="")
+        print(usage.parser(COMMANDS).format_help(), end="")
         return 0
-    if words[:1] == ["engines"]:
-        return engines(words[1:])
     place = None
     if words[:1] == ["worker"]:  # the supervisor's own, and not for people
         place, words = Place.parse(words[1]), words[2:]
     if words[:1] == ["serve"]:
         del words[0]
     try:
-        if words and words[0].startswith("--print-completion"):
-            print(usage.completion(" ".join(words).removeprefix("--print-completion")[1:]))
-            return 0
         line = from_command_line(words)
     except OptionError as error:
-        print(f"modserve: {error}", file=sys.stderr)
+        print(f"modserve: {error}{meant_command(words)}", file=sys.stderr)
         print("modserve: see 'modserve --help'", file=sys.stderr)
         return 2
     if line.settings.model_file and (problem := wrong_file(line.settings)):
@@ -89,22 +82,18 @@ def wrong_file(settings: Settings) -> str:
     return ""
 
 
-def run_command(command: Callable[[Sequence[str]], int], text: str, words: Sequence[str]) -> int:
+def run_command(command: Program, words: Sequence[str]) -> int:
     """Run a command that serves nothing, or print its help."""
     gc.enable()
     if "--help" in words or "-h" in words:
-        print(text)
+        print(command.HELP.rstrip())
         return 0
-    return command(words)
+    return command.main(words)
 
 
-def engines(words: Sequence[str]) -> int:
-    """``modserve engines``: print what can run models here, and what to install for the rest."""
-    if words:
-        print(f"modserve: 'engines' takes no options, got: {' '.join(words)}", file=sys.stderr)
-        return 2
-    print(console.engines_table(inventory()))
-    return 0
+def meant_command(words: Sequence[str]) -> str:
+    """Which command a first word was probably meant to be; empty if none is close."""
+    return did_you_mean(words[0], ["serve", *COMMANDS]) if words and words[0].isalpha() else ""
 
 
 def supervise(settings: Settings, arguments: Sequence[str]) -> NoReturn:
@@ -179,7 +168,10 @@ def run(settings: Settings, warnings: Sequence[str] = (), place: Place | None = 
     except OSError as error:
         print(f"modserve: cannot open the log file; '--log-file' names another: {error}", file=sys.stderr)
         return 1
+    logging.captureWarnings(True)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the event loop can open the log file anew
     if place is not None:
+        logs.worker = place.index
         for handler in logging.getLogger().handlers:
             handler.addFilter(place.name_in_log)
     for warning in warnings:
@@ -211,13 +203,26 @@ def run(settings: Settings, warnings: Sequence[str] = (), place: Place | None = 
 
 
 def say(text: str) -> None:
-    """Write `text` and a newline to standard output at once: between two writes, other threads log."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    """Write `text` and a newline to standard output at once: between two writes, other threads log.
+
+    Serving goes on where nobody reads it any more, as behind ``| head``.
+    """
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        write_to_nobody()
+
+
+def write_to_nobody() -> None:
+    """Let standard output go nowhere: what its buffer holds would be written again at each attempt."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def hints(server: "InferenceServer", settings: Settings, http_port: int | None) -> str:
     """The text that is printed once the models have loaded: a table, and a call to try or what to do without models."""
+    from . import console  # not for 'modserve --help', which it would make half as long again
+
     place = None
     if http_port is not None:
         place = console.Place(settings.http.address, http_port, settings.http.tls is not None)
@@ -226,7 +231,8 @@ def hints(server: "InferenceServer", settings: Settings, http_port: int | None) 
     entries = server.index()
     waiting = server.waiting_models
     models = [servable.config for servable in server.ready_models()]
-    paragraphs = [console.models_table(entries)]
+    logged = settings.log.error and not settings.log.file and sys.stdout.isatty() and sys.stderr.isatty()
+    paragraphs = [console.models_table(entries, logged=logged)]
     if waiting:
         restricted = "model-repository" in settings.http.restrictions
         paragraphs.append(console.waiting_line(waiting, None if restricted else place))
@@ -261,10 +267,14 @@ def entry() -> None:
     faulthandler.enable()
     try:
         code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        write_to_nobody()
+        code = 1
     except Exception:
         _log.critical("the server stops because of an unexpected error: this is a bug", exc_info=True)
         code = CRASHED
-    sys.stdout.flush()
+        sys.stdout.flush()
     sys.stderr.flush()
     logging.shutdown()
     os._exit(code)

@@ -13,6 +13,8 @@ from .core.lifecycle import IndexEntry
 from .core.model_config import ModelConfig
 
 _MOST_ELEMENTS = 256
+_MOST_REPEATED = 100
+"""Characters of a reason that the log has in full."""
 
 _ANY_ADDRESS = frozenset({"", "0.0.0.0", "::"})
 
@@ -35,8 +37,11 @@ class Place:
         return f"curl{options} {scheme}{host}:{self.port}{path}"
 
 
-def models_table(entries: Sequence[IndexEntry]) -> str:
-    """The models with version, state and load time. The reason of a failure is below its line."""
+def models_table(entries: Sequence[IndexEntry], *, logged: bool = False) -> str:
+    """The models with version, state and load time. The reason of a failure is below its line.
+
+    `logged`: whoever reads the table has the reasons in the log above it, so that their beginnings will do.
+    """
     rows = [("model", "version", "state", "load time")]
     for entry in entries:
         version = "-" if entry.version is None else str(entry.version)
@@ -46,7 +51,10 @@ def models_table(entries: Sequence[IndexEntry]) -> str:
     out = [heading, rule]
     for line, entry in zip(lines, entries, strict=True):
         out.append(line)
-        out += [f"    {text}" for text in entry.reason.splitlines()]
+        reasons = entry.reason.splitlines()
+        if logged and reasons and len(entry.reason) > _MOST_REPEATED:
+            reasons = [f"{reasons[0][:_MOST_REPEATED]} … (see above)"]
+        out += [f"    {text}" for text in reasons]
     return "\n".join(out)
 
 

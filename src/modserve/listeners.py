@@ -4,12 +4,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from .core.metrics import MetricStore
 from .core.servable import Finisher, Servable
 from .frontends.grpc.rpc import GrpcListener
 from .frontends.http.wire.listener import HttpListener
-from .frontends.metrics import MetricsListener
+from .frontends.metrics import MetricsListener, OpenMetrics
+from .metrics_page import MetricsPage
 from .observability import prometheus
 from .observability.watchdog import Watchdog
 from .ports import opening, probe_port
@@ -83,9 +85,7 @@ class Listeners:
         self._http: HttpListener | None = None
         self._grpc: GrpcListener | None = None
         self._metrics: MetricsListener | None = None
-        without = {name for name, value in settings.metrics_config.items() if value == "false"}
-        left_out = prometheus.latencies("counter_latencies" in without, "histogram_latencies" in without)
-        self._registry = prometheus.registry(server.ready_models, self._figures, metrics, left_out)
+        page = self.page = MetricsPage(server, metrics, settings, self._connections, self._responses, [watchdog])
         if settings.http.allow:
             connections = open_files.connections(settings.http.max_connections)
             http = replace(settings.http, max_connections=connections)
@@ -94,33 +94,25 @@ class Listeners:
             listener = GRPC_ENGINES[settings.grpc.engine]()
             self._grpc = listener(server, settings.grpc.address, settings.grpc.port, grpc_settings(settings))
         if settings.allow_metrics:
-            self._registry.register(watchdog)
+            render = page.text if member is None else member.page
             self._metrics = MetricsListener(
-                self.page if member is None else member.page,
+                render,
                 prometheus.CONTENT_TYPE,
                 settings.metrics_address or settings.http.address,
                 settings.metrics_port,
                 tasks,
                 reuse_port=member is not None,
+                openmetrics=OpenMetrics(partial(render, True), prometheus.OPENMETRICS, page.has_exemplars),
             )
 
-    def page(self) -> bytes:
-        """The metrics of this process."""
-        return prometheus.render(self._registry)
+    def _connections(self) -> dict[str, int]:
+        ports = {"http": self._http, "grpc": self._grpc}
+        counts = {name: None if port is None else port.connections for name, port in ports.items()}
+        return {name: count for name, count in counts.items() if count is not None}
 
-    def _figures(self) -> prometheus.ServerFigures:
-        server = self._server
-        connections = {"http": self._http.connections} if self._http else {}
-        return prometheus.ServerFigures(
-            server.version,
-            server.ready,
-            server.index(),
-            server.in_flight(),
-            connections,
-            server.memory,
-            server.routing_figures(),
-            server.model_memory(),
-        )
+    def _responses(self) -> dict[str, dict[str, int]]:
+        ports = {"http": self._http, "grpc": self._grpc}
+        return {name: port.responses for name, port in ports.items() if port is not None}
 
     async def start(self) -> Ports:
         """Open every port. Raises PortError, or CertificateError."""
@@ -135,6 +127,7 @@ class Listeners:
             grpc = await self._grpc.start() if self._grpc else None
         with opening("metrics", settings.metrics_address or settings.http.address, settings.metrics_port):
             metrics = await self._metrics.start() if self._metrics else None
+            self._server.metrics_place = f"port {metrics}, path /metrics" if metrics else ""
         return Ports(http, grpc, metrics)
 
     async def drain(self, shut_down: Callable[[], Coroutine[None, None, bool]]) -> bool:
@@ -185,6 +178,8 @@ class Listeners:
         if self._member is not None:
             await self._member.stop()
         await asyncio.to_thread(self._server.tracer.close)
+        if self._server.access_log is not None:
+            await asyncio.to_thread(self._server.access_log.close)
 
 
 async def _stop_grpc(listener: GrpcListener, grace: float, keepers: Sequence[Servable]) -> None:

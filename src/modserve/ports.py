@@ -6,13 +6,15 @@ import errno
 import socket
 from collections.abc import Iterator
 
+from .resources.port_owner import owner
+
 
 class PortError(Exception):
     """A port cannot be opened; the text says which, why, and which option changes that."""
 
 
 _ADVICE = {
-    errno.EADDRINUSE: "the port is in use, perhaps by another server; '--{0}-port' chooses another one",
+    errno.EADDRINUSE: "the port is in use{1}; '--{0}-port' chooses another one",
     errno.EACCES: "this user may not open it; '--{0}-port' chooses another one",
     errno.EADDRNOTAVAIL: "this machine does not have that address; '--{0}-address' chooses another one",
 }
@@ -26,7 +28,9 @@ def opening(name: str, address: str, port: int) -> Iterator[None]:
     except OSError as error:
         advice = _ADVICE.get(error.errno or 0) or f"{error}; see '--{{0}}-address' and '--{{0}}-port'"
         place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-        raise PortError(f"cannot open the {name} port {place}: {advice.format(name.lower())}") from error
+        user = owner(port) if error.errno == errno.EADDRINUSE else ""
+        by = f" by {user}" if user else ", perhaps by another server"
+        raise PortError(f"cannot open the {name} port {place}: {advice.format(name.lower(), by)}") from error
 
 
 async def probe_port(address: str, port: int) -> None:

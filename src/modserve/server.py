@@ -4,11 +4,12 @@ import asyncio
 import enum
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from .__about__ import __version__
+from .core.changes import Changes
 from .core.errors import Code, ModserveError, invalid, unavailable
 from .core.inflight import Inflight
 from .core.lifecycle import IndexEntry, State
@@ -18,9 +19,10 @@ from .core.request import ParameterValue
 from .core.residency import NO_MEMORY, MemoryReport
 from .core.response import InferenceResponse
 from .core.routing_config import RouteFigures, ShadowFigures
-from .core.servable import Handle, ReadinessChecker, RequestHolder, Servable
+from .core.servable import Handle, ReadinessChecker, Servable
 from .core.tensor import Array, Tensor
 from .in_process import make_request, outcomes, response
+from .observability.access_log import AccessLog
 from .observability.failure_log import FailureLog
 from .observability.logging import Logs
 from .observability.trace import Tracer
@@ -56,33 +58,6 @@ class Phase(enum.Enum):
     """Nothing new is accepted; what was accepted is finished."""
 
 
-class Changes:
-    """Notifies its listeners one after the other, on the event loop's thread, without saying what has changed.
-
-    A listener must be quick and must not raise: it sets an event and looks later.
-    """
-
-    def __init__(self) -> None:
-        self._listeners: list[Callable[[], None]] = []
-
-    @property
-    def listeners(self) -> int:
-        return len(self._listeners)
-
-    def notify(self) -> None:
-        for listener in list(self._listeners):
-            listener()
-
-    @contextmanager
-    def listening(self, listener: Callable[[], None]) -> Iterator[None]:
-        """`listener` is notified while the context lasts."""
-        self._listeners.append(listener)
-        try:
-            yield
-        finally:
-            self._listeners.remove(listener)
-
-
 class Server:
     """Models, and all that clients can do with them. Everything runs on one event loop's thread."""
 
@@ -103,6 +78,8 @@ class Server:
         self.name = name
         self.version = __version__
         self.phase = Phase.STARTING
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The event loop that it runs on, once it has begun to load."""
         self.retiring = False
         """One of several workers, which leaves the ports to the others: it finishes what has arrived, and stops."""
         self.changes = Changes()
@@ -110,6 +87,7 @@ class Server:
         self._table = manager.table
         self._table.on_change = self.changes.notify
         self.model_names, self.index = manager.table.names, manager.table.index
+        self.failed_loads = manager.table.failed_loads
         self.unready_reasons = manager.table.unready
         """The model versions that keep the server from being ready."""
         self.sequence_keepers = manager.table.keepers
@@ -129,10 +107,16 @@ class Server:
         self.routings.memory = self.memory
         self.failure_log = FailureLog()
         """The front ends record each request that failed in it."""
+        self.access_log: AccessLog | None = None
+        """The front ends record each request in it, if it is there when they start."""
+        self.metrics_place = ""
+        """Where the metrics are served, for people; empty if nowhere."""
         self.around_app: Callable[[Any], Any] = lambda app: app
         """What the HTTP port puts in front of its application: one of several workers shares some calls with others."""
         self.around_rpcs: Callable[[Any], Any] = lambda rpcs: rpcs
         """The same for the gRPC port's table of calls."""
+        self.others_figures: Callable[[], Awaitable[tuple[list[Any], Mapping[str, int]]]] | None = None
+        """What the console shows of the other workers, with how many there are; None for the only process."""
 
     def _check_running(self) -> None:
         if self.phase is Phase.STOPPING:
@@ -304,12 +288,15 @@ class Server:
         """Every READY version of every model, whatever the server's phase: what the metrics page shows."""
         return [servable for name in self.model_names() for servable in self._table.ready_versions(name)]
 
+    def ended_requests(self) -> int:
+        """The requests to READY models that have succeeded or failed."""
+        return sum(each.statistics.success.count + each.statistics.fail.count for each in self.ready_models())
+
     def in_flight(self) -> dict[str, int]:
         """The requests that READY models have accepted and not settled, by model; models without any are left out."""
         counts: Counter[str] = Counter()
         for servable in self.ready_models():
-            if isinstance(servable, RequestHolder):
-                counts[servable.id.name] += servable.outstanding
+            counts[servable.id.name] += getattr(servable, "outstanding", 0)  # as a `RequestHolder` has it
         return +counts
 
     def with_statistics(self, name: str = "", version: int | None = None) -> list[Servable]:
@@ -324,6 +311,11 @@ class Server:
             raise invalid(f"requested model '{name}' is not available") from None
 
     # Control by clients
+
+    @property
+    def control_mode(self) -> str:
+        """The model control mode: ``explicit`` if clients may load and unload models."""
+        return self._control.mode.value
 
     async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         """Load a model of the repositories, or load it again; on return it is READY.
@@ -370,6 +362,7 @@ class Server:
 
         Raises INVALID_ARG if a repository cannot be read.
         """
+        self.loop = asyncio.get_running_loop()
         await self._control.start()
         if self.phase is Phase.STARTING:
             self.phase = Phase.RUNNING

@@ -12,7 +12,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .core.log_settings import LogFormat, LogSettings
@@ -20,8 +20,11 @@ from .observability.logging import Logs
 
 _log = logging.getLogger("modserve.supervisor")
 
-_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 """Signals that request the end. They are passed on to the server, which knows what to finish first."""
+
+_PASSED_ON = (*_STOPPING, signal.SIGHUP)
+"""SIGHUP has log files opened anew, here and in the server: those who rotate them send it."""
 
 _DELIBERATE = frozenset({0, 1, 2})
 """Exit codes after which another start would not help: an orderly stop, a failed start, a wrong command line."""
@@ -82,13 +85,13 @@ class BackOff:
 
 
 class Signals:
-    """A stream of signal numbers, of those that request the end and of SIGCHLD; `next` waits for one."""
+    """A stream of signal numbers, of those that are passed on and of SIGCHLD; `next` waits for one."""
 
     def __init__(self) -> None:
         self._read, write = os.pipe()
         os.set_blocking(write, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        for number in (*_STOPPING, signal.SIGCHLD):
+        for number in (*_PASSED_ON, signal.SIGCHLD):
             signal.signal(number, lambda number, frame: None)
 
     def next(self, timeout_s: float | None) -> int | None:
@@ -104,7 +107,7 @@ def start(command: Sequence[str]) -> int:
     that the server gets one signal and not two. On Linux, the child gets SIGTERM if this process dies.
     """
     # Blocked meanwhile: a signal that reaches the child before the exec would run this process's handlers.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -114,6 +117,7 @@ def start(command: Sequence[str]) -> int:
         signal.set_wakeup_fd(-1)
         for number in (*_STOPPING, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it has a handler of its own: nobody means to end it
         os.setpgid(0, 0)
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
@@ -127,27 +131,27 @@ def start(command: Sequence[str]) -> int:
         os._exit(1)
 
 
-def supervise(command: Sequence[str]) -> int:
+def supervise(command: Sequence[str], on_hang_up: Callable[[], None] = lambda: None) -> int:
     """Runs `command`, and runs it again when it crashes. Returns the exit code of the last run.
 
     Does not start it again after an exit code of 0, 1 or 2, or after a signal that requests the end. Passes on every
-    such signal.
+    such signal, and SIGHUP, at which it calls `on_hang_up` itself.
     """
     signals, back_off = Signals(), BackOff()
     while True:
         pid, start_s = start(command), time.monotonic()
         _log.info("supervising the server, process %d", pid)
-        end, stopping = _watch(pid, signals)
+        end, stopping = _watch(pid, signals, on_hang_up)
         if stopping or not end.crashed:
             return end.code
         delay = back_off.delay(time.monotonic() - start_s)
         when = f"in {delay:g} s" if delay else "at once"
         _log.error("the server, process %d, %s; starting it again %s", pid, end.text, when)
-        if _stopped_within(delay, signals):
+        if _stopped_within(delay, signals, on_hang_up):
             return end.code
 
 
-def _watch(pid: int, signals: Signals) -> tuple[Ending, bool]:
+def _watch(pid: int, signals: Signals, on_hang_up: Callable[[], None]) -> tuple[Ending, bool]:
     """Waits for the end of the child, passes signals on and reaps orphans. The ending, and whether it was requested."""
     stopping = False
     while True:
@@ -157,7 +161,10 @@ def _watch(pid: int, signals: Signals) -> tuple[Ending, bool]:
             if end is not None:
                 return end, stopping
         elif number is not None:
-            stopping = True
+            if number == signal.SIGHUP:
+                on_hang_up()
+            else:
+                stopping = True
             os.kill(pid, number)
 
 
@@ -175,13 +182,15 @@ def _reap(pid: int) -> Ending | None:
             end = ending(status)
 
 
-def _stopped_within(delay: float, signals: Signals) -> bool:
+def _stopped_within(delay: float, signals: Signals, on_hang_up: Callable[[], None]) -> bool:
     """Waits `delay` seconds. True as soon as a signal requests the end."""
     until = time.monotonic() + delay
     while (left := until - time.monotonic()) > 0:
         number = signals.next(left)
         if number == signal.SIGCHLD:
             _reap(0)
+        elif number == signal.SIGHUP:
+            on_hang_up()
         elif number is not None:
             return True
     return False
@@ -195,12 +204,13 @@ def arguments(logs: LogSettings, command: Sequence[str]) -> list[str]:
 def main() -> int:
     """Supervises the command in this process's arguments, which `arguments` made."""
     log_format, log_file, *command = sys.argv[1:]
+    logs = Logs(LogSettings(format=LogFormat(log_format), file=log_file))
     try:
-        Logs(LogSettings(format=LogFormat(log_format), file=log_file)).install()
+        logs.install()
     except OSError as error:
         print(f"modserve: cannot open the log file; '--log-file' names another: {error}", file=sys.stderr)
         return 1
-    return supervise(command)
+    return supervise(command, logs.reopen)
 
 
 if __name__ == "__main__":

@@ -30,12 +30,15 @@ def rule(ours: str = "", foreign: str = "") -> Rule:
     return Rule(frozenset(ours.split()), frozenset(foreign.split()))
 
 
+LIBRARY = {"client", "connecting", "mounting", "triton_client"}
+"""For programs that use modserve as a library: no server needs it."""
+
 RULES = {
     "core": rule(foreign="numpy ml_dtypes mypy_extensions"),
     "pb": rule(foreign="google.protobuf"),
     "config": rule("core pb routing", "google.protobuf"),
     "protocol": rule("core pb", "google.protobuf numpy orjson"),
-    "settings": rule("core protocol.restricted", "pydantic shtab yaml"),
+    "settings": rule("core protocol.restricted", "pydantic yaml"),
     "backends": rule(
         "core",
         "numpy google.protobuf yaml onnxruntime openvino torch tensorflow treelite sklearn skops joblib threadpoolctl "
@@ -44,7 +47,7 @@ RULES = {
     "resources": rule("core", "mypy_extensions redis"),
     "routing": rule("core", "numpy"),
     "repository": rule("core routing", "boto3 botocore obstore"),
-    "observability": rule("core", "prometheus_client"),
+    "observability": rule("core", "mypy_extensions opentelemetry orjson prometheus_client"),
     "scheduling": rule("core resources", "mypy_extensions"),
     "execution": rule("core backends.api resources", "mypy_extensions numpy"),
     "models": rule(
@@ -53,30 +56,35 @@ RULES = {
     "in_process": rule("core resources"),
     "server": rule("core in_process repository resources observability"),
     "frontends": rule(
-        "core protocol server pb settings",
+        "core protocol server pb settings observability.access_log",
         "fastapi google.protobuf grpc hpack httptools mypy_extensions orjson pydantic starlette uvicorn",
     ),
-    "app": Rule(EVERYTHING - {"cli", "commands", "console", "supervisor", "testing", "__init__", "__main__"}),
+    "app": Rule(EVERYTHING - {"cli", "commands", "console", "supervisor", "testing", "__init__", "__main__"} - LIBRARY),
+    "client": rule("core pb protocol server", "google.protobuf grpc numpy orjson"),
+    "connecting": rule("app client core settings", "uvloop"),
+    "mounting": rule("app client connecting core frontends server settings"),
+    "triton_client": rule("client connecting core", "numpy tritonclient"),
     "console": rule("backends.inventory core protocol.examples"),
     "supervisor": rule("core observability"),
-    "ports": rule(),
-    "listeners": rule("core frontends observability ports resources server settings workers"),
+    "ports": rule("resources.port_owner"),
+    "listeners": rule("core frontends metrics_page observability ports resources server settings workers"),
+    "metrics_page": rule("backends.inventory core form observability server settings", "prometheus_client"),
     "workers": rule(
         "core pb protocol server frontends models routing settings observability supervisor ports",
         "google.protobuf orjson",
     ),
     "model_setup": rule("backends.python.functions backends.registry config core models repository settings"),
     "commands": rule(
-        "backends config core execution in_process model_setup models observability pb protocol repository settings",
-        "google.protobuf grpc ml_dtypes numpy",
+        "backends config console core execution form in_process model_setup models observability pb ports protocol "
+        "repository resources settings",
+        "google.protobuf grpc hpack ml_dtypes numpy onnxruntime PIL pynvml rich shtab uvloop",
     ),
     "cli": rule(
-        "app backends.inventory commands console core form listeners model_setup observability ports settings "
-        "supervisor workers",
+        "app commands console core form listeners model_setup observability ports settings supervisor workers",
         "uvloop",
     ),
-    "testing": Rule(EVERYTHING - {"__init__", "__main__"}, frozenset({"numpy"})),
-    "__init__": rule("app backends core listeners settings"),
+    "testing": Rule(EVERYTHING - {"__init__", "__main__"}, frozenset({"numpy", "pytest"})),
+    "__init__": rule("app backends client connecting core listeners mounting settings"),
     "__main__": rule("cli"),
     "__about__": rule(),
     "form": rule(),
@@ -173,8 +181,9 @@ def test_the_package_graph_has_no_cycles() -> None:
     TopologicalSorter(graph).prepare()
 
 
-def test_only_the_command_line_and_the_package_itself_import_app() -> None:
-    assert {package for package, others in package_graph().items() if "app" in others} <= {"cli", "__init__"}
+def test_only_the_command_line_and_the_library_import_app() -> None:
+    found = {package for package, others in package_graph().items() if "app" in others}
+    assert found <= {"cli", "connecting", "mounting", "testing", "__init__"}
 
 
 def test_nothing_imports_testing() -> None:

@@ -15,11 +15,12 @@ import onnxruntime
 import pytest
 
 from modserve import InferenceServer, Ports, Settings, __main__, __version__, app, cli
+from modserve.commands.table import COMMANDS
 from modserve.core.lifecycle import IndexEntry, State
 from modserve.core.model_config import ModelConfig
 from modserve.form import form
 from modserve.observability.logging import Logs
-from modserve.settings import OPTIONS, usage
+from modserve.settings import OPTIONS
 from modserve.testing import config
 
 Started = list[tuple[Settings, tuple[str, ...]]]
@@ -95,6 +96,9 @@ def test_help(started: Started, capsys: pytest.CaptureFixture[str], arguments: l
     assert "        Serve gRPC.\n        [default: true] [env: MODSERVE_ALLOW_GRPC]\n" in text
     assert "\nexamples:\n  modserve --model-repository models\n" in text
     assert "modserve --version" in text
+    for name, command in COMMANDS.items():
+        assert f"\n  modserve {name} {command.words} ".replace("  ", " ") in text.replace("  ", " ")
+        assert command.summary in text
     assert not started
 
 
@@ -105,8 +109,9 @@ def test_help(started: Started, capsys: pytest.CaptureFixture[str], arguments: l
         (["--model-repositry=m"], "unknown option '--model-repositry'; did you mean '--model-repository'?"),
         (["serve", "m"], "Unexpected argument: m"),
         (["--model-repository=m", "serve"], "Unexpected argument: serve"),
+        (["chekc", "m"], "Unexpected argument: chekc; did you mean 'check'?"),
     ],
-    ids=["nothing", "misspelled", "word", "serve at the end"],
+    ids=["nothing", "misspelled", "word", "serve at the end", "misspelled command"],
 )
 def test_a_wrong_command_line(
     started: Started, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
@@ -115,21 +120,6 @@ def test_a_wrong_command_line(
     out, err = capsys.readouterr()
     assert (out, err) == ("", f"modserve: {message}\nmodserve: see 'modserve --help'\n")
     assert not started
-
-
-@pytest.mark.parametrize("words", [["--print-completion", "zsh"], ["--print-completion=zsh"]], ids=" ".join)
-def test_completion(
-    started: Started, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str]
-) -> None:
-    monkeypatch.setattr(usage, "completion", lambda shell: f"a script for {shell}")
-    assert cli.main(words) == 0
-    assert capsys.readouterr().out == "a script for zsh\n"
-    assert not started
-
-
-def test_completion_for_no_known_shell(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--print-completion"]) == 2
-    assert "option '--print-completion': expected bash, zsh, fish, got: \n" in capsys.readouterr().err
 
 
 # Running
@@ -426,3 +416,13 @@ def test_workers_meet_where_the_paths_of_sockets_are_short_enough(tmp_path: Path
     assert list(long.iterdir()) == []
     with pytest.raises(OSError, match="nosuch"):
         cli.meeting_place(str(tmp_path / "nosuch"))
+
+
+def test_serving_goes_on_where_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind ``| head``, which ends after the first lines."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", encoding="utf-8") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        cli.say("HTTP listening on 0.0.0.0:8000")
+        cli.say("gRPC listening on 0.0.0.0:8001")

@@ -43,6 +43,16 @@ def test_a_table_of_models() -> None:
     )
 
 
+def test_reasons_that_the_log_has_already() -> None:
+    entries = [
+        IndexEntry("a", None, State.UNAVAILABLE, f"{'x' * 120}\nadvice"),
+        IndexEntry("b", None, State.UNAVAILABLE, "short\nadvice"),
+    ]
+    lines = models_table(entries, logged=True).splitlines()
+    assert lines[3] == f"    {'x' * 100} … (see above)"
+    assert lines[5:] == ["    short", "    advice"]
+
+
 def test_a_table_of_none() -> None:
     assert models_table([]) == "model  version  state  load time\n-----  -------  -----  ---------"
 

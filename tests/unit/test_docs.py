@@ -1,10 +1,13 @@
 """The Python shown in the documentation does what is said of it."""
 
+import ast
 import asyncio
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import docs_site
 import numpy as np
 import option_tables
 import pytest
@@ -87,6 +90,51 @@ async def test_the_engine_of_the_page_that_responds_by_request(names: dict[str, 
     assert [each.parameters for each in responses] == [{"of": "three"}] * 2
 
 
+def anchors(path: Path) -> set[str]:
+    """What may stand behind the # of a link to a page, as GitHub makes it of its headings."""
+    names: list[str] = []
+    for line, is_code in docs_site.lines(path.read_text("utf-8")):
+        if not is_code and (heading := re.match(r"#+ (.*)", line)):
+            text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading[1]).replace("`", "")
+            name = re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-")
+            names.append(f"{name}-{names.count(name)}" if name in names else name)
+    return {*names, *re.findall(r'<a id="([^"]+)">', path.read_text("utf-8"))}
+
+
+def test_every_link_leads_somewhere() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+    broken = []
+    for page in pages:
+        for line, is_code in docs_site.lines(page.read_text("utf-8")):
+            for address, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", "" if is_code else line):
+                target = (page.parent / address).resolve() if address else page
+                if "://" in address:
+                    continue
+                if not target.exists() or (anchor and anchor not in anchors(target)):
+                    broken.append(f"{page.relative_to(ROOT)}: {address}#{anchor}")
+    assert len(pages) > 40
+    assert broken == []
+
+
+def texts(tree: ast.AST) -> Iterator[str]:
+    """The texts of a module, with a zero for each part that is put in."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield re.sub(r"%[sd]", "\0", node.value)
+        elif isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in node.values)
+
+
+def test_every_message_of_the_page_on_troubleshooting_is_one() -> None:
+    """Its fixed parts, at least; a message may be put together of several texts."""
+    messages = re.findall(r"^\*\*`(.+)`\*\*$", (ROOT / "docs" / "troubleshooting.md").read_text("utf-8"), re.MULTILINE)
+    modules = [ast.parse(path.read_text("utf-8")) for path in (ROOT / "src").rglob("*.py") if path.parent.name != "pb"]
+    said = "\n".join(text for module in modules for text in texts(module))
+    parts = {part.strip() for message in messages for part in re.split("…", message) if len(part.strip()) > 5}
+    assert len(messages) > 30
+    assert sorted(part for part in parts if part not in said) == []
+
+
 def test_the_tables_of_options_say_what_the_settings_say() -> None:
     for file in (option_tables.PAGE, option_tables.CONFIGURATION):
         page = file.read_text("utf-8")
@@ -94,7 +142,7 @@ def test_the_tables_of_options_say_what_the_settings_say() -> None:
         assert option_tables.renewed(page) == page, "python scripts/option_tables.py writes the tables anew"
 
 
-def test_the_option_file_of_the_page_on_operations(tmp_path: Path) -> None:
+def test_the_option_file_of_the_page_on_options(tmp_path: Path) -> None:
     (shown,) = re.findall(
         r"^```yaml\n(model-repository.*?)^```", option_tables.PAGE.read_text("utf-8"), re.M | re.DOTALL
     )

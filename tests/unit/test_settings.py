@@ -21,8 +21,8 @@ from modserve.settings import (
     OptionError,
     TlsFiles,
     from_command_line,
-    usage,
 )
+from modserve.settings import examples as examples_module
 from modserve.settings.triton_options import WITHOUT_EFFECT
 
 TRITONSERVER_OPTIONS = re.findall(
@@ -52,10 +52,16 @@ TRITONSERVER_OPTIONS = re.findall(
 )
 """Its long options, but for --help, which is the command's."""
 OWN_OPTIONS = [
+    "access-log",
+    "access-log-rate",
+    "log-multiline",
+    "request-ids",
     "allow-outside-symlinks",
+    "console",
     "default-backend",
     "deny-code",
     "event-loop-warning-ms",
+    "example",
     "grpc-engine",
     "grpc-max-concurrent-streams",
     "grpc-max-message-size",
@@ -80,6 +86,8 @@ OWN_OPTIONS = [
     "repository-timeout-secs",
     "strict-version-readiness",
     "supervise",
+    "trace-mode",
+    "trace-opentelemetry",
     "warmup",
     "workers",
     "require-digests",
@@ -106,6 +114,23 @@ def value_of(settings: Settings, keyword: str) -> object:
 
 
 # The table
+
+
+def test_the_example_models_are_a_repository_more() -> None:
+    examples = Path(__file__).parents[2] / "model_repository"
+    assert Settings(example=True).repositories == (examples,)
+    assert from_command_line(["--example"], {}).settings.repositories == (examples,)
+    assert Settings(model_repository="models", example=True).repositories == (Path("models"), examples)
+
+
+def test_an_installation_without_example_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examples_module, "_PACKAGE", tmp_path / "a" / "b" / "modserve")
+    with pytest.raises(OptionError, match=r"the example models are not in .*: install modserve from its wheel"):
+        from_command_line(["--example"], {})
+    packaged = tmp_path / "a" / "b" / "modserve" / "example_models"
+    (packaged / "simple").mkdir(parents=True)
+    (packaged / "simple" / "config.pbtxt").touch()
+    assert Settings(example=True).repositories == (packaged,)
 
 
 def test_every_option_of_tritonserver_is_known_in_one_way() -> None:
@@ -395,6 +420,10 @@ def test_a_link_to_something_else_than_a_service_is_a_mistake() -> None:
     assert "invalid value for integer option: tcp://x" in error(MODSERVE_METRICS_PORT="tcp://x")
 
 
+def test_variables_of_other_commands_are_none_of_the_servers() -> None:
+    assert read(MODSERVE_URL="http://host:8000", MODSERVE_METRICS_URL="http://host:8002").warnings == ()
+
+
 def test_a_variable_of_an_option_without_effect() -> None:
     (warning,) = read(MODSERVE_HTTP_THREAD_COUNT="8").warnings
     assert warning.startswith("environment variable MODSERVE_HTTP_THREAD_COUNT has no effect in modserve: ")
@@ -537,25 +566,6 @@ def test_an_option_file_that_cannot_be_read(tmp_path: Path) -> None:
     assert error(f"--config={file}") == f"cannot read the option file {file}: No such file or directory"
     file.write_bytes(b"id: \xff")
     assert error(f"--config={file}").startswith(f"cannot read the option file {file}: 'utf-8' codec can't decode")
-
-
-# Completion
-
-
-@pytest.mark.parametrize("shell", usage.SHELLS)
-def test_a_script_that_completes_options(shell: str) -> None:
-    script = usage.completion(shell)
-    assert "modserve" in script
-    for option in OPTIONS.values():
-        assert option.name in script
-        assert option.variable not in script
-    for command in (*usage.COMMANDS, "--json"):
-        assert command.lstrip("-") in script
-
-
-def test_a_shell_that_no_completion_is_written_for() -> None:
-    with pytest.raises(OptionError, match=r"^option '--print-completion': expected bash, zsh, fish, got: csh$"):
-        usage.completion("csh")
 
 
 # Decorated functions
@@ -799,14 +809,9 @@ def test_a_remote_repository_as_a_path() -> None:
             for text in ("", "rate", "rate=", "=1", ",rate=1", "triton,=1", "triton,file=")
         ),
         (
-            ["--trace-config=mode=opentelemetry"],
-            "option '--trace-config': trace mode 'opentelemetry' is not supported by this version of modserve, only "
-            "'triton' is",
-        ),
-        (
-            ["--trace-config=opentelemetry,url=localhost:4318/v1/traces"],
-            "option '--trace-config': trace mode 'opentelemetry' is not supported by this version of modserve, only "
-            "'triton' is",
+            ["--trace-config=opentelemetry,uri=localhost:4318/v1/traces"],
+            "option '--trace-config': unknown setting 'uri' of trace mode opentelemetry; allowed are url, "
+            "protocol, resource, bsp_max_queue_size, bsp_schedule_delay, bsp_max_export_batch_size",
         ),
         (
             ["--trace-config=mode=x"],
@@ -816,7 +821,7 @@ def test_a_remote_repository_as_a_path() -> None:
         (
             ["--trace-config=file=x"],
             "option '--trace-config': unknown trace setting 'file'; allowed are level, rate, count, mode, triton,file, "
-            "triton,log-frequency",
+            "triton,log-frequency and opentelemetry,<setting>",
         ),
         (
             ["--trace-level=much"],
@@ -868,7 +873,7 @@ def test_a_mistake(arguments: list[str], text: str) -> None:
 @pytest.mark.parametrize(
     ("prefix", "listed"),
     [
-        ("log-", "--log-error, --log-file, --log-format, --log-info, --log-verbose, --log-warning"),
+        ("log-", "--log-error, --log-file, --log-format, --log-info, --log-multiline, --log-verbose, --log-warning"),
         ("allow-g", "--allow-gpu-metrics, --allow-grpc"),
     ],
 )
@@ -1019,11 +1024,15 @@ def test_what_the_metrics_page_has() -> None:
         (),
     )
     line = read("--metrics-config=summary_latencies=true", "--metrics-config=summary_quantiles=0.5:0.05,0.9:0.01")
-    assert [warning.split(":")[0] for warning in line.warnings] == [
-        "--metrics-config summary_latencies has no effect in modserve",
-        "--metrics-config summary_quantiles has no effect in modserve",
-    ]
-    assert read("--metrics-config=summary_latencies=false").warnings == ()
+    assert (line.settings.summary_quantiles, line.warnings) == (("0.5", "0.9"), ())
+    assert read("--metrics-config=summary_latencies=false").settings.summary_quantiles == ()
+    assert read("--metrics-config=summary_quantiles=.5,0.999:0.001").warnings == (
+        "--metrics-config summary_quantiles has no effect without summary_latencies=true",
+    )
+    for text in ("x", "0.5:x", "2:0.1", "0.5:-1", "0.5;0.1", ","):
+        assert f"'<quantile>:<error>,…' with numbers from 0 to 1, got: {text}" in error(
+            f"--metrics-config=summary_quantiles={text}"
+        )
     assert "unknown metrics setting 'odd'; allowed are counter_latencies" in error("--metrics-config=odd=1")
     assert "expected '<setting>=<value>', got: counter_latencies" in error("--metrics-config=counter_latencies")
     assert "invalid value for bool option: x" in error("--metrics-config=counter_latencies=x")

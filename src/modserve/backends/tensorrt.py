@@ -3,9 +3,10 @@
 A plan is compiled for one kind of GPU by one version of TensorRT, and nothing else can run it.
 """
 
+from pathlib import Path
 from typing import NoReturn
 
-from modserve.core.errors import invalid, unsupported
+from modserve.core.errors import ModserveError, invalid, unsupported
 
 from .api import ModelSource
 from .code import NoCode
@@ -24,8 +25,12 @@ class TensorRtBackend(NoCode):
         name, path = source.config.name, source.path
         if not path.exists():
             raise invalid(f"unable to find model file '{path}' for model '{name}'")
-        raise unsupported(
-            f"model '{name}': '{path}' is a TensorRT engine, which needs an NVIDIA GPU of the kind that it was built "
+        raise self.refusal(name, path)
+
+    def refusal(self, model: str, path: Path) -> ModserveError:
+        """Why a plan is not served, and what is; `modserve check` says it without opening anything."""
+        return unsupported(
+            f"model '{model}': '{path}' is a TensorRT engine, which needs an NVIDIA GPU of the kind that it was built "
             "on, and the version of TensorRT that built it; this version of modserve runs none. Serve the ONNX file "
             "that the engine was built from, as '1/model.onnx' with backend: \"onnxruntime\""
         )

@@ -105,6 +105,8 @@ class InstancePool(Membership):
         job = Job(batch, close_reason, rows)
         for inflight in batch:
             inflight.timing = job.timing
+            if inflight.trace is not None:
+                inflight.trace.batched(job.timing)
         rule = slot.quick
         if rule is None or not rule.quick or slot is self._early.opening:
             slot.job = job

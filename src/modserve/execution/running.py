@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 from mypy_extensions import mypyc_attr
 
 from modserve.backends.api import Values
+from modserve.core import request_ids
 from modserve.core.errors import ModserveError, forget_frames, from_exception, internal
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import ModelConfig
@@ -129,6 +130,10 @@ class RunningRequest:
         return self.inflight.request.id
 
     @property
+    def request_id(self) -> str:
+        return request_ids.of(self.inflight.request)
+
+    @property
     def model_name(self) -> str:
         return self._config.name
 
@@ -191,6 +196,11 @@ class RunningRequest:
         if self.inflight.cancelled:
             self._cancellation.call()
         return partial(_withdraw, callbacks, callback)
+
+    @property
+    def trace_context(self) -> str:
+        trace = self.inflight.trace
+        return "" if trace is None else trace.context
 
     def stamp(self, activity: str) -> None:
         self._deliver(self._running, Stamp(activity, time.monotonic_ns()))

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from modserve.core import request_ids
 from modserve.core.errors import Code, ModserveError, cancelled, forget_frames, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import ModelConfig
@@ -75,7 +76,7 @@ class Settlement:
         if job.running:
             self._settle_running(job)
         elif job.error is not None:
-            self._log_failure(job.error)
+            self._log_failure(job.error, job.members)
             self._fail(job.members, job.error)
         else:
             self._respond(job)
@@ -88,7 +89,7 @@ class Settlement:
             except Exception:
                 self.misbehaved("counting an execution")
         else:
-            self._log_failure(job.error)
+            self._log_failure(job.error, job.members)
         for running in job.running:
             if running.filler:
                 continue
@@ -136,6 +137,8 @@ class Settlement:
             times = report.start_ns, report.output_start_ns, report.end_ns
             try:
                 self._statistics.record_response(running.responses, kind, *times)
+                if not running.responses and kind == "success":
+                    self._statistics.record_first_response(inflight, report.end_ns)
             except Exception:
                 self.misbehaved("counting a response")
         running.responses += 1
@@ -241,9 +244,12 @@ class Settlement:
         """Something raised that must not: whoever has part in it, the requests go on."""
         _log.exception("model '%s': %s failed", self._model.name, doing)
 
-    def _log_failure(self, error: ModserveError) -> None:
+    def _log_failure(self, error: ModserveError, members: list[Inflight]) -> None:
         if error.code is Code.INTERNAL:
-            _log.error("model '%s': execution failed: %s", self._model.name, error.message, exc_info=error.__cause__)
+            ids = request_ids.listed([member.request for member in members])
+            name, text = self._model.name, "model '%s': execution failed: %s [X-Request-ID %s]"
+            extra = {"fields": {"model": name, "request_id": ids}}
+            _log.error(text, name, error.message, ids, exc_info=error.__cause__, extra=extra)
         forget_frames(error)
 
 

@@ -32,6 +32,11 @@ _NOT_SUPPORTED: Mapping[str, str] = {
 }
 """Why a backend of Triton's is not there, and what to do. The keys are folded."""
 
+NAMED_BY_FOLDER = (
+    "that is the end of the folder's name, since it has neither config.pbtxt nor a model file; a folder that is still "
+    "being copied is not looked at while its name begins with '.'"
+)
+
 _GLOBAL_OPTIONS: Mapping[str, str] = {
     "auto-complete-config": "use --disable-auto-complete-config",
     "min-compute-capability": "every GPU that the engine can use is used",

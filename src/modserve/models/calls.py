@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from modserve.backends.api import OnResponse, Parents
+from modserve.core import request_ids
 from modserve.core.errors import Code, ModserveError, cancelled, from_exception, internal, unavailable, unsupported
-from modserve.core.inflight import Inflight
+from modserve.core.inflight import Inflight, RequestTrace
 from modserve.core.memory import MemoryBudget
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, Outcome
@@ -72,15 +73,18 @@ class ModelCalls:
         *,
         parent: Parents = None,
         paced: bool = False,
+        trace: str = "",
     ) -> "RunningCall":
         parents = _requests(parent)
-        call = RunningCall(self, request, on_response, [each.inflight for each in parents] or _at_hand(), paced)
+        call = RunningCall(self, request, on_response, [each.inflight for each in parents] or _at_hand(), paced, trace)
         if parents:
             call.withdraw = _on_all_cancelled(parents, call.cancel)
         self.on_loop(call.begin)
         return call
 
-    def infer(self, request: InferenceRequest, *, parent: Parents = None) -> "Future[InferenceResponse]":
+    def infer(
+        self, request: InferenceRequest, *, parent: Parents = None, trace: str = ""
+    ) -> "Future[InferenceResponse]":
         future: _CallFuture[InferenceResponse] = _CallFuture(self._thread)
         responses: list[InferenceResponse] = []
 
@@ -99,7 +103,7 @@ class ModelCalls:
             elif final:
                 future.set_exception(internal(f"model '{request.model_name}' gave no response"))
 
-        call = self.submit(request, take, parent=parent)
+        call = self.submit(request, take, parent=parent, trace=trace)
         future.add_done_callback(lambda _: call.cancel())  # which does nothing to a call that is over
         return future
 
@@ -187,6 +191,7 @@ class RunningCall:
     _on_response: OnResponse
     _parents: list[Inflight]
     _paced: bool
+    _context: str = ""
     _inflight: Inflight | None = None
     _handle: Handle | None = None
     _over: bool = False
@@ -216,11 +221,11 @@ class RunningCall:
             if servable.id in callers:
                 raise _ring((*callers, servable.id))
             request, now_ns = _inherited(request, parents, servable), time.monotonic_ns()
-            trace = parents[0].trace if len(parents) == 1 else None
+            trace = trace_of_call(parents, self._context, servable.id)
             if trace is None:
                 inflight = servable.submit(request, self, now_ns)
             else:
-                inflight = submit_traced(trace.child(servable.id), servable, request, self, now_ns)
+                inflight = submit_traced(trace, servable, request, self, now_ns)
         except Exception as error:
             failure = from_exception(error, f"failed to call model '{request.model_name}'")
             self._calls.loop.call_soon(self.settle, failure, True)
@@ -312,8 +317,27 @@ def _on_all_cancelled(requests: list[RunningRequest], callback: Callable[[], Non
     return withdraw
 
 
+def trace_of_call(parents: list[Inflight], context: str, model: ModelId) -> RequestTrace | None:
+    """The trace of a call that is made for `parents`: a child of the only one, or of the one with this context.
+
+    Where traces are spans, a call for several is a child of the first, with links to the others.
+    """
+    traces = [parent.trace for parent in parents if parent.trace is not None]
+    if len(parents) > 1:
+        traces = [trace for trace in traces if trace.context]
+        traces = [trace for trace in traces if context and trace.context == context] or traces
+    if not traces:
+        return None
+    child = traces[0].child(model)
+    for other in traces[1:]:
+        child.link(other)
+    return child
+
+
 def _inherited(request: InferenceRequest, parents: list[Inflight], servable: Servable) -> InferenceRequest:
     """The request with what it has from its parents: their time, and the sequence of the only one."""
+    if len(parents) == 1 and not request.request_id:
+        request.request_id = request_ids.of(parents[0].request)
     deadlines = [parent.deadline_ns for parent in parents]
     if deadlines and all(deadlines):
         deadline_ns = max(deadlines)

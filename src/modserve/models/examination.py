@@ -14,11 +14,17 @@ from .model_files import read_initial_states, read_labels
 
 
 def of_files(
-    directory: Path, versions: Iterable[int], config: ModelConfig, default_filename: str, installed: Collection[str]
+    directory: Path,
+    versions: Iterable[int],
+    config: ModelConfig,
+    default_filename: str,
+    installed: Collection[str],
+    refusal: Callable[[str, Path], ModserveError] | None = None,
 ) -> list[ModserveError]:
     """What is wrong with the files of a model; `default_filename` is its backend's. Blocking.
 
     Nothing is said of a directory that is not on this machine, nor of a model file that the engine may do without.
+    `refusal` is that of a backend that loads no file: what it says to the model's name and file.
     """
     if not directory.is_dir():
         return []
@@ -42,6 +48,8 @@ def of_files(
                 failures.append(
                     advice.advised(failure, advice.model_file(directory, version, path, installed, failure.message))
                 )
+        elif refusal is not None:
+            failures.append(refusal(config.name, path))
         elif wrong := file_contents.problem(path):
             failures.append(invalid(wrong))
     return failures

@@ -112,7 +112,8 @@ class ModelReader:
         versions = tried(self._selected) or ()
         filename = "" if engine is None else engine.default_model_filename
         config, names, guard = draft.provisional(), self._registry.names, self._options.guard
-        files = tried(lambda *_: examination.of_files(listing.path, versions, config, filename, names))
+        refusal = getattr(engine, "refusal", None)
+        files = tried(lambda *_: examination.of_files(listing.path, versions, config, filename, names, refusal))
         contents = tried(lambda *_: examination.of_contents(listing.path, versions, draft, engine, guard))
         return [*failures, *(files or ()), *(contents or ())]
 
@@ -120,7 +121,8 @@ class ModelReader:
         """What is wrong with the files of a version, as far as that shows before an engine opens them."""
         backend, config = self.backend(draft)
         filename, names, guard = backend.default_model_filename, self._registry.names, self._options.guard
-        files = examination.of_files(path, (version,), config, filename, names)
+        refusal = getattr(backend, "refusal", None)
+        files = examination.of_files(path, (version,), config, filename, names, refusal)
         return [*files, *examination.of_contents(path, (version,), draft, backend, guard)]
 
     def _selected(self, draft: model_config.Draft, listing: Listing) -> tuple[int, ...]:
@@ -180,6 +182,8 @@ class ModelReader:
         except ModserveError as error:
             installed = self._registry.names
             hint = "" if draft.backend in self._registry.known else advice.backend_name(draft.backend, installed)
+            if not draft.exists and draft.name.endswith(f".{draft.backend}"):
+                hint = hint or advice.NAMED_BY_FOLDER
             raise advice.advised(error, hint) from draft.placed(error, "backend", "platform")
         return backend, draft.provisional(default_cpu_instances=backend.default_cpu_instances)
 

@@ -68,15 +68,16 @@ CATEGORIES: Mapping[str, Calls] = {
     ),
     "statistics": Calls(
         ("ModelStatistics",),
-        paths=("/v2/models/stats", "/v2/memory"),
+        paths=("/v2/models/stats", "/v2/memory", "/console/events"),
         model_paths=("/stats", "/batches"),
     ),
     "trace": Calls(("TraceSetting",), paths=("/v2/trace/setting",), model_paths=("/trace/setting",)),
-    "logging": Calls(("LogSettings",), paths=("/v2/logging",)),
+    "logging": Calls(("LogSettings",), paths=("/v2/logging", "/console/failures")),
 }
 
-OPEN_PATHS = frozenset({"/docs", "/openapi.json"})
-"""Paths of no category: the documentation, which is the same for every server."""
+OPEN_PATHS = frozenset({"/docs", "/openapi.json", "/console", "/console/about"})
+"""Paths of no category: the documentation and the console's page, which are the same for every server, and what that
+page may do, which refusals say as well."""
 
 RPC_CATEGORY = {rpc: category for category, calls in CATEGORIES.items() for rpc in calls.rpcs}
 

@@ -115,6 +115,10 @@ class ModelControl:
     def __repr__(self) -> str:
         return f"ModelControl({self._options.mode.value}, {len(self._targets)} models wanted)"
 
+    @property
+    def mode(self) -> ControlMode:
+        return self._options.mode
+
     async def start(self) -> None:
         """Load what is to be loaded at the start, then poll. Raises INVALID_ARG for an unreadable repository."""
         self._table.expect(None)

@@ -186,6 +186,8 @@ class ModelManager:
         if action.reason:
             _log.log(level, "model '%s' %s", name, action.reason)
         if action.problem is not None:
+            if action.problem and action.problem != model.problem:
+                model.count_failure(0)
             model.problem = action.problem
         failure = action.failure
         failures = await self._load_versions(action, action.blueprint) if action.blueprint is not None else {}

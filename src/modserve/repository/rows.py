@@ -45,6 +45,8 @@ class Model:
     """The highest READY version."""
     front: Servable | None = None
     """What takes requests that name no version: `latest`, or the routing between the READY versions."""
+    failed_loads: dict[int, int] = field(default_factory=dict)
+    """How often loads failed, by version; 0: of the model, none of whose versions could be tried."""
     finishing: list[Servable] = field(default_factory=list)
     """Servables that are out of service and not closed yet, the last ones first. They continue their sequences."""
 
@@ -58,6 +60,9 @@ class Model:
         """Why no version is READY, in Triton's words; empty where nothing has failed."""
         failed = [(version, row.state.reason) for version, row in sorted(self.versions.items()) if row.state.failed]
         return self.problem or " ".join([f"version {each} is at UNAVAILABLE state: {why};" for each, why in failed])
+
+    def count_failure(self, version: int) -> None:
+        self.failed_loads[version] = self.failed_loads.get(version, 0) + 1
 
     def in_service(self, version: int) -> Loaded | None:
         return self.versions[version].loaded if version in self.versions else None

@@ -83,7 +83,7 @@ class ModelTable:
         if self._is_coming(name):
             return still_loading(name, version)
         if model is None:
-            return unknown_model(name)
+            return unknown_model(name, self.models)
         if version is None:
             return no_available_versions(name, model.failure)
         if version not in model.versions:
@@ -206,6 +206,14 @@ class ModelTable:
                 beside = row.added and model.latest is not None and not self._strict
                 yield entry, ailment is None and (beside or not state.holds_up_readiness)
 
+    def failed_loads(self) -> dict[tuple[str, int | None], int]:
+        """How often versions of the index failed to load; None stands for a model none of whose versions was tried."""
+        counts: dict[tuple[str, int | None], int] = {}
+        for name, model in self.models.items():
+            for version in model.versions.keys() | model.failed_loads.keys():
+                counts[name, version or None] = model.failed_loads.get(version, 0)
+        return counts
+
     # What is about to be loaded
 
     def expect(self, names: Iterable[str] | None) -> None:
@@ -234,7 +242,10 @@ class ModelTable:
 
     def refuse(self, name: str, reason: str) -> None:
         """List a model that cannot even be tried."""
-        self.models.setdefault(name, Model()).problem = reason
+        model = self.models.setdefault(name, Model())
+        if model.problem != reason:
+            model.count_failure(0)
+        model.problem = reason
         self.on_change()
 
     def forget(self, name: str) -> None:
@@ -265,6 +276,7 @@ class ModelTable:
 
     def fail(self, name: str, version: int, reason: str) -> None:
         model = self.models[name]
+        model.count_failure(version)
         if model.versions[version].servable is None:
             self._step(model.versions[version], State.UNAVAILABLE, reason)
         else:

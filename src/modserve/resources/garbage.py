@@ -5,6 +5,7 @@ thousands of objects that live as long as the server: 27 ms with one small model
 models have loaded are frozen: the collector does not visit them. What an engine's import brings (PyTorch: 130,000
 objects, a tenth of a second) is frozen at once, before anything visits it. An unloaded model may leave cycles in there,
 so `QUIET_S` after the last change of models everything is collected once more, if one was unloaded, and frozen again.
+That holds every thread for up to a tenth of a second, so it waits for a second without requests, a minute at most.
 """
 
 import asyncio
@@ -20,6 +21,9 @@ full, and by Python's own rule only if the objects that are not frozen have grow
 
 QUIET_S = 5.0
 """Seconds without a change of models before the collector visits everything."""
+
+IDLE_S, MOST_LOOKS = 1.0, 60
+"""Seconds without a request that everything is collected after; and how often they are waited for, under way or not."""
 
 
 def set_aside() -> None:
@@ -43,26 +47,50 @@ def collect() -> None:
 class Freezer:
     """Freezes again after changes of models. For the event loop's thread, in a process that is the server's own.
 
-    `models` are those that serve.
+    `models` are those that serve; `requests` counts those that have come or ended.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, models: Callable[[], Iterable[object]]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        models: Callable[[], Iterable[object]],
+        requests: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
         self._models = models
+        self._requests = requests
+        self._requests_before = 0
+        self._looks_left = 0
         self._served: set[weakref.ref[object]] = set()
 
     def changed(self) -> None:
         """Models have been loaded or unloaded: freezes again once that is over."""
+        self._looks_left = MOST_LOOKS
+        self._look_in(QUIET_S)
+
+    def _look_in(self, seconds: float) -> None:
         self._cancel()
-        self._timer = self._loop.call_later(QUIET_S, self.freeze)
+        self._requests_before = self._requests()
+        self._timer = self._loop.call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        """Freezes, once there is nobody to wait for it."""
+        self._looks_left -= 1
+        if self._looks_left > 0 and self._requests() != self._requests_before and self._gone():
+            self._look_in(IDLE_S)
+        else:
+            self.freeze()
+
+    def _gone(self) -> bool:
+        """Whether a model has gone since the last time."""
+        return not self._served <= set(map(weakref.ref, self._models()))
 
     def freeze(self) -> None:
         """Freezes now, and not again for the changes so far. Collects first if a model has gone."""
         self._cancel()
-        serving = set(map(weakref.ref, self._models()))
-        gone = not self._served <= serving
-        self._served = serving
+        gone = self._gone()
+        self._served = set(map(weakref.ref, self._models()))
         (collect if gone else freeze)()
 
     def _cancel(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from modserve.core import request_ids
 from modserve.core.errors import from_exception, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.request import InferenceRequest, ParameterValue
@@ -173,6 +174,7 @@ class StepExecution:
             self.parameters() if self.sequence else whole.parameters,
             self.owner.inflight.deadline_ns,
             whole.timeout_ns and max(1, whole.timeout_ns - self.waited_ns),
+            request_id=request_ids.of(whole),
         )
 
 

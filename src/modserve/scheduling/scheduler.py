@@ -134,10 +134,14 @@ class Alarm:
         self._ring()
 
 
-_FAR_NS = 3_000_000
-"""Moments that are farther away are not yet for the exact timers, since these keep what was cancelled."""
 _EARLY_NS = 1_500_000
-"""So much earlier the event loop's own timer rings then: it rounds to milliseconds, counted from its turn's begin."""
+"""So much before a moment that is far away the event loop's own timer is to ring."""
+_FAR_NS = _EARLY_NS + 2_500_000
+"""Moments that are farther away are not yet for the exact timers, since these keep what was cancelled.
+
+The loop's timer may ring two milliseconds sooner than it is to: delays are rounded down to milliseconds, and uvloop
+counts them from a time that it has rounded down as well. What is left then is not far.
+"""
 
 
 class LoopClock:

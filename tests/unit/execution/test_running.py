@@ -412,6 +412,8 @@ class Recorded:
         assert ns > 0
         self.stamps.append(activity)
 
+    def batched(self, timing: object) -> None: ...
+
     def settled(self, outcome: object, final: bool, timing: object) -> None:
         self.stamps.append("settled")
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from modserve.core.errors import Code, ModserveError
-from modserve.core.trace_settings import TraceLevel, TraceSettings
+from modserve.core.trace_settings import SpanSettings, TraceLevel, TraceSettings
 from modserve.pb import inference as pb
 from modserve.protocol.control import trace_settings
 
@@ -154,3 +154,27 @@ def test_messages_that_are_refused(name: str, values: list[str], text: str) -> N
     with pytest.raises(ModserveError) as raised:
         by_message({name: values})
     assert raised.value.message == text
+
+
+def test_the_settings_of_spans() -> None:
+    """As Triton: without those of files, and with their own by name."""
+    spans = SpanSettings("http://user:secret@host:4318/v1/traces", "grpc", (("a", "b"), ("c", "d")), 7, 8, 6)
+    shown = trace_settings.json(TraceSettings(TraceLevel.TIMESTAMPS, 0, spans=spans))
+    assert shown == {
+        "trace_level": ["TIMESTAMPS"],
+        "trace_rate": "0",
+        "trace_count": "-1",
+        "trace_mode": "opentelemetry",
+        "url": "http://…@host:4318/v1/traces",
+        "protocol": "grpc",
+        "resource": "a=b,c=d",
+        "bsp_max_queue_size": "7",
+        "bsp_schedule_delay": "8",
+        "bsp_max_export_batch_size": "6",
+    }
+    assert "url" not in trace_settings.json(TraceSettings(spans=SpanSettings()))
+    assert trace_settings.change_by_json(b'{"trace_mode":"opentelemetry","trace_rate":"0"}', "opentelemetry") == {
+        "rate": 0
+    }
+    with pytest.raises(ModserveError, match="got: triton, expected 'opentelemetry', which it is"):
+        trace_settings.change_by_json(b'{"trace_mode":"triton"}', "opentelemetry")

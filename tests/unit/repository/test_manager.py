@@ -150,6 +150,12 @@ async def test_a_model_is_loading_from_the_moment_it_is_wanted(bench: Bench) -> 
     assert bench.refusal("a", 7) == (Code.NOT_FOUND, "Request for unknown model: 'a' version 7 is not found")
 
 
+async def test_a_name_that_is_spelt_alike(bench: Bench) -> None:
+    await bench.reconcile(resnet=(1,))
+    text = "Request for unknown model: 'resnett' is not found; did you mean 'resnet'?"
+    assert bench.refusal("resnett", None) == (Code.NOT_FOUND, text)
+
+
 async def test_a_reason_is_cut_where_it_becomes_too_long(bench: Bench) -> None:
     bench.loader.unusable["a"] = invalid("x" * 5000)
     await bench.reconcile(a=(1,))

@@ -81,3 +81,43 @@ def test_everything_is_looked_through_only_when_a_model_has_gone(monkeypatch: py
     for models[:] in ([one], [one, two], [one, two], [two], [two, Served()], [two]):
         freezer.freeze()
     assert looks == ["frozen", "frozen", "frozen", "collected", "frozen", "collected"]
+
+
+async def test_everything_is_looked_through_when_nobody_waits_or_after_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[str] = []
+    monkeypatch.setattr(garbage, "freeze", lambda: looks.append("frozen"))
+    monkeypatch.setattr(garbage, "collect", lambda: looks.append("collected"))
+    loop = Loop()
+    models: list[Served] = [Served()]
+    requests = 0
+    freezer = garbage.Freezer(loop, lambda: models, lambda: requests)  # type: ignore[arg-type]
+    freezer.freeze()
+
+    def later(come: int) -> None:
+        """So many requests end before the timer does."""
+        nonlocal requests
+        requests += come
+        loop.timers[-1]._run()
+
+    freezer.changed()
+    later(5)
+    assert looks == ["frozen"] * 2, "no model has gone: that takes no time"
+
+    models[:] = [Served()]
+    freezer.changed()
+    later(5)
+    later(1)
+    assert looks == ["frozen"] * 2
+    later(0)
+    assert looks == ["frozen"] * 2 + ["collected"]
+
+    models[:] = [Served()]
+    freezer.changed()
+    for _ in range(garbage.MOST_LOOKS - 1):
+        later(1)
+    assert looks[3:] == []
+    later(1)
+    assert looks[3:] == ["collected"]
+    assert {timer.when() for timer in loop.timers} == {garbage.QUIET_S, garbage.IDLE_S}

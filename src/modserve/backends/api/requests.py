@@ -32,6 +32,10 @@ class EngineRequest(Protocol):
     @property
     def id(self) -> str: ...
     @property
+    def request_id(self) -> str:
+        """By which it is followed across systems (`core.request_ids`), and not the protocol's `id`: for log lines."""
+
+    @property
     def model_name(self) -> str: ...
     @property
     def model_version(self) -> int: ...
@@ -81,7 +85,14 @@ class EngineRequest(Protocol):
         """
 
     def stamp(self, activity: str) -> None:
-        """Something happens now: an activity for the trace of the request, if it is traced."""
+        """Something happens now: an activity for the trace of the request, if it is traced.
+
+        In mode opentelemetry it is an event, and ``X_START`` and ``X_END`` are the ends of a span ``X``.
+        """
+
+    @property
+    def trace_context(self) -> str:
+        """The request's span as JSON, an object of W3C headers; empty if there is none."""
 
     def respond(
         self,
@@ -155,13 +166,18 @@ class ModelCaller(Protocol):
         *,
         parent: Parents = None,
         paced: bool = False,
+        trace: str = "",
     ) -> Call:
         """Make a call and return at once. What is wrong with it comes as a response.
+
+        `trace` is the `trace_context` of one of several parents, in whose trace the call shall be.
 
         With `paced`, a decoupled model does not run ahead of `Call.taken` by more than a client's flow control allows.
         """
 
-    def infer(self, request: InferenceRequest, *, parent: Parents = None) -> "Future[InferenceResponse]":
+    def infer(
+        self, request: InferenceRequest, *, parent: Parents = None, trace: str = ""
+    ) -> "Future[InferenceResponse]":
         """The one response: for threads by ``result()``, which raises `ModserveError`. Cancelling cancels the call."""
 
     def stream(self, request: InferenceRequest, *, parent: Parents = None) -> Iterator[InferenceResponse]:

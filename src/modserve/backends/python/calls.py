@@ -82,6 +82,7 @@ class WorkerCalls:
                 respond,
                 parent=self._parents(None if of_batch else record.extras.get("parents", ())),
                 paced=decoupled,
+                trace=record.extras.get("trace", ""),
             )
 
     def _on(self, frame: Frame, method: str) -> None:

@@ -23,6 +23,7 @@ from modserve.backends.api import (
     ModelSource,
     RequestsDone,
 )
+from modserve.core import request_ids
 from modserve.core.errors import Code, ModserveError, internal, unavailable
 from modserve.core.tensor import Tensor
 
@@ -284,7 +285,11 @@ class WorkerInstance:
             )
 
     def _write_log(self, frame: Frame) -> None:
-        _log.log(_LEVELS[frame[2]], "%s: %s", self.worker.who, str(frame[3], "utf-8", "replace"))
+        level, text, ids = _LEVELS[frame[2]], str(frame[3], "utf-8", "replace"), ""
+        if level == logging.ERROR:  # what it says before the responses of those that it executes
+            ids = request_ids.joined([request.request_id for request in self._open.values()])
+        known_as = f" [X-Request-ID {ids}]" if ids else ""
+        _log.log(level, "%s: %s%s", self.worker.who, text, known_as, extra={"fields": {"request_id": ids}})
 
 
 _DOING = {
@@ -337,12 +342,14 @@ def _execute_frame(
 
 def _extras(request: EngineRequest) -> bytes:
     """What few requests have."""
-    parameters = request.parameters
-    if not parameters and not request.timeout_ns:
+    parameters, context = request.parameters, request.trace_context
+    if not parameters and not request.timeout_ns and not context:
         return b""
     flags = _SEQUENCE_START * request.sequence_start + _SEQUENCE_END * request.sequence_end
+    trace = {"trace": context} if context else {}
     return wire.pack(
         {
+            **trace,
             "parameters": {name: value for name, value in parameters.items() if name not in _OF_THE_PROTOCOL},
             "correlation_id": request.correlation_id,
             "flags": flags,

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from modserve.backends.api import EngineRequest, FinalResponse, InstanceSpec, ModelCaller, ModelSource
-from modserve.core import dtypes
+from modserve.core import dtypes, request_ids
 from modserve.core.errors import Code, ModserveError, internal
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, Outcome
@@ -51,6 +51,7 @@ class LocalInstance:
         before_wait: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._who = who
+        self._name = source.config.name
         self._version = source.version
         self._server = LocalServer(who, source, before_wait)
         self._model: python_model.LoadedModel
@@ -70,7 +71,6 @@ class LocalInstance:
 
     def initialize(self, who: str, spec: InstanceSpec, arguments: Mapping[str, str]) -> None:
         self._who = self._server.who = who
-        self._name = spec.config.name
         self._decoupled = spec.config.decoupled
         try:
             self._model.initialize(dict(arguments))
@@ -90,9 +90,12 @@ class LocalInstance:
     async def _check_ready(self) -> bool:
         return await asyncio.get_running_loop().run_in_executor(None, self._model.is_ready)
 
-    def _failed(self, error: ModelError) -> ModserveError:
+    def _failed(self, error: ModelError, requests: Sequence[EngineRequest] = ()) -> ModserveError:
         if error.traceback:
-            _log.error("%s: %s", self._who, error.traceback)
+            ids = request_ids.joined([request.request_id for request in requests])
+            known_as = f" [X-Request-ID {ids}]" if ids else ""
+            fields = {"model": self._name, "request_id": ids}
+            _log.error("%s: %s%s", self._who, error.traceback, known_as, extra={"fields": fields})
         return ModserveError(Code[error.code], error.message)
 
     # Executions
@@ -107,7 +110,7 @@ class LocalInstance:
             try:
                 responses = self._model.execute([self._received(handle) for handle in handles])
             except ModelError as error:
-                _fail(handles, self._failed(error))
+                _fail(handles, self._failed(error, requests))
                 return None
             return self._settle(handles, responses)
         finally:
@@ -120,15 +123,15 @@ class LocalInstance:
         try:
             responses = await self._model.execute_async([self._received(handle) for handle in handles])
         except ModelError as error:
-            _fail(handles, self._failed(error))
+            _fail(handles, self._failed(error, requests))
             return None
         return self._settle(handles, responses)
 
     def _received(self, handle: "LocalRequest") -> worker_request.InferenceRequest:
         request = handle.request
         inputs = [received_tensor(name, tensor) for name, tensor in request.tensors.items()]
-        parameters, timeout_ns = request.parameters, request.timeout_ns
-        if not parameters and not timeout_ns:  # as few requests have any
+        parameters, timeout_ns, context = request.parameters, request.timeout_ns, request.trace_context
+        if not parameters and not timeout_ns and not context:  # as few requests have any
             return worker_request.InferenceRequest.received(
                 handle,
                 inputs,
@@ -148,6 +151,7 @@ class LocalInstance:
             timeout_ns // 1000,
             request.priority,
             parameters,
+            trace=worker_request.InferenceTrace(context),
             model_name=self._name,
             model_version=self._version,
             decoupled=self._decoupled,
@@ -274,16 +278,16 @@ class LocalServer:
 
     def call_decoupled(self, request: worker_request.InferenceRequest) -> "LocalResponses":
         self._before_wait("exec(decoupled=True)")
-        return LocalResponses(self._models, as_call(request), self._parents())
+        return LocalResponses(self._models, as_call(request), self._parents(), _context(request))
 
     async def call_decoupled_async(self, request: worker_request.InferenceRequest) -> "LocalResponses":
         self._before_wait("async_exec(decoupled=True)")  # for the next response, each time
-        responses = LocalResponses(self._models, as_call(request), self._parents())
+        responses = LocalResponses(self._models, as_call(request), self._parents(), _context(request))
         await asyncio.wrap_future(responses.begun)
         return responses
 
     def _infer(self, request: worker_request.InferenceRequest) -> "Future[InferenceResponse]":
-        return self._models.infer(as_call(request), parent=self._parents())
+        return self._models.infer(as_call(request), parent=self._parents(), trace=_context(request))
 
     def _parents(self) -> list[EngineRequest]:
         """Whom a call is made for: the batch of the execution that makes it, or else all that the model works on."""
@@ -318,14 +322,16 @@ _WAITS = {"load": "load_model()", "unload": "unload_model()", "ready": "is_model
 class LocalResponses:
     """Implements `worker.host.ResponseIterator`. The call begins at once; `begun` is done when something has come."""
 
-    def __init__(self, models: ModelCaller, request: InferenceRequest, parents: list[EngineRequest]) -> None:
+    def __init__(
+        self, models: ModelCaller, request: InferenceRequest, parents: list[EngineRequest], trace: str
+    ) -> None:
         self.begun: Future[None] = Future()
         self._outcomes: queue.SimpleQueue[tuple[Outcome, bool]] = queue.SimpleQueue()
         self._before: list[worker_response.InferenceResponse] = []
         self._at = 0
         self._over = False
         self._call = models.submit(
-            request, functools.partial(_receive, self._outcomes, self.begun), parent=parents, paced=True
+            request, functools.partial(_receive, self._outcomes, self.begun), parent=parents, paced=True, trace=trace
         )
 
     def __iter__(self) -> "LocalResponses":
@@ -362,6 +368,11 @@ def _receive(
     outcomes.put((outcome, final))
     if not begun.done() and begun.set_running_or_notify_cancel():
         begun.set_result(None)
+
+
+def _context(request: worker_request.InferenceRequest) -> str:
+    """That of the request in whose trace the model wants its call to be."""
+    return request.trace().get_context() or ""
 
 
 def as_call(request: worker_request.InferenceRequest) -> InferenceRequest:

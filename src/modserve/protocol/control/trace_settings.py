@@ -4,12 +4,12 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from modserve.core.errors import invalid, unsupported
-from modserve.core.trace_settings import TraceChange, TraceLevel, TraceSettings
+from modserve.core.trace_settings import TRITON, SpanSettings, TraceChange, TraceLevel, TraceSettings
 from modserve.pb import inference as pb
 from modserve.protocol.control import control_body
 from modserve.protocol.json.json_text import JsonObject, JsonTypeError
 
-_MODE = "triton"
+_SECRET = re.compile(r"//[^/@]*@")
 _WHOLE = re.compile(r"\s*[+-]?[0-9]{1,40}\s*")
 _NUMBERS = {
     "trace_rate": ("rate", 0, 2**32 - 1),
@@ -23,13 +23,32 @@ _NAMES = ("trace_mode", "trace_level", *_NUMBERS)
 
 def json(settings: TraceSettings) -> JsonObject:
     """All values are strings, but for the list of levels."""
-    return {
+    values: dict[str, object] = {
         "trace_level": settings.level.names,
         "trace_rate": str(settings.rate),
         "trace_count": str(settings.count),
-        "log_frequency": str(settings.log_frequency),
-        "trace_file": settings.file,
-        "trace_mode": _MODE,
+    }
+    if settings.spans is None:
+        values |= {"log_frequency": str(settings.log_frequency), "trace_file": settings.file}
+    return values | {"trace_mode": settings.mode, **_of_spans(settings.spans)}
+
+
+def _of_spans(settings: SpanSettings | None) -> dict[str, object]:
+    """As Triton has them, by their names on the command line; attributes of the resource as OpenTelemetry writes them.
+
+    What is left to the environment or to its default is not there, and neither is what may be secret in a URL.
+    """
+    if settings is None:
+        return {}
+    texts = {
+        "url": _SECRET.sub("//…@", settings.url),
+        "protocol": settings.protocol,
+        "resource": ",".join(f"{key}={value}" for key, value in settings.resource),
+    }
+    numbers = ("bsp_max_queue_size", "bsp_schedule_delay", "bsp_max_export_batch_size")
+    return {
+        **{name: text for name, text in texts.items() if text},
+        **{name: str(getattr(settings, name)) for name in numbers},
     }
 
 
@@ -40,21 +59,22 @@ def message(settings: TraceSettings) -> pb.TraceSettingResponse:
     return response
 
 
-def change_by_json(body: bytes) -> TraceChange:
+def change_by_json(body: bytes, mode: str = TRITON) -> TraceChange:
     """What a POST's body asks for; unknown names and an empty body ask for nothing, null for what is set elsewhere.
 
-    Raises INVALID_ARG, and UNSUPPORTED for ``trace_file`` and another ``trace_mode``.
+    Raises INVALID_ARG, and UNSUPPORTED for ``trace_file`` and a ``trace_mode`` other than `mode`, the one in use.
     """
     document = control_body.read(body) if body else {}
-    return _change(document, ((name, _json_texts(name, document[name])) for name in _NAMES if name in document), "got:")
+    values = ((name, _json_texts(name, document[name])) for name in _NAMES if name in document)
+    return _change(document, values, "got:", mode)
 
 
-def change_by_message(settings: Mapping[str, pb.TraceSettingRequest.SettingValue]) -> TraceChange:
+def change_by_message(settings: Mapping[str, pb.TraceSettingRequest.SettingValue], mode: str = TRITON) -> TraceChange:
     """What a request asks for; unknown names ask for nothing, a setting without values for what is set elsewhere.
 
     Raises as `change_by_json` does.
     """
-    return _change(settings, ((name, settings[name].value) for name in _NAMES if name in settings), "got: ")
+    return _change(settings, ((name, settings[name].value) for name in _NAMES if name in settings), "got: ", mode)
 
 
 def _json_texts(name: str, value: object) -> Sequence[str] | None:
@@ -68,7 +88,9 @@ def _json_texts(name: str, value: object) -> Sequence[str] | None:
     return [control_body.typed(level, str) for level in value] or None
 
 
-def _change(names: Collection[str], values: Iterable[tuple[str, Sequence[str] | None]], got: str) -> TraceChange:
+def _change(
+    names: Collection[str], values: Iterable[tuple[str, Sequence[str] | None]], got: str, mode: str
+) -> TraceChange:
     if "trace_file" in names:
         raise unsupported("trace file location can not be updated through network protocol")
     change: dict[str, TraceLevel | int | None] = {}
@@ -76,8 +98,8 @@ def _change(names: Collection[str], values: Iterable[tuple[str, Sequence[str] | 
         if texts is None:
             continue
         if name == "trace_mode":
-            for mode in texts:
-                _check_mode(mode)
+            for text in texts:
+                _check_mode(text, mode)
         elif name == "trace_level":
             change["level"] = _level(texts) if texts else None
         elif len(texts) > 1:
@@ -112,9 +134,9 @@ def _number(name: str, text: str, lowest: int, highest: int, got: str) -> int:
     return value
 
 
-def _check_mode(mode: str) -> None:
+def _check_mode(text: str, mode: str) -> None:
     """Raises UNSUPPORTED for one that is not in use. Triton takes whatever is said, and changes nothing."""
-    if mode != _MODE:
+    if text != mode:
         raise unsupported(
-            f"trace mode can not be updated through network protocol, got: {mode}, expected '{_MODE}', which it is"
+            f"trace mode can not be updated through network protocol, got: {text}, expected '{mode}', which it is"
         )

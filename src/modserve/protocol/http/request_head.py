@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from modserve.core.trace_context import TraceHeaders
 from modserve.protocol.header_forwarding import Forwarded
 from modserve.protocol.http.deadlines import Timeouts
 
@@ -30,7 +31,8 @@ class RequestHead:
     response_encoding: str | None  # the content coding chosen for the response
     forwarded: Forwarded  # headers that become parameters of the request
     timeouts: Timeouts  # headers that say how long the client waits
-    traceparent: bytes | None  # the client's span (W3C Trace Context)
+    trace_headers: TraceHeaders | None  # the client's span
+    request_id: str  # as `core.request_ids` has it; empty if the client sent none
 
     def __init__(
         self,
@@ -50,7 +52,8 @@ class RequestHead:
         response_encoding: str | None = None,
         forwarded: Forwarded = (),
         timeouts: Timeouts = (),
-        traceparent: bytes | None = None,
+        trace_headers: TraceHeaders | None = None,
+        request_id: str = "",
     ) -> None:
         self.method = method
         self.target = target
@@ -68,4 +71,28 @@ class RequestHead:
         self.response_encoding = response_encoding
         self.forwarded = forwarded
         self.timeouts = timeouts
-        self.traceparent = traceparent
+        self.trace_headers = trace_headers
+        self.request_id = request_id
+
+    def with_own(self, forwarded: Forwarded, trace_headers: TraceHeaders | None, request_id: str) -> "RequestHead":
+        """The same head of an inference with the values that may differ from request to request."""
+        return RequestHead(
+            self.method,
+            self.target,
+            self.version,
+            self.headers,
+            self.as_sent,
+            self.keep_alive,
+            self.old,
+            self.cors,
+            self.model,
+            self.model_version,
+            self.version_label,
+            self.header_length,
+            self.content_encoding,
+            self.response_encoding,
+            forwarded,
+            self.timeouts,
+            trace_headers,
+            request_id,
+        )

@@ -204,7 +204,10 @@ class Progress:
             self._said = now
             percent = 100 * self._done // self._total if self._total else 100
             amount = f"{in_bytes(self._done)} of {in_bytes(self._total)} ({percent} %)"
-            _log.info("%s: %s downloaded from '%s', in %.0f s", self._what, amount, self._place, now - self._began)
+            seconds = now - self._began
+            rate = in_bytes(int(max(0, self._done) / seconds))
+            text = "%s: %s downloaded from '%s', in %.0f s, %s a second"
+            _log.info(text, self._what, amount, self._place, seconds, rate)
 
     def end(self, total: int | None = None) -> None:
         """All of it is here: `total` bytes, where their number was not known before."""

@@ -18,10 +18,15 @@ enough requests, earlier if many are late. `Controller` decides, at the end of e
   where it began, and *rest* for some windows. If it helped, the delay at its beginning was too *short*, which is
   remembered for some time, so that shortening stops half way to it.
 
-A single window that is a little above the goal may be chance, and changes nothing.
+The latencies of one window say little: with real engines, the same delay has a p99 of 60 ms and one of 110. So a
+decision goes by those of the latest windows together that had about the same load; of windows with another delay they
+are *moved* by the difference. If they are a little above the goal for the first time, that changes nothing. A climb
+begins only after a second window, and from no delay or one known as too short: before that, shorter ones are tried,
+first those that *held* the goal under this load.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -39,6 +44,7 @@ _SLACK = 0.92  # a latency from here up to the goal is left as it is
 _CLEARLY = 1.1  # a latency above this is too long in one window, one above the goal in two
 _STEP = 0.15  # by how much the delay grows in a climb
 _NEAR = 0.05  # delays that differ by less are the same
+_CLOSE = 0.2  # a latency under a delay that differs by less says something about this one
 _LARGEST_DELAY = 0.75  # a longer delay would leave no time to run
 _RUN_SHARE = 0.5  # a batch that runs longer makes the next one late, which waits for it
 # Other shares
@@ -47,7 +53,11 @@ _DELAYED = 0.35  # of the latency: a longer delay is to blame for it
 _MANY = 0.5  # of the batches: if so many are full, batches are full
 _CHANCE = 1.08  # of the latency before a climb: what is above has not come by chance
 _IN_VAIN = 0.75  # of what the delay has grown by in a climb: the latency has grown by more than that, and chance
+_FADE = 0.85  # of a window's weight, with each one after it
+_SHORTER = 0.75  # of a delay that held the goal, and does so no longer
 # Numbers
+_KEPT = 12  # windows that may have a part in a mean
+_SAME_LOAD = 1.6  # more requests, or fewer, by this factor are another load
 _WORTH = 0.5  # items must be likely to join a batch during a delay
 _BACKLOG = 4  # requests that take so many times as long as a full batch stand behind others
 _REST = 10  # windows in which the delay stays, after no other was better
@@ -63,13 +73,20 @@ _PAUSE_NS, _PAUSE_SHARE = 1_000_000_000, 20  # longer without a request is a pau
 class Window(NamedTuple):
     """What the tuner measured since the last decision took effect."""
 
-    p99_ns: int
+    slowest: Sequence[int]
+    """The tenth of the latencies that were longest, the longest first."""
+    requests: int
+    """Of all of these latencies."""
     run_ns: int
     """The longest execution."""
     per_second: float
     """Batch items."""
     filled: float
     """Share of the batches that had the largest size allowed."""
+
+    def like(self, other: "Window") -> bool:
+        """Whether both had about the same load, and their batches were full in both or in neither."""
+        return _same_load(self.per_second, other.per_second) and (self.filled >= _MANY) == (other.filled >= _MANY)
 
 
 class Targets(NamedTuple):
@@ -89,6 +106,21 @@ class _Climb(NamedTuple):
         return p99_ns > _CHANCE * self.p99_ns + _IN_VAIN * (delay_ns - self.delay_ns)
 
 
+class _Alike(NamedTuple):
+    """A window, what its latencies would have been longer under the delay of now, and what each of them counts."""
+
+    window: Window
+    moved_ns: int
+    weight: float
+
+
+class _Held(NamedTuple):
+    """A delay that held the goal, and the load it did so under."""
+
+    delay_ns: int
+    per_second: float
+
+
 class Controller:
     """Decides from one window to the next; pure but for its memory of the last steps."""
 
@@ -103,6 +135,9 @@ class Controller:
         self.batch_size = max_batch_size
         self._doubtful = False
         """The last window was above the goal, but not clearly."""
+        self._latest: deque[tuple[int, Window]] = deque(maxlen=_KEPT)
+        """Windows, the last one first, with the delay of each."""
+        self._held: _Held | None = None
         self._climb: _Climb | None = None
         self._rest = 0
         """Windows for which the delay stays."""
@@ -113,7 +148,10 @@ class Controller:
         self._short_left = 0
 
     def decide(self, window: Window) -> Targets:
-        ratio = window.p99_ns / self.goal_ns
+        self._latest.appendleft((self.delay_ns, window))
+        alike = self._alike()
+        p99_ns = _p99(alike)
+        ratio = p99_ns / self.goal_ns
         self._floor_left -= 1
         if self._floor_left <= 0:
             self._floor = 0
@@ -124,40 +162,69 @@ class Controller:
             if ratio < _CLEARLY and not self._doubtful:
                 self._doubtful = True
                 return self._set("above the goal for the first time")
-            return self._against(window)
+            return self._against(window, p99_ns, len(alike) > 1)
         self._doubtful = False
         self._climb = None
         self._rest = 0
+        self._held = _Held(self.delay_ns, window.per_second)
         if ratio >= _SLACK:
             return self._set("the goal is held")
-        return self._with_slack(window)
+        return self._with_slack(window, p99_ns)
 
-    def _with_slack(self, window: Window) -> Targets:
+    def _alike(self) -> list[_Alike]:
+        """The latest windows whose load and delay were about those of the last one."""
+        last = self._latest[0][1]
+        alike: list[_Alike] = []
+        for delay_ns, window in self._latest:
+            moved_ns = self.delay_ns - delay_ns
+            if abs(moved_ns) > _CLOSE * self.goal_ns or not window.like(last):
+                break
+            alike.append(_Alike(window, moved_ns, _FADE ** len(alike)))
+        return alike
+
+    def _with_slack(self, window: Window, p99_ns: int) -> Targets:
         """Larger batches, if there is anything to make them of."""
         self._short = None
-        slack_ns = int(_AIM * self.goal_ns) - window.p99_ns
+        slack_ns = int(_AIM * self.goal_ns) - p99_ns
         if window.filled >= _MANY and self.batch_size < self._largest_in_time():
             return self._set("room for larger batches", batch_size=self.batch_size + max(1, self.batch_size // 4))
         if window.per_second * self._limit_ns / 1e9 < _WORTH:
             return self._set("too few requests to wait for", 0)
         if window.filled >= _MANY:
             return self._set("batches are full without waiting longer")
+        if self.delay_ns >= self._limit_ns:
+            return self._set("the delay is the longest allowed")
         return self._set("room for a longer delay", self.delay_ns + int(_GAIN * slack_ns))
 
-    def _against(self, window: Window) -> Targets:
+    def _against(self, window: Window, p99_ns: int, again: bool) -> Targets:
         """Latencies are too long: the delay is to blame if it is a good part of them, else it may be too short."""
         if window.filled >= _MANY:
-            return self._against_full(window)
+            return self._against_full(window, p99_ns)
         if self._rest:
             self._rest -= 1
+            if not self._rest:
+                self._short = None
             return self._set("the goal is out of reach")
-        if self.delay_ns > _DELAYED * window.p99_ns:
-            return self._shorten(window.p99_ns)
+        held = self._held
+        held_ns = held.delay_ns if held is not None and _same_load(held.per_second, window.per_second) else None
+        if held_ns is not None and self._climb is None and self.delay_ns > held_ns:
+            return self._set("back to a delay that held the goal", held_ns)
+        if self.delay_ns > _DELAYED * p99_ns:
+            return self._shorten(p99_ns)
         if self._climb is None:
-            self._climb = _Climb(self.delay_ns, window.p99_ns)
-        elif self._climb.in_vain(self.delay_ns, window.p99_ns) or self.delay_ns >= self._limit_ns:
+            if self.delay_ns == held_ns and held_ns > _NEAR * self.goal_ns:
+                self._held = _Held(int(_SHORTER * held_ns), window.per_second)
+                return self._set("a shorter delay", self._held.delay_ns)
+            if self.delay_ns > _NEAR * self.goal_ns and self._short is None:
+                half_ns = self.delay_ns // 2
+                return self._set("a shorter delay", half_ns if half_ns > _NEAR * self.goal_ns else 0)
+            if not again:
+                return self._set("above the goal for the first time")
+            self._climb = _Climb(self.delay_ns, p99_ns)
+        elif self._climb.in_vain(self.delay_ns, p99_ns) or self.delay_ns >= self._limit_ns:
             foot, self._climb, self._rest = self._climb, None, _REST
             return self._set("waiting longer did not help", foot.delay_ns)
+        self._latest.clear()
         return self._set("waiting for fewer, larger batches", self.delay_ns + int(_STEP * self.goal_ns))
 
     def _shorten(self, p99_ns: int) -> Targets:
@@ -174,10 +241,10 @@ class Controller:
                 return self._set("the goal is out of reach")
         return self._set("a shorter delay", delay_ns)
 
-    def _against_full(self, window: Window) -> Targets:
+    def _against_full(self, window: Window, p99_ns: int) -> Targets:
         """Batches do not wait for the delay: their size decides."""
         self._climb = None
-        if window.p99_ns > _BACKLOG * window.run_ns:
+        if p99_ns > _BACKLOG * window.run_ns:
             if self.batch_size >= self._largest:
                 return self._set("more requests than the model takes")
             self._floor, self._floor_left = self.batch_size + max(1, self.batch_size // 2), _FLOOR_FOR
@@ -203,6 +270,7 @@ class Controller:
             self.delay_ns = max(0, min(delay_ns, self._limit_ns))
         if batch_size is not None:
             self.batch_size = max(1, min(batch_size, self._largest))
+            self._latest.clear()
         return Targets(self.delay_ns, self.batch_size, reason)
 
 
@@ -287,10 +355,11 @@ class Tuner:
         return max(1, self._now_ns() - self._start_ns - (0 if rare else self._paused_ns))
 
     def _decide(self) -> None:
-        latencies = sorted(self._latencies)
-        p99_ns = latencies[int(0.99 * (len(latencies) - 1))]
+        count = len(self._latencies)
+        slowest = sorted(self._latencies, reverse=True)[: count // 10 + 1]
+        p99_ns = slowest[count // 100]
         per_second = self._items * 1e9 / self._busy_ns()
-        window = Window(p99_ns, self._run_ns, per_second, self._filled / self._batches)
+        window = Window(slowest, count, self._run_ns, per_second, self._filled / self._batches)
         statistics = self.statistics
         targets = self._controller.decide(window)
         if (targets.delay_ns, targets.batch_size) != (statistics.delay_ns, statistics.batch_size):
@@ -306,3 +375,19 @@ class Tuner:
         size = self._controller.batch_size
         policy = replace(self._policy, preferred_batch_sizes=(size,), max_queue_delay_ns=self._controller.delay_ns)
         return self._rule_for(policy, size)
+
+
+def _same_load(one: float, other: float) -> bool:
+    return 1 / _SAME_LOAD < (one + 1) / (other + 1) < _SAME_LOAD
+
+
+def _p99(windows: Sequence[_Alike]) -> int:
+    """What 99 of 100 of their requests stay below, each counted by its window's weight, with latencies moved."""
+    slowest = [(latency + each.moved_ns, each.weight) for each in windows for latency in each.window.slowest]
+    slowest.sort(reverse=True)
+    left = 0.01 * sum(each.window.requests * each.weight for each in windows)
+    for latency, weight in slowest:
+        left -= weight
+        if left < 0:
+            return latency
+    return slowest[-1][0]

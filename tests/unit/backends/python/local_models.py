@@ -49,7 +49,7 @@ class FakeRequest:
         if raw:
             tensor = Tensor.from_raw(tensor.datatype, tensor.shape, bytearray(tensor.raw))
         self.tensors: Mapping[str, Tensor] = {"IN": tensor}
-        self.id = ""
+        self.id = self.request_id = self.trace_context = ""
         self.outputs = ("OUT",)
         self.parameters: Mapping[str, Any] = {}
         self.timeout_ns = self.priority = self.correlation_id = 0
@@ -80,7 +80,9 @@ class FakeModels:
     def __init__(self) -> None:
         self.calls: list[tuple[InferenceRequest, Sequence[EngineRequest], Future[InferenceResponse]]] = []
 
-    def infer(self, request: InferenceRequest, *, parent: Sequence[EngineRequest]) -> "Future[InferenceResponse]":
+    def infer(
+        self, request: InferenceRequest, *, parent: Sequence[EngineRequest], trace: str = ""
+    ) -> "Future[InferenceResponse]":
         future: Future[InferenceResponse] = Future()
         self.calls.append((request, parent, future))
         return future

@@ -207,7 +207,7 @@ def test_progress(caplog: pytest.LogCaptureFixture) -> None:
         clock.now += 1
         progress.end()
     assert caplog.messages == [
-        "model 'm', version 1: 50.0 MB of 200.0 MB (25 %) downloaded from 's3://b', in 6 s",
+        "model 'm', version 1: 50.0 MB of 200.0 MB (25 %) downloaded from 's3://b', in 6 s, 8.3 MB a second",
         "model 'm', version 1: 200.0 MB downloaded from 's3://b', in 7.0 s",
     ]
 

@@ -64,7 +64,10 @@ class SimulatedPool:
 
 
 class Simulation:
-    """`goal_ms` tunes the batcher, else the delay is `delay_ms`. A batch of n takes `base_ms` + n `item_ms`."""
+    """`goal_ms` tunes the batcher, else the delay is `delay_ms`.
+
+    A batch of n takes `base_ms` + n `item_ms`, times what chance makes of 1 (log-normal, σ `scatter`).
+    """
 
     def __init__(
         self,
@@ -75,9 +78,16 @@ class Simulation:
         base_ms: float = 4,
         item_ms: float = 0.2,
         max_batch_size: int = 64,
+        scatter: float = 0,
+        seed: int = 1,
     ) -> None:
         self.clock = FakeClock()
-        self.pool = SimulatedPool(self.clock, slots, lambda size: int((base_ms + item_ms * size) * MS))
+        chance = random.Random(seed)
+
+        def run_ns(size: int) -> int:
+            return int((base_ms + item_ms * size) * MS * chance.lognormvariate(-(scatter**2) / 2, scatter))
+
+        self.pool = SimulatedPool(self.clock, slots, run_ns)
         policy = DynamicBatching((max_batch_size,), int(delay_ms * MS), p99_goal_ns=int(goal_ms * MS))
         run_times = RunTimes()
 
@@ -95,7 +105,7 @@ class Simulation:
 
             self.pool.observe = observe
         self._scheduler = QueuedScheduler(rule, self.pool, self.clock, lambda entry, error: None, policy)
-        self._random = random.Random(1)
+        self._random = random.Random(seed)
 
     def run(self, seconds: float, per_second: float) -> None:
         """Requests of one item each come by chance, so many a second."""

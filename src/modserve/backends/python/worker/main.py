@@ -26,7 +26,7 @@ from .errors import ErrorCode, ModelError, TritonError
 from .link import Link, ServerGoneError
 from .records import Entry, Status
 from .remote import RemoteRequest, RemoteServer, batch, entry
-from .request import InferenceRequest
+from .request import InferenceRequest, InferenceTrace
 from .response import InferenceResponse
 from .tensor import Tensor
 from .wire import Frame, Kind
@@ -202,6 +202,8 @@ class Worker:
                 for (name, datatype, shape, _), raw in zip(description.tensors, elements)
             ]
             if extras:
+                if "trace" in extras:
+                    extras["trace"] = InferenceTrace(extras["trace"])
                 requests.append(
                     InferenceRequest.received(handle, inputs, description.outputs, id, decoupled=decoupled, **extras)
                 )

@@ -342,7 +342,12 @@ def _response(record: Record) -> InferenceResponse:
 
 def _extras(request: InferenceRequest, parents: Tuple[int, ...]) -> bytes:
     """What few calls have."""
-    extras = {"parameters": call_parameters(request), "timeout": request.timeout(), "parents": parents}
+    extras = {
+        "parameters": call_parameters(request),
+        "timeout": request.timeout(),
+        "parents": parents,
+        "trace": request.trace().get_context() or "",
+    }
     return wire.pack(extras) if any(extras.values()) else b""
 
 

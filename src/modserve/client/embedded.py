@@ -1,0 +1,331 @@
+"""A server in this process: its calls on its event loop, and for threads by a loop on a thread of its own."""
+
+import asyncio
+import atexit
+import concurrent.futures
+import os
+import threading
+import weakref
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from contextlib import aclosing, suppress
+from typing import Any, TypeVar
+
+from modserve.core.errors import Code, ModserveError
+from modserve.core.residency import describe
+from modserve.protocol.control import metadata, repository, statistics
+from modserve.server import Phase, Server
+
+from .errors import ClientError, from_server, in_client_terms, timed_out
+from .transport import CONFIG, INDEX, LIVE, LOAD, METADATA, MODEL_READY, READY, SERVER, STATISTICS, UNLOAD, Question
+from .values import Call, Result
+
+T = TypeVar("T")
+
+
+async def _metadata(server: Server, question: Question) -> Any:
+    servables = server.models(question.model, question.version)
+    await describe(servables[-1])
+    return metadata.model_json(servables[-1], [servable.id.version for servable in servables])
+
+
+async def _config(server: Server, question: Question) -> Any:
+    servable = server.model(question.model, question.version)
+    await describe(servable)
+    return metadata.config_json(servable)
+
+
+async def _model_ready(server: Server, question: Question) -> bool:
+    try:
+        return await server.check_model_ready(question.model, question.version)
+    except ModserveError:
+        return False
+
+
+async def _load(server: Server, question: Question) -> Any:
+    parameters = question.parameters or {}
+    config = parameters.get("config")
+    await server.load_model(question.model, None if config is None else str(config))
+    return {}
+
+
+async def _unload(server: Server, question: Question) -> Any:
+    await server.unload_model(question.model, bool((question.parameters or {}).get("unload_dependents", False)))
+    return {}
+
+
+async def _index(server: Server, question: Question) -> Any:
+    return repository.index_json(await server.repository_index(False))
+
+
+async def _now(value: T) -> T:
+    return value
+
+
+_ANSWERS: dict[str, Callable[[Server, Question], Awaitable[Any]]] = {
+    LIVE.rpc: lambda server, _: _now(server.live),
+    READY.rpc: lambda server, _: _now(server.ready),
+    SERVER.rpc: lambda server, _: _now(metadata.server_json(server.name, server.version, server.extensions)),
+    STATISTICS.rpc: lambda server, question: _now(
+        statistics.json(server.with_statistics(question.model, question.version))
+    ),
+    MODEL_READY.rpc: _model_ready,
+    METADATA.rpc: _metadata,
+    CONFIG.rpc: _config,
+    INDEX.rpc: _index,
+    LOAD.rpc: _load,
+    UNLOAD.rpc: _unload,
+}
+
+
+class AsyncEmbeddedTransport:
+    """Implements `AsyncTransport`, on the server's event loop. It begins a server that has not begun, and ends it."""
+
+    def __init__(
+        self, server: Server, begin: Callable[[], Awaitable[object]], end: Callable[[], Awaitable[object]]
+    ) -> None:
+        self._server = server
+        self._begin = begin
+        self._end = end
+        self._owned = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def start(self) -> None:
+        with in_client_terms():
+            if self._server.phase is Phase.STARTING:
+                self._owned = True
+                await self._begin()
+        self._loop = asyncio.get_running_loop()
+        if self._server.loop is not self._loop:
+            self._loop = None
+            raise ClientError(
+                Code.UNSUPPORTED, "the server runs on another event loop: call it from there, or use modserve.connect"
+            )
+
+    async def ask(self, question: Question) -> Any:
+        self._check()
+        with in_client_terms():
+            try:
+                async with asyncio.timeout(question.timeout):
+                    return await _ANSWERS[question.operation.rpc](self._server, question)
+            except TimeoutError:
+                raise timed_out(question.timeout) from None
+
+    async def infer(self, call: Call) -> Result:
+        self._check()
+        with in_client_terms():
+            try:
+                async with asyncio.timeout(call.timeout):
+                    response = await self._server.infer(
+                        call.model,
+                        call.tensors,
+                        outputs=call.outputs,
+                        version=call.version,
+                        request_id=call.request_id,
+                        parameters=call.parameters,
+                        timeout=call.timeout,
+                    )
+            except TimeoutError:
+                raise timed_out(call.timeout) from None
+        return Result(response.model_name, response.model_version, response.outputs, response.id, response.parameters)
+
+    async def stream(self, call: Call) -> AsyncGenerator[Result]:
+        self._check()
+        responses = self._server.infer_stream(
+            call.model,
+            call.tensors,
+            outputs=call.outputs,
+            version=call.version,
+            request_id=call.request_id,
+            parameters=call.parameters,
+            timeout=call.timeout,
+        )
+        loop = asyncio.get_running_loop()
+        end = None if call.timeout is None else loop.time() + call.timeout
+        async with aclosing(responses):
+            while True:
+                try:
+                    async with asyncio.timeout_at(end):
+                        response = await anext(responses)
+                except StopAsyncIteration:
+                    return
+                except TimeoutError:
+                    raise timed_out(call.timeout) from None
+                except ModserveError as error:
+                    raise from_server(error) from None
+                yield Result(
+                    response.model_name, response.model_version, response.outputs, response.id, response.parameters
+                )
+
+    async def close(self) -> None:
+        if self._owned:
+            self._owned = False
+            await self._end()
+
+    def _check(self) -> None:
+        if self._loop is None:
+            raise ClientError(
+                Code.UNAVAILABLE, "the server has not been started: use 'async with' the client, or await its start()"
+            )
+
+
+class LoopThread:
+    """An event loop on a thread of its own."""
+
+    def __init__(self, make: Callable[[], asyncio.AbstractEventLoop]) -> None:
+        self.loop = make()
+        self._thread = threading.Thread(target=self._run, name="modserve", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            self.loop.run_until_complete(_end_tasks())
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            self.loop.close()
+
+    def stop(self) -> None:
+        with suppress(RuntimeError):  # it has ended
+            self.loop.call_soon_threadsafe(self.loop.stop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+
+async def _end_tasks() -> None:
+    """Nobody waits for ever for what the loop has not finished."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Portal:
+    """Calls coroutines on an event loop of another thread, and waits for them.
+
+    What is handed over before `end` reaches the loop before it is stopped: no call is left waiting.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def end(self) -> None:
+        """Take no more calls."""
+        with self._lock:
+            self._ended = True
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """What it returns or raises; it is cancelled when the wait is interrupted.
+
+        Raises ClientError where waiting would never end: on the loop's own thread, after a fork, for a loop that ended.
+        """
+        try:
+            self._check()
+            with self._lock:
+                if self._ended or self._loop.is_closed():
+                    raise ClientError(Code.UNAVAILABLE, "the client is closed")
+                future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except BaseException:
+            coroutine.close()
+            raise
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise ClientError(Code.CANCELLED, "the client was closed during the call") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _check(self) -> None:
+        if os.getpid() != self._process:
+            raise ClientError(Code.UNAVAILABLE, "a client does not survive a fork: connect in the child process")
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        if running is self._loop:
+            raise ClientError(
+                Code.UNSUPPORTED,
+                "this call would wait for ever for the event loop that it is made on: use modserve.connect_async here, "
+                "and await its calls",
+            )
+
+
+class EmbeddedTransport:
+    """Implements `Transport`: the asynchronous one, on the loop of a thread of ours or on that of a running server."""
+
+    def __init__(
+        self,
+        inner: AsyncEmbeddedTransport,
+        running_on: asyncio.AbstractEventLoop | None,
+        make_loop: Callable[[], asyncio.AbstractEventLoop],
+    ) -> None:
+        self._inner = inner
+        self._thread = None if running_on is not None else LoopThread(make_loop)
+        self._portal = Portal(running_on or self._thread_loop())
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def _thread_loop(self) -> asyncio.AbstractEventLoop:
+        assert self._thread is not None, "there is a loop or a thread: this is a bug"
+        return self._thread.loop
+
+    def start(self) -> None:
+        try:
+            self._portal.call(self._inner.start())
+        except BaseException:
+            self.close()
+            raise
+        _close_at_exit(self)
+
+    def ask(self, question: Question) -> Any:
+        return self._portal.call(self._inner.ask(question))
+
+    def infer(self, call: Call) -> Result:
+        return self._portal.call(self._inner.infer(call))
+
+    def stream(self, call: Call) -> Generator[Result]:
+        responses = self._inner.stream(call)
+        portal = self._portal
+        try:
+            while True:
+                result = portal.call(_next(responses))
+                if result is None:
+                    return
+                yield result
+        finally:
+            with suppress(ClientError):
+                portal.call(responses.aclose())
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        try:
+            self._portal.call(self._inner.close())
+        finally:
+            self._portal.end()
+            if self._thread is not None:
+                self._thread.stop()
+
+
+async def _next(responses: AsyncGenerator[Result]) -> Result | None:
+    return await anext(responses, None)
+
+
+def _close_at_exit(transport: EmbeddedTransport) -> None:
+    """Unload in order at the end of the process, if nobody has closed it by then."""
+    reference = weakref.ref(transport)
+
+    def close() -> None:
+        left = reference()
+        if left is not None:
+            with suppress(Exception):
+                left.close()
+
+    atexit.register(close)
+    weakref.finalize(transport, atexit.unregister, close)

@@ -1,0 +1,75 @@
+"""The one exception of clients."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from modserve.core.errors import Code, ModserveError
+from modserve.protocol import failures
+
+CODES = {404: Code.NOT_FOUND, 500: Code.INTERNAL, 501: Code.UNSUPPORTED, 503: Code.UNAVAILABLE, 429: Code.UNAVAILABLE}
+"""What a status over HTTP says; others below 500 are the client's fault."""
+
+
+class ClientError(ModserveError):
+    """What went wrong with a call.
+
+    `message` is the server's text, `code` says what kind of failure it is, and `status` is the HTTP status: the one
+    that came, or over gRPC and in process the one that HTTP would have had. `status` is None if no server responded.
+    """
+
+    def __init__(self, code: Code, message: str, status: int | None = None) -> None:
+        super().__init__(code, message)
+        self.status = status
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.code, self.message, self.status)
+
+
+class ClientTimeoutError(ClientError, TimeoutError):
+    """The call took longer than its `timeout`. It is a TimeoutError, too."""
+
+    def __init__(self, code: Code, message: str, status: int | None = None) -> None:
+        ClientError.__init__(self, code, message, status)
+
+    __str__ = Exception.__str__  # an OSError would look for a number of the system's
+
+
+_LATE = frozenset({"Request timeout expired", "Deadline Exceeded"})
+"""What servers say of requests that have waited for longer than they may."""
+
+
+def reported(code: Code, message: str, status: int) -> ClientError:
+    """A failure that a server reports."""
+    return (ClientTimeoutError if message in _LATE else ClientError)(code, message, status)
+
+
+def from_status(status: int, message: str) -> ClientError:
+    """The failure that an HTTP response with this status reports."""
+    code = CODES.get(status, Code.INVALID_ARG if status < 500 else Code.UNKNOWN)
+    return reported(code, message or f"status {status}", status)
+
+
+def from_server(error: ModserveError) -> ClientError:
+    """A failure of a server in this process."""
+    return reported(error.code, error.message, failures.spelling(error).http)
+
+
+def unreachable(where: str, error: BaseException) -> ClientError:
+    """Nobody answers at `where`, or what comes from there cannot be understood."""
+    return ClientError(Code.UNAVAILABLE, f"cannot reach a server at {where}: {str(error) or type(error).__name__}")
+
+
+def timed_out(timeout: float | None) -> ClientTimeoutError:
+    return ClientTimeoutError(Code.UNAVAILABLE, f"no response within {timeout:g} s" if timeout else "no response")
+
+
+@contextmanager
+def in_client_terms() -> Iterator[None]:
+    """Failures of a server in this process leave the block as `ClientError`."""
+    try:
+        yield
+    except ClientError:
+        raise
+    except ModserveError as error:
+        raise from_server(error) from None

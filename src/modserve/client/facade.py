@@ -1,0 +1,374 @@
+"""`Client` and `AsyncClient`: the calls as users make them, the same over every transport."""
+
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import aclosing, closing
+from types import TracebackType
+from typing import Any, Self
+
+from modserve.core.errors import Code, ModserveError
+from modserve.core.request import ParameterValue
+
+from . import flat, transport, values
+from .errors import ClientError
+from .transport import AsyncTransport, Question, Transport
+from .values import Call, ModelMetadata, Result, Value
+
+_WRONG = (Code.INVALID_ARG, Code.NOT_FOUND)
+
+
+class _Base:
+    """What is known of models, and the time that calls have by default."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self._timeout = timeout
+        self._known: dict[tuple[str, int | None], ModelMetadata] = {}
+
+    def _patience(self, timeout: float | None) -> float | None:
+        chosen = self._timeout if timeout is None else timeout
+        if chosen is not None and not chosen > 0:
+            raise ClientError(Code.INVALID_ARG, f"timeout is {chosen}, expected a number of seconds above 0, or inf")
+        return None if chosen == float("inf") else chosen
+
+    def _call(
+        self,
+        model: str,
+        inputs: Mapping[str, Value],
+        outputs: Sequence[str],
+        version: int | None,
+        request_id: str,
+        parameters: Mapping[str, ParameterValue] | None,
+        timeout: float | None,
+    ) -> Call:
+        try:
+            tensors = values.to_tensors(inputs, self._known.get((model, version)))
+        except ClientError:
+            self._forget(model)  # the model may be another by now
+            raise
+        except ModserveError as error:
+            raise ClientError(error.code, error.message) from None
+        return Call(model, version, tensors, tuple(outputs), request_id, parameters, self._patience(timeout))
+
+    def _forget(self, model: str) -> None:
+        for key in [key for key in self._known if key[0] == model]:
+            del self._known[key]
+
+    def _failed(self, model: str, error: ClientError) -> None:
+        if error.code in _WRONG:
+            self._forget(model)
+
+
+class Client(_Base):
+    """A server, for threads. `modserve.connect` makes one; use it in a ``with`` block, or call `close`.
+
+    Several threads may use it at the same time. All methods raise `ClientError`; `timeout` is in seconds, and bounds
+    the whole call (the one given to `connect` by default, infinity for none).
+    """
+
+    def __init__(self, transport: Transport, timeout: float | None = None) -> None:
+        super().__init__(timeout)
+        self._transport = transport
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of connections. A server that this client has started finishes what it has, and ends."""
+        self._transport.close()
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Value],
+        *,
+        outputs: Sequence[str] = (),
+        version: int | None = None,
+        request_id: str = "",
+        parameters: Mapping[str, ParameterValue] | None = None,
+        timeout: float | None = None,
+    ) -> Result:
+        """Run one inference.
+
+        Arrays are sent as they are, with the batch dimension if the model has one. Numbers, texts and lists become
+        arrays of the datatype that the model says; dimensions of 1 are added in front. `outputs` names those to return,
+        all by default; `version` is the latest by default.
+        """
+        self._learn(model, version, inputs, timeout)
+        call = self._call(model, inputs, outputs, version, request_id, parameters, timeout)
+        try:
+            return self._transport.infer(call)
+        except ClientError as error:
+            self._failed(model, error)
+            raise
+
+    def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, Value],
+        *,
+        outputs: Sequence[str] = (),
+        version: int | None = None,
+        request_id: str = "",
+        parameters: Mapping[str, ParameterValue] | None = None,
+        timeout: float | None = None,
+    ) -> Generator[Result]:
+        """Run one inference and iterate over its responses as they come: any number for decoupled models.
+
+        All is as in `infer`. Closing the iterator cancels the request.
+        """
+        self._learn(model, version, inputs, timeout)
+        return self._stream(self._call(model, inputs, outputs, version, request_id, parameters, timeout))
+
+    def _stream(self, call: Call) -> Generator[Result]:
+        try:
+            with closing(self._transport.stream(call)) as results:
+                yield from results
+        except ClientError as error:
+            self._failed(call.model, error)
+            raise
+
+    def generate(
+        self, model: str, fields: Mapping[str, Value], *, version: int | None = None, timeout: float | None = None
+    ) -> dict[str, Any]:
+        """Run one inference on plain values, for models of texts: outputs as texts, numbers, or lists of them.
+
+        `fields` that are no inputs are parameters of the request.
+        """
+        inputs, parameters = flat.split(fields, self.metadata(model, version, timeout=timeout))
+        return flat.joined(self.infer(model, inputs, version=version, parameters=parameters, timeout=timeout))
+
+    def generate_stream(
+        self, model: str, fields: Mapping[str, Value], *, version: int | None = None, timeout: float | None = None
+    ) -> Generator[dict[str, Any]]:
+        """The same for models with any number of responses, as they come."""
+        inputs, parameters = flat.split(fields, self.metadata(model, version, timeout=timeout))
+        stream = self.stream(model, inputs, version=version, parameters=parameters, timeout=timeout)
+        return flat.each(stream)
+
+    def _learn(self, model: str, version: int | None, inputs: Mapping[str, Value], timeout: float | None) -> None:
+        if values.needs_metadata(inputs):
+            self.metadata(model, version, timeout=timeout)
+
+    def metadata(self, model: str, version: int | None = None, *, timeout: float | None = None) -> ModelMetadata:
+        """What a model takes and returns; asked for once, and again after a request that was wrong."""
+        known = self._known.get((model, version))
+        if known is None:
+            known = values.metadata_of(self._ask(transport.METADATA, model, version, timeout=timeout))
+            self._known[model, version] = known
+        return known
+
+    def live(self) -> bool:
+        """Whether the server runs."""
+        return bool(self._ask(transport.LIVE))
+
+    def ready(self) -> bool:
+        """Whether the server and all its models take requests."""
+        return bool(self._ask(transport.READY))
+
+    def model_ready(self, model: str, version: int | None = None) -> bool:
+        """Whether a model takes requests; False for one that is not there."""
+        return bool(self._ask(transport.MODEL_READY, model, version))
+
+    def server(self) -> dict[str, Any]:
+        """The server's ``name``, ``version`` and ``extensions``."""
+        return dict(self._ask(transport.SERVER))
+
+    def models(self) -> list[dict[str, Any]]:
+        """All model versions: ``name``, ``version``, ``state``, and the ``reason`` of those that are not READY."""
+        return list(self._ask(transport.INDEX))
+
+    def config(self, model: str, version: int | None = None) -> dict[str, Any]:
+        """The model's configuration, completed."""
+        return dict(self._ask(transport.CONFIG, model, version))
+
+    def statistics(self, model: str, version: int | None = None) -> list[dict[str, Any]]:
+        """Counts and durations of each of its versions since they were loaded."""
+        return list(self._ask(transport.STATISTICS, model, version)["model_stats"])
+
+    def load(self, model: str, *, config: str | None = None, timeout: float | None = None) -> None:
+        """Load a model of the repository, or load it again; it is READY on return. The control mode is explicit."""
+        self._forget(model)
+        self._ask(transport.LOAD, model, parameters=None if config is None else {"config": config}, timeout=timeout)
+
+    def unload(self, model: str, *, timeout: float | None = None) -> None:
+        """Take a model out of service."""
+        self._forget(model)
+        self._ask(transport.UNLOAD, model, timeout=timeout)
+
+    def _ask(
+        self,
+        operation: transport.Operation,
+        model: str = "",
+        version: int | None = None,
+        parameters: Mapping[str, str | bool] | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        return self._transport.ask(Question(operation, model, version, parameters, self._patience(timeout)))
+
+
+class AsyncClient(_Base):
+    """A server, for one event loop. `modserve.connect_async` makes one; use it in an ``async with`` block.
+
+    Or await `start` and, at the end, `close`. The calls are those of `Client`; cancelling one cancels its request.
+    """
+
+    def __init__(self, transport: AsyncTransport, timeout: float | None = None) -> None:
+        super().__init__(timeout)
+        self._transport = transport
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Start a server in this process that has not been started; nothing for others."""
+        await self._transport.start()
+
+    async def close(self) -> None:
+        """Let go of connections. A server that this client has started finishes what it has, and ends."""
+        await self._transport.close()
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Value],
+        *,
+        outputs: Sequence[str] = (),
+        version: int | None = None,
+        request_id: str = "",
+        parameters: Mapping[str, ParameterValue] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - it goes to the server as well
+    ) -> Result:
+        """As `Client.infer`."""
+        await self._learn(model, version, inputs, timeout)
+        call = self._call(model, inputs, outputs, version, request_id, parameters, timeout)
+        try:
+            return await self._transport.infer(call)
+        except ClientError as error:
+            self._failed(model, error)
+            raise
+
+    async def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, Value],
+        *,
+        outputs: Sequence[str] = (),
+        version: int | None = None,
+        request_id: str = "",
+        parameters: Mapping[str, ParameterValue] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - it goes to the server as well
+    ) -> AsyncGenerator[Result]:
+        """As `Client.stream`; close it with `contextlib.aclosing` if it is left early."""
+        await self._learn(model, version, inputs, timeout)
+        call = self._call(model, inputs, outputs, version, request_id, parameters, timeout)
+        try:
+            async with aclosing(self._transport.stream(call)) as results:
+                async for result in results:
+                    yield result
+        except ClientError as error:
+            self._failed(model, error)
+            raise
+
+    async def generate(
+        self,
+        model: str,
+        fields: Mapping[str, Value],
+        *,
+        version: int | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> dict[str, Any]:
+        """As `Client.generate`."""
+        inputs, parameters = flat.split(fields, await self.metadata(model, version, timeout=timeout))
+        return flat.joined(await self.infer(model, inputs, version=version, parameters=parameters, timeout=timeout))
+
+    async def generate_stream(
+        self,
+        model: str,
+        fields: Mapping[str, Value],
+        *,
+        version: int | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> AsyncGenerator[dict[str, Any]]:
+        """As `Client.generate_stream`."""
+        inputs, parameters = flat.split(fields, await self.metadata(model, version, timeout=timeout))
+        stream = self.stream(model, inputs, version=version, parameters=parameters, timeout=timeout)
+        async with aclosing(stream) as results:
+            async for result in results:
+                yield flat.joined(result)
+
+    async def _learn(
+        self, model: str, version: int | None, inputs: Mapping[str, Value], patience: float | None
+    ) -> None:
+        if values.needs_metadata(inputs):
+            await self.metadata(model, version, timeout=patience)
+
+    async def metadata(
+        self,
+        model: str,
+        version: int | None = None,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> ModelMetadata:
+        """As `Client.metadata`."""
+        known = self._known.get((model, version))
+        if known is None:
+            known = values.metadata_of(await self._ask(transport.METADATA, model, version, patience=timeout))
+            self._known[model, version] = known
+        return known
+
+    async def live(self) -> bool:
+        """As `Client.live`, and so with all below."""
+        return bool(await self._ask(transport.LIVE))
+
+    async def ready(self) -> bool:
+        return bool(await self._ask(transport.READY))
+
+    async def model_ready(self, model: str, version: int | None = None) -> bool:
+        return bool(await self._ask(transport.MODEL_READY, model, version))
+
+    async def server(self) -> dict[str, Any]:
+        return dict(await self._ask(transport.SERVER))
+
+    async def models(self) -> list[dict[str, Any]]:
+        return list(await self._ask(transport.INDEX))
+
+    async def config(self, model: str, version: int | None = None) -> dict[str, Any]:
+        return dict(await self._ask(transport.CONFIG, model, version))
+
+    async def statistics(self, model: str, version: int | None = None) -> list[dict[str, Any]]:
+        return list((await self._ask(transport.STATISTICS, model, version))["model_stats"])
+
+    async def load(
+        self,
+        model: str,
+        *,
+        config: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> None:
+        self._forget(model)
+        parameters = None if config is None else {"config": config}
+        await self._ask(transport.LOAD, model, parameters=parameters, patience=timeout)
+
+    async def unload(self, model: str, *, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        self._forget(model)
+        await self._ask(transport.UNLOAD, model, patience=timeout)
+
+    async def _ask(
+        self,
+        operation: transport.Operation,
+        model: str = "",
+        version: int | None = None,
+        parameters: Mapping[str, str | bool] | None = None,
+        patience: float | None = None,
+    ) -> Any:
+        return await self._transport.ask(Question(operation, model, version, parameters, self._patience(patience)))

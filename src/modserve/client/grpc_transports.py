@@ -1,0 +1,148 @@
+"""gRPC for threads and for event loops, both on gRPC's library."""
+
+from collections.abc import AsyncGenerator, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+
+from modserve.core.errors import Code
+from modserve.pb import inference as pb
+
+from . import grpc_messages as messages
+from . import http_messages
+from .address import Access, Address
+from .errors import ClientError
+from .transport import Question
+from .values import Call, Result
+
+Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
+
+
+class _Both:
+    """What the two have in common."""
+
+    def __init__(self, address: Address, access: Access) -> None:
+        if address.prefix:
+            raise ClientError(Code.INVALID_ARG, f"{address}: gRPC has no paths; {address.scheme}://host:port is all")
+        self._address = address
+        self._metadata: Metadata = tuple((name.lower(), value) for name, value in access.headers.items())
+        self._on_streams: Metadata = (*self._metadata, ("triton_grpc_error", "true"))
+        """Failures end the stream, with their status: otherwise they are messages with a text only."""
+        self._credentials = messages.credentials(access) if address.secure else None
+        self._closed = False
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientError(Code.UNAVAILABLE, f"the client of {self._address} is closed")
+
+    @contextmanager
+    def _failures(self, timeout: float | None) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise messages.failure(self._address, error, timeout) from error
+
+
+class GrpcTransport(_Both):
+    """Implements `Transport`, with one channel."""
+
+    def __init__(self, address: Address, access: Access) -> None:
+        super().__init__(address, access)
+        target, options = address.authority, list(messages.OPTIONS)
+        self._channel = (
+            grpc.insecure_channel(target, options)
+            if self._credentials is None
+            else grpc.secure_channel(target, self._credentials, options)
+        )
+        kinds = pb.ModelInferResponse, pb.ModelStreamInferResponse
+        unary, stream = (kind.FromString for kind in kinds)
+        self._infer = self._channel.unary_unary(messages.path("ModelInfer"), messages.serialised, unary)
+        self._stream = self._channel.stream_stream(messages.path("ModelStreamInfer"), messages.serialised, stream)
+
+    def start(self) -> None: ...
+
+    def ask(self, question: Question) -> Any:
+        self._check_open()
+        request, kind = messages.request(question)
+        method = self._channel.unary_unary(messages.path(question.operation.rpc), messages.serialised, kind.FromString)
+        with self._failures(question.timeout):
+            response = method(request, timeout=question.timeout, metadata=self._metadata)
+        return messages.answer(question.operation, response)
+
+    def infer(self, call: Call) -> Result:
+        self._check_open()
+        with self._failures(call.timeout):
+            response = self._infer(messages.infer(call), timeout=call.timeout, metadata=self._metadata)
+        return messages.result(response)
+
+    def stream(self, call: Call) -> Generator[Result]:
+        self._check_open()
+        responses: Any = self._stream(iter((messages.infer(call),)), timeout=call.timeout, metadata=self._on_streams)
+        try:
+            with self._failures(call.timeout):
+                for message in responses:
+                    result = messages.streamed(message)
+                    if not http_messages.is_end(result):
+                        yield result
+        finally:
+            responses.cancel()
+
+    def close(self) -> None:
+        self._closed = True
+        self._channel.close()
+
+
+class AsyncGrpcTransport(_Both):
+    """Implements `AsyncTransport`, with one channel on the event loop that first uses it."""
+
+    _made: grpc.aio.Channel | None = None
+
+    @property
+    def _channel(self) -> grpc.aio.Channel:
+        self._check_open()
+        if self._made is None:
+            target, options = self._address.authority, list(messages.OPTIONS)
+            self._made = (
+                grpc.aio.insecure_channel(target, options)
+                if self._credentials is None
+                else grpc.aio.secure_channel(target, self._credentials, options)
+            )
+        return self._made
+
+    async def start(self) -> None: ...
+
+    async def ask(self, question: Question) -> Any:
+        request, kind = messages.request(question)
+        method = self._channel.unary_unary(messages.path(question.operation.rpc), messages.serialised, kind.FromString)
+        with self._failures(question.timeout):
+            response = await method(request, timeout=question.timeout, metadata=self._metadata)
+        return messages.answer(question.operation, response)
+
+    async def infer(self, call: Call) -> Result:
+        method = self._channel.unary_unary(
+            messages.path("ModelInfer"), messages.serialised, pb.ModelInferResponse.FromString
+        )
+        with self._failures(call.timeout):
+            response = await method(messages.infer(call), timeout=call.timeout, metadata=self._metadata)
+        return messages.result(response)
+
+    async def stream(self, call: Call) -> AsyncGenerator[Result]:
+        method = self._channel.stream_stream(
+            messages.path("ModelStreamInfer"), messages.serialised, pb.ModelStreamInferResponse.FromString
+        )
+        responses: Any = method(iter((messages.infer(call),)), timeout=call.timeout, metadata=self._on_streams)
+        try:
+            with self._failures(call.timeout):
+                async for message in responses:
+                    result = messages.streamed(message)
+                    if not http_messages.is_end(result):
+                        yield result
+        finally:
+            responses.cancel()
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._made is not None:
+            await self._made.close(None)

@@ -1,0 +1,197 @@
+"""What goes into a call and what comes out: values, their datatypes by the model's metadata, and results."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from modserve.core import dtypes
+from modserve.core.dtypes import Datatype
+from modserve.core.errors import Code, ModserveError
+from modserve.core.request import ParameterValue
+from modserve.core.tensor import Array, Shape, Tensor
+
+from .errors import ClientError
+
+Value: TypeAlias = object
+"""An input: an array (or `Tensor`) goes as it is; numbers, texts and lists become one of the model's datatype.
+
+Any object to type checkers, for which a dictionary of arrays and lists is one of objects.
+"""
+
+FINAL = "triton_final_response"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMetadata:
+    """An input or output of a model. `shape` includes the batch dimension; -1 is any size. `datatype`: ``FP32``, …"""
+
+    name: str
+    datatype: str
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetadata:
+    """What a model takes and returns. `versions` are those that serve, as the server writes them."""
+
+    name: str
+    versions: tuple[str, ...]
+    platform: str
+    inputs: tuple[TensorMetadata, ...]
+    outputs: tuple[TensorMetadata, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """One inference. `timeout` (seconds) bounds all of it."""
+
+    model: str
+    version: int | None
+    tensors: Mapping[str, Tensor]
+    outputs: tuple[str, ...] = ()
+    request_id: str = ""
+    parameters: Mapping[str, ParameterValue] | None = None
+    timeout: float | None = None
+
+
+class Result(Mapping[str, Array]):
+    """The outputs of one response, as arrays by name. BYTES are object arrays of ``bytes``.
+
+    `version` is None if the server does not say it.
+    """
+
+    __slots__ = ("_tensors", "id", "model", "parameters", "version")
+
+    def __init__(
+        self,
+        model: str,
+        version: int | None,
+        tensors: Mapping[str, Tensor],
+        id: str = "",
+        parameters: Mapping[str, ParameterValue] | None = None,
+    ) -> None:
+        self.model = model
+        self.version = version
+        self.id = id
+        self.parameters = dict(parameters or {})
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> Array:
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise KeyError(f"{name}: the outputs of model '{self.model}' here are {', '.join(self._tensors) or 'none'}")
+        return tensor.array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __repr__(self) -> str:
+        outputs = ", ".join(f"{name}: {tensor!r}" for name, tensor in self._tensors.items())
+        return f"Result({self.model}, version {self.version}, {{{outputs}}})"
+
+    def datatype(self, name: str) -> str:
+        """The output's datatype in the protocol's spelling, such as ``FP32``."""
+        self[name]
+        return self._tensors[name].datatype.name
+
+    def plain(self, name: str) -> Any:
+        """The output as Python numbers, or texts, in lists nested as deep as the array; one element is itself.
+
+        BYTES are decoded as UTF-8; what is none becomes the replacement character.
+        """
+        values = self[name].tolist() if self[name].size != 1 else self[name].reshape(-1).tolist()[0]
+        return _decoded(values) if self._tensors[name].datatype is dtypes.BYTES else values
+
+    @property
+    def is_bare_end(self) -> bool:
+        """It only says that no more responses come."""
+        return not self._tensors and self.parameters.get(FINAL) is True
+
+
+def _decoded(values: Any) -> Any:
+    if isinstance(values, list):
+        return [_decoded(value) for value in values]
+    return values.decode(errors="replace") if isinstance(values, bytes) else values
+
+
+def needs_metadata(inputs: Mapping[str, Value]) -> bool:
+    """Whether the model's datatypes have to be known to send `inputs`."""
+    return not all(isinstance(value, np.ndarray | Tensor) for value in inputs.values())
+
+
+def to_tensors(inputs: Mapping[str, Value], metadata: ModelMetadata | None) -> dict[str, Tensor]:
+    """The inputs of a request. Raises INVALID_ARG for what cannot become a tensor."""
+    return {name: _tensor(name, value, metadata) for name, value in inputs.items()}
+
+
+def _tensor(name: str, value: Value, metadata: ModelMetadata | None) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, np.ndarray):
+        return Tensor.from_array(value)
+    assert metadata is not None, "asked for where `needs_metadata`: this is a bug"
+    spec = next((each for each in metadata.inputs if each.name == name), None)
+    if spec is None:
+        names = ", ".join(each.name for each in metadata.inputs)
+        raise _invalid(f"model '{metadata.name}' has no input '{name}'; it has: {names}")
+    datatype = dtypes.BY_NAME.get(spec.datatype)
+    if datatype is None:
+        raise _invalid(f"input '{name}' of model '{metadata.name}' has the unknown datatype {spec.datatype}")
+    array = _array(name, value, datatype)
+    return Tensor.from_array(array.reshape(full_shape(spec.shape, array.shape)), datatype)
+
+
+_KINDS = {"bool": "b", "int": "iu", "float": "iuf", "string": "OSU"}
+"""The kinds of numpy arrays that can be elements, by the datatype's kind of JSON value."""
+
+
+def _array(name: str, value: Value, datatype: Datatype) -> Array:
+    """Raises INVALID_ARG rather than change a value."""
+    if datatype is dtypes.BYTES:
+        return _texts(name, value)
+    try:
+        plain = np.array(value)
+        if plain.size and plain.dtype.kind not in _KINDS[datatype.json_kind]:
+            raise ValueError(f"got {plain.reshape(-1)[:1].tolist()[0]!r}")
+        return np.array(value, dtype=datatype.numpy)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise _invalid(f"input '{name}' takes {datatype.name}; {error}") from None
+
+
+def _texts(name: str, value: Value) -> Array:
+    try:
+        return Tensor.from_array(np.array(value, dtype=object), dtypes.BYTES).array
+    except (ModserveError, ValueError) as error:
+        raise _invalid(f"input '{name}' takes BYTES; {error}") from None
+
+
+def full_shape(dims: Shape, shape: Shape) -> Shape:
+    """A value's shape with dimensions of 1 in front where the model has more that may be 1, such as the batch's."""
+    missing = len(dims) - len(shape)
+    return (1,) * missing + shape if missing > 0 and all(dim in (-1, 1) for dim in dims[:missing]) else shape
+
+
+def _invalid(message: str) -> ClientError:
+    return ClientError(Code.INVALID_ARG, message)
+
+
+def metadata_of(document: Mapping[str, Any]) -> ModelMetadata:
+    """The metadata in a server's response."""
+
+    def tensors(key: str) -> tuple[TensorMetadata, ...]:
+        rows = document.get(key) or []
+        return tuple(TensorMetadata(row["name"], row["datatype"], tuple(map(int, row["shape"]))) for row in rows)
+
+    versions = tuple(map(str, document.get("versions") or ()))
+    return ModelMetadata(
+        document["name"], versions, document.get("platform", ""), tensors("inputs"), tensors("outputs")
+    )
+
+
+def version_of(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() else None

@@ -1,0 +1,66 @@
+"""Who has a port of this machine, as Linux tells it in /proc: of processes of other users only root gets to know."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+_PROC = Path("/proc")
+_LISTENING = "0A"
+"""The state of a socket that listens, as in the kernel's ``tcp_states.h``."""
+_LONGEST = 100
+
+
+def owner(port: int, proc: Path = _PROC) -> str:
+    """The process that listens on a TCP port, such as ``process 4711 (python -m modserve)``; empty if nobody tells."""
+    sockets = set(_listening(port, proc))
+    if not sockets:
+        return ""
+    for process in sorted(_processes(proc), key=lambda each: int(each.name)):
+        if sockets & set(_open_sockets(process)):
+            return f"process {process.name} ({_command(process)})"
+    return ""
+
+
+def _listening(port: int, proc: Path) -> Iterator[str]:
+    """The inodes of the sockets that listen on a port."""
+    for name in ("tcp", "tcp6"):
+        try:
+            lines = (proc / "net" / name).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if len(fields) > 9 and fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
+                yield fields[9]
+
+
+def _processes(proc: Path) -> Iterator[Path]:
+    try:
+        yield from (each for each in proc.iterdir() if each.name.isdecimal())
+    except OSError:
+        return
+
+
+def _open_sockets(process: Path) -> Iterator[str]:
+    try:
+        files = list((process / "fd").iterdir())
+    except OSError:  # of another user, or gone
+        return
+    for file in files:
+        try:
+            target = str(file.readlink())
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            yield target[len("socket:[") : -1]
+
+
+def _command(process: Path) -> str:
+    """Which program it is. Its other words may be secrets, which do not belong into a log."""
+    try:
+        words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return "?"
+    shown = [words[0].rpartition("/")[2] or "?"]
+    if shown[0].startswith("python"):
+        shown += words[1:3] if words[1:2] == ["-m"] else [word for word in words[1:2] if not word.startswith("-")]
+    return "".join(character if character.isprintable() else "?" for character in " ".join(shown))[:_LONGEST]

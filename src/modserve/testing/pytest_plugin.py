@@ -1,0 +1,42 @@
+"""Fixtures for tests that call a server: ``pytest_plugins = ["modserve.testing.pytest_plugin"]`` in a ``conftest.py``.
+
+It is no plugin that pytest loads by itself: that would have it rewrite the assertions of all of modserve, in every test
+run where modserve is installed.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from modserve.settings import Settings
+
+    from .serving import Serving
+
+_OPTION = "modserve_models"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini(_OPTION, "model repository or model file of the fixture modserve_server, from the root directory")
+
+
+@pytest.fixture(scope="session")
+def modserve_models(pytestconfig: pytest.Config) -> "str | Path | Settings":
+    """What `modserve_server` serves: the option ``modserve_models``. Override it to serve something else."""
+    value = str(pytestconfig.getini(_OPTION))
+    if not value:
+        raise pytest.UsageError(
+            f"modserve_server has nothing to serve: set {_OPTION} in pytest's options, or override this fixture"
+        )
+    return value if "://" in value else pytestconfig.rootpath / value
+
+
+@pytest.fixture(scope="session")
+def modserve_server(modserve_models: "str | Path | Settings") -> "Iterator[Serving]":
+    """A server on free ports, the same for all tests of the session: `modserve.testing.Serving`."""
+    from .serving import serve
+
+    with serve(modserve_models) as serving:
+        yield serving
