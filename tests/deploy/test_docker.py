@@ -183,7 +183,8 @@ def test_labels_and_build_arguments() -> None:
 def test_copied_paths_exist_and_reach_the_builder(source: str) -> None:
     path = ROOT / source
     assert path.exists()
-    files = [path] if path.is_file() else [file for file in path.rglob("*.py") if "__pycache__" not in file.parts]
+    inside = (file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+    files = [path] if path.is_file() else list(inside)
     assert files
     for file in files:
         assert not ignored(file.relative_to(ROOT).as_posix(), ignore_patterns()), file
@@ -198,7 +199,7 @@ def test_build_has_what_the_wheel_is_made_of() -> None:
         *pyproject["project"]["license-files"],
         hatch["version"]["path"],
         *hatch["build"]["targets"]["wheel"]["packages"],
-        *hatch["build"]["targets"]["wheel"].get("force-include", {}),
+        "model_repository",  # hatch_build.py
     ]
     sources = copied_from_context()
     assert [path for path in needed if path not in sources and path.split("/")[0] not in sources] == []
@@ -210,7 +211,7 @@ def test_build_has_what_the_wheel_is_made_of() -> None:
         ".git/HEAD",
         ".venv/bin/python",
         "tests/deploy/test_docker.py",
-        "model_repository/simple/config.pbtxt",
+        "examples/README.md",
         "deploy/k8s/service.yaml",
         "src/modserve/__pycache__/cli.cpython-311.pyc",
         "src/modserve/cli.pyc",
@@ -233,14 +234,54 @@ def test_shell_parses(script: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_requirements_line_lists_the_dependencies(tmp_path: Path) -> None:
-    (run,) = [i.text for i in INSTRUCTIONS if i.name == "RUN" and "tomllib" in i.text]
+# --- the requirements -------------------------------------------------------------------------------------------------
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+
+
+def listed(directory: Path, extras: str) -> subprocess.CompletedProcess[str]:
+    """What the step of the Dockerfile lists."""
+    (run,) = [i.text for i in INSTRUCTIONS if i.name == "RUN" and "requirements.py" in i.text]
     command = run.partition("&&")[0].replace("python", shlex.quote(sys.executable), 1)
-    (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
-    subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, check=True, timeout=60)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["remote"]]
-    assert (tmp_path / "requirements.txt").read_text().splitlines() == wanted
+    for file in ("pyproject.toml", "deploy/docker/requirements.py"):
+        (directory / Path(file).name).write_bytes((ROOT / file).read_bytes())
+    environment = {**os.environ, "EXTRAS": extras}
+    return subprocess.run(
+        ["/bin/sh", "-c", command], cwd=directory, env=environment, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_requirements_are_those_of_the_project_and_its_extras(tmp_path: Path) -> None:
+    for extras, expected in (
+        ("remote", EXTRAS["remote"]),
+        ("", []),
+        ("redis openvino", EXTRAS["redis"] + EXTRAS["openvino"]),
+        ("all", [line for name in parts_of_all() for line in EXTRAS[name]]),
+    ):
+        assert listed(tmp_path, extras).returncode == 0
+        assert (tmp_path / "requirements.txt").read_text().splitlines() == [*PROJECT["dependencies"], *expected]
+    failed = listed(tmp_path, "nosuch")
+    assert failed.returncode == 1
+    assert "there is no extra 'nosuch'; there are: examples, openvino, " in failed.stderr
+
+
+def parts_of_all() -> list[str]:
+    (line,) = EXTRAS["all"]
+    return line.removeprefix("modserve[").removesuffix("]").split(",")
+
+
+def test_all_is_all_that_goes_together() -> None:
+    servers = {"openvino", "torch", "trees", "sklearn", "mlflow", "remote", "redis"}
+    assert servers <= set(parts_of_all())
+    assert not {"gpu", "tensorflow", "dev", "docs", "examples"} & set(parts_of_all())
+    assert parts_of_all() == sorted(parts_of_all())
+
+
+def test_the_default_image_is_slim_and_reads_buckets() -> None:
+    arguments = dict(i.text.split("=", 1) for i in INSTRUCTIONS if i.name == "ARG" and "=" in i.text)
+    assert arguments["EXTRAS"] == "remote"
+    assert arguments["PIP_ARGS"] == '""'
 
 
 # --- the entry point --------------------------------------------------------------------------------------------------

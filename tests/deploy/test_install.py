@@ -1,4 +1,7 @@
-"""``pip install`` of modserve and of Triton's client into one environment, in either order: both work there."""
+"""``pip install`` of modserve and of Triton's client into one environment, in either order: both work there.
+
+What is installed is a wheel, which has the example models in it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ import contextlib, re, subprocess, sys
 import numpy as np
 import tritonclient.grpc, tritonclient.http
 
-command = [sys.executable, "-m", "modserve", "serve", "--model-repository", sys.argv[1]]
+command = [sys.executable, "-m", "modserve", "serve", "--example"]
 command += [f"--{name}-port=0" for name in ("http", "grpc", "metrics")]
 server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 try:
@@ -65,7 +68,7 @@ def install_and_serve(environment: Path, packages: list[str]) -> None:
     for package in packages:
         run(*pip, "install", "--quiet", "--no-compile", package)
     run(*pip, "check")
-    run(python, "-c", CALLS, ROOT / "model_repository")
+    run(python, "-c", CALLS)
 
 
 def test_beside_tritons_client(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_a_disagreement_is_found(objects: Objects, change: Callable[[Objects], N
 
 
 def test_base_holds_these_objects(objects: Objects) -> None:
-    assert sorted(objects) == sorted([*CORE_KINDS, "ServiceMonitor"])
+    assert sorted(objects) == sorted([*CORE_KINDS, "ServiceMonitor", "PrometheusRule"])
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -213,6 +213,13 @@ def test_service_monitor_has_the_operators_shape(objects: Objects) -> None:
     assert endpoint.keys() == {"port", "path", "interval"}
     assert endpoint["path"] == "/metrics"
     assert re.fullmatch(r"\d+s", endpoint["interval"])
+
+
+def test_prometheus_rule_has_the_operators_shape(objects: Objects) -> None:
+    rule = objects["PrometheusRule"]
+    assert rule["apiVersion"] == "monitoring.coreos.com/v1"
+    assert rule.keys() == {"apiVersion", "kind", "metadata", "spec"}
+    assert rule["spec"] == yaml.safe_load((ROOT / "deploy" / "prometheus" / "modserve.rules.yaml").read_text())
 
 
 # --- what the server and the image promise ----------------------------------------------------------------------------
@@ -309,7 +316,7 @@ def test_guide_overlay_is_about_this_base(objects: Objects) -> None:
         assert target["apiVersion"] == original["apiVersion"]
         assert target["metadata"]["name"] == original["metadata"]["name"]
         assert target.get("spec", {}).keys() <= original["spec"].keys()
-    assert len(overlay["patches"]) == 3
+    assert len(overlay["patches"]) == 4
 
 
 def test_the_patch_for_a_bucket_changes_nothing_else(objects: Objects) -> None:

@@ -159,7 +159,8 @@ BOTH: dict[str, Row] = {
     "no batch dimension": Row(
         Ask((zeros("INPUT0", (16,), 16), zeros("INPUT1", (16,), 16))),
         INVALID,
-        f"{NOBODY}inference request batch-size must be <= 8 for 'simple'",
+        f"{NOBODY}inference request batch-size must be <= 8 for 'simple', got 16: the shape of 'INPUT0' lacks the number "
+        "of rows in front, which is [1,16] for one row",
     ),
     "no shape": Row(
         simple(zeros("INPUT0", (), 1)),
@@ -169,12 +170,13 @@ BOTH: dict[str, Row] = {
     "too large a batch": Row(
         Ask((zeros("INPUT0", (9, 16), 144), zeros("INPUT1", (9, 16), 144))),
         INVALID,
-        f"{NOBODY}inference request batch-size must be <= 8 for 'simple'",
+        f"{NOBODY}inference request batch-size must be <= 8 for 'simple', got 9",
     ),
     "different batch sizes": Row(
         Ask((INPUT0, zeros("INPUT1", (2, 16), 32))),
         INVALID,
-        f"{NOBODY}input 'INPUT1' batch size does not match other inputs for 'simple'",
+        f"{NOBODY}input 'INPUT1' batch size does not match other inputs for 'simple': shapes begin with the number of "
+        "rows, but that of 'INPUT0' is [1,16], and that of 'INPUT1' [2,16]",
     ),
     "an empty batch": Row(
         Ask((Input("INPUT0", "FP32", (0, 3), b""),), model="identity_FP32"),
@@ -299,7 +301,7 @@ BOTH: dict[str, Row] = {
     "an empty tensor with a huge dimension": Row(
         Ask((Input("INPUT0", "FP32", (2**63 - 1, 0), b""),), model="identity_FP32"),
         INVALID,
-        f"{NOBODY}inference request batch-size must be <= 8 for 'identity_FP32'",
+        f"{NOBODY}inference request batch-size must be <= 8 for 'identity_FP32', got 9223372036854775807",
     ),
     "BYTES without data": Row(
         strings((1, 1), b""),

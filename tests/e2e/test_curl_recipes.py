@@ -50,12 +50,17 @@ RECIPES = [recipe for page in PAGES for recipe in recipes(page)]
 
 @pytest.fixture(scope="module")
 def documented(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Serves the example models, and the first of docs/python-functions.md; takes what a recipe may want to change."""
+    """Serves the example models, those of README.md and python-functions.md; takes what a recipe may want to change."""
     place = tmp_path_factory.mktemp("traces")
     page = (ROOT / "docs" / "python-functions.md").read_text()
     (place / "functions.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    shout = place / "models" / "shout" / "1" / "model.py"
+    shout.parent.mkdir(parents=True)
+    shout.write_text(
+        (ROOT / "README.md").read_text().partition("```python\n# models/shout/1/model.py")[2].partition("```")[0]
+    )
     options = [f"--trace-config=triton,file={place / 'trace.json'}", f"--python-model={place / 'functions.py'}:double"]
-    with serving(EXAMPLES, options=[*OPTIONS, *options]) as running:
+    with serving(EXAMPLES, place / "models", options=[*OPTIONS, *options]) as running:
         yield running
 
 

@@ -1,69 +1,31 @@
 """The page of all calls, in a real browser: what is asked of the server, and what a person sees. Debian's Chromium."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from chromium import SECONDS, asked_of, chromium, log
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 from server_process import ServerProcess
 
-_SECONDS = 30.0
-_OPTIONS = (
-    "--headless",
-    "--no-sandbox",  # the tests may run as root
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-dev-shm-usage",
-    "--no-first-run",
-    # What a browser looks up by itself has nothing to do with the page.
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    program, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    assert program is not None, "this test needs Debian's package chromium"
-    assert driver is not None, "this test needs Debian's package chromium-driver"
-    options = webdriver.ChromeOptions()
-    options.binary_location = program
-    for option in (*_OPTIONS, f"--user-data-dir={tmp_path_factory.mktemp('browser')}"):
-        options.add_argument(option)
-    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
-    running = webdriver.Chrome(options, webdriver.ChromeService(driver))
-    try:
+    with chromium(tmp_path_factory.mktemp("browser")) as running:
         yield running
-    finally:
-        running.quit()
-
-
-def log(browser: webdriver.Chrome, kind: str) -> list[dict[str, Any]]:
-    entries: list[dict[str, Any]] = browser.get_log(kind)  # type: ignore[no-untyped-call]
-    return entries
-
-
-def asked_of(browser: webdriver.Chrome) -> list[str]:
-    """The addresses that were looked up over the network since the last time; not the browser's own pages."""
-    messages = [json.loads(entry["message"])["message"] for entry in log(browser, "performance")]
-    addresses = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
-    return [address for address in addresses if urlsplit(address).scheme in ("http", "https", "ws", "wss")]
 
 
 def opened_call(browser: webdriver.Chrome, path: str, method: str) -> WebElement:
     """The form of a call, filled in with an example."""
     place = f'details[data-path="{path}"][data-method="{method}"]'
-    call = WebDriverWait(browser, _SECONDS).until(lambda page: page.find_element(By.CSS_SELECTOR, place))
+    call = WebDriverWait(browser, SECONDS).until(lambda page: page.find_element(By.CSS_SELECTOR, place))
     call.find_element(By.TAG_NAME, "summary").click()
-    WebDriverWait(browser, _SECONDS).until(lambda _: call.find_elements(By.TAG_NAME, "button"))
+    WebDriverWait(browser, SECONDS).until(lambda _: call.find_elements(By.TAG_NAME, "button"))
     return call
 
 
@@ -76,7 +38,7 @@ def sent(browser: webdriver.Chrome, call: WebElement) -> tuple[str, str]:
         results = call.find_elements(By.CSS_SELECTOR, f"{place} > p")
         return results[0] if results and results[0].text not in ("", "…") else None
 
-    status = WebDriverWait(browser, _SECONDS).until(ended)
+    status = WebDriverWait(browser, SECONDS).until(ended)
     assert status is not None, "until returns what is true"
     return status.text, call.find_elements(By.CSS_SELECTOR, f"{place} > pre")[-1].text
 
@@ -90,7 +52,7 @@ def test_an_inference_is_sent_as_it_stands_and_nobody_else_is_asked(
     model.clear()
     model.send_keys("simple\t")
     body = call.find_element(By.TAG_NAME, "textarea")
-    WebDriverWait(browser, _SECONDS).until(lambda _: "INPUT1" in (body.get_attribute("value") or ""))
+    WebDriverWait(browser, SECONDS).until(lambda _: "INPUT1" in (body.get_attribute("value") or ""))
     inputs = {each["name"]: each["data"] for each in json.loads(body.get_attribute("value") or "")["inputs"]}
     status, text = sent(browser, call)
     assert status.startswith("200 OK")

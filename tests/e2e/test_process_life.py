@@ -1,6 +1,7 @@
 """From opening the ports to the exit code: what probes, clients and process supervisors see."""
 
 import asyncio
+import os
 import signal
 import socket
 import time
@@ -165,8 +166,8 @@ def test_a_port_in_use(name: str, address: str) -> None:
             server.wait(
                 1,
                 errors=[
-                    rf"cannot open the {name} port {address}:{port}: the port is in use, perhaps by another server; "
-                    rf"'{option}-port' chooses another one$"
+                    rf"cannot open the {name} port {address}:{port}: the port is in use by process {os.getpid()} "
+                    rf"\(.*\); '{option}-port' chooses another one$"
                 ],
             )
             assert len(server.log.splitlines()) == 1, server.log

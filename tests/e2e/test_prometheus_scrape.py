@@ -33,7 +33,7 @@ scrape_configs:
 class Prometheus:
     """Its HTTP API; the port is the one it says it listens on."""
 
-    def __init__(self, directory: Path, target: str) -> None:
+    def __init__(self, directory: Path, target: str, *options: str) -> None:
         executable = shutil.which("prometheus")
         if executable is None:
             pytest.fail(NO_PROMETHEUS, pytrace=False)
@@ -48,6 +48,7 @@ class Prometheus:
                     f"--storage.tsdb.path={directory / 'data'}",
                     f"--web.listen-address={HOST}:0",
                     "--log.level=debug",
+                    *options,
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

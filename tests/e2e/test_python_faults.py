@@ -416,7 +416,7 @@ def test_an_exception_fails_its_request_alone(story: Story, name: str) -> None:
     assert line, place
     before = MODEL.read_text().splitlines()[: int(line[1])]
     assert [each for each in before if each.startswith("def ")][-1].startswith(f"def {name}(")
-    assert re.search(rf'File "{story.paths["faulty"]}", line \d+, in {name}\n', story.log), "no traceback in the log"
+    assert re.search(rf'File "{story.paths["faulty"]}", line \d+, in {name}\\n', story.log), "no traceback in the log"
     assert is_right(story.later[name])
 
 

@@ -1,4 +1,4 @@
-"""The library as the README shows it, in a process of its own, and as type checkers see it."""
+"""The library as the README shows it, in a process of its own, and as type checkers see it and docs/library.md."""
 
 import os
 import re
@@ -39,7 +39,10 @@ def test_the_library_as_the_readme_shows_it() -> None:
 
 def test_it_type_checks_as_users_check_it(tmp_path: Path) -> None:
     """Strictly, and without the plugin of pydantic that this repository's own configuration names."""
-    for name, text in (("shown", shown()), ("repositories", REPOSITORIES)):
+    page = (ROOT / "docs" / "library.md").read_text()
+    blocks: list[str] = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    of_the_page = [(f"page_{number}", block) for number, block in enumerate(blocks)]
+    for name, text in (("shown", shown()), ("repositories", REPOSITORIES), *of_the_page):
         (tmp_path / f"{name}.py").write_text(text)
     result = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--follow-imports=silent", "."],

@@ -140,8 +140,6 @@ SAID = {
     "buffer-manager-thread-count",
     "host-policy",
     "model-load-gpu-limit",
-    "metrics-interval-ms",
-    "metrics-config",
     "rate-limit-resource",
     "http-thread-count",
     "grpc-infer-allocation-pool-size",
@@ -161,7 +159,7 @@ def test_a_copied_command_line_starts(tmp_path: Path) -> None:
 def test_what_must_not_be_ignored_is_refused(tmp_path: Path) -> None:
     write_identity(tmp_path, "m")
     for option, text in (
-        ("--trace-config=mode=opentelemetry", "trace mode 'opentelemetry' is not supported"),
+        ("--trace-config=mode=jaeger", 'invalid value for trace mode option: jaeger. Available options are "triton"'),
         ("--cache-config=redis,host=a", "cache 'redis' needs its address"),
         ("--rate-limit=sometimes", "Input should be 'off' or 'execution_count', got: sometimes"),
         ("--http-adress=127.0.0.1", "unknown option '--http-adress'; did you mean '--http-address'?"),

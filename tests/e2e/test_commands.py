@@ -1,0 +1,142 @@
+"""Commands as processes, against one server, which lets nobody load models without a header."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+from repositories import EXAMPLES
+from server_process import ServerProcess, serving
+
+HEADER = "--header=admin: secret"
+ROW = list(range(1, 17))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    options = ["--model-control-mode=explicit", "--http-restricted-api=model-repository:admin=secret"]
+    options += [f"--load-model={name}" for name in ("simple", "digits_pipeline", "repeat")]
+    with serving(EXAMPLES, options=options) as running:
+        yield running
+
+
+def run(server: ServerProcess, *words: str, code: int = 0, header: str = HEADER) -> str:
+    """What a command prints, in both streams; `code` is the exit code that it has to have."""
+    done = start(server, *words, *([header] if header else []))
+    out, _ = done.communicate(timeout=60)
+    assert done.returncode == code, out
+    return out
+
+
+def start(server: ServerProcess, *words: str) -> "subprocess.Popen[str]":
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MODSERVE_")}
+    environment["MODSERVE_URL"] = f"http://127.0.0.1:{server.http_port}"
+    environment["MODSERVE_METRICS_URL"] = f"http://127.0.0.1:{server.metrics_port}"
+    return subprocess.Popen(
+        [sys.executable, "-m", "modserve", *words],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_status(server: ServerProcess) -> None:
+    text = run(server, "status")
+    assert text.startswith(f"http://127.0.0.1:{server.http_port}: modserve ")
+    assert ", ready\n" in text
+    assert json.loads(run(server, "status", "--json"))["ready"] is True
+    assert "left out: This API is restricted, expecting header 'admin'" in run(server, "status", header="")
+
+
+def test_models(server: ServerProcess) -> None:
+    text = run(server, "models", "simple")
+    assert "simple  1        READY  ONNX Runtime " in text
+    assert "\ninput   INPUT0   INT32  [-1, 16]\n" in text
+    assert "did you mean 'simple'?" in run(server, "models", "simpel", code=1)
+
+
+def test_watching_ends_with_an_interrupt(server: ServerProcess) -> None:
+    watching = start(server, "status", "--watch", "0.1", HEADER)
+    assert watching.stdout is not None
+    heads = [line for line, _ in zip(watching.stdout, range(8), strict=False) if ", ready" in line]
+    watching.send_signal(signal.SIGINT)
+    watching.communicate(timeout=60)
+    assert (len(heads), watching.returncode) == (2, 0)
+
+
+@pytest.mark.parametrize("over", ["HTTP", "gRPC"])
+def test_an_inference(server: ServerProcess, tmp_path: Path, over: str) -> None:
+    words = [f"--url=grpc://127.0.0.1:{server.grpc_port}"] if over == "gRPC" else []
+    file = tmp_path / "sum.npy"
+    text = run(server, "infer", "simple", "INPUT0=1", f"INPUT1={ROW}", *words, "--outputs=OUTPUT0", f"--output={file}")
+    assert text == f"wrote OUTPUT0 to {file}\n"
+    assert np.load(file).tolist() == [[1 + each for each in ROW]]
+    body = json.loads(run(server, "infer", "simple", f"INPUT0=@{file}", "--sample", "--json", "--request-id=a", *words))
+    assert (body["model_name"], body["id"], len(body["outputs"])) == ("simple", "a", 2)
+    text = run(server, "infer", "repeat", "IN=7,8", "DELAY=0,0", "WAIT=0", "--stream", *words)
+    assert text.count("OUT  INT32 [1]\n") == 2
+
+
+def test_an_inference_that_fails(server: ServerProcess) -> None:
+    text = run(server, "infer", "simple", code=2)
+    assert "no values for the inputs of 'simple': INPUT0 INT32 [-1, 16]; INPUT1 INT32 [-1, 16]" in text
+    text = run(server, "infer", "simple", "INPUT0=1", code=1)
+    assert "missing required input(s) ['INPUT1']" in text
+    assert "modserve: --sample makes up data" in text
+    assert "modserve: 'modserve models' lists" in run(server, "infer", "nosuch", "a=1", code=1)
+
+
+def test_a_picture(server: ServerProcess, tmp_path: Path) -> None:
+    file = tmp_path / "seven.png"
+    image = Image.new("RGB", (120, 160), "white")
+    ImageDraw.Draw(image).line([(25, 25), (95, 25), (50, 140)], "black", 16)
+    image.save(file)
+    text = run(server, "infer", "digits_pipeline", f"@{file}", "--classes=1")
+    assert f"{file}: 120 x 160 RGB → 120 x 160 L, HW" in text
+    assert ":7:seven" in text
+
+
+def test_loading(server: ServerProcess) -> None:
+    assert "modserve: --header 'NAME: VALUE' sends that header" in run(server, "unload", "repeat", code=1, header="")
+    assert run(server, "unload", "repeat") == "repeat: unloaded\n"
+    assert "'modserve models' lists" in run(server, "infer", "repeat", "IN=1", code=1)
+    assert run(server, "load", "repeat").startswith("repeat: version 1 READY, after ")
+    assert "there is no model 'repaet'; did you mean 'repeat'?" in run(server, "load", "repaet", code=1)
+
+
+def test_top(server: ServerProcess) -> None:
+    text = run(server, "top", "--count=2", "--interval=0.1")
+    assert text.count(" in flight, ") == 2
+    assert text.count("\nsimple ") == 2
+
+
+def test_no_server(server: ServerProcess) -> None:
+    text = run(server, "status", "--url=http://127.0.0.1:1", code=1)
+    assert ": Connection refused\nmodserve: 'modserve serve --model-repository DIR' starts a server; --url or " in text
+    text = run(server, "status", f"--url=http://127.0.0.1:{server.grpc_port}", code=1)
+    assert "--url names the HTTP port" in text
+
+
+def test_the_doctor_names_who_has_a_port(server: ServerProcess) -> None:
+    text = run(server, "doctor", f"--http-port={server.http_port}", "--grpc-port=0", code=1, header="")
+    assert f"is in use by process {server.pid} (python" in text
+    assert "→ '--http-port' chooses another one\n" in text
+
+
+@pytest.mark.parametrize("words", [["--help"], ["top", "--help"], ["engines"]], ids=" ".join)
+def test_output_that_nobody_reads_is_no_bug(words: list[str]) -> None:
+    """As behind ``| head``, which ends after the first lines."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "modserve", *words]
+    with os.fdopen(writer, "wb") as out:
+        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, timeout=60, text=True)
+    assert (done.returncode, done.stderr) == (1, "")

@@ -1,0 +1,50 @@
+"""``modserve tune`` with servers of its own: it tries, recommends, and changes no file of the user's."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from modserve.commands.check import main as check
+from modserve.commands.tune import main
+
+CONFIG = """
+backend: "identity"
+input [ { name: "INPUT0" data_type: TYPE_INT32 dims: [ 4 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 4 ] } ]
+parameters { key: "execute_delay_ms" value { string_value: "50" } }
+"""
+QUICK = ["--window-secs=0.2", "--warm-up-secs=0.05", "--windows=3", "--window-requests=5", "--stability=10000"]
+
+
+def test_a_model_that_waits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """How many configurations are tried in the time depends on the machine; the unit tests know what is the best."""
+    repository = tmp_path / "models"
+    (repository / "slow" / "1").mkdir(parents=True)
+    (repository / "slow" / "config.pbtxt").write_text(CONFIG)
+    before = {path: path.read_bytes() for path in repository.rglob("*") if path.is_file()}
+    output, page = tmp_path / "new" / "slow" / "config.pbtxt", tmp_path / "report.html"
+    output.parent.mkdir(parents=True)
+    words = ["slow", f"--model-repository={repository}", "--goal-ms=400", "--percentile=80", "--budget-secs=8"]
+    words += [f"--output={output}", f"--html={page}", *QUICK]
+    code = main(words)
+    text = capsys.readouterr().out
+    assert code == 0, text
+    assert {path: path.read_bytes() for path in repository.rglob("*") if path.is_file()} == before
+    assert output.read_text().startswith("# The configuration of model 'slow' that 'modserve tune' recommends")
+    assert re.search(r"^as it is +at present.* +[\d.]+/s at p80 [\d.]+ ms$", text, re.MULTILINE), text
+    assert page.read_text().count("<svg") >= 2
+    (output.parent / "1").mkdir()
+    assert check([str(output.parents[1])]) == 0
+
+
+def test_a_model_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["m", f"--model-repository={tmp_path}", "--goal-ms=10"]) == 2
+    assert "there is no model 'm' in" in capsys.readouterr().err
+
+
+def test_a_model_that_does_not_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.onnx").write_bytes(b"nonsense")
+    assert main(["m", f"--model-repository={tmp_path}", "--goal-ms=10"]) == 1
+    assert "the model does not load" in capsys.readouterr().err
