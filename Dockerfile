@@ -1,4 +1,5 @@
-# docker build -t modserve .    (docs/docker.md)
+# docker build -t modserve .                               ONNX Runtime and model repositories in buckets
+# docker build -t modserve:all --build-arg EXTRAS=all .    all engines that go together    (docs/docker.md)
 
 FROM python:3.11-slim-bookworm AS base
 # The official image leaves the bytecode of the standard library out. On a read-only root it could never be kept, so
@@ -17,16 +18,17 @@ RUN python -m venv /opt/modserve
 ENV PATH=/opt/modserve/bin:$PATH
 WORKDIR /build
 
-# Dependencies first: this slow layer is built again only when pyproject.toml changes. Model repositories in buckets are
-# part of the image.
-COPY pyproject.toml ./
-RUN python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-        print(*project["dependencies"], *project["optional-dependencies"]["remote"], sep="\n")' \
-        > requirements.txt \
-    && pip install --no-compile --requirement requirements.txt
+# Dependencies first: this slow layer is built again only when pyproject.toml or the extras change. PIP_ARGS are pip's,
+# such as the index that has PyTorch without CUDA, which is gigabytes smaller.
+ARG EXTRAS=remote
+ARG PIP_ARGS=""
+COPY pyproject.toml deploy/docker/requirements.py ./
+RUN python requirements.py pyproject.toml $EXTRAS > requirements.txt \
+    && pip install --no-compile $PIP_ARGS --requirement requirements.txt
 
 COPY README.md LICENSE hatch_build.py ./
 COPY scripts/compiled_form.py ./scripts/
+COPY model_repository ./model_repository
 COPY src ./src
 # Hash-checked bytecode stays valid in builders whose COPY --from does not keep modification times (kaniko).
 RUN MODSERVE_COMPILED=1 pip wheel --no-deps --wheel-dir dist . \
