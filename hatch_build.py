@@ -1,6 +1,6 @@
-"""Wheels with the compiled form of modserve, where the environment variable MODSERVE_COMPILED is 1.
+"""What wheels have beside the source: the example models, and where MODSERVE_COMPILED is 1 the compiled form.
 
-Without it a wheel is pure Python, and nothing here does anything. `scripts/compiled_form.py` is what compiles.
+Without that variable a wheel is pure Python. `scripts/compiled_form.py` is what compiles.
 """
 
 import os
@@ -10,8 +10,11 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
+EXAMPLES = "model_repository"
+"""What ``modserve serve --example`` serves, 48 kB: in the package in wheels; editable installations find it here."""
 
-class CompiledForm(BuildHookInterface[Any]):
+
+class WheelContents(BuildHookInterface[Any]):
     """The build hook that ``[tool.hatch.build.hooks.custom]`` switches on."""
 
     def dependencies(self) -> list[str]:
@@ -22,9 +25,13 @@ class CompiledForm(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, and put the extension modules into the wheel, which then is for one Python on one platform."""
-        if not self._compiles() or version == "editable":
+        if version == "editable":
             return
         root = Path(self.root)
+        if self.target_name == "wheel":
+            build_data["force_include"][str(root / EXAMPLES)] = "modserve/example_models"
+        if not self._compiles():
+            return
         sys.path.insert(0, str(root / "scripts"))
         import compiled_form
 

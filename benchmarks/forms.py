@@ -24,8 +24,10 @@ import compiled_form
 
 BUILT = compiled_form.TARGET
 WITHOUT = overhead.ROOT / "build" / "without"
+INHERITED = "core.response"
+"""Of what is compiled in `core`, the module that compiled modules elsewhere inherit from, which it must stay for."""
 GROUPS = (
-    "core",
+    ",".join(each for each in compiled_form.modules().compiled if each.startswith("core.") and each != INHERITED),
     "scheduling",
     "execution",
     "protocol.http,protocol.grpc",
@@ -85,17 +87,22 @@ def rows(servers: list[overhead.Contender]) -> list[str]:
     return lines
 
 
+def folder(group: str) -> Path:
+    """Where the form without a group is kept."""
+    return WITHOUT / group.split(",")[0]
+
+
 def module_table(groups: Sequence[str], runs: int, seconds: int) -> list[str]:
     """Forms that lack the modules of one group each, beside the form that has all."""
     compiled_form.make()
     for group in groups:
-        compiled_form.make(target=WITHOUT / group, without=group.split(","))
+        compiled_form.make(target=folder(group), without=group.split(","))
     ways = [way for way in overhead.paths(seconds, GRPC_RATE) if way.name in MODULE_PATHS]
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         repository = overhead.write_repository(Path(directory) / "onnx")
         servers = []
-        for name, folder in [("", BUILT), *((group, WITHOUT / group) for group in groups)]:
-            with path(folder):
+        for name, built in [("", BUILT), *((group, folder(group)) for group in groups)]:
+            with path(built):
                 servers.append(overhead.Contender(name, stack.enter_context(overhead.server(repository))))
         for way in ways:
             for each in servers:

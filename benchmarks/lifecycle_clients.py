@@ -136,4 +136,6 @@ async def call(
     writer.write(head.encode() + body)
     head_read = (await reader.readuntil(b"\r\n\r\n")).lower()
     length = int(head_read.partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+    if not length and path.endswith("/infer"):
+        raise RuntimeError(f"a response without a body: {head_read!r}")
     return int(head_read[9:12]), await reader.readexactly(length)

@@ -111,10 +111,10 @@ def _status_mb(pid: int, name: str) -> float:
 
 
 @contextmanager
-def server(repository: Path, tree: Path | None = None) -> Iterator[ServerProcess]:
+def server(repository: Path, tree: Path | None = None, options: Sequence[str] = ()) -> Iterator[ServerProcess]:
     """A server on free ports, from its start to READY; of the source in another checkout, if `tree` is one."""
     command = [sys.executable, "-m", "modserve", "serve", "--model-repository", str(repository)]
-    command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+    command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", *options]
     environment = dict(os.environ)
     if tree is not None:
         environment["PYTHONPATH"] = str(tree.resolve() / "src")

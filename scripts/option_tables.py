@@ -7,7 +7,7 @@ from modserve.settings import OPTIONS
 from modserve.settings.triton_options import WITHOUT_EFFECT
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGE = DOCS / "operations.md"
+PAGE = DOCS / "options.md"
 CONFIGURATION = DOCS / "configuration.md"
 BEGIN = "<!-- The tables of options are written by scripts/option_tables.py. -->\n"
 BEGIN_WITHOUT = "<!-- The table of options without effect is written by scripts/option_tables.py. -->\n"

@@ -1,0 +1,87 @@
+"""What a line in the access log costs, and an id for a request: microseconds a request, without a server around them.
+
+    python benchmarks/access_log.py
+    PYTHONPATH=build/compiled python benchmarks/access_log.py
+
+`recorded` is what a request waits for, on the event loop's thread; `written` is what the log's thread takes for a line
+later, with the write to a file. Both are processor time, the best of several runs; their sum is what a request costs.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from modserve.core import request_ids
+from modserve.core.log_settings import AccessMode, AccessSettings, LogFormat, LogSettings
+from modserve.core.timing import ExecutionTiming
+from modserve.form import form
+from modserve.frontends.http.wire.responses import id_line
+from modserve.observability.access_log import AccessLog
+from modserve.observability.logging import Logs
+
+_REQUESTS = 20_000
+_RUNS = 7
+_CLIENT = ("127.0.0.1", 51234)
+
+
+def best(work: Callable[[], object]) -> float:
+    """Microseconds a request."""
+    times = []
+    for _ in range(_RUNS):
+        began = time.thread_time()
+        work()
+        times.append(time.thread_time() - began)
+    return min(times) / _REQUESTS * 1e6
+
+
+def lines(logs: Logs) -> tuple[float, float]:
+    """What it takes to record a request, and to write its line."""
+    log = AccessLog(AccessSettings(AccessMode.ALL), logs, most=_REQUESTS, start=False)
+    timing = ExecutionTiming(4, "full", 10_000, 12_000, 90_000, 100_000)
+    written = []
+
+    def record() -> None:
+        for _ in range(_REQUESTS):
+            log.record(
+                "HTTP", _CLIENT, "infer", "simple", 1, 200, 512, 300, 1, "", "0a1b2c3d4e-1f", 1_000, 5_000, timing
+            )
+
+    recorded = []
+    for _ in range(_RUNS):
+        began = time.thread_time()
+        record()
+        middle = time.thread_time()
+        log.drain()
+        recorded.append(middle - began)
+        written.append(time.thread_time() - middle)
+    assert not log.lost
+    return min(recorded) / _REQUESTS * 1e6, min(written) / _REQUESTS * 1e6
+
+
+def made() -> None:
+    """An id for each request, and the header line that repeats it."""
+    for _ in range(_REQUESTS):
+        id_line(request_ids.make())
+
+
+def repeated() -> None:
+    """A client's id."""
+    for _ in range(_REQUESTS):
+        id_line(request_ids.chosen(request_ids.received("6ba7b810-9dad-11d1-80b4-00c04fd430c8")))
+
+
+def main() -> None:
+    print(f"modserve is {form()}")
+    for each in LogFormat:
+        with tempfile.TemporaryDirectory() as folder:
+            logs = Logs(LogSettings(format=each, file=str(Path(folder) / "log")))
+            logs.install()
+            recorded, written = lines(logs)
+        both = recorded + written
+        print(f"{each.value:8} recorded {recorded:5.2f} us, written {written:5.2f} us, together {both:5.2f} us")
+    print(f"an id of ours, with its header: {best(made):.2f} us; a client's: {best(repeated):.2f} us")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Write the pictures of docs/console/ anew: the console of a server at work, in light and dark, in Debian's Chromium.
+
+    python scripts/console_pictures.py [SECONDS]
+
+The server works for so many seconds before, 70 if nothing is said, so that the charts have something to show.
+"""
+
+import json
+import math
+import random
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
+from io import BytesIO
+from pathlib import Path
+
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "docs" / "console"
+WIDTH, MOST_BYTES = 1280, 150_000
+sys.path.insert(0, str(ROOT / "tests" / "e2e"))
+
+TUNED = """
+backend: "identity"
+max_batch_size: 32
+input [ { name: "TOKENS" data_type: TYPE_INT32 dims: [ -1 ] } ]
+output [ { name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] } ]
+parameters { key: "execute_delay_ms" value: { string_value: "4" } }
+dynamic_batching { }
+parameters { key: "scheduling.p99_goal_microseconds" value: { string_value: "40000" } }
+"""
+PICTURES = """
+backend: "identity"
+max_batch_size: 4
+input [ { name: "IMAGE" data_type: TYPE_UINT8 dims: [ 80, 80, 3 ] } ]
+output [ { name: "IMAGE_OUT" data_type: TYPE_UINT8 dims: [ 80, 80, 3 ] } ]
+response_cache { enable: true }
+"""
+REFUSED = """
+backend: "tensorrt"
+max_batch_size: 4
+"""
+
+
+def write_models(folder: Path) -> None:
+    for name in ("digits", "digits_pipeline", "digits_resize", "simple"):
+        shutil.copytree(ROOT / "model_repository" / name, folder / name)
+    for name, config in (("text_encoder", TUNED), ("photos", PICTURES), ("detector", REFUSED)):
+        (folder / name / "1").mkdir(parents=True)
+        (folder / name / "config.pbtxt").write_text(config)
+    (folder / "detector" / "1" / "model.plan").touch()
+
+
+def work(port: int, model: str, rate: float, phase: float, stopping: threading.Event) -> None:
+    """Requests to a model, now more and now fewer."""
+    with closing(HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        connection.request("GET", f"/docs/examples/{model}")
+        example = json.dumps(json.loads(connection.getresponse().read())["infer"])
+        while not stopping.wait(random.expovariate(rate * (1.2 + math.sin(time.monotonic() / 9 + phase)))):
+            body = example if random.random() > 0.01 else '{"inputs": []}'
+            connection.request("POST", f"/v2/models/{model}/infer", body)
+            connection.getresponse().read()
+
+
+@contextmanager
+def at_work(port: int) -> Iterator[None]:
+    stopping = threading.Event()
+    loads = [("simple", 30, each / 3) for each in range(4)] + [("text_encoder", 25, each / 8) for each in range(8)]
+    loads += [("digits_pipeline", 12, 1.0), ("photos", 2, 2.0)]
+    threads = [threading.Thread(target=work, args=(port, *each, stopping)) for each in loads]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        for thread in threads:
+            thread.join()
+
+
+def keep(name: str, png: bytes) -> None:
+    """As WebP, which is a third of it."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    target = FOLDER / f"{name}.webp"
+    Image.open(BytesIO(png)).convert("RGB").save(target, quality=82, method=6)
+    size = target.stat().st_size
+    assert size <= MOST_BYTES, f"{target} has {size} bytes"
+    print(f"{target.relative_to(ROOT)}: {size:,} bytes")
+
+
+def photo(path: Path) -> None:
+    """A picture to send."""
+    points = [(x * 255 // 80, y * 255 // 80, (x ^ y) * 2 % 256) for y in range(80) for x in range(80)]
+    image = Image.new("RGB", (80, 80))
+    image.putdata(points)
+    image.save(path)
+
+
+def main(seconds: float) -> None:
+    from chromium import chromium, emulate_scheme
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import Select, WebDriverWait
+    from server_process import serving
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_models(folder / "models")
+        photo(folder / "photo.png")
+        options = ["--model-control-mode=explicit", "--load-model=*", "--cache-config=local,size=10000000"]
+        with (
+            serving(folder / "models", options=options, errors=["detector"]) as server,
+            at_work(server.http_port),
+            chromium(folder / "browser", f"--window-size={WIDTH},1000", "--hide-scrollbars") as browser,
+        ):
+            page = f"http://127.0.0.1:{server.http_port}/"
+
+            def whole() -> bytes:
+                """The page as high as it is."""
+                time.sleep(1.5)
+                height = "return Math.ceil(document.body.getBoundingClientRect().height)"
+                browser.set_window_size(WIDTH, int(browser.execute_script(height)) + 160)
+                time.sleep(1.5)
+                return browser.get_screenshot_as_png()
+
+            emulate_scheme(browser, "light")
+            browser.get(page)
+            time.sleep(seconds)
+            for scheme in ("light", "dark"):
+                emulate_scheme(browser, scheme)
+                keep(f"overview-{scheme}", whole())
+            wait = WebDriverWait(browser, 30)
+            for model, scheme in (("text_encoder", "light"), ("photos", "dark")):
+                emulate_scheme(browser, scheme)
+                browser.execute_script("location.hash = arguments[0]", f"model={model}&version=1")
+                wait.until(lambda _: browser.find_elements(By.CSS_SELECTOR, "#detail [data-input]"))
+                if model == "photos":
+                    Select(browser.find_element(By.CSS_SELECTOR, "[data-input] select")).select_by_value("picture")
+                    file = browser.find_element(By.CSS_SELECTOR, "[data-input] input[type=file]")
+                    file.send_keys(str(folder / "photo.png"))
+                browser.find_element(By.CSS_SELECTOR, "#detail form button[type=submit]").click()
+                wait.until(lambda _: browser.find_elements(By.CSS_SELECTOR, "[data-output]"))
+                whole()
+                keep(f"model-{scheme}", browser.find_element(By.ID, "detail").screenshot_as_png)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else 70.0)
