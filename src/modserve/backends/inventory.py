@@ -1,10 +1,10 @@
 """What can run models here, and what could if it were installed: for ``modserve engines``. Imports no engine."""
 
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 
 from .catalogue import BY_BACKEND
-from .registry import GROUP
+from .registry import installed_backends
 
 _WITHOUT_LIBRARY = {
     "python": "models in Python (model.py), decorated functions and classes",
@@ -31,7 +31,7 @@ class Entry:
 
 def inventory() -> list[Entry]:
     """Every backend that is known: what is installed first, each half by name."""
-    entries = [_entry(point) for point in entry_points(group=GROUP)]
+    entries = [_entry(point) for point in installed_backends()]
     return sorted(entries, key=lambda entry: (not entry.installed, entry.backend))
 
 

@@ -75,9 +75,9 @@ CATEGORIES: Mapping[str, Calls] = {
     "logging": Calls(("LogSettings",), paths=("/v2/logging", "/console/failures")),
 }
 
-OPEN_PATHS = frozenset({"/docs", "/openapi.json", "/console", "/console/about"})
-"""Paths of no category: the documentation and the console's page, which are the same for every server, and what that
-page may do, which refusals say as well."""
+OPEN_PATHS = frozenset({"/docs", "/openapi.json", "/console", "/console/about", "/metrics"})
+"""Paths of no category: the documentation and the console's page, which are the same for every server, what that page
+may do, which refusals say as well, and at the HTTP port just the address of the metrics."""
 
 RPC_CATEGORY = {rpc: category for category, calls in CATEGORIES.items() for rpc in calls.rpcs}
 

@@ -59,6 +59,15 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
         sys.modules.pop(name, None)
 
 
+def test_packages_that_come_and_go_while_the_process_runs(elsewhere: Path) -> None:
+    distribution, aside = elsewhere / "acme_engine-1.0.dist-info", elsewhere / "aside"
+    assert "acme" in BackendRegistry().known
+    distribution.rename(aside)
+    assert "acme" not in BackendRegistry().known
+    aside.rename(distribution)
+    assert "acme" in BackendRegistry().known
+
+
 INSTALLED = catalogue.available(entry.name for entry in entry_points(group=GROUP))
 """Of this package; the engines that are there depend on what else is installed."""
 

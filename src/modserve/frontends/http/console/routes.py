@@ -10,7 +10,7 @@ from starlette.responses import StreamingResponse
 
 from modserve.core.errors import ModserveError
 from modserve.frontends.http.rest.disconnect import unless_disconnected
-from modserve.frontends.http.rest.messages import json_response
+from modserve.frontends.http.rest.messages import json_response, new_router
 from modserve.protocol.http.framing import EVENTS
 from modserve.server import Server
 from modserve.settings import HttpSettings
@@ -59,7 +59,7 @@ def sampler(server: Server) -> Sampler:
 
 def router(server: Server, options: HttpSettings) -> APIRouter:
     """The page at a path of its own, the stream of figures, the latest failures, and what this server allows."""
-    router = APIRouter(include_in_schema=False, prefix="/console")
+    router = new_router(include_in_schema=False, prefix="/console")
     figures = sampler(server)
 
     @router.get("")

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from itertools import chain
 from typing import Any
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
@@ -31,7 +31,7 @@ from modserve.settings import HttpSettings
 from . import control, docs, generate, infer_stream, memory, metrics, middleware, routing, v1
 from .disconnect import unless_disconnected
 from .identified import Identified, begun, note_of
-from .messages import add_model_route, infer_head, json_response, why_not_ready
+from .messages import add_model_route, infer_head, json_response, new_router, why_not_ready
 from .schemas import INFER_BODY, SCHEMAS, response_of, responses_of
 from .streams import Streams
 
@@ -77,7 +77,6 @@ def create_app(server: Server, options: HttpSettings) -> FastAPI:
         version=server.version,
         description="KServe v2 inference protocol, as NVIDIA Triton speaks it.",
         redirect_slashes=False,
-        dependencies=[Depends(middleware.with_slashes)],
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
@@ -89,28 +88,32 @@ def create_app(server: Server, options: HttpSettings) -> FastAPI:
         app.add_middleware(middleware.RestrictedApp, restrictions=options.restrictions)
     app.add_middleware(middleware.AnyMethod)
     app.add_middleware(Identified)
-    app.include_router(_health(server), tags=["health"])
-    app.include_router(_metadata(server), tags=["metadata"])
-    app.include_router(_models(server), tags=["models"])
-    app.include_router(_inference(context), tags=["inference"])
     streams = app.state.streams = Streams(server, limits)
-    app.include_router(infer_stream.router(context, streams), tags=["inference"])
-    app.include_router(generate.router(context, streams), tags=["inference"])
-    app.include_router(control.repository_router(server, max_json, limits))
-    for settings in (control.logging_router, control.shared_memory_router, control.trace_router):
-        app.include_router(settings(server, max_json))
-    app.include_router(memory.router(server), tags=["metadata"])
-    app.include_router(metrics.router(server))
-    app.include_router(routing.router(server, max_json))
-    app.include_router(v1.router(context), tags=["KServe v1, TensorFlow Serving"])
-    app.include_router(docs.router(server, app.openapi))
+    routers = [
+        _health(server),
+        _metadata(server),
+        _models(server),
+        _inference(context),
+        infer_stream.router(context, streams),
+        generate.router(context, streams),
+        control.repository_router(server, max_json, limits),
+        control.logging_router(server, max_json),
+        control.shared_memory_router(server, max_json),
+        control.trace_router(server, max_json),
+        memory.router(server),
+        metrics.router(server),
+        routing.router(server, max_json),
+        v1.router(context),
+        docs.router(server, app.openapi),
+    ]
     if options.console:
-        app.include_router(console.router(server, options))
+        routers.append(console.router(server, options))
+    app.router.routes.extend(chain.from_iterable(router.routes for router in routers))
     return app
 
 
 def _health(server: Server) -> APIRouter:
-    router = APIRouter()
+    router = new_router("health")
 
     @router.get("/v2/health/live", responses=responses_of("Live", 503))
     async def live() -> Response:
@@ -129,7 +132,7 @@ def _health(server: Server) -> APIRouter:
 
 
 def _metadata(server: Server) -> APIRouter:
-    router = APIRouter()
+    router = new_router("metadata")
 
     @router.get("/v2", responses=responses_of("ServerMetadata"))
     async def server_metadata() -> Response:
@@ -150,7 +153,7 @@ def _metadata(server: Server) -> APIRouter:
 
 
 def _models(server: Server) -> APIRouter:
-    router = APIRouter()
+    router = new_router("models")
 
     async def model_metadata(model: str, version: int | None = None) -> Response:
         """A model's versions, platform, inputs and outputs."""
@@ -198,7 +201,7 @@ def _models(server: Server) -> APIRouter:
 
 
 def _inference(context: CallContext) -> APIRouter:
-    router, options = APIRouter(), context.options
+    router, options = new_router("inference"), context.options
 
     async def infer(request: Request, model: str, version: int | None = None) -> Response:
         """Run one inference."""

@@ -12,7 +12,7 @@ from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Server
 from modserve.settings import Limits
 
-from .messages import json_response, read_body
+from .messages import json_response, new_router, read_body
 from .schemas import SCHEMAS, errors_of, members_of, responses_of
 
 RegionT = TypeVar("RegionT", SystemRegion, CudaRegion)
@@ -28,7 +28,7 @@ def _post(router: APIRouter, path: str, handler: Callable[..., Any], responses: 
 
 def repository_router(server: Server, max_json: int, limits: Limits) -> APIRouter:
     """With Triton's paths, of which those with a repository's name serve the index only."""
-    router = APIRouter(tags=["model repository"])
+    router = new_router("model repository")
 
     async def index(request: Request) -> Response:
         """Every model version with its state; `ready` asks for those that are READY only."""
@@ -62,7 +62,7 @@ def repository_router(server: Server, max_json: int, limits: Limits) -> APIRoute
 
 def logging_router(server: Server, max_json: int) -> APIRouter:
     """The settings of the log."""
-    router = APIRouter(tags=["logging"])
+    router = new_router("logging")
 
     async def log_settings() -> Response:
         """What is logged, and how."""
@@ -81,7 +81,7 @@ def logging_router(server: Server, max_json: int) -> APIRouter:
 
 def trace_router(server: Server, max_json: int) -> APIRouter:
     """The settings of traces: those of one model, or of all models that have none of their own."""
-    router = APIRouter(tags=["trace"])
+    router = new_router("trace")
 
     async def settings(model: str = "") -> Response:
         """Which requests are traced, and what of them: those of a model, or of all without their own."""
@@ -101,7 +101,7 @@ def trace_router(server: Server, max_json: int) -> APIRouter:
 
 def shared_memory_router(server: Server, max_json: int) -> APIRouter:
     """A call without a region's name is about all regions; there is none to register without."""
-    router, memory = APIRouter(tags=["shared memory"]), server.shared_memory
+    router, memory = new_router("shared memory"), server.shared_memory
 
     async def register_system(request: Request, region: str = "") -> Response:
         """Make POSIX shared memory known by a name, which tensors of requests can then refer to."""

@@ -20,7 +20,7 @@ from modserve.protocol import examples
 from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Server
 
-from .messages import json_response
+from .messages import json_response, new_router
 
 _PAGE = resources.files("modserve.frontends.http.rest").joinpath("docs.html").read_bytes()
 _SCRIPT = re.search(rb"<script>(.*)</script>", _PAGE, re.DOTALL)
@@ -65,7 +65,7 @@ def router(server: Server, describe: Callable[[], dict[str, Any]]) -> APIRouter:
 
     `describe` gives that document, always the same.
     """
-    router = APIRouter(include_in_schema=False)
+    router = new_router(include_in_schema=False)
     documents: list[bytes] = []
     making = asyncio.Lock()
 

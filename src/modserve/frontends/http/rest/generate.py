@@ -19,7 +19,7 @@ from modserve.protocol.http.framing import EVENTS
 from modserve.protocol.json.json_text import MIME_JSON
 
 from .disconnect import unless_disconnected
-from .messages import add_model_route, deadline_ns, forwarded_headers, read_body
+from .messages import add_model_route, deadline_ns, forwarded_headers, new_router, read_body
 from .schemas import SCHEMAS, body_of, errors_of, responses_of
 from .streams import HttpStream, Streams, respond
 
@@ -34,7 +34,7 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 
 def router(context: CallContext, streams: Streams) -> APIRouter:
     """The routes of both calls."""
-    router = APIRouter()
+    router = new_router("inference")
 
     async def generate(request: Request, model: str, version: int | None = None) -> Response:
         """Run one inference on a flat JSON object, for models with exactly one response."""

@@ -18,7 +18,7 @@ from modserve.protocol.http.framing import EVENTS, LINES
 from modserve.protocol.http.infer_body import is_long, read_request
 from modserve.protocol.http.infer_request import header_length
 
-from .messages import add_model_route, infer_head
+from .messages import add_model_route, infer_head, new_router
 from .schemas import INFER_BODY, errors_of
 from .streams import Encode, HttpStream, Streams, respond
 
@@ -33,7 +33,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 
 def router(context: CallContext, streams: Streams) -> APIRouter:
     """The routes of ``infer_stream``."""
-    router = APIRouter()
+    router = new_router("inference")
 
     async def infer_stream(request: Request, model: str, version: int | None = None) -> Response:
         """Run one inference; the responses follow as they come, as server-sent events or lines of JSON."""

@@ -5,12 +5,12 @@ from fastapi import APIRouter, Response
 from modserve.protocol.control import memory
 from modserve.server import Server
 
-from .messages import json_response
+from .messages import json_response, new_router
 from .schemas import responses_of
 
 
 def router(server: Server) -> APIRouter:
-    router = APIRouter()
+    router = new_router("metadata")
 
     @router.get("/v2/memory", responses=responses_of("ModelMemory", 503))
     async def model_memory() -> Response:

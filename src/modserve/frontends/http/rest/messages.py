@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import orjson
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.routing import APIRoute
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.routing import Match
@@ -23,6 +23,8 @@ from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Server
 from modserve.settings import HttpSettings
 
+from .middleware import with_slashes
+
 
 class _LabelConvertor(Convertor[str]):
     """A part of a path that may be the label of a version."""
@@ -37,6 +39,11 @@ class _LabelConvertor(Convertor[str]):
 
 
 register_url_convertor("label", _LabelConvertor())
+
+
+def new_router(*tags: str, **options: Any) -> APIRouter:
+    """A router for routes that the application takes as they are: `include_router` would build each a second time."""
+    return APIRouter(tags=list(tags), dependencies=[Depends(with_slashes)], **options)
 
 
 def add_model_route(

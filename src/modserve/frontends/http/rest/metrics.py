@@ -4,11 +4,11 @@ from fastapi import APIRouter, Response
 
 from modserve.server import Server
 
-from .messages import json_response
+from .messages import json_response, new_router
 
 
 def router(server: Server) -> APIRouter:
-    router = APIRouter(include_in_schema=False)
+    router = new_router(include_in_schema=False)
 
     @router.get("/metrics")
     async def metrics() -> Response:

@@ -5,14 +5,14 @@ from fastapi import APIRouter, Request, Response
 from modserve.protocol.control import control_body
 from modserve.server import Server
 
-from .messages import json_response, read_body
+from .messages import json_response, new_router, read_body
 from .schemas import SCHEMAS, body_of, responses_of
 
 _PATH = "/v2/models/{model}/routing"
 
 
 def router(server: Server, max_json: int) -> APIRouter:
-    router = APIRouter(tags=["routing"])
+    router = new_router("routing")
 
     async def routing(model: str) -> Response:
         """How requests that name no version are divided between the model's versions, and what came of it."""

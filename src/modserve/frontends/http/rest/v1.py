@@ -18,7 +18,7 @@ from modserve.protocol.http import v1_models
 from modserve.server import Phase, Server
 
 from .disconnect import unless_disconnected
-from .messages import json_response
+from .messages import json_response, new_router
 from .predict import respond
 from .schemas import SCHEMAS, body_of, errors_of, response_of, responses_of
 
@@ -30,7 +30,7 @@ _CALLS = (":predict", ":classify", ":regress", ":explain")
 
 def router(context: CallContext) -> APIRouter:
     """The routes of both dialects."""
-    router = APIRouter()
+    router = new_router("KServe v1, TensorFlow Serving")
     _add_inference(router, context)
     _add_models(router, context.server, context.options.console)
     return router
