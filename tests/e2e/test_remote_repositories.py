@@ -202,9 +202,12 @@ def test_a_download_that_fails(bucket: Bucket, relay: Relay, options: list[str],
         server.wait_for("^model +version +state", 60)
         assert ready(server) == {("simple", "1")}
         assert_serving(server)
-        (state, said) = index(server)["same", "1"]
-        assert state == "UNAVAILABLE"
-        assert "cannot download 'same/1/data'" in said
+
+        def failure() -> str:
+            state, said = index(server)["same", "1"]
+            return said if state == "UNAVAILABLE" else ""  # polling may be trying again
+
+        assert "cannot download 'same/1/data'" in eventually(failure)
         relay.faults.clear()
         if fault != "403":
             eventually(lambda: ("same", "1") in ready(server), 60)

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 _FRESH_S = 2.0
 """For so long the names of the last look are good enough."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 600.0
+_LONGEST_PAUSE_S = 600.0
 _REFER_S = 86_400.0
 """After so long the cache hears again what is needed."""
 _PLACING_ATTEMPTS = 3
@@ -50,6 +50,7 @@ class RemoteRepository:
         self._source = source
         self._transfer = transfer
         self._clock = clock
+        self._pause_s = transfer.patience.look_pause_s
         self._names: Collection[str] | None = None
         """The models of the last look that succeeded."""
         self._looked = self._failed = float("-inf")
@@ -67,7 +68,7 @@ class RemoteRepository:
     async def names(self) -> Collection[str]:
         """As long as the store does not respond, the models that the last look has seen."""
         now = self._clock()
-        if self._names is not None and (now - self._looked < _FRESH_S or now - self._failed < _FIRST_PAUSE_S):
+        if self._names is not None and (now - self._looked < _FRESH_S or now - self._failed < self._pause_s):
             return self._names
         try:
             self._names = frozenset(await self._source.names())
@@ -243,7 +244,7 @@ class RemoteRepository:
     def _note_failure(self, name: str, version: int | None) -> None:
         former = self._failures.get((name, version))
         count = 1 if former is None else former.count + 1
-        pause = min(_FIRST_PAUSE_S * 2 ** min(count - 1, 10), _LONGEST_PAUSE_S)
+        pause = min(self._pause_s * 2 ** min(count - 1, 10), _LONGEST_PAUSE_S)
         self._failures[name, version] = _Failure(count, self._clock() + pause)
 
     def _counted(self, name: str, version: int | None) -> int:

@@ -52,6 +52,8 @@ class Patience:
     attempts: int = 4
     pause_s: float = 0.5
     """Before the second attempt; twice as long before each further one."""
+    look_pause_s: float = 10.0
+    """Before polling tries again what has failed; twice as long after each further failure."""
 
 
 @dataclass(slots=True)
