@@ -1,6 +1,9 @@
 """What the tests need as a whole."""
 
 import gc
+import os
+
+os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")  # else Hypothesis imports trio and schemathesis into every process
 
 
 def pytest_configure() -> None:

@@ -24,6 +24,29 @@ OVER_BOTH_ENGINES = frozenset(
 """What is about gRPC itself runs with each engine; all else with the default one."""
 
 
+LONGEST = (
+    "test_remote_repositories",
+    "test_perf_analyzer",
+    "test_process_life",
+    "test_model_memory",
+    "test_workers",
+    "test_with_workers",
+    "test_what_to_try",
+    "test_examples_python",
+    "test_tutorials",
+    "test_python_faults",
+    "test_install",
+    "test_memory_of_unloaded_models",
+    "test_soak",
+)
+"""What takes longest comes first: of several processes, none is left with it in the end (`--no-loadscope-reorder`)."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.module.__name__ in OVER_BOTH_ENGINES:
         metafunc.parametrize("engine", GRPC_ENGINES, indirect=True, scope="module")
