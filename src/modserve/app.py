@@ -35,7 +35,7 @@ from .observability import prometheus
 from .observability.access_log import access_log
 from .observability.failure_log import FailureLog
 from .observability.logging import Logs
-from .observability.progress import LoadingProgress
+from .observability.progress import LaterLoads, LoadingProgress
 from .observability.trace import Tracer
 from .observability.watchdog import Watchdog
 from .ports import PortError
@@ -112,8 +112,9 @@ class InferenceServer(Server):
             lambda: self.changes.notify(),
             table.borrower,
         )
+        self.later_loads = LaterLoads(logs)
         super().__init__(
-            ModelManager(table, loader, threads, settings.model_load_retry_count),
+            ModelManager(table, loader, threads, settings.model_load_retry_count, self.later_loads),
             repositories(settings),
             name=settings.id,
             strict_readiness=settings.strict_readiness,
@@ -294,6 +295,7 @@ async def _load(
     except ModserveError as error:
         _log.error("%s", error.message)
         return False
+    server.later_loads.start()
     freezer.freeze()
     on_loaded(server)
     if settings.exit_on_error and (failed := server.unready_reasons()):

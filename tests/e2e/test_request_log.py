@@ -6,15 +6,16 @@ import re
 import signal
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from python_models import MODES, write_python
 from repositories import EXAMPLES
-from server_process import ServerProcess, eventually, serving
+from server_process import GRPC_ENGINES, ServerProcess, eventually, grpc_engine, serving
 from tritonclient.grpc import service_pb2
-from wire import SECONDS, Answer, Ask, binary_request, channel, http, infer_path, message, stub
+from wire import SECONDS, Answer, Ask, Input, binary_request, channel, http, infer_path, ints, message, stub
 
 MADE = re.compile(r"[0-9a-f]{10}-[0-9a-f]+")
 FAILING = """
@@ -64,13 +65,17 @@ def echoed(answer: Answer) -> str:
     return {name.lower(): value for name, value in answer.headers.items()}["x-request-id"]
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("logged")
+@pytest.fixture(scope="module", params=GRPC_ENGINES)
+def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Served]:
+    with grpc_engine(request.param), served_with(tmp_path_factory.mktemp("logged"), "--access-log=all") as running:
+        yield running
+
+
+@contextmanager
+def served_with(folder: Path, *options: str) -> Iterator[Served]:
     write_python(folder / "models", "failing", FAILING, CONFIG)
     file = folder / "log"
-    options = ["--access-log=all", "--log-format=json", f"--log-file={file}"]
-    with serving(EXAMPLES, folder / "models", options=options) as server:
+    with serving(EXAMPLES, folder / "models", options=["--log-format=json", f"--log-file={file}", *options]) as server:
         yield Served(server, file)
 
 
@@ -180,6 +185,62 @@ def test_a_stream_over_grpc(served: Served) -> None:
     for number, record in enumerate(eventually(lines)):
         assert (record["call"], record["status"], record["id"]) == ("ModelStreamInfer", "OK", str(number))
         assert min(record["request_bytes"], record["response_bytes"], record["total_us"]) > 0
+
+
+def test_a_stream_of_many_responses(served: Served) -> None:
+    """A line when the last response has been sent, with how many there were."""
+    values = {"IN": [1, 2, 3], "DELAY": [0, 0, 0], "WAIT": [0]}
+    tensors = (
+        Input(name, "INT32" if name == "IN" else "UINT32", (len(each),), ints(*each)) for name, each in values.items()
+    )
+    asks = iter([message(Ask(tuple(tensors), "repeat"))])
+    with channel(served.server.grpc_port) as open_channel:
+        answers = list(
+            stub(open_channel).ModelStreamInfer(asks, timeout=SECONDS, metadata=(("x-request-id", "many-1"),))
+        )
+    assert len(answers) == 3
+    path = "/v2/models/repeat/generate_stream"
+    answer = http(served.server.http_port, "POST", path, json.dumps(values).encode(), {"X-Request-ID": "many-2"})
+    assert answer.body.count(b"data: ") == 3
+    for request_id, call, status in (("many-1", "ModelStreamInfer", "OK"), ("many-2", f"POST {path}", 200)):
+        record = served.of(request_id)
+        assert (record["call"], record["model"], record["status"]) == (call, "repeat", status)
+        assert record["responses"] == 3
+        assert min(record["request_bytes"], record["response_bytes"], record["total_us"]) > 0
+
+
+def test_a_failure_in_a_stream(served: Served) -> None:
+    """The stream goes on, and the line of the request has its status."""
+    requests = [message(Ask(model=model, id=model)) for model in ("simple", "nosuch")]
+    with channel(served.server.grpc_port) as open_channel:
+        metadata = (("x-request-id", "half"),)
+        call = stub(open_channel).ModelStreamInfer(iter(requests), timeout=SECONDS, metadata=metadata)
+        assert sorted(bool(each.error_message) for each in call) == [False, True]
+        assert call.code().name == "OK"
+
+    def lines() -> dict[str, str]:
+        records = [record for record in served.records() if record["logger"] == "modserve.access"]
+        statuses = {record["id"]: record["status"] for record in records if record.get("request_id") == "half"}
+        return statuses if len(statuses) == 2 else {}
+
+    assert eventually(lines) == {"simple": "OK", "nosuch": "NOT_FOUND"}
+    assert served.of("half", "modserve.observability.failure_log")["model"] == "nosuch"
+
+
+def test_a_client_that_leaves_its_stream(served: Served) -> None:
+    inputs = (
+        Input("IN", "INT32", (2,), ints(1, 2)),
+        Input("DELAY", "UINT32", (2,), ints(0, 600_000)),
+        Input("WAIT", "UINT32", (1,), ints(0)),
+    )
+    with channel(served.server.grpc_port) as open_channel:
+        metadata = (("x-request-id", "leaves"),)
+        asks = iter([message(Ask(inputs, "repeat"))])
+        call = stub(open_channel).ModelStreamInfer(asks, timeout=SECONDS, metadata=metadata)
+        assert not next(call).error_message
+        call.cancel()
+        record = served.of("leaves")
+    assert (record["model"], record["status"]) == ("repeat", "CANCELLED")
 
 
 def test_other_calls_over_grpc(served: Served) -> None:
