@@ -1,11 +1,15 @@
 """``--access-log=all``, ids of requests and SIGHUP, with the log in a file of JSON lines."""
 
+import itertools
 import json
 import os
 import re
 import signal
 import socket
-from collections.abc import Iterator
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,7 @@ from server_process import GRPC_ENGINES, ServerProcess, eventually, grpc_engine,
 from tritonclient.grpc import service_pb2
 from wire import SECONDS, Answer, Ask, Input, binary_request, channel, http, infer_path, ints, message, stub
 
+NUMBERS = itertools.count()
 MADE = re.compile(r"[0-9a-f]{10}-[0-9a-f]+")
 FAILING = """
 class TritonPythonModel:
@@ -31,13 +36,19 @@ output { name: "OUT" data_type: TYPE_INT32 dims: -1 }
 SIMPLE = {name: [1] * 16 for name in ("INPUT0", "INPUT1")}
 
 
+def records_in(file: Path) -> list[dict[str, Any]]:
+    """Without a last line of which a part is not written yet."""
+    lines, _, _ = file.read_text().rpartition("\n")
+    return [json.loads(line) for line in lines.splitlines()]
+
+
 class Served:
     def __init__(self, server: ServerProcess, file: Path) -> None:
         self.server = server
         self.file = file
 
     def records(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.file.read_text().splitlines()]
+        return records_in(self.file)
 
     def of(self, request_id: str, logger: str = "modserve.access") -> dict[str, Any]:
         """The one record of a logger about a request."""
@@ -272,3 +283,128 @@ def test_a_hang_up_opens_the_file_anew(served: Served) -> None:
     served.server.signal(signal.SIGHUP)
     eventually(lambda: served.file.exists() and "opened anew" in served.file.read_text())
     assert http(served.server.http_port, "GET", "/v2/health/live").status == 200
+
+
+def test_a_hang_up_with_workers(tmp_path: Path) -> None:
+    """The supervisor and both workers change to the new file at once; each request has its line, in one of the two."""
+    options = ["--workers=2", "--access-log=all"]
+    with served_with(tmp_path, *options) as served:
+        stopping = threading.Event()
+
+        def send() -> list[str]:
+            """Requests until it is over, on new connections, which the kernel spreads over the workers."""
+            ids = []
+            while not stopping.is_set():
+                answer = http(served.server.http_port, "GET", "/v2/health/live")
+                assert answer.status == 200
+                ids.append(echoed(answer))
+            return ids
+
+        old = served.file.with_name("log.1")
+        with ThreadPoolExecutor() as pool:
+            sending = pool.submit(send)
+            try:
+                eventually(lambda: workers_of(served.file) == {0, 1})
+                os.rename(served.file, old)
+                served.server.signal(signal.SIGHUP)
+                eventually(lambda: served.file.exists() and served.file.read_text().count("opened anew") == 3)
+                size = old.stat().st_size
+                eventually(lambda: workers_of(served.file) == {0, 1})
+            finally:
+                stopping.set()
+            sent = sending.result(SECONDS)
+
+        def logged() -> Counter[str]:
+            records = records_in(old) + records_in(served.file)
+            return Counter(each["request_id"] for each in records if each["logger"] == "modserve.access")
+
+        eventually(lambda: logged().total() == len(sent))
+        assert logged() == Counter(sent)
+        assert old.stat().st_size == size, "something is still written to the old file"
+
+
+def workers_of(file: Path) -> set[int]:
+    """The workers that have logged requests in a file."""
+    return {record["worker"] for record in records_in(file) if record["logger"] == "modserve.access"}
+
+
+@pytest.fixture(scope="module", params=GRPC_ENGINES)
+def usual(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Served]:
+    """With the log as it is by default."""
+    with grpc_engine(request.param), served_with(tmp_path_factory.mktemp("usual")) as running:
+        yield running
+
+
+def logged_failure(served: Served, fail: Callable[[str], str], sent: str, lines: int = 1) -> list[dict[str, Any]]:
+    """The records about a request that fails; its id is one that begins with `sent`, or made.
+
+    `fail` sends it with an id, and returns that of the response. There are ten lines a second: one that is left out is
+    tried again.
+    """
+
+    def attempt() -> list[dict[str, Any]]:
+        own = f"{sent}-{next(NUMBERS)}" if sent else ""
+        request_id = fail(own)
+        assert request_id == own if own else MADE.fullmatch(request_id)
+        return [each for each in served.records() if each.get("request_id") == request_id]
+
+    records = eventually(attempt)
+    assert len(records) == lines, records
+    return records
+
+
+WRONG = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1], "data": [1]}]}).encode()
+RAISING = json.dumps({"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [1]}]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "lines"),
+    [
+        ("/v2/models/simple/infer", WRONG, 400, 1),
+        ("/v2/models/simple/infer", b"{", 400, 1),
+        ("/v2/models/nosuch/infer", WRONG, 404, 1),
+        ("/v2/models/failing_thread/infer", RAISING, 500, 2),
+        ("/v2/models/simple/generate", b"{", 400, 1),
+        ("/v2/models/simple/generate_stream", b"{", 400, 1),
+        ("/v1/models/simple:predict", b"{", 400, 1),
+        ("/v2/repository/models/nosuch/load", b"", 503, 1),
+    ],
+)
+@pytest.mark.parametrize("sent", ["", "mine"])
+def test_a_failure_over_http_has_an_id_by_default(
+    usual: Served, path: str, body: bytes, status: int, lines: int, sent: str
+) -> None:
+    def fail(request_id: str) -> str:
+        headers = {"X-Request-ID": request_id} if request_id else {}
+        answer = http(usual.server.http_port, "POST", path, body, headers)
+        assert answer.status == status
+        return echoed(answer)
+
+    logged_failure(usual, fail, sent, lines)
+
+
+@pytest.mark.parametrize("sent", ["", "mine"])
+@pytest.mark.parametrize(("model", "code"), [("nosuch", "NOT_FOUND"), ("failing_thread", "INVALID_ARGUMENT")])
+def test_a_failure_over_grpc_has_an_id_by_default(usual: Served, model: str, code: str, sent: str) -> None:
+    with channel(usual.server.grpc_port) as open_channel:
+
+        def fail(request_id: str) -> str:
+            metadata = (("x-request-id", request_id),) if request_id else ()
+            call = stub(open_channel).ModelInfer.future(message(Ask(model=model)), timeout=SECONDS, metadata=metadata)
+            assert call.code().name == code
+            return str((dict(call.initial_metadata()) | dict(call.trailing_metadata()))["x-request-id"])
+
+        (record,) = logged_failure(usual, fail, sent)
+    assert (record["protocol"], record["model"], record["status"]) == ("gRPC", model, code)
+
+
+def test_what_succeeds_has_no_id_by_default(usual: Served) -> None:
+    answer = infer(usual, Ask())
+    assert answer.status == 200
+    assert "x-request-id" not in {name.lower() for name in answer.headers}
+    assert echoed(infer(usual, Ask(), "own")) == "own"
+    with channel(usual.server.grpc_port) as open_channel:
+        for metadata, echo in (((), None), ((("x-request-id", "own"),), "own")):
+            call = stub(open_channel).ModelInfer.future(message(Ask()), timeout=SECONDS, metadata=metadata)
+            assert call.code().name == "OK"
+            assert dict(call.initial_metadata()).get("x-request-id") == echo

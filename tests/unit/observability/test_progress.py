@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 
 from modserve.core.lifecycle import IndexEntry, State
-from modserve.observability.progress import EVERY_S, FIRST_S, ON_A_TERMINAL_S, LaterLoads, LoadingProgress, progress_text
+from modserve.observability.progress import (
+    EVERY_S,
+    FIRST_S,
+    ON_A_TERMINAL_S,
+    LaterLoads,
+    LoadingProgress,
+    progress_text,
+)
 
 
 class Timer:
