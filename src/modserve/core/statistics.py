@@ -172,6 +172,8 @@ class ModelStatistics:
     def __init__(self) -> None:
         self.load_ns = 0
         """How long it took to load the version."""
+        self.memory = -1
+        """Bytes that the version holds, as measured when it was loaded; -1 if nobody has measured it."""
         self.last_inference_ms = 0
         """Unix time of the last execution's end; 0 before the first."""
         self.inference_count = 0
@@ -219,6 +221,9 @@ class ModelStatistics:
         """Count for summaries from now on. May be called again."""
         if self.summaries is None:
             self.summaries = LatencySummaries()
+
+    def set_memory(self, size: int) -> None:
+        self.memory = size
 
     def set_buckets(self, bounds: Mapping[str, Sequence[float]]) -> None:
         """Give some histograms, by `HISTOGRAM_FAMILIES`, other buckets than the usual.
