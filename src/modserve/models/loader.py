@@ -185,7 +185,7 @@ def _processes(servable: Servable) -> list[int]:
     model = base(servable)
     if not isinstance(model, Model):
         return []
-    return [id for _, instance in model.opened.instances if (id := getattr(instance, "process_id", 0))]
+    return [id for _, instance in model.pool.executors if (id := getattr(instance, "process_id", 0))]
 
 
 def _discard(loading: "futures.Future[Opened | LoadedEnsemble]") -> None:

@@ -1,8 +1,9 @@
 """What each load adds to the memory of the server, also where several go on at the same time.
 
-The growth of the process between two moments belongs to the loads that were under way between them. A load that is
-alone gets all of it. Several divide it by the sizes of their files, but those get nothing whose models turn out to run
-in processes of their own. Since that shows in the end only, the sizes are known once no load is under way any more.
+The growth of the process between two moments belongs to the loads that were under way between them: to one that was
+alone all of it. What several have added together is an estimate: they divide it by what their files have more than they
+added alone. Loads whose models turn out to run in processes of their own take no part in that. Since it shows in the
+end only, the sizes are known once no load is under way any more.
 """
 
 import threading
@@ -12,15 +13,15 @@ from typing import NamedTuple
 
 from .sizes import Meter, children, files_of, share_of
 
-_BASE = 2**20
-"""Counts in addition to the files of each model: an engine takes something for a model of any size."""
+_LEAST = 2**20
+"""What each model counts with at least where several divide: an engine takes something for a model of any size."""
 
 
 class Load:
     """A load that is under way, or was."""
 
     def __init__(self, files: int) -> None:
-        self.weight = files + _BASE
+        self.files = files
         self.elsewhere = 0
         """Bytes of the processes that run the model."""
         self.own = False
@@ -74,11 +75,9 @@ class Growth:
             if self._under_way:
                 return _nothing
             spans, ended, self._spans, self._ended = self._spans, self._ended, [], []
-        for span in spans:
-            sharing = [each for each in span.loads if not each.own]
-            whole = sum(each.weight for each in sharing)
-            for each in sharing:
-                each.grown += span.grown * each.weight / whole
+        if not self._last:
+            return _nothing  # the system does not say
+        _divide(spans)
         return lambda: _report(ended)
 
     def _look(self) -> None:
@@ -86,6 +85,22 @@ class Growth:
         last, self._last = self._last, self._meter.own()
         if self._under_way:
             self._spans.append(_Span(self._last - last, tuple(self._under_way)))
+
+
+def _divide(spans: Sequence[_Span]) -> None:
+    """Give what the process has grown by to the loads."""
+    together, sharing = 0, dict[Load, None]()
+    for grown, loads in spans:
+        here = [each for each in loads if not each.own]
+        if len(here) == 1:
+            here[0].grown += grown
+        elif here:
+            together += grown
+            sharing |= dict.fromkeys(here)
+    weights = {each: max(_LEAST, each.files - each.grown) for each in sharing}
+    whole = sum(weights.values())
+    for each, weight in weights.items():
+        each.grown += together * weight / whole
 
 
 def _report(loads: Sequence[Load]) -> None:
