@@ -1,7 +1,7 @@
 """Which request of which sequence a slot sends next. Each slot has one sequence at a time, and sends it whole."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random, randrange
 
@@ -56,8 +56,8 @@ class Sequences:
     """Whether the data is, so that its steps say nothing of the length."""
     text_ids: bool = False
     """For models whose ids are strings."""
+    ids: Iterator[int] = field(default_factory=lambda: itertools.count(randrange(1, _FIRST_IDS)))
     _random: Random = field(init=False, default_factory=lambda: Random(0))
-    _ids: "itertools.count[int]" = field(init=False, default_factory=lambda: itertools.count(randrange(1, _FIRST_IDS)))
     _turn: int = field(init=False, default=0)
     _courses: dict[Slot, _Course] = field(init=False, default_factory=dict)
 
@@ -100,5 +100,5 @@ class Sequences:
         return index, mark
 
     def _id(self) -> int | str:
-        number = next(self._ids)
+        number = next(self.ids)
         return f"bench-{number}" if self.text_ids else number
