@@ -40,7 +40,7 @@ _WARM_UP = 100
 _ATTEMPTS = 200
 """A busy machine makes executions look long, and then they go to a thread for a while."""
 _ON_A_TIMER = str(_SOURCE / "observability" / "watchdog.py")
-"""Runs now and then beside the inference."""
+"""Runs now and then beside the inference, with all that it calls."""
 _VALUES = struct.pack("<16i", *range(16))
 
 
@@ -50,10 +50,15 @@ class Recording:
 
     calls: list[tuple[int, CodeType]] = field(default_factory=list)
     _depth: int = 0
+    _beside: int = 0
+    """Calls of the timer's that have not returned."""
 
     def _event(self, frame: FrameType, event: str, argument: object) -> None:
         name = frame.f_code.co_filename
-        if not name.startswith(str(_SOURCE)) or name == _ON_A_TIMER:
+        if not name.startswith(str(_SOURCE)):
+            return
+        if self._beside or name == _ON_A_TIMER:
+            self._beside = max(self._beside + (1 if event == "call" else -1 if event == "return" else 0), 0)
             return
         if event == "call":
             self.calls.append((self._depth, frame.f_code))
