@@ -18,6 +18,17 @@ QUICK = ["--window-secs=0.1", "--warm-up-secs=0.05", "--windows=3", "--window-re
 DELAYS_MS = (20, 5, 5)
 PATIENT = "max_sequence_idle_microseconds: 600000000"
 """A sequence that the client forgets would keep its slot as long as the tests run."""
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 4
+input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
+ensemble_scheduling { step {
+  model_name: "sum_direct" model_version: -1
+  input_map { key: "INPUT" value: "IN" }
+  output_map { key: "OUTPUT" value: "OUT" }
+} }
+"""
 SEQUENCE_WAYS = {"http": [], "http json": ["--format=json"], "grpc": [], "grpc stream": ["--streaming"]}
 LOADS = {"closed": ["--concurrency=1,6"], "open": ["--rate=200"]}
 
@@ -25,11 +36,14 @@ LOADS = {"closed": ["--concurrency=1,6"], "open": ["--rate=200"]}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """Serves the examples, and models that keep sequences, four at a time: `sum_…`, and `texts`, whose ids are strings;
+    `whole` is an ensemble of the first;
     `full` takes one request at a time, and one that waits."""
     repository = tmp_path_factory.mktemp("kinds")
     write_accumulator(repository, "sum_direct", "direct { }", PATIENT)
     write_accumulator(repository, "sum_oldest", "oldest { max_candidate_sequences: 4 }", PATIENT)
     write_sequence_echo(repository, "texts", f"direct {{ }} {PATIENT}", id_type="BYTES")
+    (repository / "whole" / "1").mkdir(parents=True)
+    (repository / "whole" / "config.pbtxt").write_text(ENSEMBLE)
     queue = "dynamic_batching { default_queue_policy { max_queue_size: 1 } }"
     write_identity(repository, "full", parameters={"execute_delay_ms": 20}, extra=queue)
     with serving(EXAMPLES, repository) as running:
@@ -171,7 +185,7 @@ def test_a_decoupled_model_that_does_not_respond(bench: Bench, tmp_path: Path) -
 
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
 @pytest.mark.parametrize("way", SEQUENCE_WAYS)
-@pytest.mark.parametrize("model", ["sum_direct", "sum_oldest", "texts"])
+@pytest.mark.parametrize("model", ["sum_direct", "sum_oldest", "texts", "whole"])
 def test_sequences(server: ServerProcess, bench: Bench, model: str, way: str, load: Sequence[str]) -> None:
     """With more clients than the model has places.
 

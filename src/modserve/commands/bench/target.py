@@ -79,11 +79,19 @@ def describe(remote: Remote, model: str, version: int | None) -> Described:
         batches,
         _BINARY in remote.extensions(),
         config is not None and config.model_transaction_policy.decoupled,
-        None if config is None else _sequence_facts(config),
+        None if config is None else _sequence_facts(remote, config),
     )
 
 
-def _sequence_facts(config: pb.ModelConfig) -> SequenceFacts | None:
+def _sequence_facts(remote: Remote, config: pb.ModelConfig) -> SequenceFacts | None:
+    """Those of the model, or of the models that an ensemble is made of, to which its requests' sequences go."""
+    if config.HasField("ensemble_scheduling"):
+        steps = {step.model_name: max(step.model_version, 0) or None for step in config.ensemble_scheduling.step}
+        parts = [_sequence_facts(remote, remote.config(name, version)) for name, version in steps.items()]
+        known = [part for part in parts if part is not None]
+        if not known:
+            return None
+        return SequenceFacts(any(part.text_ids for part in known), min(part.idle_seconds for part in known))
     if not config.HasField("sequence_batching"):
         return None
     batching = config.sequence_batching
