@@ -30,10 +30,12 @@ COPY README.md LICENSE hatch_build.py ./
 COPY scripts/compiled_form.py ./scripts/
 COPY model_repository ./model_repository
 COPY src ./src
-# Hash-checked bytecode stays valid in builders whose COPY --from does not keep modification times (kaniko).
 RUN MODSERVE_COMPILED=1 pip wheel --no-deps --wheel-dir dist . \
-    && pip install --no-compile --no-deps dist/*.whl \
-    && python -m compileall -q --invalidation-mode checked-hash /opt/modserve/lib
+    && pip install --no-compile --no-deps dist/*.whl
+# Hash-checked bytecode stays valid in builders whose COPY --from does not keep modification times (kaniko). Other
+# packages may have files that only a later Python understands, as PyTorch does; modserve's own must all compile.
+RUN python -m compileall -q --invalidation-mode checked-hash /opt/modserve/lib \
+    || python -m compileall -q --invalidation-mode checked-hash /opt/modserve/lib/python3.11/site-packages/modserve
 
 
 FROM base

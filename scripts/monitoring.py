@@ -181,7 +181,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             {"{{model}}": "sum by (model) (modserve_model_resident_bytes{M})"},
             "bytes",
             stacked=True,
-            text="Of models that come into memory and leave it.",
+            text="As measured when each was loaded.",
         ),
         Panel(
             "Memory of all models",

@@ -29,13 +29,14 @@ from .models.advice import absent_backends
 from .models.caching import Caching, make_cache
 from .models.loader import Loader
 from .models.residency.admission import Residency
+from .models.residency.growth import Growth
 from .models.residency.sizes import Meter
 from .models.residency.work import Lending
 from .observability import prometheus
 from .observability.access_log import access_log
 from .observability.failure_log import FailureLog
 from .observability.logging import Logs
-from .observability.progress import LoadingProgress
+from .observability.progress import LaterLoads, LoadingProgress
 from .observability.trace import Tracer
 from .observability.watchdog import Watchdog
 from .ports import PortError
@@ -93,7 +94,9 @@ class InferenceServer(Server):
         """For this process, of those that the machine lets all workers have."""
         table = ModelTable(settings.strict_version_readiness)
         table.expect(None)  # until the repositories have been looked through
-        residency = self._residency(table, workers)
+        library = allocator.glibc()
+        meter = Meter() if library is None else Meter(lambda: library.malloc_trim(0))
+        residency = self._residency(table, workers, meter)
         self._caching = Caching(make_cache(settings.cache, os.environ), backend_options(settings, registry.names))
         options = replace(
             loader_options(settings, registry.names, self.cores),
@@ -102,6 +105,7 @@ class InferenceServer(Server):
             metrics=self.engine_metrics,
             around=None if member is None else member.around_model,
             residency=residency,
+            growth=Growth(meter),
         )
         loader = Loader(
             registry,
@@ -112,8 +116,9 @@ class InferenceServer(Server):
             lambda: self.changes.notify(),
             table.borrower,
         )
+        self.later_loads = LaterLoads(logs)
         super().__init__(
-            ModelManager(table, loader, threads, settings.model_load_retry_count),
+            ModelManager(table, loader, threads, settings.model_load_retry_count, self.later_loads),
             repositories(settings),
             name=settings.id,
             strict_readiness=settings.strict_readiness,
@@ -135,20 +140,19 @@ class InferenceServer(Server):
         if member is not None:
             member.join(self)
 
-    def _residency(self, table: ModelTable, workers: int) -> Residency:
+    def _residency(self, table: ModelTable, workers: int, meter: Meter) -> Residency:
         """When models are in memory. Workers share the limit: each has models of its own."""
         settings = self.settings
         limit = settings.model_memory_limit.of(allowed_memory()) // workers
         if settings.model_memory_limit != MemoryLimit() and not limit:
             _log.warning("--model-memory-limit has no effect: the system does not say how much memory there is")
-        library = allocator.glibc()
         return Residency(
             limit,
             lazy=settings.load_lazily == "true" or (settings.load_lazily == "auto" and limit > 0),
             idle_ns=settings.model_idle_unload_secs * 10**9,
             wait_ns=settings.model_memory_wait_secs * 10**9,
             lending=Lending(table.loans.lent, table.loans.returned),
-            meter=Meter() if library is None else Meter(lambda: library.malloc_trim(0)),
+            meter=meter,
             on_health=lambda: self.changes.notify(),
         )
 
@@ -294,6 +298,7 @@ async def _load(
     except ModserveError as error:
         _log.error("%s", error.message)
         return False
+    server.later_loads.start()
     freezer.freeze()
     on_loaded(server)
     if settings.exit_on_error and (failed := server.unready_reasons()):

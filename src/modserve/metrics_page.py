@@ -69,7 +69,8 @@ class MetricsPage:
         """Whether the page has traces of requests to show, which only OpenMetrics can."""
         if self._server.tracer.on:
             return True
-        return any(each.statistics.request_histogram.exemplars for each in self._server.ready_models())
+        statistics = [each.statistics for each in self._server.ready_models()]
+        return any(each.request_histogram.exemplars or each.first_response_histogram.exemplars for each in statistics)
 
     async def text(self, openmetrics: bool = False) -> bytes:
         """For the event loop's thread. Pages are made one after the other."""

@@ -234,6 +234,23 @@ def test_shell_parses(script: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+COMPILES = [i.text for i in INSTRUCTIONS if i.name == "RUN" and "compileall" in i.text and "/opt/modserve" in i.text]
+
+
+@pytest.mark.parametrize(("broken", "code"), [("torch", 0), ("modserve", 1)])
+def test_bytecode_of_others_may_not_compile_and_ours_must(tmp_path: Path, broken: str, code: int) -> None:
+    (step,) = COMPILES
+    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+    for name in ("modserve", "torch"):
+        (packages / name).mkdir(parents=True)
+        (packages / name / "whole.py").write_text("x = 1\n")
+    (packages / broken / "later.py").write_text("def f[T: int, ](x) -> 1 2\n")
+    command = re.sub(r"\bpython -m", f"{shlex.quote(sys.executable)} -m", step).replace("/opt/modserve", str(tmp_path))
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert sorted(path.parts[-3] for path in packages.rglob("whole.*.pyc")) == ["modserve", "torch"]
+
+
 # --- the requirements -------------------------------------------------------------------------------------------------
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -133,7 +133,6 @@ def test_the_highest_rate_within_a_goal(bench: Bench, tmp_path: Path) -> None:
 
 MISTAKES = {
     "no such model": (["nosuch"], 1, "Request for unknown model: 'nosuch' is not found"),
-    "a decoupled model": (["repeat"], 1, "model 'repeat' is decoupled"),
     "no model": ([], 2, "the following arguments are required: MODEL"),
     "no range": (["simple", "--concurrency=4:1"], 2, "expected such as 8, or 1,4,16"),
     "two loads": (["simple", "--concurrency=4", "--rate=1"], 2, "--concurrency is for a closed loop"),

@@ -265,6 +265,9 @@ def test_the_log_is_changed(server: ServerProcess, browser: webdriver.Chrome) ->
         level.clear()
         level.send_keys(value, Keys.ENTER)
         until(lambda: str(http(server.http_port, "GET", "/v2/logging").json["log_verbose_level"]) == value)  # noqa: B023
+        until(
+            lambda: text_of(browser, "#log-note") == "Changed."
+        )  # before that, the response would overwrite what is typed
 
 
 def test_it_is_used_without_a_mouse(server: ServerProcess, browser: webdriver.Chrome) -> None:

@@ -353,3 +353,25 @@ def test_models_that_are_always_busy_take_turns_and_are_loaded_anew_meanwhile(tm
         assert wrong == []
         assert min(answered) > 20
         assert said["held"] <= 55 * MB
+
+
+def test_models_that_stay_are_measured_when_they_are_loaded(tmp_path: Path) -> None:
+    """One after the other, so that each is as large as it says; of an ensemble there is nothing to measure."""
+    for place in (1, 2, 3):
+        write_table(tmp_path, f"table{place}", place, 30 * place, TENSORS)
+    write_python(tmp_path, "alone", ALLOCATING, TENSORS)
+    (tmp_path / "sum" / "1").mkdir(parents=True)
+    (tmp_path / "sum" / "config.pbtxt").write_text(SUM)
+    with serving(tmp_path, options=["--model-load-thread-count=1"]) as server:
+        sizes = {
+            name: metric(server, "modserve_model_resident_bytes", model=name) for name in index(server) if name != "sum"
+        }
+        for place in (2, 3):
+            assert 28 * place * MB < sizes[f"table{place}"] < (30 * place + 15) * MB
+        assert 18 * MB < sizes["alone_thread"] < 35 * MB
+        assert 20 * MB < sizes["alone_process"] < 150 * MB
+        for name, size in sizes.items():
+            assert [each["byte_size"] for each in statistics(server, name)["memory_usage"]] == [size]
+        page = http(server.metrics_port, "GET", "/metrics").body.decode()
+        assert 'modserve_model_resident_bytes{model="sum"' not in page
+        assert "modserve_model_resident{" not in page

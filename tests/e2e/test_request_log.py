@@ -1,21 +1,27 @@
 """``--access-log=all``, ids of requests and SIGHUP, with the log in a file of JSON lines."""
 
+import itertools
 import json
 import os
 import re
 import signal
 import socket
-from collections.abc import Iterator
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from python_models import MODES, write_python
 from repositories import EXAMPLES
-from server_process import ServerProcess, eventually, serving
+from server_process import GRPC_ENGINES, ServerProcess, eventually, grpc_engine, serving
 from tritonclient.grpc import service_pb2
-from wire import SECONDS, Answer, Ask, binary_request, channel, http, infer_path, message, stub
+from wire import SECONDS, Answer, Ask, Input, binary_request, channel, http, infer_path, ints, message, stub
 
+NUMBERS = itertools.count()
 MADE = re.compile(r"[0-9a-f]{10}-[0-9a-f]+")
 FAILING = """
 class TritonPythonModel:
@@ -30,13 +36,19 @@ output { name: "OUT" data_type: TYPE_INT32 dims: -1 }
 SIMPLE = {name: [1] * 16 for name in ("INPUT0", "INPUT1")}
 
 
+def records_in(file: Path) -> list[dict[str, Any]]:
+    """Without a last line of which a part is not written yet."""
+    lines, _, _ = file.read_text().rpartition("\n")
+    return [json.loads(line) for line in lines.splitlines()]
+
+
 class Served:
     def __init__(self, server: ServerProcess, file: Path) -> None:
         self.server = server
         self.file = file
 
     def records(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.file.read_text().splitlines()]
+        return records_in(self.file)
 
     def of(self, request_id: str, logger: str = "modserve.access") -> dict[str, Any]:
         """The one record of a logger about a request."""
@@ -64,13 +76,17 @@ def echoed(answer: Answer) -> str:
     return {name.lower(): value for name, value in answer.headers.items()}["x-request-id"]
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("logged")
+@pytest.fixture(scope="module", params=GRPC_ENGINES)
+def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Served]:
+    with grpc_engine(request.param), served_with(tmp_path_factory.mktemp("logged"), "--access-log=all") as running:
+        yield running
+
+
+@contextmanager
+def served_with(folder: Path, *options: str) -> Iterator[Served]:
     write_python(folder / "models", "failing", FAILING, CONFIG)
     file = folder / "log"
-    options = ["--access-log=all", "--log-format=json", f"--log-file={file}"]
-    with serving(EXAMPLES, folder / "models", options=options) as server:
+    with serving(EXAMPLES, folder / "models", options=["--log-format=json", f"--log-file={file}", *options]) as server:
         yield Served(server, file)
 
 
@@ -182,6 +198,62 @@ def test_a_stream_over_grpc(served: Served) -> None:
         assert min(record["request_bytes"], record["response_bytes"], record["total_us"]) > 0
 
 
+def test_a_stream_of_many_responses(served: Served) -> None:
+    """A line when the last response has been sent, with how many there were."""
+    values = {"IN": [1, 2, 3], "DELAY": [0, 0, 0], "WAIT": [0]}
+    tensors = (
+        Input(name, "INT32" if name == "IN" else "UINT32", (len(each),), ints(*each)) for name, each in values.items()
+    )
+    asks = iter([message(Ask(tuple(tensors), "repeat"))])
+    with channel(served.server.grpc_port) as open_channel:
+        answers = list(
+            stub(open_channel).ModelStreamInfer(asks, timeout=SECONDS, metadata=(("x-request-id", "many-1"),))
+        )
+    assert len(answers) == 3
+    path = "/v2/models/repeat/generate_stream"
+    answer = http(served.server.http_port, "POST", path, json.dumps(values).encode(), {"X-Request-ID": "many-2"})
+    assert answer.body.count(b"data: ") == 3
+    for request_id, call, status in (("many-1", "ModelStreamInfer", "OK"), ("many-2", f"POST {path}", 200)):
+        record = served.of(request_id)
+        assert (record["call"], record["model"], record["status"]) == (call, "repeat", status)
+        assert record["responses"] == 3
+        assert min(record["request_bytes"], record["response_bytes"], record["total_us"]) > 0
+
+
+def test_a_failure_in_a_stream(served: Served) -> None:
+    """The stream goes on, and the line of the request has its status."""
+    requests = [message(Ask(model=model, id=model)) for model in ("simple", "nosuch")]
+    with channel(served.server.grpc_port) as open_channel:
+        metadata = (("x-request-id", "half"),)
+        call = stub(open_channel).ModelStreamInfer(iter(requests), timeout=SECONDS, metadata=metadata)
+        assert sorted(bool(each.error_message) for each in call) == [False, True]
+        assert call.code().name == "OK"
+
+    def lines() -> dict[str, str]:
+        records = [record for record in served.records() if record["logger"] == "modserve.access"]
+        statuses = {record["id"]: record["status"] for record in records if record.get("request_id") == "half"}
+        return statuses if len(statuses) == 2 else {}
+
+    assert eventually(lines) == {"simple": "OK", "nosuch": "NOT_FOUND"}
+    assert served.of("half", "modserve.observability.failure_log")["model"] == "nosuch"
+
+
+def test_a_client_that_leaves_its_stream(served: Served) -> None:
+    inputs = (
+        Input("IN", "INT32", (2,), ints(1, 2)),
+        Input("DELAY", "UINT32", (2,), ints(0, 600_000)),
+        Input("WAIT", "UINT32", (1,), ints(0)),
+    )
+    with channel(served.server.grpc_port) as open_channel:
+        metadata = (("x-request-id", "leaves"),)
+        asks = iter([message(Ask(inputs, "repeat"))])
+        call = stub(open_channel).ModelStreamInfer(asks, timeout=SECONDS, metadata=metadata)
+        assert not next(call).error_message
+        call.cancel()
+        record = served.of("leaves")
+    assert (record["model"], record["status"]) == ("repeat", "CANCELLED")
+
+
 def test_other_calls_over_grpc(served: Served) -> None:
     with channel(served.server.grpc_port) as open_channel:
         metadata = (("x-request-id", "live"),)
@@ -211,3 +283,128 @@ def test_a_hang_up_opens_the_file_anew(served: Served) -> None:
     served.server.signal(signal.SIGHUP)
     eventually(lambda: served.file.exists() and "opened anew" in served.file.read_text())
     assert http(served.server.http_port, "GET", "/v2/health/live").status == 200
+
+
+def test_a_hang_up_with_workers(tmp_path: Path) -> None:
+    """The supervisor and both workers change to the new file at once; each request has its line, in one of the two."""
+    options = ["--workers=2", "--access-log=all"]
+    with served_with(tmp_path, *options) as served:
+        stopping = threading.Event()
+
+        def send() -> list[str]:
+            """Requests until it is over, on new connections, which the kernel spreads over the workers."""
+            ids = []
+            while not stopping.is_set():
+                answer = http(served.server.http_port, "GET", "/v2/health/live")
+                assert answer.status == 200
+                ids.append(echoed(answer))
+            return ids
+
+        old = served.file.with_name("log.1")
+        with ThreadPoolExecutor() as pool:
+            sending = pool.submit(send)
+            try:
+                eventually(lambda: workers_of(served.file) == {0, 1})
+                os.rename(served.file, old)
+                served.server.signal(signal.SIGHUP)
+                eventually(lambda: served.file.exists() and served.file.read_text().count("opened anew") == 3)
+                size = old.stat().st_size
+                eventually(lambda: workers_of(served.file) == {0, 1})
+            finally:
+                stopping.set()
+            sent = sending.result(SECONDS)
+
+        def logged() -> Counter[str]:
+            records = records_in(old) + records_in(served.file)
+            return Counter(each["request_id"] for each in records if each["logger"] == "modserve.access")
+
+        eventually(lambda: logged().total() == len(sent))
+        assert logged() == Counter(sent)
+        assert old.stat().st_size == size, "something is still written to the old file"
+
+
+def workers_of(file: Path) -> set[int]:
+    """The workers that have logged requests in a file."""
+    return {record["worker"] for record in records_in(file) if record["logger"] == "modserve.access"}
+
+
+@pytest.fixture(scope="module", params=GRPC_ENGINES)
+def usual(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Served]:
+    """With the log as it is by default."""
+    with grpc_engine(request.param), served_with(tmp_path_factory.mktemp("usual")) as running:
+        yield running
+
+
+def logged_failure(served: Served, fail: Callable[[str], str], sent: str, lines: int = 1) -> list[dict[str, Any]]:
+    """The records about a request that fails; its id is one that begins with `sent`, or made.
+
+    `fail` sends it with an id, and returns that of the response. There are ten lines a second: one that is left out is
+    tried again.
+    """
+
+    def attempt() -> list[dict[str, Any]]:
+        own = f"{sent}-{next(NUMBERS)}" if sent else ""
+        request_id = fail(own)
+        assert request_id == own if own else MADE.fullmatch(request_id)
+        return [each for each in served.records() if each.get("request_id") == request_id]
+
+    records = eventually(attempt)
+    assert len(records) == lines, records
+    return records
+
+
+WRONG = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1], "data": [1]}]}).encode()
+RAISING = json.dumps({"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [1]}]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "lines"),
+    [
+        ("/v2/models/simple/infer", WRONG, 400, 1),
+        ("/v2/models/simple/infer", b"{", 400, 1),
+        ("/v2/models/nosuch/infer", WRONG, 404, 1),
+        ("/v2/models/failing_thread/infer", RAISING, 500, 2),
+        ("/v2/models/simple/generate", b"{", 400, 1),
+        ("/v2/models/simple/generate_stream", b"{", 400, 1),
+        ("/v1/models/simple:predict", b"{", 400, 1),
+        ("/v2/repository/models/nosuch/load", b"", 503, 1),
+    ],
+)
+@pytest.mark.parametrize("sent", ["", "mine"])
+def test_a_failure_over_http_has_an_id_by_default(
+    usual: Served, path: str, body: bytes, status: int, lines: int, sent: str
+) -> None:
+    def fail(request_id: str) -> str:
+        headers = {"X-Request-ID": request_id} if request_id else {}
+        answer = http(usual.server.http_port, "POST", path, body, headers)
+        assert answer.status == status
+        return echoed(answer)
+
+    logged_failure(usual, fail, sent, lines)
+
+
+@pytest.mark.parametrize("sent", ["", "mine"])
+@pytest.mark.parametrize(("model", "code"), [("nosuch", "NOT_FOUND"), ("failing_thread", "INVALID_ARGUMENT")])
+def test_a_failure_over_grpc_has_an_id_by_default(usual: Served, model: str, code: str, sent: str) -> None:
+    with channel(usual.server.grpc_port) as open_channel:
+
+        def fail(request_id: str) -> str:
+            metadata = (("x-request-id", request_id),) if request_id else ()
+            call = stub(open_channel).ModelInfer.future(message(Ask(model=model)), timeout=SECONDS, metadata=metadata)
+            assert call.code().name == code
+            return str((dict(call.initial_metadata()) | dict(call.trailing_metadata()))["x-request-id"])
+
+        (record,) = logged_failure(usual, fail, sent)
+    assert (record["protocol"], record["model"], record["status"]) == ("gRPC", model, code)
+
+
+def test_what_succeeds_has_no_id_by_default(usual: Served) -> None:
+    answer = infer(usual, Ask())
+    assert answer.status == 200
+    assert "x-request-id" not in {name.lower() for name in answer.headers}
+    assert echoed(infer(usual, Ask(), "own")) == "own"
+    with channel(usual.server.grpc_port) as open_channel:
+        for metadata, echo in (((), None), ((("x-request-id", "own"),), "own")):
+            call = stub(open_channel).ModelInfer.future(message(Ask()), timeout=SECONDS, metadata=metadata)
+            assert call.code().name == "OK"
+            assert dict(call.initial_metadata()).get("x-request-id") == echo

@@ -215,6 +215,10 @@ def test_a_stream(traced: ServerProcess, collector: Receiver) -> None:
     assert tree(spans, client.id) == {"InferRequest": {"repeat": {"compute": {}}}}
     events = list(named(spans, "InferRequest").events)
     assert [events.count(name) for name in ("INFER_RESPONSE_COMPLETE", "GRPC_SEND_END")] == [2, 2]
+    page = http(traced.metrics_port, "GET", "/metrics", headers={"Accept": "application/openmetrics-text"}).body
+    for family in ("modserve_request_duration_seconds", "nv_inference_first_response_histogram_ms"):
+        exemplars = [line for line in page.decode().splitlines() if line.startswith(f'{family}_bucket{{model="repeat"')]
+        assert any(f'# {{trace_id="{client.trace}"}}' in line for line in exemplars), family
 
 
 def test_generate_and_v1(traced: ServerProcess, collector: Receiver) -> None:
@@ -234,6 +238,7 @@ def test_failures(traced: ServerProcess, collector: Receiver) -> None:
     (call,) = collector.of(client.trace, 1)
     assert "INPUT" in (call.error or "")
     assert call.attributes["error.type"] == "INVALID_ARG"
+    assert (call.attributes["triton.model_name"], call.attributes["triton.model_version"]) == ("simple", 1)
     client = Client()
     with pytest.raises(grpc.RpcError) as refused:
         client.grpc(traced, one("simple", 1))

@@ -80,6 +80,16 @@ class Listing:
         return self.path == other.path and self.marks == other.marks
 
 
+class LoadWatcher(Protocol):
+    """Hears which versions are being loaded."""
+
+    def begins(self, name: str, version: int) -> None:
+        """A load was decided on; it may still wait for its turn, and for its files."""
+
+    def ends(self, name: str, version: int, failed: bool) -> None:
+        """It was ready, failed or was cancelled."""
+
+
 class Repository(Protocol):
     """A source of models. `str` of it is its place, as people write it.
 

@@ -6,6 +6,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 from .inflight import Inflight, RequestTrace
 from .model_config import ModelConfig
 from .request import InferenceRequest
+from .residency import residency
 from .response import ResponseSink
 from .sequence import SequenceId
 from .statistics import ModelStatistics
@@ -138,6 +139,14 @@ class EngineReporter(Protocol):
 def engine_report(servable: object) -> Mapping[str, object]:
     """As `EngineReporter` has it; empty for a servable that has none."""
     return servable.engine_report if isinstance(servable, EngineReporter) else {}
+
+
+def resident_bytes(servable: Servable) -> int:
+    """Bytes that a model holds, as measured when it was loaded last; 0 while it is not in memory, -1 if unknown."""
+    report = residency(servable)
+    if report is not None:
+        return report.size if report.resident else 0
+    return servable.statistics.memory
 
 
 class Handle(Protocol):

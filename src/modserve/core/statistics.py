@@ -172,6 +172,8 @@ class ModelStatistics:
     def __init__(self) -> None:
         self.load_ns = 0
         """How long it took to load the version."""
+        self.memory = -1
+        """Bytes that the version holds, as measured when it was loaded; -1 if nobody has measured it."""
         self.last_inference_ms = 0
         """Unix time of the last execution's end; 0 before the first."""
         self.inference_count = 0
@@ -219,6 +221,9 @@ class ModelStatistics:
         """Count for summaries from now on. May be called again."""
         if self.summaries is None:
             self.summaries = LatencySummaries()
+
+    def set_memory(self, size: int) -> None:
+        self.memory = size
 
     def set_buckets(self, bounds: Mapping[str, Sequence[float]]) -> None:
         """Give some histograms, by `HISTOGRAM_FAMILIES`, other buckets than the usual.
@@ -313,6 +318,8 @@ class ModelStatistics:
         _add(self.queue, 0)
         _add(self.cache_hit, looked_ns)
         self.request_histogram.observe(request_ns)
+        if inflight.trace is not None and (id := inflight.trace.trace_id):
+            self.request_histogram.exemplify(request_ns, id, time.time())
         if self.summaries is not None:
             self.summaries.request.observe(request_ns, now_ns)
             self.summaries.queue.observe(0, now_ns)
@@ -324,12 +331,20 @@ class ModelStatistics:
         if self.summaries is not None:
             self.summaries.cache_miss.observe(ns, time.monotonic_ns())
 
-    def record_first_response(self, inflight: Inflight, now_ns: int) -> None:
-        """Count the first response of a request of a decoupled model."""
-        self.first_response_histogram.observe(now_ns - inflight.request_start_ns)
+    def record_first_response(self, inflight: Inflight, now_ns: int, trace_id: str = "") -> None:
+        """Count the first response of a request of a decoupled model; `trace_id` is empty if it is not traced."""
+        first_ns = now_ns - inflight.request_start_ns
+        self.first_response_histogram.observe(first_ns)
+        if trace_id:
+            self.first_response_histogram.exemplify(first_ns, trace_id, time.time())
 
-    def record_successes(self, members: Sequence[Inflight], timing: ExecutionTiming, now_ns: int) -> None:
-        """Count the requests of one execution: each counts the whole batch's compute time, as in Triton."""
+    def record_successes(
+        self, members: Sequence[Inflight], timing: ExecutionTiming, now_ns: int, trace_id: str = ""
+    ) -> None:
+        """Count the requests of one execution: each counts the whole batch's compute time, as in Triton.
+
+        `trace_id` is that of a request whose trace has been let go of.
+        """
         count = len(members)
         if not count:
             return
@@ -344,8 +359,10 @@ class ModelStatistics:
             inferences += inflight.batch_size or 1
             request_histogram.observe(request_ns)
             queue_histogram.observe(waited_ns)
-            if inflight.trace is not None:
-                request_histogram.exemplify(request_ns, inflight.trace.trace_id, time.time())
+            trace = inflight.trace
+            # A request that only the log follows has an empty trace id.
+            if (trace is not None or trace_id) and (id := trace_id if trace is None else trace.trace_id):
+                request_histogram.exemplify(request_ns, id, time.time())
         self.inference_count += inferences
         success, queue = self.success, self.queue
         success.count += count

@@ -72,6 +72,8 @@ class Running:
     """What it ended with, if that was a failure."""
     again: bool = False
     """The engine asked for another execution in place of a final response."""
+    trace_id: str = ""
+    """Of a traced request, from its first response on: the trace itself is let go of with the final one."""
     filler: bool = False
     """No client's request: it counts nowhere. Only a warm-up hears of it."""
 

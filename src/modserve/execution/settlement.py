@@ -132,13 +132,15 @@ class Settlement:
                 running.error = what
         elif what is None:
             kind = "empty_response"
+        if inflight.trace is not None:
+            running.trace_id = inflight.trace.trace_id
         inflight.settle(what, report.final)
         if self._decoupled:
             times = report.start_ns, report.output_start_ns, report.end_ns
             try:
                 self._statistics.record_response(running.responses, kind, *times)
                 if not running.responses and kind == "success":
-                    self._statistics.record_first_response(inflight, report.end_ns)
+                    self._statistics.record_first_response(inflight, report.end_ns, running.trace_id)
             except Exception:
                 self.misbehaved("counting a response")
         running.responses += 1
@@ -165,7 +167,7 @@ class Settlement:
                 reason = FailureReason.CANCELED if inflight.cancelled else FailureReason.BACKEND
                 self._statistics.record_failure(inflight, reason, now_ns)
             else:
-                self._statistics.record_successes([inflight], inflight.timing, now_ns)
+                self._statistics.record_successes([inflight], inflight.timing, now_ns, running.trace_id)
         except Exception:
             self.misbehaved("counting a request")
         self.tell_done([inflight])

@@ -23,6 +23,7 @@ from .ensemble import LoadedEnsemble, assemble, nothing_to_borrow
 from .model import Model, Opened
 from .opening import Opener, close_instances, close_untaken
 from .reading import Design, LoaderOptions, ModelReader, mapped
+from .residency.growth import Growth
 
 __all__ = ["Loader", "LoaderOptions"]
 
@@ -73,10 +74,33 @@ class Loader:
     def _load_of(self, design: Design) -> Callable[[Path, int], Awaitable[Servable]]:
         """What loads a version: at once, or with its first request."""
         load, residency = functools.partial(self._load_version, design), self._options.residency
-        if residency is None:
+        if residency is not None:
+            look = functools.partial(self._reader.look, design.draft)
+            around = residency.around(design.draft, design.needs, load, look, self._borrow)
+            if around is not load:
+                return around
+        if self._options.growth is None or design.draft.is_ensemble:
             return load
-        look = functools.partial(self._reader.look, design.draft)
-        return residency.around(design.draft, design.needs, load, look, self._borrow)
+        return functools.partial(self._load_measured, design, self._options.growth)
+
+    async def _load_measured(self, design: Design, growth: Growth, path: Path, version: int) -> Servable:
+        """Load one version that stays in memory, and note in its statistics what it takes there."""
+        loop = asyncio.get_running_loop()
+        loading = await asyncio.to_thread(growth.begin, path / str(version))
+        try:
+            servable = await self._load_version(design, path, version)
+        except BaseException:
+            loop.run_in_executor(None, growth.end, loading)
+            raise
+        statistics = servable.statistics
+        measuring = loop.run_in_executor(None, growth.end, loading, _processes(servable), statistics.set_memory)
+        try:
+            report = await asyncio.shield(measuring)
+        except BaseException:
+            await servable.close()
+            raise
+        report()
+        return servable
 
     async def _load_version(
         self, design: Design, path: Path, version: int, statistics: ModelStatistics | None = None
@@ -154,6 +178,14 @@ class Loader:
         `inspect` raises the first of them, and the load the rest.
         """
         return self._reader.examine(listing)
+
+
+def _processes(servable: Servable) -> list[int]:
+    """Those that run a model, if this one does not."""
+    model = base(servable)
+    if not isinstance(model, Model):
+        return []
+    return [id for _, instance in model.pool.executors if (id := getattr(instance, "process_id", 0))]
 
 
 def _discard(loading: "futures.Future[Opened | LoadedEnsemble]") -> None:

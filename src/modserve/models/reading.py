@@ -23,6 +23,7 @@ from .caching import Caching
 from .instances import count_cpu, place
 from .integrity import Guard
 from .residency.admission import Residency
+from .residency.growth import Growth
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +52,8 @@ class LoaderOptions:
     """Puts something in front of each model that is loaded."""
     residency: Residency | None = None
     """When models come into memory; None: all of them when they are loaded."""
+    growth: Growth | None = None
+    """Measures the models that stay in memory; None: nobody does."""
 
 
 @dataclass(frozen=True)

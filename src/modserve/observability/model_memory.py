@@ -8,13 +8,16 @@ from modserve.core.residency import MemoryReport, ResidencyReport
 _NS = 1e9
 _OfModel: TypeAlias = tuple[str, str, Callable[[ResidencyReport], float]]
 
-GAUGES: tuple[_OfModel, ...] = (
-    ("modserve_model_resident", "1 while the model is in memory", lambda r: r.resident),
+SIZES: tuple[tuple[str, str, Callable[[int], float]], ...] = (
     (
         "modserve_model_resident_bytes",
         "Bytes that the model holds, as measured when it was loaded; 0 while it is not in memory",
-        lambda r: r.size if r.resident else 0,
+        float,
     ),
+)
+"""Of all models that were measured."""
+GAUGES: tuple[_OfModel, ...] = (
+    ("modserve_model_resident", "1 while the model is in memory", lambda r: r.resident),
     ("modserve_model_requests_waiting", "Requests that wait until the model is in memory", lambda r: r.waiting),
 )
 COUNTERS: tuple[_OfModel, ...] = (

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeAlias
 
 from modserve.core.lifecycle import IndexEntry, State
 
@@ -25,17 +25,23 @@ ON_A_TERMINAL_S: Final = 0.5
 _BAR: Final = 20
 
 
-class LoadingProgress:
-    """Entered while models load; `index` says what state they are in. For the event loop's thread."""
+CallLater: TypeAlias = Callable[[float, Callable[[], None]], asyncio.TimerHandle]
+
+
+class ProgressLine:
+    """The line itself, and when it is written. `text` gets the seconds since the beginning, and says what is done.
+
+    For the event loop's thread.
+    """
 
     def __init__(
         self,
-        index: Callable[[], Sequence[IndexEntry]],
+        text: Callable[[float], tuple[str, float]],
         logs: Logs | None,
         clock: Callable[[], float] = time.monotonic,
-        call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle] | None = None,
+        call_later: CallLater | None = None,
     ) -> None:
-        self._index = index
+        self._text = text
         self._logs = logs
         self._clock = clock
         self._call_later = call_later
@@ -43,36 +49,103 @@ class LoadingProgress:
         self._timer: asyncio.TimerHandle | None = None
         self._shown = False
 
-    def __enter__(self) -> Self:
+    def begin(self) -> None:
         self._began = self._clock()
         self._later(FIRST_S)
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if self._shown and self._logs is not None:
             self._logs.show("")
+            self._shown = False
 
     def _later(self, seconds: float) -> None:
         later = self._call_later or asyncio.get_running_loop().call_later
         self._timer = later(seconds, self._say)
 
     def _say(self) -> None:
-        states = [entry.state for entry in self._index()]
-        total, ready, failed = len(states), states.count(State.READY), states.count(State.UNAVAILABLE)
-        seconds = self._clock() - self._began
-        text = progress_text(total, ready, failed, seconds)
+        text, share = self._text(self._clock() - self._began)
         on_terminal = self._logs is not None and self._logs.terminal
         if self._logs is not None and on_terminal:
-            done = _BAR * (ready + failed) // total if total else 0
+            done = int(_BAR * share)
             self._logs.show(f"[{'#' * done}{'.' * (_BAR - done)}] {text}")
             self._shown = True
         else:
             _log.info("%s", text)
         self._later(ON_A_TERMINAL_S if on_terminal else EVERY_S)
+
+
+class LoadingProgress:
+    """Of the start: entered while models load; `index` says what state they are in."""
+
+    def __init__(
+        self,
+        index: Callable[[], Sequence[IndexEntry]],
+        logs: Logs | None,
+        clock: Callable[[], float] = time.monotonic,
+        call_later: CallLater | None = None,
+    ) -> None:
+        self._index = index
+        self._line = ProgressLine(self._text, logs, clock, call_later)
+
+    def __enter__(self) -> Self:
+        self._line.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._line.end()
+
+    def _text(self, seconds: float) -> tuple[str, float]:
+        states = [entry.state for entry in self._index()]
+        total, ready, failed = len(states), states.count(State.READY), states.count(State.UNAVAILABLE)
+        return progress_text(total, ready, failed, seconds), (ready + failed) / max(1, total)
+
+
+class LaterLoads:
+    """Of loads that calls and polling begin: implements `core.loading.LoadWatcher`, silent until `start`.
+
+    Loads that go on at the same time have one line, which ends with the last of them. The index would not do here: a
+    version that is loaded again stays READY meanwhile.
+    """
+
+    def __init__(
+        self, logs: Logs | None, clock: Callable[[], float] = time.monotonic, call_later: CallLater | None = None
+    ) -> None:
+        self._on = False
+        self._under_way: set[tuple[str, int]] = set()
+        self._ready = self._failed = 0
+        self._line = ProgressLine(self._text, logs, clock, call_later)
+
+    def start(self) -> None:
+        self._on = True
+
+    def begins(self, name: str, version: int) -> None:
+        if not self._on:
+            return
+        if not self._under_way:
+            self._ready = self._failed = 0
+            self._line.begin()
+        self._under_way.add((name, version))
+
+    def ends(self, name: str, version: int, failed: bool) -> None:
+        if (name, version) not in self._under_way:
+            return  # it began with the start
+        self._under_way.discard((name, version))
+        self._failed += failed
+        self._ready += not failed
+        if not self._under_way:
+            self._line.end()
+
+    def _text(self, seconds: float) -> tuple[str, float]:
+        done = self._ready + self._failed
+        total = len(self._under_way) + done
+        if total == 1:
+            ((name, version),) = self._under_way
+            return f"loading model '{name}', version {version}: {seconds:.0f} s", 0
+        return progress_text(total, self._ready, self._failed, seconds), done / total
 
 
 def progress_text(total: int, ready: int, failed: int, seconds: float) -> str:

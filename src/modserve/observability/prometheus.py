@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from modserve.core.histogram import Histogram
 from modserve.core.metrics import MetricStore
 from modserve.core.residency import residency
-from modserve.core.servable import Servable, engine_report
+from modserve.core.servable import Servable, engine_report, resident_bytes
 from modserve.core.statistics import FIRST_RESPONSE, ModelStatistics, TunerStatistics
 from modserve.core.summary import LatencySummaries, Summary
 
@@ -77,12 +77,20 @@ _TUNER: tuple[tuple[str, str, Callable[[TunerStatistics], float]], ...] = (
     ("modserve_tuner_delay_seconds", "The queue delay that the tuner has set", lambda t: t.delay_ns / _NS),
     ("modserve_tuner_batch_size", "The batch size that the tuner has set", lambda t: t.batch_size),
 )
+
+
+def _size(model: Servable) -> int | None:
+    size = resident_bytes(model)
+    return None if size < 0 else size
+
+
 _GROUPS: tuple[tuple[str, Callable[[Servable], Any], tuple[tuple[str, str, Callable[[Any], float]], ...]], ...] = (
     ("counter", lambda model: model.statistics, _COUNTERS),
     ("counter", lambda model: model.statistics if model.config.cached else None, _CACHE_COUNTERS),
     ("counter", lambda model: model.statistics if model.statistics.instances else None, _RESTARTS),
     ("gauge", lambda model: model.statistics, _GAUGES),
     ("gauge", lambda model: model.statistics.tuner, _TUNER),
+    ("gauge", _size, model_memory.SIZES),
     ("gauge", residency, model_memory.GAUGES),
     ("counter", residency, model_memory.COUNTERS),
 )

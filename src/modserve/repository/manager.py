@@ -37,7 +37,7 @@ from graphlib import TopologicalSorter
 
 from modserve.core.errors import ModserveError, from_exception, unavailable
 from modserve.core.lifecycle import UNLOADED
-from modserve.core.loading import Blueprint, DirectoryLease, Listing, ModelLoader
+from modserve.core.loading import Blueprint, DirectoryLease, Listing, LoadWatcher, ModelLoader
 from modserve.core.servable import Finisher, Servable
 
 from . import dependencies, plan
@@ -59,10 +59,18 @@ class ModelManager:
     fails is tried `load_retries` times again. At most `parallel_loads` versions are loaded at the same time.
     """
 
-    def __init__(self, table: ModelTable, loader: ModelLoader, parallel_loads: int, load_retries: int = 0) -> None:
+    def __init__(
+        self,
+        table: ModelTable,
+        loader: ModelLoader,
+        parallel_loads: int,
+        load_retries: int = 0,
+        watcher: LoadWatcher | None = None,
+    ) -> None:
         self.table = table
         self._loader = loader
         self._load_retries = load_retries
+        self._watcher = watcher
         self._loads = asyncio.Semaphore(max(1, parallel_loads))
         self._closing = Background()
 
@@ -212,7 +220,7 @@ class ModelManager:
         table.begin(name, action.load)
 
         async def load(version: int) -> None:
-            loaded = await self._change(action, blueprint, version) or await self._load(blueprint, version)
+            loaded = await self._watched(action, blueprint, version)
             if isinstance(loaded, ModserveError):
                 failures[version] = loaded
                 table.fail(name, version, loaded.reason)
@@ -241,6 +249,18 @@ class ModelManager:
         if succeeded:
             table.drop_failures(name, blueprint.listing.versions)
         return dict(sorted(failures.items()))
+
+    async def _watched(self, action: Action, blueprint: Blueprint, version: int) -> Loaded | ModserveError:
+        """Change a version in place if it can be, else load it."""
+        watcher, loaded = self._watcher, None
+        if watcher is not None:
+            watcher.begins(action.model, version)
+        try:
+            loaded = await self._change(action, blueprint, version) or await self._load(blueprint, version)
+            return loaded
+        finally:
+            if watcher is not None:
+                watcher.ends(action.model, version, failed=not isinstance(loaded, Loaded))
 
     async def _change(self, action: Action, blueprint: Blueprint, version: int) -> Loaded | ModserveError | None:
         """Make ready to change a version in service in place; None if it has to be loaded."""

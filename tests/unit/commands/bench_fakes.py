@@ -5,9 +5,17 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
+from hpack import Decoder, Encoder
+
+from http2_client import Transport
+from modserve.commands.bench.grpc_slots import GrpcSlot, Place
+from modserve.commands.bench.http2 import Connection, Message, frame
+from modserve.commands.bench.loops import OpenLoop
 from modserve.commands.bench.measures import Load, ServerTimes, Window
 from modserve.commands.bench.run import Surroundings
+from modserve.commands.bench.slots import Endpoint, Owner, Slot
 
 MS = 1_000_000
 
@@ -66,3 +74,87 @@ def surroundings(
             log.append(f"{load}: {len(windows)}")
 
     return Surroundings(times, on_window, sleep)
+
+
+class FakeSlot:
+    def __init__(self, owner: Owner) -> None:
+        self.start = 0
+        self.sent: list[int] = []
+        self.marks: list[bytes] = []
+        self.owner = owner
+        self.closed = False
+
+    def send(self, index: int, mark: bytes = b"") -> None:
+        self.sent.append(index)
+        self.marks.append(mark)
+
+    def respond(self, error: str = "") -> None:
+        self.owner.done(self, error)
+
+    def abort(self, why: str) -> None:
+        self.respond(why)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Factory:
+    def __init__(self) -> None:
+        self.slots: list[FakeSlot] = []
+
+    async def open(self, owner: Owner, count: int) -> Sequence[Slot]:
+        new = [FakeSlot(owner) for _ in range(count)]
+        self.slots += new
+        return new
+
+
+class FakeTicker:
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.callback = callback
+        self.moment = 0
+
+    def arm(self, moment: int) -> None:
+        self.moment = moment
+
+    def close(self) -> None:
+        self.callback = lambda: None
+
+
+def open_loop(factory: Factory, rate: float, most: int, **more: Any) -> tuple[OpenLoop, list[FakeTicker]]:
+    tickers: list[FakeTicker] = []
+
+    def make(callback: Callable[[], None]) -> FakeTicker:
+        tickers.append(FakeTicker(callback))
+        return tickers[-1]
+
+    return OpenLoop(rate, factory, 1, 60, most=most, first=1, make_ticker=make, **more), tickers
+
+
+FIELDS = [(":method", "POST"), (":path", "/p"), ("te", "trailers")]
+S = TypeVar("S", bound=GrpcSlot)
+
+
+class Http2End(Generic[S]):
+    """The server's end of a connection with one slot."""
+
+    def __init__(
+        self, make: Callable[[Place, Owner], S], owner: Owner, *messages: bytes, settings: bytes = b""
+    ) -> None:
+        place = Place(Endpoint("h", 1), FIELDS, [Message.of(message) for message in messages])
+        self.connection = place.connection = Connection(FIELDS)
+        self.transport = Transport(self.connection)
+        self.connection.connection_made(self.transport)
+        self.slot = make(place, owner)
+        self.encoder, self.decoder = Encoder(), Decoder()
+        self.connection.data_received(frame(4, 0, 0, settings))
+        self.frames(skip=24)
+
+    def frames(self, skip: int = 0) -> list[tuple[int, int, int, bytes]]:
+        """What came since the last look: kind, flags, stream and payload."""
+        data, self.transport.written = b"".join(self.transport.written)[skip:], []
+        frames = []
+        while data:
+            length = int.from_bytes(data[:3], "big")
+            frames.append((data[3], data[4], int.from_bytes(data[5:9], "big"), data[9 : 9 + length]))
+            data = data[9 + length :]
+        return frames

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from modserve.commands.bench.inputs import Inputs, InputSpec, Wishes, make
-from modserve.commands.bench.requests import grpc_message, grpc_metadata, http_path, http_request
+from modserve.commands.bench.requests import (
+    grpc_mark,
+    grpc_message,
+    grpc_metadata,
+    http_mark,
+    http_path,
+    http_request,
+)
 from modserve.core import dtypes
 from modserve.core.errors import ModserveError
 from modserve.core.tensor import Tensor
@@ -20,7 +27,7 @@ IMAGE = InputSpec("image", dtypes.FP32, (3, -1, -1))
 
 
 def made(spec: InputSpec, wishes: Wishes, batches: bool = False) -> Tensor:
-    ([inputs], _) = make("m", [spec], batches, wishes)
+    ([inputs], _, _) = make("m", [spec], batches, wishes)
     return inputs[spec.name]
 
 
@@ -32,7 +39,7 @@ def test_random_data_is_the_same_each_time() -> None:
 
 
 def test_what_was_assumed_is_said() -> None:
-    _, remarks = make("m", [IMAGE, NUMBERS], False, Wishes())
+    remarks = make("m", [IMAGE, NUMBERS], False, Wishes()).remarks
     assert remarks == ["input 'image' of shape [3, -1, -1] is sent as --shape image:3,224,224"]
 
 
@@ -80,15 +87,29 @@ def test_the_json_of_perf_analyzer(tmp_path: Path) -> None:
         {"X": {"content": [[3], [4]], "shape": [2]}, "T": {"content": ["d"], "shape": [1]}},
         [{"X": {"b64": raw}, "T": {"b64": base64.b64encode(b"e\xff").decode()}}],
     )
-    requests, _ = make("m", [NUMBERS, TEXTS], False, document(tmp_path, *entries))
+    requests, _, streams = make("m", [NUMBERS, TEXTS], False, document(tmp_path, *entries))
+    assert streams == [2, 1]
     assert [each["X"].array.tolist() for each in requests] == [[1, 2], [3, 4], [7, 8]]
     assert [each["T"].array.tolist() for each in requests] == [[b"a", b"bc"], [b"d"], [b"e\xff"]]
 
 
 def test_rows_of_a_batch_are_entries_in_turns(tmp_path: Path) -> None:
     wishes = document(tmp_path, {"X": [1, 2]}, {"X": [3, 4]}, {"X": [5, 6]})
-    requests, _ = make("m", [NUMBERS], True, Wishes(batch_size=2, data=wishes.data))
+    requests = make("m", [NUMBERS], True, Wishes(batch_size=2, data=wishes.data)).requests
     assert [each["X"].array[:, 0].tolist() for each in requests] == [[1, 3], [3, 5], [5, 1]]
+
+
+OPTIONAL = InputSpec("X", dtypes.INT32, (2,), optional=True)
+
+
+def test_an_optional_input_is_sent_if_there_is_data_for_it(tmp_path: Path) -> None:
+    specs = [OPTIONAL, TEXTS]
+    shaped = Wishes(shapes=(("X", (2,)),))
+    assert [list(make("m", specs, False, each).requests[0]) for each in (Wishes(), shaped)] == [["T"], ["X", "T"]]
+    wishes = document(tmp_path, {"T": ["a"]}, {"T": ["b"], "X": [1, 2]})
+    assert [list(each) for each in make("m", specs, False, wishes).requests] == [["T"], ["X", "T"]]
+    with pytest.raises(ModserveError, match="optional ones are in some only"):
+        make("m", specs, True, Wishes(batch_size=2, data=wishes.data))
 
 
 MISTAKES: dict[str, tuple[Wishes, str]] = {
@@ -113,6 +134,7 @@ WRONG_DOCUMENTS = {
     '{"data": []}': 'expected {"data": [{"INPUT": …}, …]}',
     "[1]": 'expected {"data": [{"INPUT": …}, …]}',
     "no": "is no JSON",
+    '{"data": [[]]}': "or a list of such steps",
     '{"data": [1]}': "each entry of 'data' has to be an object",
     '{"data": [{}]}': "has an entry without input 'X'",
     '{"data": [{"X": [1, 2, 3]}]}': "the content of input 'X' does not fit INT32 [2]: 3 elements",
@@ -146,7 +168,8 @@ INPUTS: Inputs = {
 
 def test_a_binary_request() -> None:
     request = http_request("h:1", http_path("/p", "a b", 3), INPUTS, [("X-Key", "k")], binary=True)
-    head, _, body = request.partition(b"\r\n\r\n")
+    assert request.after == b""
+    head, _, body = request.before.partition(b"\r\n\r\n")
     lines = head.decode().split("\r\n")
     assert lines[:2] == ["POST /p/v2/models/a%20b/versions/3/infer HTTP/1.1", "Host: h:1"]
     assert lines[-1] == "X-Key: k"
@@ -161,10 +184,36 @@ def test_a_binary_request() -> None:
 
 def test_a_request_of_json_alone() -> None:
     request = http_request("h:1", http_path("", "m", None), INPUTS, [], binary=False)
-    head, _, body = request.partition(b"\r\n\r\n")
+    head, _, body = request.before.partition(b"\r\n\r\n")
     assert head.startswith(b"POST /v2/models/m/infer HTTP/1.1\r\n")
     assert b"Inference-Header" not in head
     assert [row["data"] for row in json.loads(body)["inputs"]] == [[1, 2], ["a"]]
+
+
+@pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize("sequence", [1, 2**31 - 1, "bench-2147483647"])
+def test_a_request_of_a_sequence(binary: bool, sequence: int | str) -> None:
+    before, after = http_request("h:1", "/", INPUTS, [], binary=binary, marked=True)
+    mark = http_mark(sequence, False, True)
+    head, _, body = (before + mark + after).partition(b"\r\n\r\n")
+    fields = dict(line.split(": ") for line in head.decode().split("\r\n")[1:])
+    assert int(fields["Content-Length"]) == len(body)
+    document = json.loads(body[: int(fields.get("Inference-Header-Content-Length", len(body)))])
+    expected = {"sequence_id": sequence, "sequence_start": False, "sequence_end": True}
+    assert document["parameters"] == expected | ({"binary_data_output": True} if binary else {})
+    assert [row["name"] for row in document["inputs"]] == ["X", "T"]
+
+
+@pytest.mark.parametrize("sequence", [1, 2**31 - 1, "bench-1"])
+def test_a_message_of_a_sequence(sequence: int | str) -> None:
+    whole = grpc_message("m", 2, INPUTS, {"flag": True}) + grpc_mark(sequence, True, False)
+    message = pb.ModelInferRequest.FromString(whole)
+    assert (message.model_name, len(message.raw_input_contents)) == ("m", 2)
+    parameters = message.parameters
+    assert sequence in (parameters["sequence_id"].int64_param, parameters["sequence_id"].string_param)
+    flags = {key: parameters[key].bool_param for key in ("flag", "sequence_start", "sequence_end")}
+    assert flags == {"flag": True, "sequence_start": True, "sequence_end": False}
+    assert len(parameters) == 4
 
 
 def test_strings_that_json_does_not_have() -> None:

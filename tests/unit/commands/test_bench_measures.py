@@ -17,6 +17,8 @@ from modserve.commands.bench.measures import (
     to_json,
 )
 from modserve.commands.bench.ranges import read_range, whole_range
+from modserve.commands.bench.run import Rules
+from modserve.commands.bench.show import client_rows, response_rows, table
 
 RANGES = {
     "8": (8,),
@@ -102,6 +104,39 @@ def test_a_result_is_made_of_the_last_three_windows() -> None:
     document = to_json(result)
     assert (document["request_rate"], document["latency_ms"]["p50"], document["errors"]) == (2, 2.0, {"no": 1})
     assert document["server"]["mean_ms"]["total"] == 2.0
+
+
+def test_responses_of_a_decoupled_model() -> None:
+    windows = [window([4.0, 6.0]), window([5.0])]
+    windows[0].firsts, windows[0].gaps = array("q", [MS, 3 * MS]), array("q", [2 * MS, 2 * MS, 8 * MS])
+    windows[1].firsts = array("q", [2 * MS])
+    windows[1].sequences = 4
+    result = summary(Load(False, 1), windows, 1, 10, 99)
+    assert result.responses is not None
+    assert (result.responses.count, result.responses.rate, result.responses.each) == (6, 3.0, 2.0)
+    assert result.sequences == 2.0
+    row = to_json(result)
+    assert row["responses"]["time_to_first_ms"] == {"p50": 2.0, "p99": 3.0}
+    assert row["responses"]["time_between_ms"] == {"p50": 2.0, "p99": 8.0}
+    names, (cells,) = response_rows([result])
+    assert dict(zip(names, cells, strict=True)) == {
+        "load": "concurrency 1",
+        "responses/s": "3.0",
+        "a request": "2.00",
+        "first p50": "2.00",
+        "first p99": "3.00",
+        "between p50": "2.00",
+        "between p99": "8.00",
+    }
+    assert "sequences/s" in client_rows([result], Rules(), [])[0]
+
+
+def test_other_models_have_no_responses_of_their_own() -> None:
+    result = summary(Load(False, 1), STEADY, 1, 10, 99)
+    assert to_json(result)["responses"] is None
+    text = "\n".join(table([result], Rules()))
+    assert "Responses" not in text
+    assert "sequences/s" not in text
 
 
 @pytest.mark.parametrize(("requests", "keeps_up"), [(100, True), (92, True), (91, False)])

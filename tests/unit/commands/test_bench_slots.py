@@ -1,18 +1,18 @@
 """The client's HTTP/1.1 and HTTP/2, byte by byte, and who sends when."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, cast
 
 import pytest
-from hpack import Decoder, Encoder
+from bench_fakes import FIELDS, Factory, Http2End, open_loop
 
 from http2_client import Transport
 from modserve.commands.bench import loops
-from modserve.commands.bench.grpc_slots import Connection, GrpcSlot, Message, Place, frame, status_error
+from modserve.commands.bench.grpc_slots import GrpcSlot
+from modserve.commands.bench.http2 import frame, status_error
 from modserve.commands.bench.http_slots import Heads, HttpSlot
-from modserve.commands.bench.loops import ClosedLoop, OpenLoop
-from modserve.commands.bench.slots import Endpoint, Owner, Slot
+from modserve.commands.bench.loops import ClosedLoop
+from modserve.commands.bench.requests import HttpRequest
+from modserve.commands.bench.slots import Endpoint, Slot
 
 HERE = Endpoint("h", 1)
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"
@@ -26,10 +26,13 @@ class Outcomes:
         slot.start = 0
         self.errors.append(error)
 
+    def responded(self, slot: Slot) -> None:
+        raise AssertionError("only models that are decoupled respond in parts")
+
 
 def http_slot() -> tuple[HttpSlot, Transport, Outcomes]:
     outcomes = Outcomes()
-    slot = HttpSlot(HERE, [b"request 0", b"request 1"], outcomes, Heads())
+    slot = HttpSlot(HERE, [HttpRequest(b"request 0"), HttpRequest(b"request 1", b".")], outcomes, Heads())
     transport = Transport(slot)
     slot.connection_made(transport)
     return slot, transport, outcomes
@@ -73,6 +76,12 @@ def test_a_response_that_ends_with_the_connection() -> None:
     assert outcomes.errors == [""]
 
 
+def test_a_mark_stands_between_the_parts_of_a_request() -> None:
+    slot, transport, _ = http_slot()
+    slot.send(1, b" of 2")
+    assert transport.written == [b"request 1 of 2."]
+
+
 def test_a_connection_that_is_lost() -> None:
     slot, _, outcomes = http_slot()
     exchange(slot, OK[:-1])
@@ -106,32 +115,11 @@ def test_a_server_that_closes_behind_each_response() -> None:
 
 # gRPC
 
-FIELDS = [(":method", "POST"), (":path", "/p"), ("te", "trailers")]
 
-
-class Http2:
-    """A connection with one slot, and the server's end of it."""
-
+class Http2(Http2End[GrpcSlot]):
     def __init__(self, *messages: bytes, settings: bytes = b"") -> None:
         self.outcomes = Outcomes()
-        self.place = Place(HERE, FIELDS, [])
-        self.connection = Connection(FIELDS, [Message.of(message) for message in messages])
-        self.place.connection = self.connection
-        self.transport = Transport(self.connection)
-        self.connection.connection_made(self.transport)
-        self.slot = GrpcSlot(self.place, self.outcomes)
-        self.encoder, self.decoder = Encoder(), Decoder()
-        self.connection.data_received(frame(4, 0, 0, settings))
-        self.frames(skip=24)
-
-    def frames(self, skip: int = 0) -> list[tuple[int, int, int, bytes]]:
-        data, self.transport.written = b"".join(self.transport.written)[skip:], []
-        frames = []
-        while data:
-            length = int.from_bytes(data[:3], "big")
-            frames.append((data[3], data[4], int.from_bytes(data[5:9], "big"), data[9 : 9 + length]))
-            data = data[9 + length :]
-        return frames
+        super().__init__(GrpcSlot, self.outcomes, *messages, settings=settings)
 
     def send(self, index: int = 0) -> None:
         self.slot.start = 1
@@ -159,6 +147,12 @@ async def test_a_call() -> None:
         server.respond(stream, ("grpc-status", "0"), ("grpc-message", ""))
     assert server.outcomes.errors == [""] * 4
     assert len(headers[3]) == len(FIELDS)  # by then, a byte for each
+
+
+async def test_a_mark_is_a_part_of_its_message() -> None:
+    server = Http2(b"abc")
+    server.slot.send(0, b"de")
+    assert server.frames()[1] == (0, 1, 1, b"\0\0\0\0\5abcde")
 
 
 async def test_an_error_of_grpc() -> None:
@@ -240,48 +234,6 @@ def test_what_trailers_say() -> None:
 # Loops
 
 
-class FakeSlot:
-    def __init__(self, owner: Owner) -> None:
-        self.start = 0
-        self.sent: list[int] = []
-        self.owner = owner
-        self.closed = False
-
-    def send(self, index: int) -> None:
-        self.sent.append(index)
-
-    def respond(self, error: str = "") -> None:
-        self.owner.done(self, error)
-
-    def abort(self, why: str) -> None:
-        self.respond(why)
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class Factory:
-    def __init__(self) -> None:
-        self.slots: list[FakeSlot] = []
-
-    async def open(self, owner: Owner, count: int) -> Sequence[Slot]:
-        new = [FakeSlot(owner) for _ in range(count)]
-        self.slots += new
-        return cast(Sequence[Slot], new)
-
-
-class FakeTicker:
-    def __init__(self, callback: Callable[[], None]) -> None:
-        self.callback = callback
-        self.moment = 0
-
-    def arm(self, moment: int) -> None:
-        self.moment = moment
-
-    def close(self) -> None:
-        self.callback = lambda: None
-
-
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     time = [1_000_000_000]
@@ -316,16 +268,6 @@ async def test_responses_that_never_come(now: list[int]) -> None:
     driver = ClosedLoop(2, factory, 1, 60)
     await driver.start()
     assert await driver.stop(0.0) == 2
-
-
-def open_loop(factory: Factory, rate: float, most: int, **more: Any) -> tuple[OpenLoop, list[FakeTicker]]:
-    tickers: list[FakeTicker] = []
-
-    def make(callback: Callable[[], None]) -> FakeTicker:
-        tickers.append(FakeTicker(callback))
-        return tickers[-1]
-
-    return OpenLoop(rate, factory, 1, 60, most=most, first=1, make_ticker=make, **more), tickers
 
 
 async def test_latency_counts_from_the_intended_start(now: list[int]) -> None:

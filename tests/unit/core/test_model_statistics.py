@@ -1,12 +1,14 @@
 """When each counter of a model version moves, and by how much (Triton's statistics extension)."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from modserve.core.errors import Code, ModserveError
 from modserve.core.histogram import Histogram
-from modserve.core.inflight import Inflight
+from modserve.core.inflight import Inflight, RequestTrace
 from modserve.core.statistics import (
     BATCH_SIZE_BUCKETS,
     LATENCY_BUCKETS_NS,
@@ -86,6 +88,33 @@ def test_no_successes_move_nothing() -> None:
     statistics.record_successes([], timing(1, 2, 3, 4), now_ns=5)
     assert moved(statistics) == {}
     assert sum(statistics.compute_histogram.buckets) == 0
+
+
+def trace(trace_id: str) -> RequestTrace:
+    """Of a request with this trace id; empty for one that only the log follows."""
+    return cast(RequestTrace, SimpleNamespace(trace_id=trace_id))
+
+
+def exemplars(histogram: Histogram) -> list[tuple[str, float]]:
+    return [(each.trace_id, each.value) for each in (histogram.exemplars or {}).values()]
+
+
+def test_exemplars() -> None:
+    statistics = ModelStatistics()
+    plain, logged, traced = (member(1, started=started, queued=1) for started in (1, 2, 3))
+    logged.trace, traced.trace = trace(""), trace("4bf9")
+    statistics.record_successes([plain, logged], timing(4, 5, 6, 7), now_ns=8)
+    assert statistics.request_histogram.exemplars is None
+    statistics.record_successes([traced], timing(4, 5, 6, 7), now_ns=9)
+    assert exemplars(statistics.request_histogram) == [("4bf9", 6)]
+    statistics.record_successes([plain], timing(4, 5, 6, 7), now_ns=11, trace_id="0af7")
+    assert exemplars(statistics.request_histogram) == [("0af7", 10)]
+    statistics.record_cache_hit(traced, 1, now_ns=5)
+    assert exemplars(statistics.request_histogram) == [("4bf9", 2)]
+    statistics.record_first_response(plain, now_ns=2)
+    assert statistics.first_response_histogram.exemplars is None
+    statistics.record_first_response(plain, now_ns=3, trace_id="0af7")
+    assert exemplars(statistics.first_response_histogram) == [("0af7", 2)]
 
 
 def test_executions() -> None:

@@ -96,9 +96,10 @@ async def test_nothing_of_it_is_there_without_an_option(tmp_path: Path) -> None:
     async with served(tmp_path, backend, {"first": CONFIG}) as server:
         assert not isinstance(server.model("first"), OnDemandModel)
         assert (server.index()[0].reason, residency(server.model("first"))) == ("", None)
-        assert not statistics.message(server.models()).model_stats[0].memory_usage
+        (usage,) = statistics.message(server.models()).model_stats[0].memory_usage
+        assert usage.byte_size == server.model("first").statistics.memory >= 0  # which was measured once
         page = prometheus.render(prometheus.registry(server.ready_models)).decode()
-        assert "modserve_model_resident" not in page
+        assert "modserve_model_resident{" not in page
 
 
 async def test_parameters_of_models_win_over_options(tmp_path: Path) -> None:

@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 
 from modserve.core.lifecycle import IndexEntry, State
-from modserve.observability.progress import EVERY_S, FIRST_S, ON_A_TERMINAL_S, LoadingProgress, progress_text
+from modserve.observability.progress import (
+    EVERY_S,
+    FIRST_S,
+    ON_A_TERMINAL_S,
+    LaterLoads,
+    LoadingProgress,
+    progress_text,
+)
 
 
 class Timer:
@@ -89,3 +96,57 @@ def test_nothing_of_a_quick_start(caplog: pytest.LogCaptureFixture) -> None:
 )
 def test_texts(counts: tuple[int, int, int, float], text: str) -> None:
     assert progress_text(*counts) == text
+
+
+def later_loads(stage: Stage) -> LaterLoads:
+    logs: Any = stage
+    return LaterLoads(logs, lambda: stage.now, stage.later)
+
+
+def test_later_loads_have_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "modserve")
+    stage = Stage()
+    loads = later_loads(stage)
+    loads.start()
+    loads.begins("a", 1)
+    stage.run(FIRST_S)
+    loads.begins("b", 1)
+    loads.begins("b", 2)
+    loads.ends("b", 1, failed=True)
+    stage.run(EVERY_S)
+    loads.ends("a", 1, failed=False)
+    stage.run(EVERY_S)
+    assert not stage.timer.cancelled
+    loads.ends("b", 2, failed=False)
+    assert stage.timer.cancelled
+    assert caplog.messages == [
+        "loading model 'a', version 1: 2 s",
+        "loading 3 models: 0 ready, 1 failed, 7 s",
+        "loading 3 models: 1 ready, 1 failed, 12 s",
+    ]
+    stage.due.clear()
+    loads.begins("c", 4)
+    stage.run(FIRST_S)
+    assert caplog.messages[-1] == "loading model 'c', version 4: 2 s"
+
+
+def test_the_line_of_later_loads_on_a_terminal() -> None:
+    stage = Stage()
+    stage.terminal = True
+    loads = later_loads(stage)
+    loads.start()
+    loads.begins("a", 1)
+    loads.begins("b", 1)
+    loads.ends("b", 1, failed=False)
+    stage.run(FIRST_S)
+    loads.ends("a", 1, failed=False)
+    assert stage.shown == ["[##########..........] loading 2 models: 1 ready, 2 s", ""]
+
+
+def test_loads_that_begin_with_the_start_are_its_own() -> None:
+    stage = Stage()
+    loads = later_loads(stage)
+    loads.begins("a", 1)
+    loads.start()
+    loads.ends("a", 1, failed=False)
+    assert not stage.due

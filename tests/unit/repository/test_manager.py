@@ -24,7 +24,14 @@ class Bench:
         self.loader = FakeLoader()
         self.store = FakeStore()
         self.table = ModelTable()
-        self.manager = ModelManager(self.table, self.loader, parallel_loads, retries)
+        self.watched: list[tuple[str, int, str]] = []
+        self.manager = ModelManager(self.table, self.loader, parallel_loads, retries, self)
+
+    def begins(self, name: str, version: int) -> None:
+        self.watched.append((name, version, "begins"))
+
+    def ends(self, name: str, version: int, failed: bool) -> None:
+        self.watched.append((name, version, "fails" if failed else "ready"))
 
     async def blueprints(self, **versions: tuple[int, ...]) -> dict[str, Blueprint]:
         return await self.manager.inspect(self.store.listing(name, *each) for name, each in versions.items())
@@ -685,9 +692,27 @@ async def test_a_cancelled_load_leaves_nothing_half_done(bench: Bench) -> None:
     assert loading.cancelled()
     assert bench.states() == {("a", 1): UNAVAILABLE, ("a", 2): UNAVAILABLE}
     assert set(bench.reasons().values()) == {"the load was cancelled"}
+    assert sorted(bench.watched) == [("a", 1, "begins"), ("a", 1, "fails"), ("a", 2, "begins"), ("a", 2, "ready")]
     bench.loader.patient = False
     assert await bench.update("a", 1, 2) == ""
     assert bench.states() == {("a", 1): READY, ("a", 2): READY}
+
+
+async def test_loads_are_watched_from_the_beginning() -> None:
+    """Those that wait for others, too, and a version that is READY while it is loaded again."""
+    bench = Bench(parallel_loads=1)
+    bench.loader.failures[ModelId("a", 2)] = invalid("bad")
+    bench.loader.patient = True
+    loading = asyncio.create_task(bench.update("a", 1, 2, together=False))
+    await bench.loader.begun("a", 1)
+    assert bench.watched == [("a", 1, "begins"), ("a", 2, "begins")]
+    bench.loader.finish("a", 1)
+    await loading
+    assert bench.watched[2:] == [("a", 1, "ready"), ("a", 2, "fails")]
+    bench.watched.clear()
+    bench.loader.patient = False
+    assert await bench.update("a", 1, mark="new") == ""
+    assert bench.watched == [("a", 1, "begins"), ("a", 1, "ready")]
 
 
 # Leases

@@ -62,7 +62,7 @@ class BackendInstance(Protocol):
     instance's thread or, after `start`, inside the engine; `data_dependent` (bool, True where it is absent):
     executions of the same shapes may take very different times. Only where it is False, and the backend says
     `any_thread`, may very short executions run on the event loop's thread, where one that takes long stops the whole
-    server.
+    server; `process_id` (int): the process that runs it, if that is not the server's, whose memory is the model's then.
     """
 
     def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Values:

@@ -82,6 +82,10 @@ class WorkerInstance:
     def __repr__(self) -> str:
         return f"WorkerInstance({self.worker!r}, {len(self._open)} requests)"
 
+    @property
+    def process_id(self) -> int:
+        return self.worker.process.pid
+
     # Start: on a loading thread. Raises what is wrong with the model, and `InstanceLostError` if the process ends
 
     def load(self, load: Mapping[str, Any]) -> None:

@@ -41,6 +41,8 @@ class Report:
             "url": self.plan.access.address.url,
             "batch_size": self.plan.wishes.batch_size,
             "inputs": list(self.inputs),
+            "decoupled": self.model.decoupled,
+            "sequences": self.model.sequences is not None,
             "interrupted": self.interrupted,
             "goal": None
             if goal is None
@@ -55,7 +57,15 @@ class Report:
 
 def conduct(plan: Plan) -> Report:
     """Measure. Raises OSError, UnreachableError, and INVALID_ARG."""
-    with session(plan.access, plan.model, plan.version, plan.wishes, plan.format) as opened:
+    with session(
+        plan.access,
+        plan.model,
+        plan.version,
+        plan.wishes,
+        plan.format,
+        streaming=plan.streaming,
+        lengths=plan.lengths,
+    ) as opened:
         for remark in opened.remarks:
             print(f"modserve: {remark}", file=sys.stderr)
         report = Report(plan, opened.model, opened.inputs)

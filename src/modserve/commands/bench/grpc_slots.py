@@ -1,94 +1,76 @@
-"""gRPC's unary call as lean as it can be: frames of HTTP/2 over prepared messages, six slots a connection.
-
-Header blocks are written once: after two or three of them all fields are in the server's table, and the block stays the
-same bytes. Blocks that come in are remembered by their bytes as long as reading them leaves the table as it is.
-`hpack` reads and writes those that are new.
-"""
+"""gRPC's calls of one request and one response: prepared messages over HTTP/2, six slots a connection."""
 
 import asyncio
-import urllib.parse
-from collections.abc import Sequence
-from struct import Struct
-from typing import NamedTuple, cast
+from collections.abc import Callable, Sequence
 
-from hpack import Decoder, Encoder
-from hpack.exceptions import HPACKError
-
-from modserve.core import grpc_status
-
+from .http2 import PREFIX, Connection, Message
 from .slots import RETRY_SECONDS, Endpoint, Owner, Slot
 
 SHARE = 6
 """Slots of a connection, which is what NVIDIA's client shares one among."""
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_HEAD = Struct(">HBBBI")
-_SETTING = Struct(">HI")
-_DATA, _HEADERS, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW, _CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
-_END_STREAM, _ACK, _END_HEADERS, _PADDED, _PRIORITY = 1, 1, 4, 8, 32
-_LARGEST = (1 << 31) - 1
-_REFILL = 1 << 29
-_BLOCKS = 256
-_LONGEST_ERROR = 300
-_NO_STATUS = "stream ended without a status"
-_LAST_STREAM = (1 << 31) - 5
 
 
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    return _HEAD.pack(len(payload) >> 8, len(payload) & 255, kind, flags, stream) + payload
+class Place:
+    """Where slots find their connection, which is opened again when it is lost."""
 
+    def __init__(self, endpoint: Endpoint, fields: Sequence[tuple[str, str]], messages: Sequence[Message]) -> None:
+        self.connection: Connection | None = None
+        self.messages = messages
+        self._endpoint, self._fields = endpoint, fields
+        self._lock = asyncio.Lock()
 
-_HELLO = (
-    _PREFACE
-    + frame(_SETTINGS, 0, 0, _SETTING.pack(2, 0) + _SETTING.pack(4, _LARGEST))
-    + frame(_WINDOW, 0, 0, (_LARGEST - 65_535).to_bytes(4, "big"))
-)
-"""No pushed streams, and windows that nothing fills."""
+    async def open(self) -> Connection:
+        """Raises OSError."""
+        async with self._lock:
+            if self.connection is not None and self.connection.usable:
+                return self.connection
+            connection = Connection(self._fields)
+            endpoint = self._endpoint
+            loop = asyncio.get_running_loop()
+            await loop.create_connection(lambda: connection, endpoint.host, endpoint.port, ssl=endpoint.secure)
+            await connection.greeted
+            self.connection = connection
+            return connection
 
-
-class Message(NamedTuple):
-    """A message as gRPC sends it, behind its length."""
-
-    body: bytes
-    short: bytes
-    """What stands before the stream's number in a frame with all of it."""
-
-    @classmethod
-    def of(cls, message: bytes) -> "Message":
-        body = b"\0" + len(message).to_bytes(4, "big") + message
-        length = min(len(body), 0xFFFFFF)
-        return cls(body, _HEAD.pack(length >> 8, length & 255, _DATA, _END_STREAM, 0)[:5])
+    def message(self, index: int, mark: bytes) -> Message:
+        """A prepared one. Fields that are written behind those of a message are a part of it."""
+        message = self.messages[index]
+        return Message.of(message.body[PREFIX:] + mark) if mark else message
 
 
 class GrpcSlot:
     """A call at a time on a connection that it shares; `start` is as in `Slot`."""
 
-    def __init__(self, place: "Place", owner: Owner) -> None:
+    def __init__(self, place: Place, owner: Owner) -> None:
         self.start = 0
-        self.stream = 0
+        self._stream = 0
         self._place, self._owner = place, owner
         self._opening: asyncio.Task[None] | None = None
 
-    def send(self, index: int) -> None:
+    def send(self, index: int, mark: bytes = b"") -> None:
         connection = self._place.connection
         if connection is not None and connection.usable:
-            connection.call(self, index)
+            self._send(connection, self._place.message(index, mark))
         else:
-            self._opening = asyncio.create_task(self._reopen(index))
+            self._opening = asyncio.create_task(self._reopen(index, mark))
 
-    async def _reopen(self, index: int) -> None:
+    def _send(self, connection: Connection, message: Message) -> None:
+        self._stream = connection.request(self, message)
+
+    async def _reopen(self, index: int, mark: bytes) -> None:
         try:
             connection = await self._place.open()
         except OSError as error:
             await asyncio.sleep(RETRY_SECONDS)
-            self.finish(f"cannot connect: {error.strerror or error}")
+            self._finish(f"cannot connect: {error.strerror or error}")
         else:
-            connection.call(self, index)
+            self._send(connection, self._place.message(index, mark))
 
     def abort(self, why: str) -> None:
         connection = self._place.connection
         if connection is not None:
-            connection.reset(self.stream)
-        self.finish(why)
+            connection.reset(self._stream)
+        self._finish(why)
 
     def close(self) -> None:
         self.start = 0
@@ -97,271 +79,30 @@ class GrpcSlot:
         if self._place.connection is not None:
             self._place.connection.close()
 
-    def finish(self, error: str) -> None:
+    def ended(self, error: str) -> None:
+        self._finish(error)
+
+    def receive(self, data: bytes) -> None:
+        """What the response says is not looked at."""
+
+    def _finish(self, error: str) -> None:
         if self.start:
             self._owner.done(self, error)
 
 
-class Place:
-    """Where some slots find their connection, which is opened again when it is lost."""
-
-    def __init__(self, endpoint: Endpoint, fields: Sequence[tuple[str, str]], messages: Sequence[Message]) -> None:
-        self.connection: Connection | None = None
-        self._endpoint, self._fields, self._messages = endpoint, fields, messages
-        self._lock = asyncio.Lock()
-
-    async def open(self) -> "Connection":
-        """Raises OSError."""
-        async with self._lock:
-            if self.connection is not None and self.connection.usable:
-                return self.connection
-            connection = Connection(self._fields, self._messages)
-            endpoint = self._endpoint
-            loop = asyncio.get_running_loop()
-            await loop.create_connection(lambda: connection, endpoint.host, endpoint.port, ssl=endpoint.secure)
-            await connection.greeted
-            self.connection = connection
-            return connection
-
-
-class _Upload:
-    """The rest of a message that waits for windows."""
-
-    __slots__ = ("body", "position", "window")
-
-    def __init__(self, body: bytes, window: int) -> None:
-        self.body, self.position, self.window = body, 0, window
-
-
-class Connection(asyncio.Protocol):
-    """The client's side of HTTP/2, as far as unary calls need it."""
-
-    def __init__(self, fields: Sequence[tuple[str, str]], messages: Sequence[Message]) -> None:
-        self.greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.usable = False
-        self._fields, self._messages = fields, messages
-        self._encoder, self._decoder = Encoder(), Decoder()
-        self._block = b""
-        self._block_stays = False
-        self._known: dict[bytes, str | None] = {}
-        self._transport: asyncio.Transport | None = None
-        self._calls: dict[int, GrpcSlot] = {}
-        self._uploads: dict[int, _Upload] = {}
-        self._stream = 1
-        self._received = b""
-        self._partial = b""
-        """A header block that goes on in CONTINUATION frames."""
-        self._partial_ends = 0
-        self._window = 65_535
-        self._stream_window = 65_535
-        self._frame = 16_384
-        self._consumed = 0
-
-    # Calls
-
-    def call(self, slot: GrpcSlot, index: int) -> None:
-        transport = self._transport
-        if transport is None:
-            slot.finish("connection closed by the server")
-            return
-        stream = self._stream
-        self._stream = stream + 2
-        if stream >= _LAST_STREAM:
-            self.usable = False
-        slot.stream = stream
-        self._calls[stream] = slot
-        message = self._messages[index]
-        number = stream.to_bytes(4, "big")
-        size = len(message.body)
-        block = self._block if self._block_stays else self._encode()
-        if size <= self._frame and size <= self._window and size <= self._stream_window and not self._uploads:
-            self._window -= size
-            transport.write(b"".join((block[:5], number, block[5:], message.short, number, message.body)))
-            return
-        transport.write(b"".join((block[:5], number, block[5:])))
-        self._uploads[stream] = _Upload(message.body, self._stream_window)
-        self._upload()
-
-    def _encode(self) -> bytes:
-        """The HEADERS frame without the stream's number."""
-        block = self._encoder.encode(self._fields, huffman=True)
-        whole = frame(_HEADERS, _END_HEADERS, 0, block)
-        head = whole[:5] + whole[9:]
-        self._block_stays, self._block = head == self._block, head
-        return head
-
-    def _upload(self) -> None:
-        transport = self._transport
-        assert transport is not None
-        for stream, upload in list(self._uploads.items()):
-            while (left := len(upload.body) - upload.position) > 0:
-                size = min(left, self._frame, self._window, upload.window)
-                if size <= 0:
-                    break
-                begin = upload.position
-                flags = _END_STREAM if size == left else 0
-                transport.write(frame(_DATA, flags, stream, upload.body[begin : begin + size]))
-                upload.position += size
-                upload.window -= size
-                self._window -= size
-            if left <= 0:
-                del self._uploads[stream]
-
-    def reset(self, stream: int) -> None:
-        self._uploads.pop(stream, None)
-        if self._calls.pop(stream, None) is not None and self._transport is not None:
-            self._transport.write(frame(_RESET, 0, stream, (8).to_bytes(4, "big")))
-
-    def close(self) -> None:
-        self.usable = False
-        self._calls.clear()
-        if self._transport is not None:
-            self._transport.abort()
-
-    def _end(self, stream: int, error: str) -> None:
-        self._uploads.pop(stream, None)
-        slot = self._calls.pop(stream, None)
-        if slot is not None:
-            slot.finish(error)
-
-    # The protocol
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.write(_HELLO)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._transport = None
-        self.usable = False
-        if not self.greeted.done():
-            self.greeted.set_exception(
-                ConnectionError("the server speaks no HTTP/2 here, or has closed the connection")
-            )
-        why = f"connection closed {f'with {error}' if error else 'by the server'}"
-        for stream in list(self._calls):
-            self._end(stream, why)
-
-    def data_received(self, data: bytes) -> None:
-        if self._received:
-            data = self._received + data
-            self._received = b""
-        position, end = 0, len(data)
-        while end - position >= 9:
-            stop = position + 9 + (data[position] << 16 | data[position + 1] << 8 | data[position + 2])
-            if stop > end:
-                break
-            kind, flags = data[position + 3], data[position + 4]
-            if kind == _DATA:
-                self._consumed += stop - position - 9
-                if flags & _END_STREAM:
-                    self._end(int.from_bytes(data[position + 5 : position + 9], "big"), _NO_STATUS)
-            elif kind in (_HEADERS, _CONTINUATION):
-                stream = int.from_bytes(data[position + 5 : position + 9], "big")
-                self._read_block(stream, flags, data[position + 9 : stop], kind)
-            else:
-                stream = int.from_bytes(data[position + 5 : position + 9], "big")
-                self._read_other(kind, flags, stream, data[position + 9 : stop])
-            position = stop
-        if position < end:
-            self._received = data[position:]
-        if self._consumed > _REFILL and self._transport is not None:
-            self._transport.write(frame(_WINDOW, 0, 0, self._consumed.to_bytes(4, "big")))
-            self._consumed = 0
-
-    def _read_block(self, stream: int, flags: int, block: bytes, kind: int) -> None:
-        """A part of the response that says nothing, or the status at its end."""
-        if flags & (_PADDED | _PRIORITY) and kind == _HEADERS:
-            padding = block[0] if flags & _PADDED else 0
-            begin = (1 if flags & _PADDED else 0) + (5 if flags & _PRIORITY else 0)
-            block = block[begin : len(block) - padding]
-        if self._partial:
-            block = self._partial + block
-            self._partial = b""
-            flags |= self._partial_ends
-        if not flags & _END_HEADERS:
-            self._partial, self._partial_ends = block, flags & _END_STREAM
-            return
-        error = self._known[block] if block in self._known else self._decode(block)
-        if error is not None or flags & _END_STREAM:
-            self._end(stream, _NO_STATUS if error is None else error)
-
-    def _decode(self, block: bytes) -> str | None:
-        table = self._decoder.header_table
-        before = tuple(table.dynamic_entries), table.maxsize
-        try:
-            fields = dict(self._decoder.decode(block, raw=True))
-        except HPACKError as error:
-            self.usable = False
-            return f"the server's headers cannot be read: {error}"
-        error_text = status_error(fields)
-        if (tuple(table.dynamic_entries), table.maxsize) != before:
-            self._known.clear()
-        elif len(self._known) < _BLOCKS:
-            self._known[block] = error_text
-        return error_text
-
-    def _read_other(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        transport = self._transport
-        if transport is None:
-            return
-        if kind == _WINDOW:
-            size = int.from_bytes(payload, "big")
-            if stream == 0:
-                self._window += size
-            elif stream in self._uploads:
-                self._uploads[stream].window += size
-            if self._uploads:
-                self._upload()
-        elif kind == _PING and not flags & _ACK:
-            transport.write(frame(_PING, _ACK, 0, payload))
-        elif kind == _SETTINGS and not flags & _ACK:
-            for number, value in _SETTING.iter_unpack(payload):
-                self._set(number, value)
-            transport.write(frame(_SETTINGS, _ACK, 0))
-            self.usable = True
-            if not self.greeted.done():
-                self.greeted.set_result(None)
-        elif kind == _RESET:
-            self._end(stream, f"stream reset with code {int.from_bytes(payload, 'big')}")
-        elif kind == _GOAWAY:
-            self.usable = False
-            last = int.from_bytes(payload[:4], "big")
-            for each in [each for each in self._calls if each > last]:
-                self._end(each, "connection closed by the server")
-
-    def _set(self, number: int, value: int) -> None:
-        if number == 1:
-            self._encoder.header_table_size = min(value, 4096)
-            self._block_stays, self._block = False, b""
-        elif number == 4:
-            for upload in self._uploads.values():
-                upload.window += value - self._stream_window
-            self._stream_window = value
-        elif number == 5:
-            self._frame = min(value, 1 << 20)
-
-
-def status_error(fields: dict[bytes, bytes]) -> str | None:
-    """The error that trailers report, empty for OK; None for a block without a status."""
-    code = fields.get(b"grpc-status")
-    if code is None:
-        http = fields.get(b":status", b"200")
-        return None if http == b"200" else f"HTTP status {http.decode(errors='replace')} in place of a gRPC response"
-    if code == b"0":
-        return ""
-    text = urllib.parse.unquote(fields.get(b"grpc-message", b"").decode(errors="replace"))[:_LONGEST_ERROR]
-    number = int(code) if code.isdigit() else 2
-    name = grpc_status.name_of(number)
-    return f"{name}: {text}" if text else name
-
-
 class GrpcSlots:
-    """Makes slots that send these messages to `path`."""
+    """Makes slots of one kind that send these messages to `path`, `share` of them over each connection."""
 
     def __init__(
-        self, endpoint: Endpoint, path: str, messages: Sequence[bytes], metadata: Sequence[tuple[str, str]]
+        self,
+        endpoint: Endpoint,
+        path: str,
+        messages: Sequence[bytes],
+        metadata: Sequence[tuple[str, str]],
+        make: Callable[[Place, Owner], Slot] = GrpcSlot,
+        share: int = SHARE,
     ) -> None:
-        self._endpoint = endpoint
+        self._endpoint, self._make, self._share = endpoint, make, share
         self._messages = [Message.of(message) for message in messages]
         self._fields = [
             (":method", "POST"),
@@ -375,6 +116,6 @@ class GrpcSlots:
         ]
 
     async def open(self, owner: Owner, count: int) -> Sequence[Slot]:
-        places = [Place(self._endpoint, self._fields, self._messages) for _ in range(-(-count // SHARE))]
+        places = [Place(self._endpoint, self._fields, self._messages) for _ in range(-(-count // self._share))]
         await asyncio.gather(*(place.open() for place in places))
-        return [GrpcSlot(places[number % len(places)], owner) for number in range(count)]
+        return [self._make(places[number % len(places)], owner) for number in range(count)]

@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import cast
 
+from .requests import HttpRequest
 from .slots import RETRY_SECONDS, Endpoint, Owner, Slot
 
 _HEADS = 64
@@ -22,12 +23,12 @@ CHUNKED, UNTIL_CLOSED = -1, -2
 class HttpSlot(asyncio.Protocol):
     """One connection; `start` is as in `Slot`. Where the server closes it behind a response, it is opened again."""
 
-    def __init__(self, endpoint: Endpoint, requests: Sequence[bytes], owner: Owner, heads: "Heads") -> None:
+    def __init__(self, endpoint: Endpoint, requests: Sequence[HttpRequest], owner: Owner, heads: "Heads") -> None:
         self.start = 0
         self._endpoint, self._requests, self._owner, self._heads = endpoint, requests, owner, heads
         self._transport: asyncio.Transport | None = None
         self._opening: asyncio.Task[None] | None = None
-        self._unsent: int | None = None
+        self._unsent: bytes | None = None
         """The request that waits for a new connection."""
         self._received = b""
         """A head that is not complete, or a whole response whose length is not known."""
@@ -45,12 +46,14 @@ class HttpSlot(asyncio.Protocol):
         endpoint = self._endpoint
         await loop.create_connection(lambda: self, endpoint.host, endpoint.port, ssl=endpoint.secure)
 
-    def send(self, index: int) -> None:
+    def send(self, index: int, mark: bytes = b"") -> None:
         transport = self._transport
+        before, after = self._requests[index]
+        request = before + mark + after if mark else before
         if transport is not None and not self._closes:
-            transport.write(self._requests[index])
+            transport.write(request)
             return
-        self._unsent = index
+        self._unsent = request
         if transport is None:
             self._opening = asyncio.create_task(self._reopen())
         else:
@@ -83,8 +86,8 @@ class HttpSlot(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._received, self._parts, self._missing, self._closes = b"", [], 0, False
         if self._unsent is not None:
-            index, self._unsent = self._unsent, None
-            self._transport.write(self._requests[index])
+            request, self._unsent = self._unsent, None
+            self._transport.write(request)
 
     def data_received(self, data: bytes) -> None:
         if self._missing > 0:
@@ -183,13 +186,13 @@ def _error_text(status: int, body: bytes) -> str:
 
 
 class HttpSlots:
-    """Makes connections that send these requests."""
+    """Makes connections of one kind that send these requests."""
 
-    def __init__(self, endpoint: Endpoint, requests: Sequence[bytes]) -> None:
-        self._endpoint, self._requests = endpoint, requests
+    def __init__(self, endpoint: Endpoint, requests: Sequence[HttpRequest], make: type[HttpSlot] = HttpSlot) -> None:
+        self._endpoint, self._requests, self._make = endpoint, requests, make
         self._heads = Heads()
 
     async def open(self, owner: Owner, count: int) -> Sequence[Slot]:
-        slots = [HttpSlot(self._endpoint, self._requests, owner, self._heads) for _ in range(count)]
+        slots = [self._make(self._endpoint, self._requests, owner, self._heads) for _ in range(count)]
         await asyncio.gather(*(slot.open() for slot in slots))
         return slots

@@ -2,12 +2,13 @@
 
 import base64
 import binascii
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +32,17 @@ class InputSpec:
     name: str
     datatype: Datatype
     dims: Shape
+    optional: bool = False
+    """Whether it is sent only if data for it comes from a file or has a `--shape`."""
+
+
+class Data(NamedTuple):
+    requests: list[Inputs]
+    """Those that are sent in turns."""
+    remarks: list[str]
+    """What was assumed."""
+    streams: list[int]
+    """How many of the requests, one behind the other, are the steps of a sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +59,8 @@ class Wishes:
     string_data: str = ""
 
 
-def make(model: str, specs: Sequence[InputSpec], batches: bool, wishes: Wishes) -> tuple[list[Inputs], list[str]]:
-    """The inputs of the requests that are sent in turns, and remarks on what was assumed. Raises INVALID_ARG."""
+def make(model: str, specs: Sequence[InputSpec], batches: bool, wishes: Wishes) -> Data:
+    """Raises INVALID_ARG."""
     if not batches and wishes.batch_size > 1:
         raise invalid(f"model '{model}' takes no batches, and '--batch-size' is {wishes.batch_size}")
     known = {spec.name for spec in specs}
@@ -60,11 +72,19 @@ def make(model: str, specs: Sequence[InputSpec], batches: bool, wishes: Wishes) 
     remarks: list[str] = []
     rest = [spec for spec in specs if spec.name not in files]
     if wishes.data is not None:
-        documents = _documents(wishes.data)
+        streams = _documents(wishes.data)
+        documents = itertools.chain.from_iterable(streams)
         samples = [_sample(rest, document, dict(wishes.shapes), wishes.data) for document in documents]
-        return [{**files, **_stacked(samples, start, rows)} for start in range(len(samples))], remarks
-    made = {spec.name: _made(model, spec, wishes, rows, remarks) for spec in rest}
-    return [{spec.name: {**files, **made}[spec.name] for spec in specs}], remarks
+        requests: list[Inputs] = [{**files, **_stacked(samples, start, rows)} for start in range(len(samples))]
+        return Data(requests, remarks, [len(stream) for stream in streams])
+    shaped = dict(wishes.shapes)
+    made = {
+        spec.name: _made(model, spec, wishes, rows, remarks)
+        for spec in rest
+        if not spec.optional or spec.name in shaped
+    }
+    everything = {**files, **made}
+    return Data([{spec.name: everything[spec.name] for spec in specs if spec.name in everything}], remarks, [1])
 
 
 def spec_of(specs: Sequence[InputSpec], name: str) -> InputSpec:
@@ -138,10 +158,12 @@ def _fitted(spec: InputSpec, array: Array, rows: int | None, where: str) -> Tens
     return Tensor.from_array(converted, spec.datatype)
 
 
-# perf_analyzer's JSON: {"data": [{"INPUT": [1, 2], "OTHER": {"content": …, "shape": …}, "THIRD": {"b64": …}}, …]}
+# perf_analyzer's JSON: {"data": [{"INPUT": [1, 2], "OTHER": {"content": …, "shape": …}, "THIRD": {"b64": …}}, …]},
+# or lists of such entries, each with the steps of a sequence.
 
 
-def _documents(path: Path) -> list[Mapping[str, Any]]:
+def _documents(path: Path) -> list[list[Mapping[str, Any]]]:
+    """Each list of entries; what is in none is one of its own."""
     try:
         document = json.loads(path.read_bytes())
     except OSError as error:
@@ -151,10 +173,12 @@ def _documents(path: Path) -> list[Mapping[str, Any]]:
     data = document.get("data") if isinstance(document, dict) else None
     if not isinstance(data, list) or not data:
         raise invalid(f'\'{path}\': expected {{"data": [{{"INPUT": …}}, …]}}')
-    steps = [step for entry in data for step in (entry if isinstance(entry, list) else [entry])]
-    if not all(isinstance(step, dict) for step in steps):
-        raise invalid(f"'{path}': each entry of 'data' has to be an object of inputs by name")
-    return steps
+    streams = [entry for entry in data if isinstance(entry, list)]
+    if singles := [entry for entry in data if not isinstance(entry, list)]:
+        streams.insert(0, singles)
+    if not all(isinstance(step, dict) for stream in streams for step in stream) or not all(streams):
+        raise invalid(f"'{path}': each entry of 'data' has to be an object of inputs by name, or a list of such steps")
+    return streams
 
 
 def _sample(
@@ -164,6 +188,8 @@ def _sample(
     sample = {}
     for spec in specs:
         if spec.name not in document:
+            if spec.optional:
+                continue
             raise invalid(f"'{path}' has an entry without input '{spec.name}'")
         sample[spec.name] = _value(spec, document[spec.name], shapes.get(spec.name), path)
     return sample
@@ -233,6 +259,8 @@ def _stacked(samples: Sequence[Mapping[str, Tensor]], start: int, rows: int | No
         return samples[start]
     chosen = [samples[(start + offset) % len(samples)] for offset in range(rows)]
     stacked = {}
+    if any(sample.keys() != samples[start].keys() for sample in chosen):
+        raise invalid("a batch needs samples with the same inputs, and optional ones are in some only")
     for name, first in samples[start].items():
         tensors = [sample[name] for sample in chosen]
         if any(tensor.shape != first.shape for tensor in tensors):

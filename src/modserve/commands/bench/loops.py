@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from .measures import Load, Window
+from .sequences import Sequences
 from .slots import Slot, SlotFactory, clock
 from .ticker import Ticker, ticker
 
@@ -38,14 +39,22 @@ class Driver(Protocol):
 class _Recording:
     """What both loops have in common: slots, the window that is open, and requests that get no response."""
 
-    def __init__(self, load: Load, factory: SlotFactory, requests: int, timeout: float) -> None:
+    def __init__(
+        self, load: Load, factory: SlotFactory, requests: int, timeout: float, sequences: Sequences | None
+    ) -> None:
         self.load = load
         self._factory, self._requests, self._timeout = factory, requests, timeout
+        self._sequences = sequences
         self._slots: list[Slot] = []
         self._index = 0
         self._running = False
         self._latencies, self._lags = array("q"), array("q")
         self._errors = Counter[str]()
+        self._firsts, self._gaps = array("q"), array("q")
+        self._ended = 0
+        """Sequences that are over."""
+        self._last_responses: dict[Slot, int] = {}
+        """When the last response to a slot's request came, of those that have one and wait for more."""
         self._begin = clock()
         self._sweeper: asyncio.TimerHandle | None = None
         self._all_idle = asyncio.Event()
@@ -53,17 +62,46 @@ class _Recording:
     def cut(self) -> Window:
         now = clock()
         window = Window((now - self._begin) / 1e9, self._latencies, self._errors, self._lags, self._waiting())
+        window.firsts, window.gaps = self._firsts, self._gaps
+        window.sequences, self._ended = self._ended, 0
         self._latencies, self._lags, self._errors = array("q"), array("q"), Counter()
+        self._firsts, self._gaps = array("q"), array("q")
         self._begin = now
         return window
 
     def _waiting(self) -> int:
         return 0
 
-    def _next(self) -> int:
+    def _send(self, slot: Slot, start: int) -> None:
+        slot.start = start
+        if self._sequences is not None:
+            slot.send(*self._sequences.next(slot))
+            return
         index = self._index
         self._index = index + 1 if index + 1 < self._requests else 0
-        return index
+        slot.send(index)
+
+    def responded(self, slot: Slot) -> None:
+        now = clock()
+        last = self._last_responses.get(slot)
+        if last is None:
+            self._firsts.append(now - slot.start)
+        else:
+            self._gaps.append(now - last)
+        self._last_responses[slot] = now
+
+    def _record(self, slot: Slot, error: str, now: int) -> None:
+        """The slot's request is over."""
+        if self._last_responses:
+            self._last_responses.pop(slot, None)
+        if not error:
+            self._latencies.append(now - slot.start)
+            if self._sequences is not None and not self._sequences.under_way(slot):
+                self._ended += 1
+            return
+        self._failed(error)
+        if self._sequences is not None:
+            self._sequences.drop(slot)
 
     def _failed(self, error: str) -> None:
         if error not in self._errors and len(self._errors) >= MOST_ERRORS:
@@ -79,9 +117,12 @@ class _Recording:
         self._sweeper = asyncio.get_running_loop().call_later(1.0, self._sweep)
 
     def _idle(self, slot: Slot) -> None:
-        """After the end, a slot has its last response."""
+        """After the end, a slot has its last response. Its sequence, which the server would keep, is ended as well."""
         slot.start = 0
-        if not any(each.start for each in self._slots):
+        if self._sequences is not None and self._sequences.under_way(slot):
+            slot.start = clock()
+            slot.send(*self._sequences.last(slot))
+        elif not any(each.start for each in self._slots):
             self._all_idle.set()
 
     async def stop(self, patience: float) -> int:
@@ -89,6 +130,10 @@ class _Recording:
         if self._sweeper is not None:
             self._sweeper.cancel()
         self._all_idle.clear()
+        if patience and self._sequences is not None:
+            for slot in self._slots:
+                if not slot.start:
+                    self._idle(slot)
         busy = sum(slot.start != 0 for slot in self._slots)
         if busy and patience:
             with contextlib.suppress(TimeoutError):
@@ -96,38 +141,46 @@ class _Recording:
             busy = sum(slot.start != 0 for slot in self._slots)
         for slot in self._slots:
             slot.close()
+            if self._sequences is not None:
+                self._sequences.drop(slot)
         return busy
 
 
 class ClosedLoop(_Recording):
     """Each slot sends its next request when it has the response to the last one."""
 
-    def __init__(self, concurrency: int, factory: SlotFactory, requests: int, timeout: float) -> None:
-        super().__init__(Load(False, concurrency), factory, requests, timeout)
+    def __init__(
+        self,
+        concurrency: int,
+        factory: SlotFactory,
+        requests: int,
+        timeout: float,
+        *,
+        sequences: Sequences | None = None,
+    ) -> None:
+        super().__init__(Load(False, concurrency), factory, requests, timeout, sequences)
 
     async def start(self) -> None:
         self._slots += await self._factory.open(self, int(self.load.value))
         self._running = True
         self._sweep()
         for slot in self._slots:
-            slot.start = clock()
-            slot.send(self._next())
+            self._send(slot, clock())
 
     def done(self, slot: Slot, error: str) -> None:
         now = clock()
-        if error:
-            self._failed(error)
+        self._record(slot, error, now)
+        if self._running:
+            self._send(slot, now)
         else:
-            self._latencies.append(now - slot.start)
-        if not self._running:
             self._idle(slot)
-            return
-        slot.start = now
-        slot.send(self._next())
 
 
 class OpenLoop(_Recording):
-    """Sends by the clock. Slots are added as they are needed, up to `most`; then requests wait in line for one."""
+    """Sends by the clock. Slots are added as they are needed, up to `most`; then requests wait in line for one.
+
+    With sequences there are `most` from the start on, each with its own, and they take turns.
+    """
 
     def __init__(
         self,
@@ -139,16 +192,18 @@ class OpenLoop(_Recording):
         most: int,
         first: int = 8,
         poisson: bool = False,
+        sequences: Sequences | None = None,
         make_ticker: Callable[[Callable[[], None]], Ticker] = ticker,
     ) -> None:
-        super().__init__(Load(True, rate), factory, requests, timeout)
-        self._most, self._first = most, min(first, most)
+        super().__init__(Load(True, rate), factory, requests, timeout, sequences)
+        self._most, self._first = most, min(first, most) if sequences is None else most
         self._gap = 1e9 / rate
         self._random = random.Random(0) if poisson else None
         self._make_ticker = make_ticker
         self._ticker: Ticker | None = None
         self._due = 0.0
-        self._free: list[Slot] = []
+        self._free: deque[Slot] = deque()
+        self._take = self._free.pop if sequences is None else self._free.popleft
         self._line: deque[int] = deque()
         self._opening: asyncio.Task[None] | None = None
 
@@ -177,7 +232,7 @@ class OpenLoop(_Recording):
             due = int(self._due)
             self._lags.append(now - due)
             if self._free:
-                self._send(self._free.pop(), due)
+                self._send(self._take(), due)
             else:
                 self._line.append(due)
                 if self._opening is None and len(self._slots) < self._most:
@@ -194,15 +249,8 @@ class OpenLoop(_Recording):
         finally:
             self._opening = None
 
-    def _send(self, slot: Slot, due: int) -> None:
-        slot.start = due
-        slot.send(self._next())
-
     def done(self, slot: Slot, error: str) -> None:
-        if error:
-            self._failed(error)
-        else:
-            self._latencies.append(clock() - slot.start)
+        self._record(slot, error, clock())
         if not self._running:
             self._idle(slot)
         elif self._line:

@@ -57,6 +57,27 @@ class Window:
     waiting: int = 0
     """Requests whose start is over and that no connection was free for, at the window's end."""
     server: ServerTimes | None = None
+    firsts: "array[int]" = field(default_factory=lambda: array("q"))
+    """Nanoseconds until the first response of each request that has one, from where its latency counts; for decoupled
+    models, whose requests may have any number of responses."""
+    gaps: "array[int]" = field(default_factory=lambda: array("q"))
+    """Nanoseconds between two responses to one request."""
+    sequences: int = 0
+    """How many ended with a successful request."""
+
+    def add(self, more: "Window") -> None:
+        """What came right behind it."""
+        for mine, others in (
+            (self.latencies, more.latencies),
+            (self.lags, more.lags),
+            (self.firsts, more.firsts),
+            (self.gaps, more.gaps),
+        ):
+            mine.extend(others)
+        self.errors.update(more.errors)
+        self.seconds += more.seconds
+        self.waiting = more.waiting
+        self.sequences += more.sequences
 
     @property
     def rate(self) -> float:
@@ -106,6 +127,24 @@ def rounded(rate: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Responses:
+    """Those of a decoupled model. Times are in ms."""
+
+    count: int
+    rate: float
+    """A second."""
+    each: float
+    """To a request, on average."""
+    first: Mapping[float, float]
+    """Percentiles of the time to the first response, of requests that have one."""
+    between: Mapping[float, float]
+    """Percentiles of the time between two responses to one request."""
+
+
+STREAM_PERCENTILES = (50.0, 99.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """One load, measured: the last windows together. Times are in ms."""
 
@@ -127,6 +166,9 @@ class Result:
     waiting: int
     server: ServerTimes | None
     unanswered: int = 0
+    responses: Responses | None = None
+    sequences: float = 0.0
+    """How many ended in a second."""
 
     @property
     def failed(self) -> int:
@@ -141,16 +183,13 @@ class Result:
 def summary(load: Load, windows: Sequence[Window], rows: int, percent: float, percentile: float) -> Result:
     """The last three windows as one result."""
     last = windows[-WINDOWS:]
-    latencies, lags = array("q"), array("q")
-    errors = Counter[str]()
+    whole = Window(0.0, array("q"))
     server: ServerTimes | None = None
     for window in last:
-        latencies.extend(window.latencies)
-        lags.extend(window.lags)
-        errors.update(window.errors)
+        whole.add(window)
         if window.server is not None:
             server = window.server if server is None else server.plus(window.server)
-    seconds = sum(window.seconds for window in last)
+    latencies, seconds = whole.latencies, whole.seconds
     rate = len(latencies) / seconds if seconds else 0.0
     return Result(
         load,
@@ -162,10 +201,23 @@ def summary(load: Load, windows: Sequence[Window], rows: int, percent: float, pe
         rate * rows,
         sum(latencies) / len(latencies) / 1e6 if latencies else 0.0,
         percentiles_ms(latencies, tuple(sorted({*PERCENTILES, percentile}))),
-        errors,
-        percentiles_ms(lags, (99.0,))[99.0],
-        last[-1].waiting if last else 0,
+        whole.errors,
+        percentiles_ms(whole.lags, (99.0,))[99.0],
+        whole.waiting,
         server,
+        responses=_responses(whole) if whole.firsts else None,
+        sequences=whole.sequences / seconds if seconds else 0.0,
+    )
+
+
+def _responses(window: Window) -> Responses:
+    count = len(window.firsts) + len(window.gaps)
+    return Responses(
+        count,
+        count / window.seconds if window.seconds else 0.0,
+        count / len(window.latencies) if window.latencies else 0.0,
+        percentiles_ms(window.firsts, STREAM_PERCENTILES),
+        percentiles_ms(window.gaps, STREAM_PERCENTILES),
     )
 
 
@@ -181,10 +233,12 @@ def to_json(result: Result) -> dict[str, Any]:
         "requests": result.requests,
         "requests_per_second": result.rate,
         "inferences_per_second": result.inferences,
+        "sequences_per_second": result.sequences,
         "latency_ms": {"mean": result.mean} | {f"p{key:g}": value for key, value in result.percentiles.items()},
         "errors": dict(result.errors),
         "client_lag_p99_ms": result.lag,
         "waiting": result.waiting,
+        "responses": None if result.responses is None else _responses_json(result.responses),
         "server": None
         if server is None
         else {
@@ -194,4 +248,14 @@ def to_json(result: Result) -> dict[str, Any]:
             "cache_hits": server.cache_hits,
             "mean_ms": {part: server.mean_ms(part) for part in ("total", "queue", "input", "infer", "output")},
         },
+    }
+
+
+def _responses_json(responses: Responses) -> dict[str, Any]:
+    return {
+        "count": responses.count,
+        "per_second": responses.rate,
+        "per_request": responses.each,
+        "time_to_first_ms": {f"p{key:g}": value for key, value in responses.first.items()},
+        "time_between_ms": {f"p{key:g}": value for key, value in responses.between.items()},
     }

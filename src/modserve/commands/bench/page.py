@@ -8,8 +8,8 @@ from modserve.__about__ import __version__
 
 from ..plots import Plot, Points, document, draw, html_table
 from .conduct import Report
-from .measures import PERCENTILES, Result
-from .show import client_rows, remarks, server_rows, verdict
+from .measures import PERCENTILES, STREAM_PERCENTILES, Result
+from .show import client_rows, remarks, response_rows, server_rows, verdict
 
 _PARTS = {
     "around the server's time": None,
@@ -27,6 +27,9 @@ def page(report: Report) -> str:
         parts.append(f'<p class="verdict">{escape(verdict(results, report.kept, plan.goal, report.best).strip())}</p>')
     parts += ['<div class="plots">', *map(draw, _plots(report)), "</div>"]
     parts += ["<h2>As the client sees it, in ms</h2>", html_table(*client_rows(results, plan.rules, report.kept))]
+    names, rows = response_rows(results)
+    if rows:
+        parts += ["<h2>Responses of a request, ms until the first one and between two</h2>", html_table(names, rows)]
     names, rows = server_rows(results)
     if rows:
         parts += ["<h2>As the server has counted it, mean ms of a request</h2>", html_table(names, rows)]
@@ -64,6 +67,13 @@ def _plots(report: Report) -> list[Plot]:
             f"p{level:g}": [(result.rate, result.percentiles[level]) for result in results] for level in (50.0, 99.0)
         }
         plots.append(Plot("latency, ms, over throughput", "requests/s", curves, log_y=True))
+    if streams := [(result, result.responses) for result in results if result.responses is not None]:
+        times = {}
+        for name in ("first", "between"):
+            for level in STREAM_PERCENTILES:
+                values = [(result.load.value, getattr(responses, name)[level]) for result, responses in streams]
+                times[f"{name} p{level:g}"] = values
+        plots.append(Plot("responses, ms until the first and between two", label, times, log_y=True))
     counted = [result for result in results if result.server is not None and result.server.requests]
     if counted:
         plots.append(Plot("where the time goes, mean ms", label, _shares(counted)))

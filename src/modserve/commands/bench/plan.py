@@ -3,7 +3,7 @@
 import math
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +15,8 @@ from .inputs import Wishes
 from .ranges import read_range, whole_range
 from .run import Goal, Rules
 from .search import LOWEST
+from .sequences import DEFAULT_LENGTH, DEFAULT_VARIATION, Lengths
+from .session import CONNECTIONS, SEQUENCES
 
 _DESCRIPTION = """\
 Measures how fast a model of a running server responds: any server of the KServe v2 protocol,
@@ -75,6 +77,16 @@ def _percentile(text: str) -> float:
     return value
 
 
+def _variation(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 100:
+        raise ValueError("a number from 0 to 100")
+    return value
+
+
 def bench_parser() -> Parser:
     made = parser("bench", _DESCRIPTION, _EXAMPLES, _CODES)
     made.add_argument("model", metavar="MODEL", help="Its name.")
@@ -99,8 +111,28 @@ def bench_parser() -> Parser:
         "--connections",
         metavar="N",
         type=reading(count),
-        default=256,
-        help="Requests that a rate may have under way; others wait in line. [default: 256]",
+        help="Requests that a rate may have under way; others wait in line. Of a model that keeps sequences, how many "
+        f"sequences. [default: {CONNECTIONS}, and {SEQUENCES} sequences]",
+    )
+    load.add_argument(
+        "--streaming",
+        action="store_true",
+        help="Send requests by ModelStreamInfer, a stream for each connection (gRPC only). Decoupled models always "
+        "have streams.",
+    )
+    sequences = made.add_argument_group("sequences, for models that keep them")
+    sequences.add_argument(
+        "--sequence-length",
+        metavar="N",
+        type=reading(count),
+        help=f"Requests of a sequence. [default: the steps of --input-data FILE, or {DEFAULT_LENGTH}]",
+    )
+    sequences.add_argument(
+        "--sequence-length-variation",
+        metavar="PERCENT",
+        type=reading(_variation),
+        default=DEFAULT_VARIATION,
+        help=f"How much longer or shorter some are, at random. [default: {DEFAULT_VARIATION:g}]",
     )
     add_data(made)
     add_rules(made)
@@ -215,7 +247,9 @@ class Plan:
     goal: Goal | None = None
     format: str = ""
     poisson: bool = False
-    connections: int = 256
+    connections: int | None = None
+    streaming: bool = False
+    lengths: Lengths = field(default_factory=Lengths)
     json: str = ""
     html: str = ""
 
@@ -226,10 +260,13 @@ def read(options: Namespace) -> Plan:
     if options.concurrency and is_open:
         raise WordsError("option --concurrency is for a closed loop; --rate and --goal-ms are for an open one")
     rates, bounds = _rates(options.rate, options.goal_ms is not None)
+    server = access(options)
+    if options.streaming and not server.address.over_grpc:
+        raise WordsError("option --streaming is for gRPC: --url grpc://HOST:PORT names the server's port for it")
     return Plan(
         options.model,
         options.model_version,
-        access(options),
+        server,
         wishes(options),
         rules(options),
         () if is_open else options.concurrency or (1,),
@@ -239,6 +276,8 @@ def read(options: Namespace) -> Plan:
         options.format,
         options.poisson,
         options.connections,
+        options.streaming,
+        Lengths(options.sequence_length, options.sequence_length_variation),
         options.json,
         options.html,
     )

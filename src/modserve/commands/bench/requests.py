@@ -1,40 +1,79 @@
 """The bytes of requests, made once: HTTP with binary or JSON tensors, and messages of gRPC."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from modserve.core import dtypes
 from modserve.core.byte_strings import decode_elements
 from modserve.core.errors import invalid
+from modserve.core.request import ParameterValue
 from modserve.core.tensor import Tensor
 from modserve.pb import inference as pb
 
-from ..remote import path
+from ..remote import FIELDS, path
 from .inputs import Inputs
 
 GRPC_PATH = "/inference.GRPCInferenceService/ModelInfer"
+GRPC_STREAM_PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
 _PREFIX = "triton-grpc-protocol-"
+_NOTHING: Mapping[str, ParameterValue] = MappingProxyType({})
+_MARK_WIDTH = 80
+"""Bytes of a mark in JSON, so that the lengths in a request's head do not depend on it; spaces fill it up."""
+
+
+class HttpRequest(NamedTuple):
+    """A request in two parts, between which its mark belongs, if it has one."""
+
+    before: bytes
+    after: bytes = b""
 
 
 def http_request(
-    authority: str, url: str, inputs: Inputs, headers: Sequence[tuple[str, str]], *, binary: bool
-) -> bytes:
-    """A whole request, head and body. Raises INVALID_ARG for strings that JSON does not have."""
+    authority: str, url: str, inputs: Inputs, headers: Sequence[tuple[str, str]], *, binary: bool, marked: bool = False
+) -> HttpRequest:
+    """A whole request, head and body; one that is `marked` with a gap for `http_mark`.
+
+    Raises INVALID_ARG for strings that JSON does not have.
+    """
     raws = [bytes(tensor.raw) for tensor in inputs.values()] if binary else []
-    rows = [_row(name, tensor, binary) for name, tensor in inputs.items()]
-    document: dict[str, Any] = {"inputs": rows}
+    rows = json.dumps([_row(name, tensor, binary) for name, tensor in inputs.items()], separators=(",", ":"))
+    parameters = '"binary_data_output":true' if binary else ""
+    opening = b'{"parameters":{'
+    rest = f'{"," if marked and parameters else ""}{parameters}}},"inputs":{rows}}}'.encode()
+    length = len(opening) + (_MARK_WIDTH if marked else 0) + len(rest)
+    lines = [f"POST {url} HTTP/1.1", f"Host: {authority}", f"Content-Length: {length + sum(map(len, raws))}"]
     if binary:
-        document["parameters"] = {"binary_data_output": True}
-    text = json.dumps(document, separators=(",", ":")).encode()
-    length = len(text) + sum(map(len, raws))
-    lines = [f"POST {url} HTTP/1.1", f"Host: {authority}", f"Content-Length: {length}"]
-    if binary:
-        lines += ["Content-Type: application/octet-stream", f"Inference-Header-Content-Length: {len(text)}"]
+        lines += ["Content-Type: application/octet-stream", f"Inference-Header-Content-Length: {length}"]
     else:
         lines += ["Content-Type: application/json"]
     lines += [f"{name}: {value}" for name, value in headers]
-    return b"".join(["\r\n".join([*lines, "", ""]).encode("latin-1"), text, *raws])
+    before = "\r\n".join([*lines, "", ""]).encode("latin-1") + opening
+    after = b"".join([rest, *raws])
+    return HttpRequest(before, after) if marked else HttpRequest(before + after)
+
+
+SequenceId = int | str
+Mark = Callable[[SequenceId, bool, bool], bytes]
+"""What a request says of its sequence, as bytes for the slot: the id, whether it is the first one, and the last one."""
+
+
+def http_mark(sequence: SequenceId, start: bool, end: bool) -> bytes:
+    flags = {"sequence_id": sequence, "sequence_start": start, "sequence_end": end}
+    return json.dumps(flags, separators=(",", ":"))[1:-1].encode().ljust(_MARK_WIDTH)
+
+
+def grpc_mark(sequence: SequenceId, start: bool, end: bool) -> bytes:
+    """Fields of a ModelInferRequest, which are valid behind those of a prepared one."""
+    message = pb.ModelInferRequest()
+    set_parameters(message, {"sequence_id": sequence, "sequence_start": start, "sequence_end": end})
+    return message.SerializeToString()
+
+
+def set_parameters(message: pb.ModelInferRequest, parameters: Mapping[str, ParameterValue]) -> None:
+    for key, value in parameters.items():
+        setattr(message.parameters[key], FIELDS[type(value)], value)
 
 
 def _row(name: str, tensor: Tensor, binary: bool) -> dict[str, Any]:
@@ -53,15 +92,18 @@ def _row(name: str, tensor: Tensor, binary: bool) -> dict[str, Any]:
     return row
 
 
-def http_path(prefix: str, model: str, version: int | None) -> str:
-    return f"{prefix}{path(model, version)}/infer"
+def http_path(prefix: str, model: str, version: int | None, call: str = "infer") -> str:
+    return f"{prefix}{path(model, version)}/{call}"
 
 
-def grpc_message(model: str, version: int | None, inputs: Inputs) -> bytes:
+def grpc_message(
+    model: str, version: int | None, inputs: Inputs, parameters: Mapping[str, ParameterValue] = _NOTHING
+) -> bytes:
     message = pb.ModelInferRequest(model_name=model, model_version="" if version is None else str(version))
     for name, tensor in inputs.items():
         message.inputs.add(name=name, datatype=tensor.datatype.name, shape=tensor.shape)
         message.raw_input_contents.append(bytes(tensor.raw))
+    set_parameters(message, parameters)
     return message.SerializeToString()
 
 

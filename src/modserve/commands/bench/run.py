@@ -86,12 +86,7 @@ async def _window(driver: Driver, rules: Rules, around: Surroundings) -> Window:
         if len(window.latencies) + sum(window.errors.values()) >= rules.requests:
             break
         await around.sleep(rules.window)
-        more = driver.cut()
-        window.latencies.extend(more.latencies)
-        window.lags.extend(more.lags)
-        window.errors.update(more.errors)
-        window.seconds += more.seconds
-        window.waiting = more.waiting
+        window.add(driver.cut())
     return window
 
 

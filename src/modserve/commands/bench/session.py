@@ -14,6 +14,8 @@ from ..remote import Remote, connect
 from .inputs import Wishes, make
 from .loops import ClosedLoop, Driver, OpenLoop
 from .measures import Load
+from .requests import grpc_mark, http_mark
+from .sequences import Lengths, Sequences
 from .slots import Slot, SlotFactory
 from .target import Described, ServerCounts, describe, slots_for
 
@@ -51,17 +53,31 @@ class Session:
     """How many different ones are sent in turns."""
     seconds: float
     """How long a response may take."""
+    sequences: Sequences | None = None
 
-    def driver(self, load: Load, connections: int, poisson: bool) -> Driver:
+    def driver(self, load: Load, connections: int | None, poisson: bool) -> Driver:
+        """Without a number of `connections`, as many as are usual."""
+        how = self.slots, self.requests, self.seconds
         if not load.is_rate:
-            return ClosedLoop(int(load.value), self.slots, self.requests, self.seconds)
-        return OpenLoop(load.value, self.slots, self.requests, self.seconds, most=connections, poisson=poisson)
+            return ClosedLoop(int(load.value), *how, sequences=self.sequences)
+        most = connections or self._usual_connections(load.value)
+        return OpenLoop(load.value, *how, most=most, poisson=poisson, sequences=self.sequences)
+
+    def _usual_connections(self, rate: float) -> int:
+        """Of sequences so few that none has to wait for its next request for as long as the server has patience."""
+        facts = self.model.sequences
+        if facts is None:
+            return CONNECTIONS
+        return max(1, min(SEQUENCES, int(rate * facts.idle_seconds * _SHARE_OF_IDLE)))
 
     async def first_response(self) -> None:
         """One request ahead: whether the model takes it. Raises OSError, and INVALID_ARG with the server's words."""
         outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         class First:
+            def responded(self, slot: Slot) -> None:
+                """The model takes it. What comes of it is known at the end."""
+
             def done(self, slot: Slot, error: str) -> None:
                 slot.start = 0
                 if not outcome.done():
@@ -69,7 +85,7 @@ class Session:
 
         [slot] = await self.slots.open(First(), 1)
         slot.start = 1
-        slot.send(0)
+        slot.send(*((0,) if self.sequences is None else self.sequences.only()))
         try:
             error = await asyncio.wait_for(outcome, self.seconds)
         except TimeoutError:
@@ -77,11 +93,29 @@ class Session:
         finally:
             slot.close()
         if error:
-            raise invalid(f"the first request failed: {error}")
+            advice = _STREAMS_ADVICE if self.model.decoupled and error.startswith("404") else ""
+            raise invalid(f"the first request failed: {error}{advice}")
+
+
+CONNECTIONS = 256
+SEQUENCES = 4
+"""At a time, in an open loop, as for perf_analyzer."""
+_SHARE_OF_IDLE = 0.5
+_STREAMS_ADVICE = "; streams over HTTP are modserve's own, '--url grpc://HOST:PORT' has those that other servers know"
+_NO_LENGTHS = Lengths()
 
 
 @contextlib.contextmanager
-def session(access: Access, model: str, version: int | None, wishes: Wishes, form: str = "") -> Iterator[Session]:
+def session(
+    access: Access,
+    model: str,
+    version: int | None,
+    wishes: Wishes,
+    form: str = "",
+    *,
+    streaming: bool = False,
+    lengths: Lengths = _NO_LENGTHS,
+) -> Iterator[Session]:
     """Looks at the model and prepares the requests. `form` is binary, json, or empty for what the server can.
 
     Raises UnreachableError, and INVALID_ARG.
@@ -89,12 +123,20 @@ def session(access: Access, model: str, version: int | None, wishes: Wishes, for
     remote: Remote = connect(access)
     try:
         described = describe(remote, model, version)
-        inputs, remarks = make(model, described.specs, described.batches, wishes)
+        inputs, remarks, streams = make(model, described.specs, described.batches, wishes)
         binary = described.binary if not form else form == "binary"
-        slots = slots_for(access, described, inputs, binary)
+        slots = slots_for(access, described, inputs, binary=binary, streaming=streaming)
+        sequences = None
+        if described.decoupled:
+            remarks.append(f"model '{model}' is decoupled: requests go by streams, and end with their last responses")
+        if described.sequences is not None:
+            mark = grpc_mark if access.address.over_grpc else http_mark
+            made_up = wishes.data is None
+            remarks.append(f"model '{model}' keeps sequences: each client sends them whole, one after the other")
+            sequences = Sequences(mark, streams, lengths, made_up, described.sequences.text_ids)
         words = [f"{name} {tensor.datatype.name} {list(tensor.shape)}" for name, tensor in inputs[0].items()]
         times = ServerCounts(remote, model, version)
-        yield Session(described, words, remarks, times, slots, len(inputs), access.seconds)
+        yield Session(described, words, remarks, times, slots, len(inputs), access.seconds, sequences)
     finally:
         remote.close()
 

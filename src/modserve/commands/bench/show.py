@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
-from .measures import WINDOWS, Load, Result, Window, rounded
+from .measures import STREAM_PERCENTILES, WINDOWS, Load, Result, Window, rounded
 from .run import Goal, Rules
 
 _SHOWN_ERRORS = 10
@@ -116,6 +116,10 @@ def table(
     yield f"As the client sees it; ms of a request from {start} to the last byte:"
     yield from columns(*client_rows(results, rules, kept))
     yield ""
+    if any(each.responses is not None for each in results):
+        yield "Responses, of which a request may have several; ms until the first one, and between two:"
+        yield from columns(*response_rows(results))
+        yield ""
     names, rows = server_rows(results)
     if rows:
         yield "As the server has counted it; mean ms of a request, in all and its parts:"
@@ -128,14 +132,30 @@ def table(
 
 def client_rows(results: Sequence[Result], rules: Rules, kept: Sequence[bool]) -> Rows:
     levels = sorted(results[0].percentiles) if results else []
-    names = ["load", "requests/s", *(["inferences/s"] if rules.rows > 1 else []), "mean"]
+    has_sequences = any(each.sequences for each in results)
+    names = ["load", "requests/s", *(["inferences/s"] if rules.rows > 1 else [])]
+    names += [*(["sequences/s"] if has_sequences else []), "mean"]
     names += [*(f"p{level:g}" for level in levels), "errors", *(["goal"] if kept else [])]
     rows = []
     for index, each in enumerate(results):
         row = [str(each.load), f"{each.rate:,.1f}", *([f"{each.inferences:,.1f}"] if rules.rows > 1 else [])]
+        row += [f"{each.sequences:,.1f}"] if has_sequences else []
         row += [milliseconds(each.mean), *(milliseconds(each.percentiles[level]) for level in levels)]
         row += [f"{each.failed:,}", *(["kept" if kept[index] else "missed"] if index < len(kept) else [])]
         rows.append(row)
+    return names, rows
+
+
+def response_rows(results: Sequence[Result]) -> Rows:
+    """Those of decoupled models; without any row for a model that is not."""
+    names = ["load", "responses/s", "a request"]
+    names += [f"{what} p{level:g}" for what in ("first", "between") for level in STREAM_PERCENTILES]
+    rows = []
+    for each in results:
+        if (responses := each.responses) is not None:
+            times = [*responses.first.values(), *responses.between.values()]
+            row = [str(each.load), f"{responses.rate:,.1f}", f"{responses.each:.2f}"]
+            rows.append(row + [milliseconds(time) for time in times])
     return names, rows
 
 

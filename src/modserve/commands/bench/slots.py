@@ -17,8 +17,11 @@ class Slot(Protocol):
     start: int
     """When its request was sent, or was to be sent, by `clock`; 0 while it has none."""
 
-    def send(self, index: int) -> None:
-        """Send the prepared request with this number; `Owner.done` follows, once."""
+    def send(self, index: int, mark: bytes = b"") -> None:
+        """Send the prepared request with this number; `Owner.done` follows, once.
+
+        `mark` is what the request says of its sequence, made by `requests.http_mark` or `grpc_mark`.
+        """
 
     def abort(self, why: str) -> None:
         """End a request that gets no response: its error is `why`."""
@@ -32,6 +35,9 @@ class Owner(Protocol):
 
     def done(self, slot: Slot, error: str) -> None:
         """The response of the slot's request is complete; `error` is empty for success."""
+
+    def responded(self, slot: Slot) -> None:
+        """One of the responses of a decoupled model is there; `done` comes behind the last one."""
 
 
 @dataclass(frozen=True, slots=True)

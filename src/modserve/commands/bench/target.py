@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 from modserve.core import dtypes
 from modserve.core.errors import ModserveError, invalid
@@ -11,13 +13,18 @@ from modserve.pb import inference as pb
 from ..access import Access, UnreachableError
 from ..remote import Remote
 from .grpc_slots import GrpcSlots
-from .http_slots import HttpSlots
+from .grpc_streams import StreamSlot
+from .http_slots import HttpSlot, HttpSlots
+from .http_streams import LINES, HttpStreamSlot
 from .inputs import Inputs, InputSpec
 from .measures import ServerTimes
-from .requests import GRPC_PATH, grpc_message, grpc_metadata, http_path, http_request
+from .requests import GRPC_PATH, GRPC_STREAM_PATH, grpc_message, grpc_metadata, http_path, http_request
 from .slots import Endpoint, SlotFactory
 
 _BINARY = "binary_tensor_data"
+_IDLE_MICROSECONDS = 1_000_000
+"""What a server waits for a sequence's next request if the configuration does not say it."""
+_EMPTY_FINAL = "triton_enable_empty_final_response"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,17 @@ class Described:
     batches: bool
     binary: bool
     """Whether tensors may be bytes behind the JSON, over HTTP."""
+    decoupled: bool = False
+    """Whether a request may have any number of responses."""
+    sequences: "SequenceFacts | None" = None
+    """For a model whose requests belong to sequences."""
+
+
+class SequenceFacts(NamedTuple):
+    text_ids: bool
+    """Whether the model takes ids that are strings."""
+    idle_seconds: float
+    """How long the server waits for a sequence's next request."""
 
 
 def describe(remote: Remote, model: str, version: int | None) -> Described:
@@ -41,10 +59,6 @@ def describe(remote: Remote, model: str, version: int | None) -> Described:
         raise
     except ModserveError:  # of Triton's extensions; other servers have none
         config = None
-    if config is not None and config.model_transaction_policy.decoupled:
-        raise invalid(
-            f"model '{model}' is decoupled: a request may have any number of responses, which is not measured"
-        )
     optional = set() if config is None else {row.name for row in config.input if row.optional}
     dims = {row.name: tuple(row.shape) for row in metadata.inputs}
     if config is None:
@@ -56,25 +70,59 @@ def describe(remote: Remote, model: str, version: int | None) -> Described:
         datatype = dtypes.BY_NAME.get(row.datatype)
         if datatype is None:
             raise invalid(f"input '{row.name}' of model '{model}' is of type {row.datatype}, which is unknown here")
-        if row.name not in optional:
-            specs.append(InputSpec(row.name, datatype, dims[row.name][1:] if batches else dims[row.name]))
-    return Described(model, version, tuple(specs), batches, _BINARY in remote.extensions())
+        shape = dims[row.name][1:] if batches else dims[row.name]
+        specs.append(InputSpec(row.name, datatype, shape, row.name in optional))
+    return Described(
+        model,
+        version,
+        tuple(specs),
+        batches,
+        _BINARY in remote.extensions(),
+        config is not None and config.model_transaction_policy.decoupled,
+        None if config is None else _sequence_facts(remote, config),
+    )
 
 
-def slots_for(access: Access, model: Described, inputs: Sequence[Inputs], binary: bool) -> SlotFactory:
-    """What sends these inputs. Raises INVALID_ARG for what cannot be sent."""
+def _sequence_facts(remote: Remote, config: pb.ModelConfig) -> SequenceFacts | None:
+    """Those of the model, or of the models that an ensemble is made of, to which its requests' sequences go."""
+    if config.HasField("ensemble_scheduling"):
+        steps = {step.model_name: max(step.model_version, 0) or None for step in config.ensemble_scheduling.step}
+        parts = [_sequence_facts(remote, remote.config(name, version)) for name, version in steps.items()]
+        known = [part for part in parts if part is not None]
+        if not known:
+            return None
+        return SequenceFacts(any(part.text_ids for part in known), min(part.idle_seconds for part in known))
+    if not config.HasField("sequence_batching"):
+        return None
+    batching = config.sequence_batching
+    kinds = {control.kind: control.data_type for row in batching.control_input for control in row.control}
+    has_texts = kinds.get(pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID) == pb.TYPE_STRING
+    return SequenceFacts(has_texts, (batching.max_sequence_idle_microseconds or _IDLE_MICROSECONDS) / 1e6)
+
+
+def slots_for(
+    access: Access, model: Described, inputs: Sequence[Inputs], *, binary: bool, streaming: bool
+) -> SlotFactory:
+    """What sends these inputs, by streams for a decoupled model too. Raises INVALID_ARG for what cannot be sent."""
     place = access.address
     context = access.context() if place.secure else None
     if context is not None:
         context.set_alpn_protocols(["h2"] if place.over_grpc else ["http/1.1"])
     endpoint = Endpoint(place.host, place.port, context)
+    name, version = model.name, model.version
     if place.over_grpc:
-        messages = [grpc_message(model.name, model.version, each) for each in inputs]
-        return GrpcSlots(endpoint, GRPC_PATH, messages, list(grpc_metadata(access.headers)))
-    url = http_path(place.path, model.name, model.version)
-    headers = list(access.headers.items())
-    requests = [http_request(endpoint.authority, url, each, headers, binary=binary) for each in inputs]
-    return HttpSlots(endpoint, requests)
+        parameters = {_EMPTY_FINAL: True} if model.decoupled else {}
+        messages = [grpc_message(name, version, each, parameters) for each in inputs]
+        metadata = list(grpc_metadata(access.headers))
+        if not (streaming or model.decoupled):
+            return GrpcSlots(endpoint, GRPC_PATH, messages, metadata)
+        make = partial(StreamSlot, decoupled=model.decoupled)
+        return GrpcSlots(endpoint, GRPC_STREAM_PATH, messages, metadata, make, share=1)
+    url = http_path(place.path, name, version, "infer_stream" if model.decoupled else "infer")
+    headers = [*access.headers.items(), *([("Accept", LINES)] if model.decoupled else [])]
+    marked = model.sequences is not None
+    requests = [http_request(endpoint.authority, url, each, headers, binary=binary, marked=marked) for each in inputs]
+    return HttpSlots(endpoint, requests, HttpStreamSlot if model.decoupled else HttpSlot)
 
 
 class ServerCounts:

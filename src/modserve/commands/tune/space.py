@@ -45,9 +45,9 @@ def why_not(config: pb.ModelConfig) -> str:
     if config.HasField("ensemble_scheduling"):
         return "it is an ensemble, which has nothing to set: tune the models that it is made of"
     if config.HasField("sequence_batching"):
-        return "it keeps sequences, which 'modserve bench' does not send"
+        return "it keeps sequences, which go to the instance that they began with, whatever the queue is set to"
     if config.model_transaction_policy.decoupled:
-        return "it is decoupled: a request may have any number of responses, which is not measured"
+        return "it is decoupled: a request may have any number of responses, and its latency says little of them"
     return ""
 
 

@@ -10,4 +10,5 @@ nothing: then requests wait, and one load serves all of them.
 - `memory`: the budget. It decides who has to leave (`choose`), makes room, and loads one model at a time, since only
   then what the process has grown by is that model.
 - `sizes`: how large things are.
+- `growth`: how large the models are that come with their load, and stay.
 """

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable
 
-from modserve.core.residency import residency
-from modserve.core.servable import Servable
+from modserve.core.servable import Servable, resident_bytes
 from modserve.core.statistics import ChoiceStatistics, Duration, TunerStatistics
 from modserve.pb import inference as pb
 from modserve.pb.json_message import to_json
@@ -101,11 +100,9 @@ def _model(servable: Servable) -> pb.ModelStatistics:
 
 
 def _memory(servable: Servable) -> list[pb.MemoryUsage]:
-    """What a model that comes into memory and leaves it holds there; nothing for all others, which is not measured."""
-    report = residency(servable)
-    if report is None:
-        return []
-    return [pb.MemoryUsage(type="CPU", id=0, byte_size=report.size if report.resident else 0)]
+    """What a model holds; nothing where that was not measured, as for ensembles."""
+    size = resident_bytes(servable)
+    return [] if size < 0 else [pb.MemoryUsage(type="CPU", id=0, byte_size=size)]
 
 
 def _durations(statistics: object, names: Iterable[str]) -> dict[str, pb.StatisticDuration]:

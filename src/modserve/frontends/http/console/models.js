@@ -19,7 +19,7 @@ const COLUMNS = [
 ];
 const LIVE_COLUMNS = new Set(["requests", "p50", "p99", "pending", "batch", "failed"]);
 const TITLES = {
-  memory: "What models hold that come into memory and leave it; others are not measured",
+  memory: "What the model holds, as measured when it was loaded; an estimate where several loaded at the same time",
   instances: "Executions that may run at the same time; lost ones are about to be made anew",
   batch: "Mean batch size of the last second",
   p50: "Of the last second", p99: "Of the last second",

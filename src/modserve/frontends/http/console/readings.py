@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, TypedDict
 
 from modserve.core.lifecycle import IndexEntry, State
-from modserve.core.residency import residency
-from modserve.core.servable import RequestHolder, SequenceKeeper, Servable, engine_report
+from modserve.core.servable import RequestHolder, SequenceKeeper, Servable, engine_report, resident_bytes
 from modserve.core.statistics import ModelStatistics, TunerStatistics
 from modserve.server import Server
 
@@ -176,8 +175,7 @@ def _model(entry: IndexEntry, known: _Known | None) -> ModelReading:
     if known is not None:
         statistics = known.statistics
         engine, instances, lost = known.engine, statistics.instances, statistics.instances_lost
-        report = residency(known.servable)
-        memory = -1 if report is None else report.size if report.resident else 0
+        memory = resident_bytes(known.servable)
         counts = _counts(known)
         tuner = None if statistics.tuner is None else _tuner(statistics.tuner)
     return {

@@ -108,6 +108,7 @@ async function changeLog(event) {
   for (const name of ["info", "warning", "error"]) {
     said[`log_${name}`] = byId(`log-${name}`).checked;
   }
+  write(byId("log-note"), "");
   try {
     writeLog(await post("v2/logging", said));
     write(byId("log-note"), "Changed.");

@@ -20,7 +20,8 @@ _HEADER: Final = request_ids.HEADER.encode()
 class Note:
     """What is known of a request: its id, whether its client hears of that, and the last inference that it took.
 
-    It has that only if the request is `logged`: a call may hold many tensors.
+    It has that only if the request is `logged`: a call may hold many tensors. `count` is that of its inferences, or of
+    the responses of one that streams.
     """
 
     __slots__ = ("call", "count", "echoed", "logged", "request_id")

@@ -20,7 +20,7 @@ from modserve.server import Server
 from modserve.settings import Limits
 
 from .disconnect import unless_disconnected
-from .identified import begun
+from .identified import Note, begun, note_of
 from .messages import trace_headers
 
 Encode: TypeAlias = Callable[[Outcome, bool], bytes]
@@ -123,17 +123,19 @@ async def respond(
     except BaseException:
         call.close()
         raise
-    return StreamedResponse(call, first, framing, encode)
+    return StreamedResponse(call, first, framing, encode, note_of(request))
 
 
 class StreamedResponse(StreamingResponse):
     """The HTTP response to `call`, from its first message on. It ends early when the client goes away."""
 
-    def __init__(self, call: HttpStream, first: Message, framing: Framing, encode: Encode) -> None:
+    def __init__(self, call: HttpStream, first: Message, framing: Framing, encode: Encode, note: Note) -> None:
         status, headers = 200, _HEADERS
         if first.error is not None:
             status, headers = failures.spelling(first.error).http, {**_HEADERS, **failures.headers(first.error)}
         super().__init__(self._frames(first), status, headers, framing.content_type)
+        note.count = 0
+        self._note = note
         self._call = call
         self._framing = framing
         self._encode = encode
@@ -157,6 +159,7 @@ class StreamedResponse(StreamingResponse):
                     yield frame[start : start + size]
                     call.sent_some()
                 call.sent()
+                self._note.count += 1
             if message.final:
                 return
             message = await _next_message(call, self._encode)
