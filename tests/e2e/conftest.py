@@ -26,6 +26,7 @@ OVER_BOTH_ENGINES = frozenset(
 
 LONGEST = (
     "test_remote_repositories",
+    "test_bench_kinds",
     "test_perf_analyzer",
     "test_process_life",
     "test_model_memory",
@@ -37,6 +38,7 @@ LONGEST = (
     "test_python_faults",
     "test_install",
     "test_memory_of_unloaded_models",
+    "test_console_in_a_browser",
     "test_soak",
 )
 """What takes longest comes first: of several processes, none is left with it in the end (`--no-loadscope-reorder`)."""
