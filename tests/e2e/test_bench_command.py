@@ -5,19 +5,18 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from bench_runs import QUICK, Bench, bench_against, results, successes
 from repositories import EXAMPLES, write_identity
 from server_process import ServerProcess, serving
-from wire import HOST, statistics
+from wire import HOST
 
 from modserve.commands.bench import main
 
-QUICK = ["--window-secs=0.1", "--warm-up-secs=0.05", "--windows=3", "--window-requests=10", "--stability=10000"]
 DELAY_MS = 20
 
 
@@ -31,41 +30,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield running
 
 
-class Done(NamedTuple):
-    stdout: str
-    stderr: str
-
-
-Bench = Callable[..., Done]
-
-
 @pytest.fixture
 def bench(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> Bench:
-    """The command in this process, which has its libraries already."""
-
-    def run(protocol: str, *words: str, code: int = 0) -> Done:
-        port = server.grpc_port if protocol == "grpc" else server.http_port
-        ended = main([*QUICK, *words, "--url", f"{protocol}://{HOST}:{port}"])
-        output = capsys.readouterr()
-        assert ended == code, output
-        return Done(output.out, output.err)
-
-    return run
-
-
-def results(bench: Bench, protocol: str, *words: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads(bench(protocol, *words, "--json=-").stdout)["results"]
-    return rows
-
-
-def count(server: ServerProcess, model: str) -> int:
-    number: int = statistics(server, model)["inference_stats"]["success"]["count"]
-    return number
+    return bench_against(server, capsys)
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_a_sweep(server: ServerProcess, bench: Bench, protocol: str) -> None:
-    before = count(server, "simple")
+    before = successes(server, "simple")
     rows = results(bench, protocol, "simple", "--concurrency=1:16:x4")
     assert [row["concurrency"] for row in rows] == [1, 4, 16]
     for row in rows:
@@ -74,7 +46,7 @@ def test_a_sweep(server: ServerProcess, bench: Bench, protocol: str) -> None:
         latency = row["latency_ms"]
         assert 0 < latency["p50"] <= latency["p90"] <= latency["p95"] <= latency["p99"] <= latency["p99.9"]
         assert row["server"]["mean_ms"]["total"] <= latency["mean"] * 1.5
-    assert count(server, "simple") - before > sum(row["requests"] for row in rows)  # and those of the warm-up
+    assert successes(server, "simple") - before > sum(row["requests"] for row in rows)  # and those of the warm-up
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -118,7 +90,7 @@ def test_data_of_files(bench: Bench, tmp_path: Path) -> None:
 
 
 def test_the_highest_rate_within_a_goal(bench: Bench, tmp_path: Path) -> None:
-    """One instance of 20 ms makes 50 a second at most. At 55, the last of three windows is late by more than the goal."""
+    """One instance of 20 ms makes 50 a second at most: at 55, the last of three windows is late."""
     page = tmp_path / "report.html"
     goal = ["--goal-ms=100", "--percentile=90", "--shape=INPUT0:4", "--rate=20:80", f"--html={page}"]
     done = bench("http", "slow", *goal, "--window-secs=0.5")

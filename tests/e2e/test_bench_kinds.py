@@ -2,19 +2,19 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from authority import Authority
+from bench_runs import QUICK, Bench, bench_against, results, successes
 from repositories import EXAMPLES, write_accumulator, write_identity, write_sequence_echo
 from server_process import ServerProcess, eventually, serving
-from wire import HOST, http, statistics
+from wire import http
 
 from modserve.commands.bench import main
 
-QUICK = ["--window-secs=0.1", "--warm-up-secs=0.05", "--windows=3", "--window-requests=10", "--stability=10000"]
 DELAYS_MS = (20, 5, 5)
 PATIENT = "max_sequence_idle_microseconds: 600000000"
 """A sequence that the client forgets would keep its slot as long as the tests run."""
@@ -50,37 +50,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield running
 
 
-class Done(NamedTuple):
-    stdout: str
-    stderr: str
-
-
-Bench = Callable[..., Done]
-
-
 @pytest.fixture
 def bench(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> Bench:
-    """The command in this process, which has its libraries already."""
-
-    def run(protocol: str, *words: str, code: int = 0) -> Done:
-        port = server.grpc_port if protocol == "grpc" else server.http_port
-        ended = main([*words, "--url", f"{protocol}://{HOST}:{port}", *QUICK])
-        output = capsys.readouterr()
-        assert ended == code, output
-        return Done(output.out, output.err)
-
-    return run
+    return bench_against(server, capsys)
 
 
-def results(bench: Bench, protocol: str, *words: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads(bench(protocol, *words, "--json=-").stdout)["results"]
+def without_errors(bench: Bench, protocol: str, *words: str) -> list[dict[str, Any]]:
+    rows = results(bench, protocol, *words)
     assert all(row["errors"] == {} for row in rows), rows
     return rows
-
-
-def successes(server: ServerProcess, model: str) -> int:
-    number: int = statistics(server, model)["inference_stats"]["success"]["count"]
-    return number
 
 
 # Streams
@@ -89,7 +67,7 @@ def successes(server: ServerProcess, model: str) -> int:
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
 def test_an_ordinary_model_by_streams(server: ServerProcess, bench: Bench, load: Sequence[str]) -> None:
     before = successes(server, "simple")
-    rows = results(bench, "grpc", "simple", "--streaming", *load)
+    rows = without_errors(bench, "grpc", "simple", "--streaming", *load)
     assert successes(server, "simple") - before > sum(row["requests"] for row in rows) > 0
     for row in rows:
         assert row["responses"] is None
@@ -104,7 +82,7 @@ def test_each_client_has_one_stream(server: ServerProcess, bench: Bench) -> None
         return sum(map(float, re.findall(r"^modserve_grpc_responses_total{.*} (\S+)$", page, re.M)))
 
     before = calls()
-    (row,) = results(bench, "grpc", "simple", "--streaming", "--concurrency=7")
+    (row,) = without_errors(bench, "grpc", "simple", "--streaming", "--concurrency=7")
     assert row["requests"] > 100
     eventually(lambda: calls() - before >= 7)
     assert calls() - before < 30  # and some about the model and its statistics
@@ -144,7 +122,7 @@ def three(tmp_path: Path) -> str:
 @pytest.mark.parametrize("load", [["--concurrency=4"], ["--rate=50"]], ids=LOADS)
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_a_decoupled_model(bench: Bench, three: str, protocol: str, load: Sequence[str]) -> None:
-    (row,) = results(bench, protocol, "repeat", three, *load, "--window-secs=0.5")
+    (row,) = without_errors(bench, protocol, "repeat", three, *load, "--window-secs=0.5")
     responses = row["responses"]
     assert responses["per_request"] == pytest.approx(3, abs=0.5)  # some begin before a window or end behind it
     assert responses["per_second"] == pytest.approx(responses["count"] / row["seconds"])
@@ -175,7 +153,7 @@ def test_a_decoupled_model_that_does_not_respond(bench: Bench, tmp_path: Path) -
     empty = {"content": [], "shape": [0]}
     file.write_text(json.dumps({"data": [{"IN": empty, "DELAY": empty, "WAIT": [0]}]}))
     for protocol in ("grpc", "http"):
-        (row,) = results(bench, protocol, "repeat", f"--input-data={file}")
+        (row,) = without_errors(bench, protocol, "repeat", f"--input-data={file}")
         assert row["requests"] > 10
         assert row["responses"] is None
 
@@ -192,7 +170,7 @@ def test_sequences(server: ServerProcess, bench: Bench, model: str, way: str, lo
     The server waits for ever: were sequences left that have no end, nothing would come back by the second command.
     """
     before = successes(server, model)
-    rows = results(bench, way.split()[0], model, "--sequence-length=5", *SEQUENCE_WAYS[way], *load)
+    rows = without_errors(bench, way.split()[0], model, "--sequence-length=5", *SEQUENCE_WAYS[way], *load)
     assert successes(server, model) - before > sum(row["requests"] for row in rows) > 0
     for row in rows:
         assert 0 < row["sequences_per_second"] < row["requests_per_second"] / 3
@@ -205,7 +183,7 @@ def test_lengths_of_sequences(bench: Bench) -> None:
         (["--sequence-length=1"], 0.9, 1.1),
         ([], 15, 26),
     ):
-        (row,) = results(bench, "http", "sum_direct", "--window-secs=0.5", *words)
+        (row,) = without_errors(bench, "http", "sum_direct", "--window-secs=0.5", *words)
         assert least < row["requests_per_second"] / row["sequences_per_second"] < most, words
 
 
@@ -214,10 +192,10 @@ def test_sequences_of_a_file(bench: Bench, server: ServerProcess, tmp_path: Path
     file = tmp_path / "steps.json"
     file.write_text(json.dumps({"data": [[{"INPUT": [1]}] * 2, [{"INPUT": [1]}] * 4]}))
     for protocol in ("http", "grpc"):
-        (row,) = results(bench, protocol, "sum_direct", f"--input-data={file}", "--window-secs=0.5")
+        (row,) = without_errors(bench, protocol, "sum_direct", f"--input-data={file}", "--window-secs=0.5")
         assert 2.9 < row["requests_per_second"] / row["sequences_per_second"] < 3.1
     file.write_text(json.dumps({"data": [{"INPUT": [1]}, {"INPUT": [2]}]}))
-    (row,) = results(bench, "http", "sum_direct", f"--input-data={file}")
+    (row,) = without_errors(bench, "http", "sum_direct", f"--input-data={file}")
     assert 1.9 < row["requests_per_second"] / row["sequences_per_second"] < 2.1
 
 
