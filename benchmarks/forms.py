@@ -39,8 +39,6 @@ What is left to the interpreter cannot inherit from what is compiled, as the gRP
 """
 MODULE_PATHS = ("HTTP, binary tensors", "gRPC, raw tensors")
 MODULE_CONNECTIONS = 16
-GRPC_RATE = 20_000
-"""Requests a second of a window. The system counts a server's CPU time in hundredths of a second."""
 FORMS = {"compiled": BUILT, "interpreted": overhead.ROOT / "src"}
 
 
@@ -59,7 +57,7 @@ def path(folder: Path) -> Iterator[None]:
 
 
 def speed_table(runs: int, seconds: int) -> list[str]:
-    ways = [way for way in overhead.paths(seconds, GRPC_RATE) if way.connections == overhead.CONNECTIONS]
+    ways = [way for way in overhead.paths(seconds) if way.connections == overhead.CONNECTIONS]
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         repository = overhead.write_repository(Path(directory) / "onnx")
         with path(FORMS["compiled"]):
@@ -97,7 +95,7 @@ def module_table(groups: Sequence[str], runs: int, seconds: int) -> list[str]:
     compiled_form.make()
     for group in groups:
         compiled_form.make(target=folder(group), without=group.split(","))
-    ways = [way for way in overhead.paths(seconds, GRPC_RATE) if way.name in MODULE_PATHS]
+    ways = [way for way in overhead.paths(seconds) if way.name in MODULE_PATHS]
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         repository = overhead.write_repository(Path(directory) / "onnx")
         servers = []

@@ -50,6 +50,12 @@ except ModuleNotFoundError as missing:
 ROOT = Path(__file__).resolve().parent.parent
 REPORT = ROOT / "docs" / "performance.md"
 CONNECTIONS = (1, 16, 64)
+GRPC_RATE = 20_000
+"""h2load counts requests, not seconds: so many for each second of a window.
+
+The first one of a connection waits for TCP and HTTP/2, so they must be far fewer than one in a hundred, or they are the
+p99. And the system counts a server's CPU time in hundredths of a second.
+"""
 STARTS = 5
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -114,10 +120,13 @@ def _status_mb(pid: int, name: str) -> float:
 
 @contextmanager
 def server(repository: Path, tree: Path | None = None, options: Sequence[str] = ()) -> Iterator[ServerProcess]:
-    """A server on free ports, from its start to READY; of the source in another checkout, if `tree` is one."""
+    """A server on free ports, from its start to READY; of the source in another checkout, if `tree` is one.
+
+    Its modules' bytecode is kept, as pip keeps that of an installed one.
+    """
     command = [sys.executable, "-m", "modserve", "serve", "--model-repository", str(repository)]
     command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", *options]
-    environment = dict(os.environ)
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
     if tree is not None:
         environment["PYTHONPATH"] = str(tree.resolve() / "src")
     began = time.perf_counter()
@@ -478,13 +487,15 @@ def contenders(arguments: argparse.Namespace, directory: Path) -> Iterator[list[
 def _contender(
     stack: ExitStack, name: str, start: Callable[[], AbstractContextManager[ServerProcess | None]]
 ) -> Contender:
-    """Started several times, for a usual time to READY, and left running the last time."""
-    seconds = []
+    """Started several times, for a usual time to READY and memory, and left running the last time."""
+    starts = []
     for _ in range(STARTS - 1):
         with start() as started:
-            seconds.append(_ready_again(name, started).start_seconds)
-    target = _ready_again(name, stack.enter_context(start()))
-    return Contender(name, replace(target, start_seconds=statistics.median([*seconds, target.start_seconds])))
+            starts.append(_ready_again(name, started))
+    starts.append(_ready_again(name, stack.enter_context(start())))
+    seconds = statistics.median(each.start_seconds for each in starts)
+    memory = statistics.median(each.ready_rss_mb for each in starts)
+    return Contender(name, replace(starts[-1], start_seconds=seconds, ready_rss_mb=memory))
 
 
 def _ready_again(name: str, started: ServerProcess | None) -> ServerProcess:
@@ -515,8 +526,7 @@ class Way:
     load: Callable[[ServerProcess, int], Load]
 
 
-def paths(seconds: int, grpc_rate: int = 2_000) -> list[Way]:
-    """Windows of gRPC have so many requests a second, since h2load counts them."""
+def paths(seconds: int) -> list[Way]:
     ones = np.ones((1, 16), "<i4").tobytes()
     body, json_length = http_body(tensors(), ones * 2)
     names = ("INPUT0", "INPUT1")
@@ -547,7 +557,7 @@ def paths(seconds: int, grpc_rate: int = 2_000) -> list[Way]:
             "HTTP, binary tensors", CONNECTIONS, lambda to, count: wrk(to, "simple", body, json_length, count, seconds)
         ),
         Way("HTTP, JSON", CONNECTIONS, lambda to, count: wrk(to, "simple", text, None, count, seconds)),
-        Way("gRPC, raw tensors", CONNECTIONS, lambda to, count: h2load(to, message, count, grpc_rate * seconds)),
+        Way("gRPC, raw tensors", CONNECTIONS, lambda to, count: h2load(to, message, count, GRPC_RATE * seconds)),
         Way(
             LARGE_PATH,
             (LARGE_CONNECTIONS,),

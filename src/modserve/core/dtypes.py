@@ -1,9 +1,9 @@
 """The datatype table. A datatype-dependent ``if`` elsewhere is a missing column here."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 
@@ -12,15 +12,15 @@ class Datatype:
     """One tensor element type of the v2 protocol.
 
     `name` is the protocol's spelling, `config_name` that of ``inference.DataType`` in config.pbtxt. `size` is in bytes
-    and 0 for BYTES, whose elements vary. `numpy` is the little-endian array type; BYTES arrays hold ``bytes`` objects.
-    `contents_field` names the field of ``InferTensorContents`` that may carry it over gRPC, None where only raw may.
+    and 0 for BYTES, whose elements vary. `own_numpy` is numpy's own type for it, None for BF16. `contents_field` names
+    the field of ``InferTensorContents`` that may carry it over gRPC, None where only raw may.
     `json_kind` is the kind of JSON value that stands for an element.
     """
 
     name: str
     config_name: str
     size: int
-    numpy: np.dtype[Any]
+    own_numpy: np.dtype[Any] | None
     contents_field: str | None
     json_kind: str
 
@@ -28,13 +28,28 @@ class Datatype:
         return self.name
 
     @property
+    def numpy(self) -> np.dtype[Any]:
+        """The little-endian array type; BYTES arrays hold ``bytes`` objects."""
+        return _bfloat16() if self.own_numpy is None else self.own_numpy
+
+    @property
     def largest(self) -> float:
         """The largest number, short of infinity, of a type whose `json_kind` is ``float``."""
+        import ml_dtypes
+
         return float(ml_dtypes.finfo(self.numpy).max)  # type: ignore[no-untyped-call]
 
 
+@cache
+def _bfloat16() -> np.dtype[Any]:
+    import ml_dtypes  # 4 MB of memory, which only those with such tensors pay
+
+    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return dtype
+
+
 def _row(
-    name: str, config_name: str, numpy: str | type, contents_field: str | None, json_kind: str, size: int | None = None
+    name: str, config_name: str, numpy: str, contents_field: str | None, json_kind: str, size: int | None = None
 ) -> Datatype:
     dtype: np.dtype[Any] = np.dtype(numpy)
     return Datatype(name, config_name, dtype.itemsize if size is None else size, dtype, contents_field, json_kind)
@@ -50,7 +65,7 @@ INT16 = _row("INT16", "TYPE_INT16", "<i2", "int_contents", "int")
 INT32 = _row("INT32", "TYPE_INT32", "<i4", "int_contents", "int")
 INT64 = _row("INT64", "TYPE_INT64", "<i8", "int64_contents", "int")
 FP16 = _row("FP16", "TYPE_FP16", "<f2", None, "float")
-BF16 = _row("BF16", "TYPE_BF16", ml_dtypes.bfloat16, None, "float")
+BF16 = Datatype("BF16", "TYPE_BF16", 2, None, None, "float")
 FP32 = _row("FP32", "TYPE_FP32", "<f4", "fp32_contents", "float")
 FP64 = _row("FP64", "TYPE_FP64", "<f8", "fp64_contents", "float")
 BYTES = _row("BYTES", "TYPE_STRING", "O", "bytes_contents", "string", size=0)
@@ -61,11 +76,13 @@ INVALID = _row("<invalid>", "TYPE_INVALID", "u1", None, "")
 ALL = (BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, FP16, BF16, FP32, FP64, BYTES)
 BY_NAME = {row.name: row for row in ALL}
 BY_CONFIG_NAME = {row.config_name: row for row in ALL}
-_BY_NUMPY = {row.numpy: row for row in ALL}
+_BY_NUMPY = {row.own_numpy: row for row in ALL if row.own_numpy is not None}
 
 
 def from_numpy(dtype: np.dtype[Any]) -> Datatype | None:
     """The row for a numpy type; fixed-width string arrays count as BYTES; None when the protocol has no such type."""
     if dtype.kind in "SU":
         return BYTES
-    return _BY_NUMPY.get(dtype.newbyteorder("<") if dtype.kind != "V" else dtype)
+    if dtype.kind == "V":
+        return BF16 if dtype == BF16.numpy else None
+    return _BY_NUMPY.get(dtype.newbyteorder("<"))
