@@ -18,8 +18,8 @@ from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor
 from modserve.protocol.http import infer_body, infer_request, infer_response
-from modserve.protocol.http.infer_request import JsonHeads
 from modserve.protocol.http.infer_response import JsonTexts
+from modserve.protocol.http.json_heads import JsonHeads
 from modserve.protocol.reply import Reply
 from modserve.testing import config
 

@@ -18,8 +18,9 @@ from modserve.protocol import compression, failures
 from modserve.protocol.compression import Inflater
 from modserve.protocol.http import infer_response
 from modserve.protocol.http.infer_body import is_long, read_request
-from modserve.protocol.http.infer_request import JsonHeads, header_length
+from modserve.protocol.http.infer_request import header_length
 from modserve.protocol.http.infer_response import Body, JsonTexts, Pieces
+from modserve.protocol.http.json_heads import JsonHeads
 from modserve.protocol.http.request_head import RequestHead
 from modserve.protocol.reply import Reply
 from modserve.server import Server

@@ -11,7 +11,7 @@ from modserve.core.shared_memory import LeaseFactory
 from modserve.core.tensor import Buffer, Tensor, encode_elements
 from modserve.protocol import header_forwarding, reply
 from modserve.protocol.http import deadlines, infer_request
-from modserve.protocol.http.infer_request import JsonHeads
+from modserve.protocol.http.json_heads import JsonHeads
 from modserve.protocol.http.request_head import RequestHead
 from modserve.protocol.limits import MOST_TENSOR_BYTES
 from modserve.protocol.reply import Reply

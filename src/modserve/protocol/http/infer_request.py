@@ -2,16 +2,15 @@
 tensor data extension).
 """
 
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.request import InferenceRequest, ParameterValue, RequestForm, label, timeout_ns
+from modserve.core.request import InferenceRequest, ParameterValue, label, timeout_ns
 from modserve.core.shared_memory import LeaseFactory, Place
 from modserve.core.tensor import Buffer, Shape, Tensor
 from modserve.protocol import limits, parameters, reply, shared_memory
+from modserve.protocol.http.json_heads import Header, Input, JsonHeads
 from modserve.protocol.json import json_data, large_json
 from modserve.protocol.json.json_text import JsonObject, JsonTypeError, parse_object, unable
 from modserve.protocol.reply import Reply
@@ -45,54 +44,6 @@ def header_length(value: bytes | str | None, body_length: int) -> int | None:
     return length
 
 
-class _Input(NamedTuple):  # which is made sooner than a dataclass
-    """An input as the JSON describes it: a tensor if its data is JSON too, else `size` bytes of binary data."""
-
-    name: str
-    datatype: Datatype
-    shape: Shape
-    size: int
-    tensor: Tensor | None
-
-
-class _Header(NamedTuple):
-    """All that the JSON part of a request says."""
-
-    id: str
-    parameters: Mapping[str, ParameterValue]
-    inputs: tuple[_Input, ...]
-    places: tuple[tuple[_Input, Place], ...]
-    """The inputs that are in shared memory."""
-    outputs: tuple[str, ...]
-    reply: Reply
-    shared: bool
-    """Whether any tensor is in shared memory."""
-    form: RequestForm | None = None
-    """Of JSON that is remembered."""
-
-
-class JsonHeads:
-    """The JSON of requests whose tensors are all binary, which repeats from call to call and is not parsed again.
-
-    What it holds is bounded. Usable on any thread: two that read the same JSON at a time come to the same.
-    """
-
-    __slots__ = ("known",)
-
-    def __init__(self) -> None:
-        self.known: dict[bytes, _Header] = {}
-
-    def remember(self, text: bytes, header: _Header) -> None:
-        # With an id it will not come again; with tensors in it, it could be large.
-        if header.id or len(text) > _MEMORABLE or any(each.tensor is not None for each in header.inputs):
-            return
-        if len(self.known) >= _REMEMBERED:
-            self.known.clear()
-        self.known[text] = header if header.shared else header._replace(form=RequestForm())
-
-
-_REMEMBERED = 1024
-_MEMORABLE = 4096
 _SMALL: Final = 16 * 1024
 """Bytes of a body whose tensors are copied out of it, which costs less than a view of each does."""
 
@@ -114,14 +65,22 @@ def decode_request(
     whatever is raised. `max_json_tensor` is the most bytes that a tensor in the JSON may have.
     """
     if json_length is None:
-        header = _read_header(bytes(body), max_json_tensor)
+        text = bytes(body)
+        alike = None if heads is None else heads.look_up(text, max_json_tensor)
+        if alike is not None:
+            header, inputs = alike
+        else:
+            header = _read_header(text, max_json_tensor)
+            inputs = _bind(header, body, None, model_name)
+            if heads is not None:
+                heads.remember_numbers(text, header)
     else:
         text = bytes(body[:json_length])
         known = None if heads is None else heads.known.get(text)
         header = _read_header(text, max_json_tensor) if known is None else known
         if known is None and heads is not None:
             heads.remember(text, header)
-    inputs = _bind(header, body, json_length, model_name)
+        inputs = _bind(header, body, json_length, model_name)
     values = header.parameters
     limit_ns = timeout_ns(values) if values else 0
     request = InferenceRequest(
@@ -132,7 +91,7 @@ def decode_request(
     return request, header.reply
 
 
-def _read_header(text: Buffer, max_json_tensor: int) -> _Header:
+def _read_header(text: Buffer, max_json_tensor: int) -> Header:
     if len(text) >= large_json.LARGE:
         try:
             return _header(large_json.parse(text), max_json_tensor)
@@ -143,17 +102,17 @@ def _read_header(text: Buffer, max_json_tensor: int) -> _Header:
     return _header(parse_object(text), max_json_tensor)
 
 
-def _header(document: JsonObject, max_json_tensor: int) -> _Header:
+def _header(document: JsonObject, max_json_tensor: int) -> Header:
     request_id = document.get("id", "")
     if type(request_id) is not str:
         raise unable("id", JsonTypeError("string"))
     values, binary_output = _parameters(document)
     outputs, look = _outputs(document, binary_output)
     inputs, places = _inputs(document, request_id, max_json_tensor)
-    return _Header(request_id, values, inputs, places, outputs, look, bool(places or look.places))
+    return Header(request_id, values, inputs, places, outputs, look, bool(places or look.places))
 
 
-def _bind(header: _Header, body: Buffer, json_length: int | None, model_name: str) -> dict[str, Tensor]:
+def _bind(header: Header, body: Buffer, json_length: int | None, model_name: str) -> dict[str, Tensor]:
     """The inputs, with the binary data that follows the JSON."""
     inputs: dict[str, Tensor] = {}
     position = length = len(body)
@@ -185,7 +144,7 @@ def _bind(header: _Header, body: Buffer, json_length: int | None, model_name: st
     return inputs
 
 
-def _share(header: _Header, inputs: dict[str, Tensor], lend: LeaseFactory | None) -> None:
+def _share(header: Header, inputs: dict[str, Tensor], lend: LeaseFactory | None) -> None:
     """Add the inputs that are in shared memory, and reserve the places of the outputs."""
     if lend is None:
         for each, _ in header.places:
@@ -280,7 +239,7 @@ def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...]
 
 def _inputs(
     document: JsonObject, request_id: str, max_json_tensor: int
-) -> tuple[tuple[_Input, ...], tuple[tuple[_Input, Place], ...]]:
+) -> tuple[tuple[Input, ...], tuple[tuple[Input, Place], ...]]:
     """The inputs, and those of them apart that are in shared memory."""
     value = document.get("inputs")
     if type(value) is not list:
@@ -289,8 +248,8 @@ def _inputs(
         raise unable("inputs", JsonTypeError("array"))
     if len(value) > _MOST_TENSORS:
         raise limits.too_many_tensors("inputs", len(value))
-    inputs: dict[str, _Input] = {}
-    places: dict[str, tuple[_Input, Place]] = {}
+    inputs: dict[str, Input] = {}
+    places: dict[str, tuple[Input, Place]] = {}
     for element in value:
         name = _string(element, "name")
         if name in inputs or name in places:
@@ -300,13 +259,13 @@ def _inputs(
         size = _binary_size(element)
         tensor: Tensor | None = None
         if isinstance(size, Place):
-            places[name] = _Input(name, datatype, shape, 0, None), size
+            places[name] = Input(name, datatype, shape, 0, None), size
             continue
         if size is None:
             if datatype is dtypes.INVALID:
                 raise invalid(f"invalid datatype for input {name}")
             tensor = json_data.to_tensor(name, datatype, shape, element["data"], max_json_tensor)
-        inputs[name] = _Input(name, datatype, shape, size or 0, tensor)
+        inputs[name] = Input(name, datatype, shape, size or 0, tensor)
     return tuple(inputs.values()), tuple(places.values())
 
 

@@ -1,0 +1,112 @@
+"""JSON requests that differ from one before in the numbers of their tensors alone: nothing else is read again.
+
+The text around the numbers is compared with what it was. If it is the same, and each part between is a JSON array, the
+whole is what it was but for these arrays. Whatever is not as expected is left to the usual way, which reads the whole
+and says what is wrong.
+"""
+
+import math
+import re
+import struct
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
+
+import orjson
+
+from modserve.core.dtypes import Datatype
+from modserve.core.tensor import Shape, Tensor
+from modserve.protocol.json import json_data
+from modserve.protocol.json.json_text import parse_object
+
+KEY: Final = b'"data"'
+_NUMBERS = re.compile(rb'"data"\s*:\s*(\[[-+.eE0-9,\[\]\s]*\])')
+_KINDS = ("int", "float")
+
+
+class Input(Protocol):
+    """An input whose data is in the JSON."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def datatype(self) -> Datatype: ...
+    @property
+    def shape(self) -> Shape: ...
+
+
+class Slot(NamedTuple):
+    """Where the numbers of an input are: they end where the text `behind` them begins, which is up to the next ones."""
+
+    name: str
+    datatype: Datatype
+    shape: Shape
+    packer: struct.Struct
+    """Makes bytes of as many numbers as the shape has, of the datatype."""
+    behind: bytes
+
+
+class Slots(NamedTuple):
+    """A request's text without its numbers. What stands `before` the first of them ends with an opening `KEY`."""
+
+    before: bytes
+    slots: tuple[Slot, ...]
+    largest: int
+    """Bytes of the largest tensor."""
+    length: int
+    """Bytes of all this text."""
+
+
+def slots_of(text: bytes, inputs: Sequence[Input]) -> Slots | None:
+    """Those of a request with these inputs; None if they are not all arrays of numbers."""
+    matches = list(_NUMBERS.finditer(text))
+    if not matches or len(matches) != len(inputs):
+        return None
+    if any(each.datatype.json_kind not in _KINDS or each.datatype.own_numpy is None for each in inputs):
+        return None
+    around = [
+        text[start:end]
+        for start, end in zip(
+            [0, *(each.end(1) for each in matches)], [*(each.start(1) for each in matches), len(text)], strict=True
+        )
+    ]
+    if not _in_order(around):
+        return None
+    slots = []
+    largest = 0
+    for each, behind in zip(inputs, around[1:], strict=True):
+        count = math.prod(each.shape)
+        largest = max(largest, count * each.datatype.size)
+        packer = struct.Struct(f"{count}{each.datatype.numpy.char}")
+        slots.append(Slot(each.name, each.datatype, each.shape, packer, behind))
+    return Slots(around[0], tuple(slots), largest, sum(map(len, around)))
+
+
+def _in_order(around: Sequence[bytes]) -> bool:
+    """Whether what goes between these texts is the data of the inputs, one after the other: numbers show it."""
+    marked = b"".join(b"%b[%d]" % (text, number) for number, text in enumerate(around[:-1])) + around[-1]
+    inputs = parse_object(marked)["inputs"]
+    assert isinstance(inputs, list)
+    return [each.get("data") for each in inputs] == [[number] for number in range(len(around) - 1)]
+
+
+def read(text: bytes, known: Slots) -> dict[str, Tensor] | None:
+    """The inputs of a request; None if it is of another kind, or wrong. Raises INVALID_ARG for arrays in too many."""
+    if not text.startswith(known.before):
+        return None
+    inputs: dict[str, Tensor] = {}
+    start = len(known.before)
+    for name, datatype, shape, packer, behind in known.slots:
+        end = text.find(behind, start)
+        numbers = text[start:end]
+        if end < 0 or b"u" in numbers or b"l" in numbers:  # true, false and null
+            return None
+        try:
+            data = orjson.loads(numbers)
+            if type(data) is not list:
+                return None
+            elements = packer.pack(*json_data.flattened(data))
+        except (orjson.JSONDecodeError, struct.error, OverflowError):
+            return None
+        inputs[name] = Tensor(datatype, shape, elements, None)
+        start = end + len(behind)
+    return inputs if start == len(text) else None

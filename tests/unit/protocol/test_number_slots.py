@@ -1,0 +1,211 @@
+"""JSON requests that differ in their numbers alone are read by what is remembered, and come to the same."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modserve.core import dtypes
+from modserve.core.errors import ModserveError
+from modserve.core.request import InferenceRequest
+from modserve.protocol import reply
+from modserve.protocol.http import infer_request
+from modserve.protocol.http.json_heads import Input, JsonHeads
+from modserve.protocol.http.number_slots import Slots, read, slots_of
+
+FIRST = '{"inputs":[{"name":"A","datatype":"INT32","shape":[1,2],"data":[1,2]}]}'
+
+
+def decode(text: str, heads: JsonHeads | None = None, most: int = 10**6) -> InferenceRequest:
+    return infer_request.decode_request("m", None, text.encode(), None, max_json_tensor=most, heads=heads)[0]
+
+
+def outcome(text: str, heads: JsonHeads | None = None) -> object:
+    """All that can be seen of a decoded request, or the message of its refusal."""
+    try:
+        request, look = infer_request.decode_request("m", None, text.encode(), None, max_json_tensor=64, heads=heads)
+    except ModserveError as error:
+        return error.code, error.message
+    inputs = [(name, each.datatype, each.shape, bytes(each.raw)) for name, each in request.inputs.items()]
+    return inputs, request.outputs, request.parameters, request.id, look
+
+
+def warmed(*texts: str) -> JsonHeads:
+    """A memory that has seen each of these requests as often as it needs to."""
+    heads = JsonHeads()
+    for text in texts:
+        for _ in range(2):
+            decode(text, heads)
+    return heads
+
+
+def slots(text: str) -> Slots | None:
+    inputs = [Input(name, each.datatype, each.shape, 0, each) for name, each in decode(text).inputs.items()]
+    return slots_of(text.encode(), inputs)
+
+
+def test_from_the_third_request_on_only_the_numbers_are_read() -> None:
+    heads = JsonHeads()
+    assert [decode(FIRST, heads).form is None for _ in range(4)] == [True, True, False, False]
+    other = decode(FIRST.replace("[1,2]}", "[-5, 6]}"), heads)
+    assert other.form is not None
+    assert other.inputs["A"].array.tolist() == [[-5, 6]]
+
+
+def test_requests_that_differ_in_numbers_alone_have_one_form() -> None:
+    heads = warmed(FIRST)
+    first, second = (decode(FIRST.replace("[1,2]}", f"[{number},2]}}"), heads).form for number in (3, 4))
+    assert first is not None
+    assert first is second
+
+
+def test_a_request_that_is_read_as_a_whole_has_no_form() -> None:
+    assert decode(FIRST, JsonHeads()).form is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        FIRST,
+        FIRST.replace(":", ": ").replace(",", ", "),
+        FIRST.replace("[1,2]}", "[[1,2]]}"),
+        '{"inputs":[{"data":[1.5,2],"name":"A","datatype":"FP32","shape":[2]}],"outputs":[{"name":"B"}]}',
+        '{"parameters":{"priority":1},"inputs":[{"name":"data","shape":[1],"data":[1],"datatype":"FP16"},'
+        '{"name":"B","shape":[0],"data":[],"datatype":"UINT64"}]}',
+    ],
+    ids=["compact", "spaced", "nested", "data first", "two inputs"],
+)
+def test_slots_take_the_request_that_they_were_made_of(text: str) -> None:
+    known = slots(text)
+    assert known is not None
+    inputs = read(text.encode(), known)
+    assert inputs is not None
+    expected = decode(text).inputs
+    assert list(inputs) == list(expected)
+    for name, tensor in inputs.items():
+        assert (tensor.datatype, tensor.shape) == (expected[name].datatype, expected[name].shape)
+        assert tensor.raw == expected[name].raw
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"inputs":[{"name":"A","datatype":"BYTES","shape":[1],"data":["x"]}]}',
+        '{"inputs":[{"name":"A","datatype":"BOOL","shape":[1],"data":[true]}]}',
+        '{"inputs":[{"name":"A","datatype":"BF16","shape":[1],"data":[1]}]}',
+        '{"inputs":[]}',
+        # Other places that look like an input's data.
+        '{"more":{"data":[7]},"inputs":[{"name":"A","datatype":"INT32","shape":[1],"data":[1]}]}',
+        '{"inputs":[{"name":"A","datatype":"INT32","shape":[1],"data":[7],"data":[1]}]}',
+        '{"inputs":[{"name":"A","datatype":"INT8","shape":[0]},{"name":"B","datatype":"INT8","shape":[0],'
+        '"data":[],"more":{"data":[1]}}]}',
+        '{"inputs":[{"name":"A","datatype":"INT8","shape":[1],"more":{"data":[1]},"d\\u0061ta":[1]}]}',
+    ],
+    ids=["texts", "booleans", "BF16", "none", "elsewhere", "twice", "without data", "in another spelling"],
+)
+def test_requests_without_slots(text: str) -> None:
+    try:
+        assert slots(text) is None
+    except ModserveError:  # the request itself is refused
+        pass
+    heads = JsonHeads()
+    assert len({str(outcome(text, heads)) for _ in range(4)}) == 1
+
+
+NUMBERS = [
+    "[1,2]", "[ 1 , 2 ]", "[[1],[2]]", "[[1,2]]", "[[[1,2]]]", "[]", "[1]", "[1,2,3]", "[true,2]", "[1,false]",
+    "[null,1]", "[1.0,2]", "[1e3,2]", "[1.5,-2.25]", "[1e39,1]", "[1e999,1]", "[NaN,1]", "[Infinity,-Infinity]",
+    "[-0,0]", "[-0.0,1]", "[0.1,3.4028235e38]", "[2147483647,-2147483648]", "[2147483648,0]", "[300,-1]",
+    "[9007199254740993,1]", "[18446744073709551615,0]", "[18446744073709551616,0]",
+    "[-9223372036854775809,0]", "[65504,65520]", '["1",2]',
+    '["]}",2]', "[1,[2]]", "[[1],2]", "[{},1]", "{}", "1", "[1,2", "[1,2]]", "[1,2],[3]", "[01,2]", "[1,2,]", "[+1,2]",
+    '[1,2],"data":[3,4]', '[1,2],"shape":[1]', '[1,2],"more":[3]', "[1,2] ", "\t[1,2]", "null", "[1,2]}",
+    "[1,2]}]}", "[" * 99 + "1,2" + "]" * 99, "[" * 101 + "1,2" + "]" * 101, "[1_0,2]", "[0x1,2]", "[1.,2]", "[--1,2]",
+]  # fmt: skip
+"""What may stand where two numbers are expected."""
+DATATYPES = [each.name for each in dtypes.ALL]
+TEMPLATES = [
+    '{"inputs":[{"name":"A","datatype":"DT","shape":[1,2],"data":D}]}',
+    '{"inputs": [{"name": "A", "shape": [2], "datatype": "DT", "data": D}], "outputs": [{"name": "B"}]}',
+    '{"inputs":[{"data":D,"name":"A","datatype":"DT","shape":[2]},{"name":"B","shape":[2,1],"datatype":"DT","data":D}],'
+    '"parameters":{"binary_data_output":true,"x":1}}',
+]
+
+
+@pytest.mark.parametrize("datatype", DATATYPES)
+@pytest.mark.parametrize("template", TEMPLATES, ids=["one", "spaced", "two"])
+def test_whatever_stands_for_the_numbers_comes_to_the_same(template: str, datatype: str) -> None:
+    template = template.replace("DT", datatype)
+    for usual in ("[1,2]", "[[1],[2]]", "[true,false]", '["a","b"]'):
+        heads = JsonHeads()
+        first = template.replace("D}", usual + "}").replace('"data":D', f'"data":{usual}')
+        for _ in range(2):
+            outcome(first, heads)
+        for text in NUMBERS:
+            other = template.replace("D}", text + "}").replace('"data":D', f'"data":{text}')
+            assert outcome(other, heads) == outcome(other), other
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_request_with_anything_changed_comes_to_the_same(data: st.DataObject) -> None:
+    text = data.draw(st.sampled_from([TEMPLATES[0], TEMPLATES[2]]))
+    text = text.replace("DT", data.draw(st.sampled_from(["INT32", "FP32"])))
+    text = text.replace("D}", "[1,2]}").replace('"data":D', '"data":[1,2]')
+    heads = warmed(text)
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, min(len(text), start + 8)))
+    put = data.draw(st.text(st.sampled_from('[]{},:"0123456789.eE+-truefalsn \\da'), max_size=6))
+    other = text[:start] + put + text[end:]
+    assert outcome(other, heads) == outcome(other)
+
+
+@given(st.lists(st.floats(width=32) | st.integers(-(2**63), 2**64 - 1), min_size=2, max_size=2))
+@settings(max_examples=100, deadline=None)
+def test_numbers_become_the_same_elements(values: list[Any]) -> None:
+    texts = [json.dumps(value) for value in values if not (isinstance(value, float) and not math.isfinite(value))]
+    for datatype in ("FP16", "FP32", "FP64", "INT64", "UINT64"):
+        text = TEMPLATES[1].replace("DT", datatype)
+        heads = warmed(text.replace("D}", "[1,2]}"))
+        other = text.replace("D}", f"[{','.join(texts)}]}}")
+        assert outcome(other, heads) == outcome(other)
+
+
+def test_a_beginning_that_two_kinds_of_requests_share_serves_the_first() -> None:
+    binary = FIRST[:-1] + ',"outputs":[{"name":"B","parameters":{"binary_data":true}}]}'
+    heads = warmed(FIRST, binary)
+    for text in (FIRST, binary):
+        _, look = infer_request.decode_request("m", None, text.encode(), None, heads=heads)
+        assert (look is reply.JSON) == (text is FIRST)
+
+
+def test_the_limit_of_a_tensor_holds_for_what_is_remembered() -> None:
+    heads = warmed(FIRST)
+    assert decode(FIRST, heads, most=8).inputs["A"].array.tolist() == [[1, 2]]
+    with pytest.raises(ModserveError, match="exceeds the maximum allowed value of 7"):
+        decode(FIRST, heads, most=7)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        FIRST.replace('{"inputs"', '{"id":"7","inputs"'),
+        " " * 4097 + FIRST,
+        FIRST + " " * 4096,
+        FIRST[:-1] + " " * 32 * 1024 + "}",
+    ],
+    ids=["with an id", "a long beginning", "a long end", "long"],
+)
+def test_requests_that_are_not_worth_remembering(text: str) -> None:
+    heads = warmed(text)
+    assert decode(text, heads).form is None
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    heads = JsonHeads()
+    for number in range(1025):
+        decode(FIRST.replace('{"inputs"', f'{{"parameters":{{"n":{number}}},"inputs"'), heads)
+    assert len(heads._alike) == 1
