@@ -90,6 +90,10 @@ class InstancePool(Membership):
                     return instance
         return free.popleft()
 
+    def free_places(self) -> int:
+        """How many more could be reserved."""
+        return len(self._free)
+
     def reserve_number(self, number: int) -> Instance | None:
         instance = self._instances[number]
         if instance not in self._free:

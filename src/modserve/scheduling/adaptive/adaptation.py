@@ -78,10 +78,11 @@ class Adaptation:
         if self._chooser is not None:
             self._chooser.observe(timing, members)
 
-    def use(self, instances: int) -> None:
-        """So many instances run the model."""
+    def use(self, instances: int, free: Callable[[], int]) -> None:
+        """So many instances run the model, and `free` says how many batches they could begin at once."""
         if self._chooser is not None:
             self._chooser.load.instances = max(1, instances)
+            self._chooser.load.free = free
 
     def _make_chooser(self, config: ModelConfig) -> Measured | Sizes | None:
         """What chooses by run times who runs when the rule says so, if the configuration lets it."""

@@ -1,6 +1,6 @@
 """How busy a model's instances are: at full load only the rate counts, at low load how soon each request is done."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from modserve.core.inflight import Inflight
 from modserve.core.statistics import ChoiceStatistics
@@ -15,6 +15,8 @@ _KEPT = 0.92
 remembered must be longer than these usually are."""
 _REST = 8
 """A pause counts as no more than so many executions: what was before it says nothing about the load now."""
+_SOONER = 0.8
+"""So much of the time of one batch may several of its parts take, side by side, to be better."""
 
 
 class Load:
@@ -22,6 +24,8 @@ class Load:
 
     def __init__(self, statistics: ChoiceStatistics) -> None:
         self.instances = 1
+        self.free: Callable[[], int] = _none
+        """How many places are free beside the one that a batch is chosen for."""
         self._statistics = statistics
         self._end_ns = self._batches = 0
         self._window_ns = self._window_all_ns = 0
@@ -53,3 +57,18 @@ class Load:
     def weight(self, waiting: int, largest: int) -> float:
         """What `grouping` weighs times with. A long queue counts as full load, whatever was before it came."""
         return queue_weight(waiting, min(_BUSIEST, max(self._statistics.utilisation, waiting / (waiting + largest))))
+
+    def share(self, waiting: int, times: Sequence[float]) -> int:
+        """How many of so many rows are for one place, if several are free: all, unless parts of them end sooner.
+
+        `times` has that of a batch by its rows, up to the largest, as they were with the other places at work.
+        """
+        free = self.free()
+        if not free:
+            return waiting
+        part, largest = -(-waiting // (1 + free)), len(times) - 1
+        return part if times[min(part, largest)] < _SOONER * times[min(waiting, largest)] else waiting
+
+
+def _none() -> int:
+    return 0

@@ -138,6 +138,7 @@ class Measured:
         if self._mean_ns < _QUICK_NS:
             begin, end = self._widest(near, their_lengths, place, largest)
             return near[begin:end]
+        largest = min(largest, self.load.share(together.size, self._times(self._length(head.length))[: largest + 1]))
         weight = 1e6 if self._patient else self.load.weight(together.size, largest)
         window = _Window(
             their_lengths,

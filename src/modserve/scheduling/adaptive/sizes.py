@@ -78,8 +78,9 @@ class Sizes:
         if not self._best or isinstance(decision, WaitUntil) or decision.count == 1:
             return decision
         size = together.size
-        best = self._best[min(bisect_left(self._crowds, size), len(self._crowds) - 1)]
         table = self._costs.of(1)
+        best = self._best[min(bisect_left(self._crowds, size), len(self._crowds) - 1)]
+        best = min(best, self.load.share(size, table))
         weight = self.load.weight(size, self._most)
         time = table[min(best, size)]
         self._trials.earn(time * (weight + 0.5 * best))

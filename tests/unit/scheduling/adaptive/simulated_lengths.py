@@ -66,6 +66,9 @@ class Engine:
     def release(self, slot: int) -> None:
         self.busy -= 1
 
+    def free_places(self) -> int:
+        return self._instances - self.busy
+
     def run(self, slot: int, batch: list[Inflight], close_reason: str) -> None:
         rows = sum([inflight.batch_size for inflight in batch])
         length = self._padding.padded(max([inflight.length for inflight in batch]))
@@ -107,7 +110,7 @@ class Simulation:
         self.clock, self._chance, self._length = FakeClock(), random.Random(seed), length
         self.engine = Engine(self.clock, cost, padding, random.Random(seed + 1), noise, instances)
         self.adaptation = adaptation = Adaptation(model)
-        adaptation.use(instances)
+        adaptation.use(instances, self.engine.free_places)
         self.engine.observe = adaptation.observe
         self._key: Callable[[int], object] = lambda length: None
         if policy == "never":

@@ -1,9 +1,13 @@
 """How large batches of requests of one length grow, in simulated time."""
 
+from dataclasses import replace
+
 import pytest
-from simulated_lengths import Cost, Simulation
+from simulated_lengths import MS, POLICIES, Cost, Simulation, configured
 
 from modserve.core.model_config import DynamicBatching, ModelConfig
+from modserve.core.statistics import ChoiceStatistics
+from modserve.scheduling.adaptive.load import Load
 from modserve.testing import config
 
 COSTS: dict[str, Cost] = {
@@ -71,3 +75,63 @@ def test_quick_models_are_left_alone() -> None:
         simulation.closed_loop(16, 0.5)
         batches.append(simulation.engine.batches)
     assert batches[0] == batches[1]
+
+
+# ---- Several places
+
+
+def side_by_side(cost: Cost, *, measured: bool, shared: bool = False) -> Simulation:
+    """Two instances behind a queue delay, which take as long again if they share what they run on."""
+    batching = DynamicBatching((16,), max_queue_delay_ns=MS, measured_sizes=measured)
+    policy = config(max_batch_size=16, dynamic_batching=batching)
+    simulation = Simulation("largest", cost, noise=0.1, instances=2, model=policy)
+    engine = simulation.engine
+    if shared:
+        engine.cost = lambda rows, length: cost(rows, length) * engine.busy
+    return simulation
+
+
+def busy_rate(simulation: Simulation) -> float:
+    simulation.closed_loop(16, 3)
+    return simulation.closed_loop(16, 6)
+
+
+def test_what_waited_together_is_spread_over_the_places_that_are_free() -> None:
+    """All that the clients have would be one batch, and the other instance would have nothing to do."""
+    cost = COSTS["in proportion"]
+    assert busy_rate(side_by_side(cost, measured=True)) > 1.7 * busy_rate(side_by_side(cost, measured=False))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_batch_is_not_spread_where_its_parts_take_as_long(shared: bool) -> None:
+    cost = COSTS["constant"]
+    rates = [busy_rate(side_by_side(cost, measured=measured, shared=shared)) for measured in (True, False)]
+    assert rates[0] > 0.97 * rates[1]
+
+
+@pytest.mark.parametrize("policy", POLICIES[2:])
+def test_padded_requests_are_spread_too(policy: str) -> None:
+    model = configured(policy)
+    assert model.dynamic_batching is not None
+    model = replace(model, dynamic_batching=replace(model.dynamic_batching, max_queue_delay_ns=MS))
+    simulation = Simulation(
+        policy, COSTS["in proportion"], noise=0.1, instances=2, model=model, length=lambda chance: 8
+    )
+    rate = busy_rate(simulation)
+    assert (rate > 400) == (policy == "measured"), "two instances do 500 a second"
+
+
+@pytest.mark.parametrize(
+    ("free", "waiting", "expected"),
+    [(0, 16, 16), (1, 16, 8), (1, 15, 8), (3, 16, 4), (1, 1, 1), (1, 32, 32), (1, 24, 12), (7, 3, 1)],
+)
+def test_the_share_of_a_place_where_time_is_in_proportion(free: int, waiting: int, expected: int) -> None:
+    load = Load(ChoiceStatistics())
+    load.free = lambda: free
+    assert load.share(waiting, [4.0 * rows for rows in range(17)]) == expected
+
+
+def test_there_are_no_shares_where_parts_take_nearly_as_long() -> None:
+    load = Load(ChoiceStatistics())
+    load.free = lambda: 1
+    assert load.share(16, [8.0 + 0.1 * rows for rows in range(17)]) == 16
