@@ -27,7 +27,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import distribution
@@ -84,7 +84,12 @@ class ServerProcess:
     ready_rss_mb: float
 
     def cpu_seconds(self) -> float:
-        return sum(_cpu_ticks(pid) for pid in _family(self.pid)) / _TICK
+        """A child that ends at this moment is left out."""
+        ticks = _cpu_ticks(self.pid)
+        for pid in _family(self.pid)[1:]:
+            with suppress(FileNotFoundError, ProcessLookupError):
+                ticks += _cpu_ticks(pid)
+        return ticks / _TICK
 
     def rss_mb(self) -> float:
         return sum(_status_mb(pid, "VmRSS") for pid in _family(self.pid))
