@@ -37,6 +37,7 @@ from modserve.protocol.http import (
     v1_predict_request,
     v1_predict_response,
 )
+from modserve.protocol.http.json_heads import JsonHeads
 from modserve.protocol.json import json_text
 from modserve.protocol.reply import Reply
 from modserve.testing import builders
@@ -122,8 +123,18 @@ def _answer(request: InferenceRequest, reply: Reply) -> None:
 
 
 def http_json(data: bytes) -> None:
-    """The JSON of an inference request."""
-    _answer(*infer_request.decode_request("model", None, data, None, _ONE_SECOND_NS, _Region, _MAX_JSON))
+    """The JSON of an inference request, which says the same when only its numbers are read."""
+    heads = JsonHeads()
+    requests = [
+        infer_request.decode_request("model", None, data, None, _ONE_SECOND_NS, _Region, _MAX_JSON, heads)
+        for _ in range(3)
+    ]
+    first, last = (
+        [(name, each.datatype, each.shape, bytes(each.raw)) for name, each in request.inputs.items()]
+        for request, _ in (requests[0], requests[-1])
+    )
+    assert first == last
+    _answer(*requests[-1])
 
 
 def http_binary(data: bytes) -> None:

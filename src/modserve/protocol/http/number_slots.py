@@ -63,12 +63,12 @@ def slots_of(text: bytes, inputs: Sequence[Input]) -> Slots | None:
         return None
     if any(each.datatype.json_kind not in _KINDS or each.datatype.own_numpy is None for each in inputs):
         return None
-    around = [
-        text[start:end]
-        for start, end in zip(
-            [0, *(each.end(1) for each in matches)], [*(each.start(1) for each in matches), len(text)], strict=True
-        )
-    ]
+    around = []
+    at = 0
+    for match in matches:
+        around.append(text[at : match.start(1)])
+        at = match.end(1)
+    around.append(text[at:])
     if not _in_order(around):
         return None
     slots = []
