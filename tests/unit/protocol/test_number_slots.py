@@ -149,6 +149,17 @@ def test_whatever_stands_for_the_numbers_comes_to_the_same(template: str, dataty
             assert outcome(other, heads) == outcome(other), other
 
 
+@pytest.mark.parametrize("datatype", DATATYPES)
+@pytest.mark.parametrize("template", TEMPLATES, ids=["one", "spaced", "two"])
+def test_whatever_slots_are_made_of_comes_to_the_same(template: str, datatype: str) -> None:
+    template = template.replace("DT", datatype)
+    for text in (*NUMBERS, "[[1,2],[NaN]]", "[[1], [NaN]]", "[[NaN], [1]]", "[[1.5],[true]]", '[[1],["]"]]'):
+        heads = JsonHeads()
+        whole = template.replace("D}", text + "}").replace('"data":D', f'"data":{text}')
+        outcomes = [outcome(whole, heads) for _ in range(4)]
+        assert outcomes == [outcome(whole)] * 4, whole
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_a_request_with_anything_changed_comes_to_the_same(data: st.DataObject) -> None:

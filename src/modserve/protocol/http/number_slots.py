@@ -16,7 +16,6 @@ import orjson
 from modserve.core.dtypes import Datatype
 from modserve.core.tensor import Shape, Tensor
 from modserve.protocol.json import json_data
-from modserve.protocol.json.json_text import parse_object
 
 KEY: Final = b'"data"'
 _NUMBERS = re.compile(rb'"data"\s*:\s*(\[[-+.eE0-9,\[\]\s]*\])')
@@ -84,9 +83,15 @@ def slots_of(text: bytes, inputs: Sequence[Input]) -> Slots | None:
 def _in_order(around: Sequence[bytes]) -> bool:
     """Whether what goes between these texts is the data of the inputs, one after the other: numbers show it."""
     marked = b"".join(b"%b[%d]" % (text, number) for number, text in enumerate(around[:-1])) + around[-1]
-    inputs = parse_object(marked)["inputs"]
-    assert isinstance(inputs, list)
-    return [each.get("data") for each in inputs] == [[number] for number in range(len(around) - 1)]
+    try:
+        document = orjson.loads(marked)
+    except orjson.JSONDecodeError:  # they are parts of arrays, as of one with NaN in it
+        return False
+    inputs = document.get("inputs") if isinstance(document, dict) else None
+    if not isinstance(inputs, list):
+        return False
+    marks = [each.get("data") if isinstance(each, dict) else None for each in inputs]
+    return marks == [[number] for number in range(len(around) - 1)]
 
 
 def read(text: bytes, known: Slots) -> dict[str, Tensor] | None:
