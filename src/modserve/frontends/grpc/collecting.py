@@ -8,7 +8,7 @@ send more as soon as a part is there. When much of a long one has come, there is
 from io import BytesIO
 from typing import TYPE_CHECKING, Final
 
-from modserve.core.huge_pages import BEGUN, WORTHWHILE, use_from
+from modserve.core.long_buffers import BEGUN, WORTHWHILE, room, use_large_pages
 from modserve.core.memory import MemoryExhaustedError
 from modserve.frontends.http2.stream import Stream
 
@@ -173,18 +173,15 @@ class Collecting(Stream):
         if self._size > _MUCH >= self._size - size and not self._make_room(self._buffer):
             return False
         if self._huge and self._size > BEGUN >= self._size - size:
-            use_from(self._buffer, self._size - size)
+            use_large_pages(self._buffer, self._size - size)
         self._buffer.write(memoryview(data)[start:end])
         self.credit(size)
         return True
 
     def _make_room(self, begun: BytesIO) -> bool:
-        """Move the message to a place of its announced length; whether there is one.
-
-        The system gives out zeros page by page, when they are written to: what does not come costs nothing.
-        """
+        """Move the message to a place of its announced length; whether there is one."""
         try:
-            self._buffer = BytesIO(bytes(self._announced))
+            self._buffer = room(self._announced)
         except MemoryError:
             self.fail(RESOURCE_EXHAUSTED, f"the server has no memory for a message of {self._announced} bytes")
             return False

@@ -74,11 +74,11 @@ async def test_a_place_for_all_of_it_when_much_has_come(client: Client, monkeypa
 
 
 async def test_no_memory_for_what_is_announced(client: Client, port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(size: bytes) -> Any:
+    def nothing(size: int) -> Any:
         raise MemoryError
 
     stream = send(client, framed(MESSAGE)[:MEBIBYTE], end=False)
-    monkeypatch.setattr(collecting, "BytesIO", nothing)
+    monkeypatch.setattr(collecting, "room", nothing)
     client.wire.send(data(stream, bytes(10), end=False))
     answer = await client.answer(stream)
     assert (answer.status, answer.text) == (

@@ -3,7 +3,7 @@
 import asyncio
 from io import BytesIO
 
-from modserve.core.huge_pages import BEGUN, WORTHWHILE, use_from
+from modserve.core.long_buffers import BEGUN, WORTHWHILE, room, use_large_pages
 from modserve.core.tensor import Buffer
 
 _LONG_BODY = 1024 * 1024
@@ -28,12 +28,12 @@ class IncomingBody:
             self._pieces.append(piece)
             if self.size <= _LONG_BODY:
                 return
-            self._long = _room(self.size + missing) if missing else BytesIO()
+            self._long = room(self.size + missing) if missing else BytesIO()
             self._long.writelines(self._pieces)
             self._pieces = []
         else:
             if self.size > BEGUN >= self.size - len(piece) and self.size + missing >= WORTHWHILE:
-                use_from(self._long, self.size - len(piece))
+                use_large_pages(self._long, self.size - len(piece))
             self._long.write(piece)
 
     def take(self) -> Buffer:
@@ -50,14 +50,6 @@ class IncomingBody:
         self.size, self._pieces, self._long = 0, [], None
         if long is not None:
             _free(long, long.seek(0, 2), loop)
-
-
-def _room(size: int) -> BytesIO:
-    """The system gives out zeros page by page, when they are written to: what does not come costs nothing."""
-    try:
-        return BytesIO(bytes(size))
-    except OverflowError:
-        raise MemoryError from None
 
 
 def _free(long: BytesIO, size: int, loop: asyncio.AbstractEventLoop) -> None:

@@ -1,7 +1,8 @@
-"""Large pages for long buffers, where Linux gives them to those that ask (`transparent_hugepage/enabled`: madvise).
+"""Buffers for what is long: not cleared before it is written, and in large pages.
 
-A buffer of tens of megabytes is a mapping of its own, and the system clears each page of it when it is first written
-to: 25 ms for 50 MB in pages of 4 KiB, 4 ms in pages of 2 MiB; taking them back takes 8 ms, and 0.4 ms.
+Linux gives large pages to those that ask (`transparent_hugepage/enabled`: madvise). A buffer of tens of megabytes is a
+mapping of its own, and the system clears each page of it when it is first written to: 25 ms for 50 MB in pages of
+4 KiB, 4 ms in pages of 2 MiB; taking them back takes 8 ms, and 0.4 ms.
 """
 
 import ctypes
@@ -19,6 +20,30 @@ BEGUN = 8 * 1024 * 1024
 be used, is then a small part of the whole."""
 
 _MADV_HUGEPAGE = 14
+_OVERHEAD = sys.getsizeof(b"")
+
+
+def room(size: int) -> BytesIO:
+    """A buffer of `size` bytes, which hold anything until they are written to. Raises MemoryError.
+
+    The system gives out a long one page by page, when it is written to: what does not come costs nothing.
+    """
+    if not 0 <= size <= sys.maxsize - _OVERHEAD:
+        raise MemoryError(size)
+    return BytesIO(_uncleared()(None, size))
+
+
+@cache
+def _uncleared() -> Callable[[None, int], bytes]:
+    """What makes bytes without a value. ``bytes(size)`` clears memory that the allocator has kept."""
+    try:
+        make = ctypes.pythonapi.PyBytes_FromStringAndSize
+    except AttributeError:  # another Python than CPython
+        return lambda _, size: bytes(size)
+    make.argtypes = [ctypes.c_char_p, ctypes.c_ssize_t]
+    make.restype = ctypes.py_object
+    uncleared: Callable[[None, int], bytes] = make
+    return uncleared
 
 
 @cache
@@ -35,7 +60,7 @@ def _system_call() -> Callable[[int, int, int], int] | None:
     return advise
 
 
-def use_from(buffer: BytesIO, start: int) -> None:
+def use_large_pages(buffer: BytesIO, start: int) -> None:
     """Let the bytes of a buffer from `start` on lie in large pages if they have not been written to.
 
     It is advice: where it is not taken, nothing happens.
