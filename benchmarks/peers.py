@@ -19,6 +19,7 @@ says why.
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -220,6 +221,7 @@ def set_up(peers: Sequence[Peer], cache: Path) -> None:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that no server is left behind
     options = arguments()
     peers = known_peers(options.compiled.resolve())
     if options.list:
