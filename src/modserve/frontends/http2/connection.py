@@ -16,7 +16,7 @@ from .stream import Stream
 
 _KEEPALIVE: Final = b"keepaliv"
 
-_WRITE_BUFFER: Final = 256 * 1024
+_WRITE_BUFFER: Final = 1024 * 1024
 """Bytes that the transport holds before the client counts as not reading."""
 
 _LOST_AT_ONCE: Final = 100

@@ -25,13 +25,13 @@ _JOINED: Final = 32 * 1024
 _LONG_PARTS: Final = 4 * 1024
 """Bytes of a chunk, on the average, that makes it not worth while to look for neighbours to join."""
 
-_AT_ONCE: Final = 256 * 1024
+_AT_ONCE: Final = 1024 * 1024
 """Bytes of bodies between two looks whether the client takes them."""
 
 _WORTH: Final = 1024
 """Bytes of a frame that makes up for frames of the client: it may not open its windows byte by byte."""
 
-_TURN: Final = 1024 * 1024
+_TURN: Final = 4096 * 1024
 """Bytes of bodies in one turn of the event loop: up to a millisecond."""
 
 _SHARE: Final = 64 * 1024

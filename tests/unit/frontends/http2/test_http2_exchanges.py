@@ -194,12 +194,12 @@ def test_streams_take_turns(site: EchoSite, wire: Wire) -> None:
 def test_nothing_is_sent_to_a_client_that_does_not_read(site: EchoSite, loop: Loop) -> None:
     wire = Wire(site, loop, room=1000)
     wire.send(SettingsFrame(0, settings={4: 4 << 20}), window(0, 4 << 20))
-    wire.ask(1, b"x" * 1_000_000)
+    wire.send(headers(1), *[data(1, b"x" * 400_000)] * 4, data(1, b"x" * 400_000, end=True))
     assert wire.connection.paused
-    assert len(wire.written()) < 700_000
+    assert len(wire.written()) < 1_200_000
     wire.transport.drain()
     loop.run()
-    assert len(wire.written()) > 300_000
+    assert len(wire.written()) > 800_000
     assert site.streams[0].log[-1] == "finished"
 
 

@@ -424,7 +424,7 @@ def test_a_window_that_does_not_open(wire: Wire) -> None:
 def test_a_client_that_does_not_read(loop: Loop) -> None:
     wire = Wire(EchoSite(loop), loop, room=1000)
     wire.send(SettingsFrame(0, settings={4: 4 << 20}), window(0, 4 << 20))
-    wire.ask(1, bytes(1_000_000))
+    wire.send(headers(1), data(1, bytes(1_000_000)), data(1, bytes(1_000_000), end=True))
     wire.pass_time(LIMITS.blockage - 5)
     assert not wire.transport.aborted
     wire.pass_time(10)
