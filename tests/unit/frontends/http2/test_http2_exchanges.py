@@ -191,15 +191,16 @@ def test_streams_take_turns(site: EchoSite, wire: Wire) -> None:
     assert order.index(3) < len(order) - 1 - order[::-1].index(1)
 
 
-def test_nothing_is_sent_to_a_client_that_does_not_read(site: EchoSite, loop: Loop) -> None:
+def test_nothing_is_sent_to_a_client_that_does_not_read(loop: Loop) -> None:
+    site = EchoSite(loop, limits=ConnectionLimits(stream_window=4 << 20, connection_window=4 << 20))
     wire = Wire(site, loop, room=1000)
     wire.send(SettingsFrame(0, settings={4: 4 << 20}), window(0, 4 << 20))
-    wire.send(headers(1), *[data(1, b"x" * 400_000)] * 4, data(1, b"x" * 400_000, end=True))
+    wire.send(headers(1), *[data(1, b"x" * 1_000_000)] * 3, data(1, b"x" * 1_000_000, end=True))
     assert wire.connection.paused
-    assert len(wire.written()) < 1_200_000
+    assert len(wire.written()) < 2_800_000
     wire.transport.drain()
     loop.run()
-    assert len(wire.written()) > 800_000
+    assert len(wire.written()) > 1_200_000
     assert site.streams[0].log[-1] == "finished"
 
 
