@@ -20,11 +20,12 @@ _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 _MMAP_BYTES = 32 * 1024 * 1024
 """The largest value that glibc accepts. A larger allocation is a mapping of its own, which ends when it is freed."""
-_TRIM_BYTES = 64 * 1024 * 1024
-"""The free memory that glibc keeps at the end of its heap: about what a dozen requests of 4.8 MB hold. Measured with
-four such clients: 1.0 times the CPU of unlimited memory, at a quarter of its size."""
-_ARENAS = 2
-"""Each arena keeps that much for itself. With one interpreter lock two are enough; glibc makes eight per core."""
+_TRIM_BYTES = 128 * 1024 * 1024
+"""The free memory that glibc keeps at the end of its heap: about what two dozen requests of 4.8 MB hold. With 64 MiB,
+sixteen such clients cost an eighth more CPU."""
+_ARENAS = 1
+"""Only the first arena returns all of its free memory when it is trimmed: each other one keeps up to 64 MiB at its end,
+so that a model which has left might stay there, or be counted with the next one."""
 
 LOOK_S = 2.0
 _SURPLUS = 64 * 1024 * 1024

@@ -1,5 +1,7 @@
 import asyncio
 import ctypes
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +10,35 @@ import pytest
 from modserve.resources import allocator
 
 MIB = 1024 * 1024
+FREEING = """
+import ctypes, threading
+from modserve.resources.allocator import glibc, resident, tune
+
+library = glibc({})
+tune(library)
+library.malloc.restype = ctypes.c_void_p
+library.malloc.argtypes = [ctypes.c_size_t]
+library.free.argtypes = [ctypes.c_void_p]
+library.malloc_trim(0)
+before = resident()
+blocks = []
+
+def allocate():
+    block = library.malloc(30 << 20)
+    ctypes.memset(block, 1, 30 << 20)
+    blocks.append(block)
+
+threads = [threading.Thread(target=allocate) for _ in range(4)]
+for each in threads:
+    each.start()
+for each in threads:
+    each.join()
+held = resident() - before
+for each in blocks:
+    library.free(each)
+library.malloc_trim(0)
+print(held, resident() - before)
+"""
 
 
 class Library:
@@ -87,7 +118,15 @@ async def test_memory_is_given_back_when_it_has_stopped_growing(memory: list[int
 def test_the_thresholds_are_set() -> None:
     library = Library()
     allocator.tune(library)  # type: ignore[arg-type]  # all that it uses of it
-    assert library.options == [(-3, 32 * MIB), (-1, 64 * MIB), (-8, 2)]
+    assert library.options == [(-3, 32 * MIB), (-1, 128 * MIB), (-8, 1)]
+
+
+def test_what_threads_have_freed_goes_back_to_the_system() -> None:
+    """In a process of its own, since the settings hold for all of it."""
+    done = subprocess.run([sys.executable, "-c", FREEING], capture_output=True, text=True, check=True, timeout=60)
+    held, kept = map(int, done.stdout.split())
+    assert 110 * MIB < held < 140 * MIB
+    assert kept < 10 * MIB
 
 
 @pytest.mark.parametrize("name", ["LD_PRELOAD", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES"])
