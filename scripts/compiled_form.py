@@ -176,8 +176,9 @@ def _build(files: Sequence[str], cores: int) -> None:
     )
     print(f"  mypyc took {time.perf_counter() - began:.0f} s; now the C compiler", file=sys.stderr)
     for extension in extensions:
-        extension.extra_compile_args = [*(extension.extra_compile_args or ()), "-Wno-error"]
+        extension.extra_compile_args = [*(extension.extra_compile_args or ()), "-Wno-error", *_HIDDEN]
         extension.extra_link_args = [*(extension.extra_link_args or ()), *_STRIPPED]
+        extension.depends.append(__file__)  # other options make other code of the same files
     command = Parallel(Distribution({"name": "modserve", "ext_modules": extensions, "packages": []}))
     command.inplace = True
     command.build_temp = "objects"
@@ -189,6 +190,8 @@ def _build(files: Sequence[str], cores: int) -> None:
         raise SystemExit(f"the C compiler failed; it said why above: {error}") from None
 
 
+_HIDDEN = () if sys.platform == "win32" else ("-fvisibility=hidden",)
+"""What the modules have for each other is not for other libraries: calls go straight there, or are inlined."""
 _STRIPPED = ("-Wl,-s",) if sys.platform == "linux" else ()
 
 

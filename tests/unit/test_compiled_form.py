@@ -1,7 +1,10 @@
 """The compiled form: what is compiled, and what mypyc wants of that source (CONTRIBUTING.md)."""
 
 import ast
+import ctypes
+import importlib
 import os
+import sys
 from collections.abc import Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -46,6 +49,16 @@ def test_the_form_that_the_runner_meant_is_tested() -> None:
     file = modserve.core.tensor.__file__
     assert file is not None
     assert file.endswith(tuple(EXTENSION_SUFFIXES)) == (TESTED == "compiled")
+
+
+@pytest.mark.skipif(TESTED != "compiled" or sys.platform == "win32", reason="about the library of the compiled form")
+def test_the_library_shows_other_libraries_only_how_to_load_it() -> None:
+    name = f"{compiled_form.LIBRARY}__mypyc"
+    file = importlib.import_module(name).__file__
+    assert file is not None
+    library = ctypes.CDLL(file)
+    assert hasattr(library, f"PyInit_{name}")
+    assert not hasattr(library, "CPyList_GetItem"), "its functions call each other directly, or are inlined"
 
 
 def test_the_list_is_sorted_and_names_what_there_is() -> None:
