@@ -28,7 +28,7 @@ from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Phase, Server
 from modserve.settings import HttpSettings
 
-from . import control, docs, generate, infer_stream, memory, metrics, middleware, routing, v1
+from . import control, deferred, docs, generate, infer_stream, memory, metrics, middleware, routing, v1
 from .disconnect import unless_disconnected
 from .identified import Identified, begun, note_of
 from .messages import add_model_route, infer_head, json_response, new_router, why_not_ready
@@ -60,6 +60,7 @@ class _App(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """FastAPI's document, with the request body it does not know of, since ``infer`` reads that by itself."""
         if self.openapi_schema is None:
+            self.router.routes[:] = deferred.made(self.router.routes)
             document = super().openapi()
             for operation in chain.from_iterable(path.values() for path in document["paths"].values()):
                 parameters = operation.get("parameters", [])

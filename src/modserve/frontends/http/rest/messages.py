@@ -23,6 +23,7 @@ from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Server
 from modserve.settings import HttpSettings
 
+from .deferred import DeferringRouter
 from .middleware import with_slashes
 
 
@@ -43,7 +44,7 @@ register_url_convertor("label", _LabelConvertor())
 
 def new_router(*tags: str, **options: Any) -> APIRouter:
     """A router for routes that the application takes as they are: `include_router` would build each a second time."""
-    return APIRouter(tags=list(tags), dependencies=[Depends(with_slashes)], **options)
+    return DeferringRouter(tags=list(tags), dependencies=[Depends(with_slashes)], **options)
 
 
 def add_model_route(
