@@ -30,7 +30,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.metadata import distribution
 from pathlib import Path
 
 try:
@@ -39,7 +38,6 @@ try:
     import onnxruntime as ort
     import orjson
     from onnx import TensorProto, helper
-    from packaging.requirements import Requirement
 
     import encoder
     from modserve.execution.placement import available_cores
@@ -208,28 +206,6 @@ def _ready(port: int) -> bool:
             return bool(answer.status == 200)
     except (urllib.error.URLError, ConnectionError):
         return False
-
-
-def install_mb() -> float:
-    """The size on disk of modserve and all it depends on, without extras."""
-    seen: set[str] = set()
-    waiting, size = ["modserve"], 0
-    while waiting:
-        name = waiting.pop().lower().replace("_", "-")
-        if name in seen:
-            continue
-        seen.add(name)
-        found = distribution(name)
-        # An editable install lists no files of its own: those of the source tree are counted instead.
-        files = [Path(str(found.locate_file(file))) for file in found.files or ()]
-        if name == "modserve":
-            files = list((ROOT / "src" / "modserve").rglob("*"))
-        size += sum(file.stat().st_size for file in files if file.is_file())
-        for text in found.requires or ():
-            requirement = Requirement(text)
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                waiting.append(requirement.name)
-    return size / 1e6
 
 
 def tensors(rows: int = 1) -> list[dict[str, object]]:
@@ -656,8 +632,7 @@ def overhead_table(arguments: argparse.Namespace) -> list[str]:
     bare = statistics.median(bare_simple(1.0) for _ in range(3))
     with tempfile.TemporaryDirectory() as directory, contenders(arguments, Path(directory)) as servers:
         measure(servers, paths(arguments.seconds), arguments.runs, arguments.large_requests)
-        lines = [*loads_table(servers, bare), *ratio_table(servers), *memory_table(servers)]
-    return [*lines, "", f"The core's install takes {install_mb():.0f} MB on disk."]
+        return [*loads_table(servers, bare), *ratio_table(servers), *memory_table(servers)]
 
 
 def engine_table(rounds: int, seconds: int) -> list[str]:

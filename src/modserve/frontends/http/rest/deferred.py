@@ -1,7 +1,8 @@
 """Routes that FastAPI makes at their first request.
 
 It looks through the parameters of a handler when a route is added: half a millisecond and 30 kB each, of which most
-servers need few. Only the path is compiled before that.
+servers need few. Only the path is compiled before that. The first route with parameters takes 15 ms and 1.5 MB more,
+once: FastAPI imports ``pydantic.v1`` then, to refuse its models.
 """
 
 from collections.abc import Callable, Sequence
