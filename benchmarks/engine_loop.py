@@ -24,22 +24,22 @@ Loop: TypeAlias = Callable[[float], float]
 """Takes seconds, returns sequences per second."""
 
 
-def onnxruntime(model: Path, precision: str, callers: int) -> Run:
+def onnxruntime(model: Path, precision: str, callers: int, threads: int) -> Run:
     import onnxruntime as ort
 
     options = ort.SessionOptions()
-    options.intra_op_num_threads = callers * (max(1, available_cores() // callers) - 1) + 1
+    options.intra_op_num_threads = callers * (max(1, threads // callers) - 1) + 1
     session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     return lambda ids, mask: session.run(None, {"input_ids": ids, "attention_mask": mask})
 
 
-def pytorch(model: Path, precision: str, callers: int) -> Run:
+def pytorch(model: Path, precision: str, callers: int, threads: int) -> Run:
     import torch
 
     module = torch.jit.load(str(model)).eval()
     if precision == "bf16":
         module = module.to(torch.bfloat16)  # as the backend's PRECISION does
-    share = max(1, available_cores() // callers)
+    share = max(1, threads // callers)
 
     def run(ids: Ids, mask: Ids) -> object:
         if torch.get_num_threads() != share:
@@ -50,13 +50,13 @@ def pytorch(model: Path, precision: str, callers: int) -> Run:
     return run
 
 
-def openvino(model: Path, precision: str, callers: int) -> Run:
+def openvino(model: Path, precision: str, callers: int, threads: int) -> Run:
     import openvino as ov
 
     properties = {
         "INFERENCE_PRECISION_HINT": "f32" if precision == "fp32" else precision,
         "NUM_STREAMS": str(callers),
-        "INFERENCE_NUM_THREADS": str(available_cores()),
+        "INFERENCE_NUM_THREADS": str(threads),
     }
     compiled = ov.Core().compile_model(str(model), "CPU", properties)
     local = threading.local()
@@ -69,7 +69,7 @@ def openvino(model: Path, precision: str, callers: int) -> Run:
     return run
 
 
-ENGINES: dict[str, Callable[[Path, str, int], Run]] = {
+ENGINES: dict[str, Callable[[Path, str, int, int], Run]] = {
     "onnxruntime": onnxruntime,
     "pytorch": pytorch,
     "openvino": openvino,
@@ -105,10 +105,11 @@ def main() -> None:
     parser.add_argument("precision", choices=["fp32", "bf16"])
     parser.add_argument("model", type=Path)
     parser.add_argument("--callers", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=available_cores(), help="of the engine, for all callers")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--sequence", type=int, default=128)
     options = parser.parse_args()
-    run = ENGINES[options.engine](options.model, options.precision, options.callers)
+    run = ENGINES[options.engine](options.model, options.precision, options.callers, options.threads)
     loop = loop_of(run, options.callers, options.batch, options.sequence)
     for line in sys.stdin:
         print(loop(float(line)), flush=True)

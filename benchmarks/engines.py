@@ -59,6 +59,8 @@ class Variant:
     precision: str = "fp32"
     busy: Mapping[str, str] = field(default_factory=dict)
     """More parameters for a server that is always busy, which the comparison with a loop is about."""
+    instances: int = 0
+    """0: as many as the backend makes by itself."""
 
 
 _STREAMS = {"NUM_STREAMS": str(available_cores())}
@@ -96,6 +98,13 @@ parameters {{ key: "padding.multiple_of" value {{ string_value: "8" }} }}
 """
 
 
+ONE_THREAD: Mapping[str, Mapping[str, str]] = {
+    "onnxruntime": {"intra_op_thread_count": "1"},
+    "pytorch": {"INTRA_OP_THREAD_COUNT": "1"},
+    "openvino": {"INFERENCE_NUM_THREADS": "1", "NUM_STREAMS": "1"},
+}
+
+
 @dataclass
 class Served:
     model: str
@@ -127,6 +136,8 @@ def write_repository(directory: Path, name: str, variant: Variant, files: Mappin
     text = CONFIG.format(backend=variant.backend, filename=variant.filename, rows=MOST_ROWS, width=size.width)
     for key, value in variant.parameters.items():
         text += f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+    if variant.instances:
+        text += f"instance_group {{ count: {variant.instances} }}\n"
     (directory / name / "config.pbtxt").write_text(text)
     file = folder / variant.filename
     os.link(files[variant.filename], file)
@@ -228,9 +239,9 @@ def window(target: Served, folder: Path, count: int, clients: int, seconds: int)
 
 
 @contextmanager
-def bare(variant: Variant, model: Path, callers: int, batch: int) -> Iterator["subprocess.Popen[str]"]:
+def bare(variant: Variant, model: Path, threads: int, callers: int, batch: int) -> Iterator["subprocess.Popen[str]"]:
     command = [sys.executable, str(Path(__file__).with_name("engine_loop.py")), variant.engine, variant.precision]
-    command += [str(model), f"--callers={callers}", f"--batch={batch}", f"--sequence={LONGEST}"]
+    command += [str(model), f"--callers={callers}", f"--batch={batch}", f"--sequence={LONGEST}", f"--threads={threads}"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield process
@@ -253,43 +264,59 @@ def looped(process: "subprocess.Popen[str]", seconds: float) -> float:
 def loops_table(options: argparse.Namespace) -> str:
     """The server against the best of several bare loops, with texts of full length."""
     cores = available_cores()
-    # No more texts at a time than the clients have.
-    layouts = [(callers, batch) for callers in sorted({1, cores}) for batch in (1, 4, 8, 16) if callers * batch <= BUSY]
     lines = [
-        f"Texts of {LONGEST} tokens, {BUSY} clients over HTTP against the best of {len(layouts)} bare loops (callers × "
-        f"batch), {options.rounds} pairs of {options.seconds} s; the clients share the cores with the server. OpenVINO "
-        "has a stream for each core here (`NUM_STREAMS`), as a busy server should.",
+        f"Texts of {LONGEST} tokens, {BUSY} clients over HTTP against the best of several bare loops (callers × "
+        f"batch), {options.rounds} pairs of {options.seconds} s. With a thread for each of {cores} cores, the server "
+        "shares with its clients what the loop has to itself; OpenVINO has a stream for each core there "
+        "(`NUM_STREAMS`), as a busy server should. With one thread in both, the clients and the server's event loop "
+        "have a core of their own.",
         "",
-        "| model | engine | best loop | texts/s in the loop | through the server | ratio, median (least, most) |",
-        "|---|---|---|---|---|---|",
+        "| model | threads | engine | best loop | texts/s in the loop | through the server | median (least, most) |",
+        "|---|---|---|---|---|---|---|",
     ]
-    variants = [replace(each, parameters={**each.parameters, **each.busy}) for each in VARIANTS if each.engine]
-    with tempfile.TemporaryDirectory() as directory, serving(options.models, variants) as served:
-        for target in served:
-            folder = Path(directory) / f"{target.model}-{target.variant.name}".replace(" ", "-")
-            write_bodies(folder, bodies(target.model, [LONGEST], LONGEST))
-            load(target, folder, 1, BUSY, options.seconds)
-            rates = {}
-            for layout in layouts:
-                with bare(target.variant, target.file, *layout) as process:
-                    looped(process, 0.5)
-                    rates[layout] = looped(process, options.seconds / 2)
-            best = max(rates, key=rates.__getitem__)
-            pairs = []
-            with bare(target.variant, target.file, *best) as process:
-                looped(process, 0.5)
-                for _ in range(options.rounds):
-                    alone = looped(process, options.seconds)
-                    pairs.append((window(target, folder, 1, BUSY, options.seconds)[0], alone))
-            ratios = [mine / theirs for mine, theirs in pairs]
-            lines.append(
-                f"| {target.model} | {target.variant.name} | {best[0]} × {best[1]} "
-                f"| {statistics.median(theirs for _, theirs in pairs):.1f} "
-                f"| {statistics.median(mine for mine, _ in pairs):.1f} "
-                f"| {statistics.median(ratios):.1%} ({min(ratios):.1%}, {max(ratios):.1%}) |"
-            )
-            print(lines[-1], file=sys.stderr, flush=True)
+    compared = [each for each in VARIANTS if each.engine]
+    for threads, variants in {
+        cores: [replace(each, parameters={**each.parameters, **each.busy}) for each in compared],
+        1: [
+            replace(each, parameters={**each.parameters, **ONE_THREAD[each.backend]}, instances=1) for each in compared
+        ],
+    }.items():
+        with serving(options.models, variants) as served:
+            for target in served:
+                lines.append(compared_with_loops(target, threads, options))
+                print(lines[-1], file=sys.stderr, flush=True)
     return "\n".join(lines)
+
+
+def compared_with_loops(target: Served, threads: int, options: argparse.Namespace) -> str:
+    """A row of the table."""
+    # No more texts at a time than the clients have.
+    layouts = [
+        (callers, batch) for callers in sorted({1, threads}) for batch in (1, 4, 8, 16) if callers * batch <= BUSY
+    ]
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory) / "requests"
+        write_bodies(folder, bodies(target.model, [LONGEST], LONGEST))
+        load(target, folder, 1, BUSY, options.seconds)
+        rates = {}
+        for layout in layouts:
+            with bare(target.variant, target.file, threads, *layout) as process:
+                looped(process, 0.5)
+                rates[layout] = looped(process, options.seconds / 2)
+        best = max(rates, key=rates.__getitem__)
+        pairs = []
+        with bare(target.variant, target.file, threads, *best) as process:
+            looped(process, 0.5)
+            for _ in range(options.rounds):
+                alone = looped(process, options.seconds)
+                pairs.append((window(target, folder, 1, BUSY, options.seconds)[0], alone))
+    ratios = [mine / theirs for mine, theirs in pairs]
+    return (
+        f"| {target.model} | {threads} | {target.variant.name} | {best[0]} × {best[1]} "
+        f"| {statistics.median(theirs for _, theirs in pairs):.1f} "
+        f"| {statistics.median(mine for mine, _ in pairs):.1f} "
+        f"| {statistics.median(ratios):.1%} ({min(ratios):.1%}, {max(ratios):.1%}) |"
+    )
 
 
 # ---- Against the number of clients
