@@ -102,9 +102,10 @@ class Membership(Settlement):
     def count(self) -> int:
         return len(self._instances)
 
-    def places(self) -> int:
-        """How many batches run at a time when all instances are up; 1 where there is none."""
-        return max(1, sum([instance.max_in_flight for instance in self._instances.values()]))
+    @property
+    def most_places(self) -> int:
+        """How many batches run at a time when all instances are up."""
+        return sum([instance.max_in_flight for instance in self._instances.values()])
 
     def warm_up(self, number: int, samples: Sequence[Sample], on_end: OnEnd) -> None:
         """Run samples on one of the instances, before there are requests to run."""

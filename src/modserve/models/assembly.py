@@ -117,7 +117,7 @@ def _queueing(config: ModelConfig, signature: Signature, runner: _Runners = _pla
     accept, alike = _accept(config, signature)
 
     def make_scheduler(pool: InstancePool, clock: Clock, on_drop: OnDrop) -> Scheduler:
-        adaptation.use(pool.places, pool.free_places)
+        adaptation.use(pool.most_places, pool.free_places)
         instances = runner(pool)
         if instances is pool:
             pool.expect = adaptation.expect

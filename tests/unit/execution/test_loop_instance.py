@@ -125,11 +125,6 @@ async def turn() -> None:
     await asyncio.sleep(0)
 
 
-async def test_as_many_batches_at_a_time_as_the_engine_says(benches: list[Bench]) -> None:
-    benches += [Bench(Merged()), Bench(Merged(3))]
-    assert [each.pool.places() for each in benches] == [1, 3]
-
-
 async def test_a_merged_batch_without_a_thread(bench: Bench) -> None:
     before = threading.active_count()
     one, two = member(1), member(2)

@@ -109,20 +109,6 @@ async def test_applied_in_place(bench: Bench, caplog: pytest.LogCaptureFixture, 
     assert (entry.state.value, entry.reason) == ("READY", "")
 
 
-async def test_how_busy_the_instances_are_counts_those_of_the_new_configuration(bench: Bench) -> None:
-    """One request after the other keeps one of two instances busy at most."""
-    await bench.change(TWO + DYNAMIC)
-    for _ in range(40):
-        response = bench.infer(1)
-        execution = await bench.begun()
-        await asyncio.sleep(0.01)
-        execution.finish({"OUTPUT0": execution.inputs["INPUT0"]})
-        await response
-    choice = bench.model.statistics.choice
-    assert choice is not None
-    assert 0.1 < choice.utilisation <= 0.5
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -3,20 +3,21 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from sinks import keep, sink_of
 
-from modserve.backends.api import ModelSource
+from modserve.backends.api import BatchDone, InstanceHandle, ModelSource
 from modserve.core import dtypes
 from modserve.core.inflight import Inflight
 from modserve.core.merging import Padding, PaddingPolicy
 from modserve.core.model_config import DynamicBatching, ModelConfig, TensorSpec
-from modserve.core.tensor import Tensor
+from modserve.core.tensor import Array, Tensor
 from modserve.core.version import ModelId
 from modserve.models.assembly import assemble_model
 from modserve.models.model import Opened
@@ -35,10 +36,10 @@ CONFIG = config(
 
 
 class Bench:
-    def __init__(self, model: ModelConfig = CONFIG) -> None:
+    def __init__(self, model: ModelConfig = CONFIG, instance: Any = None) -> None:
         self.backend = PuppetBackend()
         engine = self.backend.open(ModelSource(model, 1, Path(), Path()))
-        instance = engine.instance(instance_spec(model))
+        instance = instance or engine.instance(instance_spec(model))
         loop = asyncio.get_running_loop()
         opened = Opened(model, b"", engine, [("m_0", instance)], False)
         self.model = assemble_model(ModelId("model", 1), opened, LoopClock(loop))
@@ -116,6 +117,34 @@ async def test_choices_are_shown() -> None:
     assert [(cost["rows"], cost["length"]) for cost in choice["costs"]][-1] == (3, 3)
     page = prometheus.render(prometheus.registry(lambda: [bench.model])).decode()
     assert 'modserve_batches_chosen{kind="padded",model="model",version="1"} 1.0\n' in page
+    await bench.model.close()
+
+
+class TwoStreams:
+    """Implements `backends.api.AsyncInstance`: two executions at a time, of 10 ms each."""
+
+    max_in_flight = 2
+
+    def attach(self, handle: InstanceHandle) -> None:
+        self.loop = handle.loop
+
+    def start(self, inputs: Mapping[str, Array], outputs: tuple[str, ...], done: BatchDone) -> None:
+        self.loop.call_later(0.01, done, {"OUTPUT0": inputs["INPUT0"]})
+
+    def detach(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+async def test_one_request_after_the_other_keeps_one_of_two_streams_busy() -> None:
+    bench = Bench(replace(CONFIG, padding=Padding({"INPUT0": 0}, unpad={"OUTPUT0": 0})), TwoStreams())
+    for _ in range(40):
+        [entry] = bench.submit(1)
+        while not sink_of(entry).responses:  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0.001)
+    choice = bench.model.statistics.choice
+    assert choice is not None
+    assert 0.1 < choice.utilisation <= 0.5
     await bench.model.close()
 
 

@@ -78,10 +78,10 @@ class Adaptation:
         if self._chooser is not None:
             self._chooser.observe(timing, members)
 
-    def use(self, places: Callable[[], int], free: Callable[[], int]) -> None:
-        """`places` says how many batches may run at a time, and `free` how many could begin at once."""
+    def use(self, places: int, free: Callable[[], int]) -> None:
+        """So many batches run at a time, and `free` says how many could begin at once."""
         if self._chooser is not None:
-            self._chooser.load.places = places
+            self._chooser.load.places = max(1, places)
             self._chooser.load.free = free
 
     def _make_chooser(self, config: ModelConfig) -> Measured | Sizes | None:

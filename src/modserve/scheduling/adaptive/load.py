@@ -23,7 +23,7 @@ class Load:
     """The utilisation of the places where batches run, which goes into the statistics."""
 
     def __init__(self, statistics: ChoiceStatistics) -> None:
-        self.places: Callable[[], int] = _one
+        self.places = 1
         """How many batches run at a time, if there are enough of them."""
         self.free: Callable[[], int] = _none
         """How many places are free beside the one that a batch is chosen for."""
@@ -43,12 +43,12 @@ class Load:
             self._window_all_ns += max(0, end_ns - self._end_ns) - max(0, pause_ns - int(_REST * self._mean_ns))
             self._window_ns += ns
             if pause_ns > 0 and any(inflight.queue_start_ns < self._end_ns for inflight in members):
-                self._window_ns += pause_ns * self.places()  # nobody waited for work, but the work for the server
+                self._window_ns += pause_ns * self.places  # nobody waited for work, but the work for the server
             self._batches += 1
         self._end_ns = max(self._end_ns, end_ns)
         self._statistics.run_ns += ns
         if self._batches >= _WINDOW:
-            busy_ns = self._window_ns / self.places()
+            busy_ns = self._window_ns / self.places
             self._busy_ns = _KEPT * self._busy_ns + busy_ns
             self._all_ns = _KEPT * self._all_ns + max(busy_ns, self._window_all_ns)
             self._window_ns = self._window_all_ns = self._batches = 0
@@ -73,7 +73,3 @@ class Load:
 
 def _none() -> int:
     return 0
-
-
-def _one() -> int:
-    return 1

@@ -110,7 +110,7 @@ class Simulation:
         self.clock, self._chance, self._length = FakeClock(), random.Random(seed), length
         self.engine = Engine(self.clock, cost, padding, random.Random(seed + 1), noise, instances)
         self.adaptation = adaptation = Adaptation(model)
-        adaptation.use(lambda: instances, self.engine.free_places)
+        adaptation.use(instances, self.engine.free_places)
         self.engine.observe = adaptation.observe
         self._key: Callable[[int], object] = lambda length: None
         if policy == "never":
