@@ -7,11 +7,11 @@ import json
 import re
 import subprocess
 import sys
-import threading
 import urllib.request
 import warnings
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ import tritonclient.http as http_client
 from pytorch_models import floats, put, python_class, running, script, tensors
 from server_process import ServerProcess, serving
 
-from modserve.backends.pytorch.threads import ProcessModes, SharedThreads
+from modserve.backends.pytorch.threads import InstanceThreads, ProcessModes, SharedThreads
 from modserve.core.tensor import Array
+from modserve.execution.placement import available_cores
 
 
 class Text(torch.nn.Module):
@@ -125,44 +126,118 @@ async def test_requests_side_by_side(tmp_path: Path, text: Text) -> None:
 # Threads
 
 
-def test_an_instance_alone_has_the_threads_of_all() -> None:
-    threads = SharedThreads(own=2, instances=3)
-    counts: list[int] = []
-    both = threading.Barrier(2, timeout=10)
+class Instances:
+    """Instances of one model, each with a thread, whose executions begin and end as a test says."""
 
-    def second() -> None:
-        both.wait()
-        with threads:
-            counts.append(torch.get_num_threads())
-        both.wait()
+    def __init__(self, own: int, count: int) -> None:
+        shared = SharedThreads(own, count)
+        self.each = [InstanceThreads(shared) for _ in range(count)]
+        self._threads = [ThreadPoolExecutor(1) for _ in range(count)]
 
-    def first() -> None:
-        with threads:
-            counts.append(torch.get_num_threads())
-            both.wait()
-            both.wait()
-            counts.append(torch.get_num_threads())
+    def begin(self, number: int) -> int:
+        def enter() -> int:
+            self.each[number].__enter__()
+            return int(torch.get_num_threads())
 
-    pair = [threading.Thread(target=each) for each in (first, second)]
-    for thread in pair:
-        thread.start()
-    for thread in pair:
-        thread.join()
-    assert counts == [6, 2, 6]
-    assert threads.own == 2
+        return self._threads[number].submit(enter).result(10)
+
+    def end(self, number: int) -> None:
+        self._threads[number].submit(self.each[number].__exit__, None, None, None).result(10)
+
+    def run(self, number: int) -> int:
+        threads = self.begin(number)
+        self.end(number)
+        return threads
+
+    def close(self) -> None:
+        for thread in self._threads:
+            thread.shutdown()
+
+
+@pytest.fixture
+def three() -> Iterator[Instances]:
+    made = Instances(own=2, count=3)
+    yield made
+    made.close()
+
+
+def test_one_instance_has_the_threads_of_all_while_requests_come_one_by_one(three: Instances) -> None:
+    assert [three.run(number) for number in (1, 1, 0, 2, 1)] == [6, 6, 2, 2, 6]
+
+
+def test_after_two_executions_met_each_has_its_own_threads_for_a_while(three: Instances) -> None:
+    assert (three.begin(0), three.begin(1)) == (6, 2)
+    three.end(0)
+    three.end(1)
+    assert [three.run(0) for _ in range(10)] == [2] * 8 + [6] * 2
+
+
+def test_another_instance_gets_the_threads_when_the_first_one_leaves(three: Instances) -> None:
+    assert (three.run(0), three.run(1)) == (6, 2)
+    three.each[1].close()
+    assert (three.run(0), three.run(1)) == (6, 2)
+    three.each[0].close()
+    assert three.run(1) == 6
+
+
+def test_an_instance_by_itself_has_always_the_same(three: Instances) -> None:
+    alone = Instances(own=3, count=1)
+    assert (alone.run(0), alone.begin(0)) == (3, 3)
+    alone.end(0)
+    alone.close()
 
 
 def test_the_number_of_threads_is_that_of_the_calling_thread() -> None:
     before = torch.get_num_threads()
-
-    def elsewhere() -> None:
-        with SharedThreads(own=before + 3, instances=1):
-            assert torch.get_num_threads() == before + 3
-
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
+    elsewhere = Instances(own=before + 3, count=1)
+    assert elsewhere.run(0) == before + 3
+    elsewhere.close()
     assert torch.get_num_threads() == before
+
+
+def test_a_load_leaves_no_threads_of_its_own_behind() -> None:
+    """libgomp counts them, and lets those of executions wait in a slower way when there are more than cores."""
+    program = """
+import concurrent.futures, os, torch
+from modserve.backends.pytorch.threads import one_thread
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+def work():
+    torch.set_num_threads(4)
+    before = threads()
+    with one_thread():
+        torch.ones(4_000_000).to(torch.bfloat16)
+    within = threads()
+    torch.ones(4_000_000).to(torch.bfloat16)
+    return within - before, threads() - before, torch.get_num_threads()
+
+print(*concurrent.futures.ThreadPoolExecutor(1).submit(work).result())
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["0", "3", "4"]
+
+
+async def test_requests_one_by_one_run_all_on_the_first_instance(tmp_path: Path) -> None:
+    """The one with the threads of all."""
+    source = """
+import threading
+
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.tensor([torch.get_num_threads(), threading.get_ident()])
+"""
+    config = tensors("input", ("x", "FP32", "1")) + tensors("output", ("y", "INT64", "2"))
+    config += 'backend: "pytorch"\nruntime: "model.py"\ninstance_group [ { count: 3 kind: KIND_CPU } ]'
+    async with running(tmp_path, config, python_class(source)) as model:
+        found = [(await model({"x": np.ones(1, np.float32)}))["y"].tolist() for _ in range(20)]
+    threads, _ = found[-1]
+    assert threads == 3 * max(1, available_cores() // 3)
+    assert found[9:] == [found[-1]] * 11
 
 
 def test_what_the_process_has_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -67,7 +67,7 @@ class Membership(Settlement):
         self._free: deque[Instance] = deque()
         self._leaving: list[Instance] = []
         self._settled_before_leaving: Callable[[int], None] | None = None
-        self._prefers_idle = False
+        self._prefers_idle = self._prefers_first = False
 
     def _instance(self, number: int, name: str, engine: Executor) -> Instance:
         raise NotImplementedError
@@ -151,7 +151,9 @@ class Membership(Settlement):
 
     def _count_instances(self) -> None:
         instances = self._instances.values()
-        self._prefers_idle = len(instances) > 1 and any(instance.max_ahead for instance in instances)
+        several = len(instances) > 1
+        self._prefers_idle = several and any(instance.max_ahead for instance in instances)
+        self._prefers_first = several and any(getattr(each.engine, "prefers_first", False) for each in instances)
         self._statistics.instances = len(instances)
 
     def _remove(self, instance: Instance) -> None:

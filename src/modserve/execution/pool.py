@@ -83,6 +83,10 @@ class InstancePool(Membership):
         free = self._free
         if not free:
             return None
+        if self._prefers_first:
+            slot = min(free, key=lambda instance: instance.number)
+            free.remove(slot)
+            return slot
         if self._prefers_idle and free[0].job is not None:
             for index, instance in enumerate(free):
                 if instance.job is None:

@@ -18,7 +18,7 @@ from modserve.core.tensor import Array
 from modserve.core.version import ModelId
 from modserve.execution.instance import ThreadInstance
 from modserve.execution.pool import InstancePool
-from modserve.testing import Execution, instance_spec
+from modserve.testing import Execution, instance_spec, puppets
 
 
 @pytest.fixture
@@ -403,3 +403,23 @@ async def test_one_that_is_lost_while_it_leaves_fails_its_own_request_alone() ->
     assert refused(entry)[0] is Code.UNAVAILABLE
     await until(lambda: left == ["model_0"])
     assert (bench.pool.count, bench.pool.trouble, bench.statistics.instances_lost) == (1, None, 0)
+
+
+@pytest.mark.parametrize(("first", "expected"), [(False, [0, 1, 2, 0]), (True, [0, 0, 0, 0])])
+async def test_free_instances_take_turns_unless_the_first_one_is_better(
+    first: bool, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(puppets._Puppet, "prefers_first", first, raising=False)
+    bench = Bench(instances=3)
+    numbers = []
+    for count in range(1, 5):
+        slot = bench.pool.reserve()
+        assert slot is not None
+        numbers.append(slot.number)
+        bench.statistics.pending += 1
+        bench.pool.run(slot, [member(count)], "full")
+        execution = await asyncio.to_thread(bench.backend.next_execution)
+        execution.finish(copied(execution))
+        await bench.until_settled(count)
+    assert numbers == expected
+    bench.pool.close()

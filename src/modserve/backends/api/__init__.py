@@ -59,10 +59,12 @@ class BackendInstance(Protocol):
     `Allocate`, asked for each merged input; `devices`, pairs as ``__dlpack_device__`` gives them, whose tensors it
     takes as they are, see `execute`; `check_ready`, a `CheckReady`; `takes_early` (bool, False where it is absent): the
     server may start an execution a moment before the one under way is over, and it waits for its turn, on the
-    instance's thread or, after `start`, inside the engine; `data_dependent` (bool, True where it is absent):
-    executions of the same shapes may take very different times. Only where it is False, and the backend says
-    `any_thread`, may very short executions run on the event loop's thread, where one that takes long stops the whole
-    server; `process_id` (int): the process that runs it, if that is not the server's, whose memory is the model's then.
+    instance's thread or, after `start`, inside the engine; `prefers_first` (bool, False where it is absent): of the
+    instances that are free, the first is to run the next batch, and not all in turn; `data_dependent` (bool, True where
+    it is absent): executions of the same shapes may take very different times. Only where it is False, and the backend
+    says `any_thread`, may very short executions run on the event loop's thread, where one that takes long stops the
+    whole server; `process_id` (int): the process that runs it, if that is not the server's, whose memory is the model's
+    then.
     """
 
     def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Values:

@@ -21,7 +21,7 @@ from .instance import PyTorchInstance
 from .options import BACKEND_OPTIONS, RUNTIME_MODEL, Options, read, warnings
 from .program import Program
 from .python_class import PythonClass
-from .threads import SharedThreads, process_modes
+from .threads import SharedThreads, one_thread, process_modes
 from .torchscript import TorchScriptProgram
 
 _log = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ class PyTorchModel:
                 "request it gets: instance_group [ { count: 1 } ] or sequence_batching is likely to be meant",
                 spec.config.name,
             )
-        with self._making, torch.inference_mode(self._options.inference_mode):
+        with self._making, one_thread(), torch.inference_mode(self._options.inference_mode):
             loaded = self._program.load(spec.config, device, fresh=not self._shares)
         self._devices[str(loaded.device or "cpu")] = None
         return PyTorchInstance(loaded, spec.config, self._options, self._threads)
@@ -154,7 +154,7 @@ class PyTorchModel:
 
     def _opened(self, device: torch.device | None) -> Program:
         source, options = self._source, self._options
-        with torch.inference_mode(options.inference_mode):
+        with one_thread(), torch.inference_mode(options.inference_mode):
             if self._form is Form.CLASS:
                 return PythonClass(source, options, self._path)
             if self._form is Form.EXPORTED:

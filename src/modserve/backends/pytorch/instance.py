@@ -18,7 +18,7 @@ from .failures import of_execution, one_line
 from .naming import Path, bind_results, flatten, output_names
 from .options import Options
 from .program import Loaded
-from .threads import SharedThreads
+from .threads import InstanceThreads, SharedThreads
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class PyTorchInstance:
         self._flat = loaded.flat
         self._paths = tuple(loaded.paths or ())
         self._holds_outputs = loaded.holds_outputs
-        self._threads = threads
+        self._threads = InstanceThreads(threads)
         self._names = output_names(config)
         self._datatypes = _output_datatypes(config)
         self._bindings: dict[tuple[Path, ...], dict[str, int]] = {}
@@ -42,6 +42,7 @@ class PyTorchInstance:
         if loaded.paths is not None:
             self._binding(self._paths)
         device = loaded.device if loaded.device is not None and loaded.device.type != "cpu" else None
+        self.prefers_first = device is None and threads.all > threads.own
         cast = getattr(torch, options.precision) if options.precision else None
         self._casts = bool(options.precision or options.autocast)
         self._inputs = {
@@ -68,6 +69,7 @@ class PyTorchInstance:
                 torch.cuda.empty_cache()
 
     def close(self) -> None:
+        self._threads.close()
         del self._run
 
     def _arrays(self, result: Any, outputs: tuple[str, ...]) -> dict[str, Array]:

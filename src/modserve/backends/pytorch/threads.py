@@ -6,18 +6,25 @@ not called PyTorch yet (aten/src/ATen/ParallelOpenMP.cpp). Each calling thread h
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 
 import torch
 
 _log = logging.getLogger(__name__)
 
+_CALM = 8
+"""After so many executions without another one beside them, clients seem to come one by one."""
+
 
 class SharedThreads:
-    """The threads of a model's instances: each has `own`, and one that runs alone has those of all.
+    """The threads of a model's instances: each has `own`, and one of them that runs alone has those of all.
 
-    Entered by the thread that executes, for as long as it does.
+    It is one and the same, because libgomp's workers lose their way of waiting, a short spin, as soon as a process has
+    more of them than cores, those that have nothing to do included (libgomp/team.c and wait.h: throttled spinning). And
+    it has them only while no two executions meet, because workers that spin while somebody else has their core stop the
+    whole team.
     """
 
     def __init__(self, own: int, instances: int) -> None:
@@ -25,19 +32,59 @@ class SharedThreads:
         self.all = own * max(1, instances)
         self._lock = threading.Lock()
         self._running = 0
+        self._alone = _CALM
+        """The executions since two of them met."""
+        self._widest: InstanceThreads | None = None
 
-    def __enter__(self) -> None:
+    def enter(self, instance: "InstanceThreads") -> int:
+        """The number for an execution of the instance, until it leaves."""
         with self._lock:
             self._running += 1
-            count = self.all if self._running == 1 else self.own
+            self._alone = self._alone + 1 if self._running == 1 else 0
+            if self._alone <= _CALM or self.all == self.own:
+                return self.own
+            self._widest = self._widest or instance
+            return self.all if instance is self._widest else self.own
+
+    def leave(self) -> None:
+        with self._lock:
+            self._running -= 1
+
+    def forget(self, instance: "InstanceThreads") -> None:
+        with self._lock:
+            if instance is self._widest:
+                self._widest = None
+
+
+class InstanceThreads:
+    """Those of one instance. Entered by the thread that executes, for as long as it does."""
+
+    def __init__(self, shared: SharedThreads) -> None:
+        self._shared = shared
+
+    def __enter__(self) -> None:
+        count = self._shared.enter(self)
         if torch.get_num_threads() != count:
             torch.set_num_threads(count)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with self._lock:
-            self._running -= 1
+        self._shared.leave()
+
+    def close(self) -> None:
+        self._shared.forget(self)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """For what runs on a thread that executes no model: it leaves no workers behind, who would count for libgomp."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class ProcessModes:
