@@ -21,10 +21,10 @@ _CALM = 8
 class SharedThreads:
     """The threads of a model's instances: each has `own`, and one of them that runs alone has those of all.
 
-    It is one and the same, because libgomp's workers lose their way of waiting, a short spin, as soon as a process has
-    more of them than cores, those that have nothing to do included (libgomp/team.c and wait.h: throttled spinning). And
-    it has them only while no two executions meet, because workers that spin while somebody else has their core stop the
-    whole team.
+    It is always the first one, because libgomp's workers spin for a while before they sleep only as long as a process
+    has no more of them than cores, those that have nothing to do included (libgomp: throttled spinning, in wait.h).
+    And it has them only while no two executions meet, because workers that spin while somebody else has their core stop
+    the whole team.
     """
 
     def __init__(self, own: int, instances: int) -> None:
@@ -34,26 +34,26 @@ class SharedThreads:
         self._running = 0
         self._alone = _CALM
         """The executions since two of them met."""
-        self._widest: InstanceThreads | None = None
+        self._instances: list[InstanceThreads] = []
 
     def enter(self, instance: "InstanceThreads") -> int:
         """The number for an execution of the instance, until it leaves."""
         with self._lock:
             self._running += 1
             self._alone = self._alone + 1 if self._running == 1 else 0
-            if self._alone <= _CALM or self.all == self.own:
-                return self.own
-            self._widest = self._widest or instance
-            return self.all if instance is self._widest else self.own
+            return self.all if self._alone > _CALM and instance is self._instances[0] else self.own
 
     def leave(self) -> None:
         with self._lock:
             self._running -= 1
 
-    def forget(self, instance: "InstanceThreads") -> None:
+    def add(self, instance: "InstanceThreads") -> None:
         with self._lock:
-            if instance is self._widest:
-                self._widest = None
+            self._instances.append(instance)
+
+    def remove(self, instance: "InstanceThreads") -> None:
+        with self._lock:
+            self._instances.remove(instance)
 
 
 class InstanceThreads:
@@ -61,6 +61,7 @@ class InstanceThreads:
 
     def __init__(self, shared: SharedThreads) -> None:
         self._shared = shared
+        shared.add(self)
 
     def __enter__(self) -> None:
         count = self._shared.enter(self)
@@ -73,7 +74,7 @@ class InstanceThreads:
         self._shared.leave()
 
     def close(self) -> None:
-        self._shared.forget(self)
+        self._shared.remove(self)
 
 
 @contextmanager
