@@ -75,9 +75,9 @@ RULES = {
     ),
     "model_setup": rule("backends.python.functions backends.registry config core models repository settings"),
     "commands": rule(
-        "backends config console core execution form in_process model_setup models observability pb ports protocol "
-        "repository resources settings",
-        "google.protobuf grpc hpack ml_dtypes numpy onnxruntime PIL pynvml rich shtab uvloop",
+        "backends client config console core execution form in_process model_setup models observability pb ports "
+        "protocol repository resources settings",
+        "google.protobuf hpack ml_dtypes numpy onnxruntime PIL pynvml rich shtab uvloop",
     ),
     "cli": rule(
         "app commands console core form listeners model_setup observability ports settings supervisor workers",

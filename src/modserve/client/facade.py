@@ -204,7 +204,7 @@ class Client(_Base):
         operation: transport.Operation,
         model: str = "",
         version: int | None = None,
-        parameters: Mapping[str, str | bool] | None = None,
+        parameters: transport.Parameters | None = None,
         timeout: float | None = None,
     ) -> Any:
         return self._transport.ask(Question(operation, model, version, parameters, self._patience(timeout)))
@@ -368,7 +368,7 @@ class AsyncClient(_Base):
         operation: transport.Operation,
         model: str = "",
         version: int | None = None,
-        parameters: Mapping[str, str | bool] | None = None,
+        parameters: transport.Parameters | None = None,
         patience: float | None = None,
     ) -> Any:
         return await self._transport.ask(Question(operation, model, version, parameters, self._patience(patience)))

@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
-from modserve.commands import facts, http_calls, load, models, status, tables
-from modserve.commands.access import Access, RefusedError, UnreachableError, address
-from modserve.commands.facts import Facts, Health, Usage, Version
-from modserve.commands.http_calls import HttpCalls
+from modserve.client.transport import ENGINE, HEALTH, INDEX, SERVER, STATISTICS, Operation, Parameters
+from modserve.commands import load, models, server_status, status, tables
+from modserve.commands.errors import RefusedError, UnreachableError
+from modserve.commands.remote_server import RemoteServer
+from modserve.commands.server_status import Health, ServerStatus, Usage, Version
 from modserve.commands.syntax import WordsError
 from modserve.core.errors import ModserveError
 
 READY = Version("simple", "1", "READY", "")
 FAILED = Version("broken", "", "UNAVAILABLE", "Invalid argument: one\ntwo")
 BROKEN = {"name": "broken", "version": "", "state": "UNAVAILABLE", "reason": "Invalid argument: one\ntwo"}
-STATISTICS = {
+COUNTS = {
     "model_stats": [
         {
             "name": "simple",
@@ -36,48 +37,48 @@ STATISTICS = {
 USED = {("simple", "1"): Usage(20, 2, 30, 10, 0.04, 0.01, 990_000)}
 
 
-class Played(HttpCalls):
+class Played(RemoteServer):
     """Responds from a table; what is not in it is refused."""
 
-    def __init__(self, table: dict[str, Any]) -> None:
-        super().__init__(Access(address("http://host")))
+    def __init__(self, table: dict[Operation, Any]) -> None:
         self._table = table
 
-    def call(self, method: str, path: str, *args: Any, **more: Any) -> http_calls.Response:
-        if path not in self._table:
-            raise RefusedError(f"{path} is restricted", 403)
-        body = self._table[path]
-        return http_calls.Response(400 if path.endswith("ready") else 200, {}, json.dumps(body).encode())
+    def ask(
+        self, operation: Operation, model: str = "", version: int | None = None, parameters: Parameters | None = None
+    ) -> Any:
+        if operation not in self._table:
+            raise RefusedError(f"{operation.rpc} is restricted")
+        return self._table[operation]
 
 
 def test_looking_at_a_server() -> None:
     table = {
-        "/v2": {"name": "modserve", "version": "1.0"},
-        "/v2/health/ready": {"ready": False, "phase": "serving", "reasons": [BROKEN]},
-        "/v2/repository/index": [{"name": "simple", "version": "1", "state": "READY"}, {"name": "other"}],
-        "/v2/models/stats": STATISTICS,
+        SERVER: {"name": "modserve", "version": "1.0"},
+        HEALTH: {"ready": False, "phase": "serving", "reasons": [BROKEN]},
+        INDEX: [{"name": "simple", "version": "1", "state": "READY"}, {"name": "other"}],
+        STATISTICS: COUNTS,
     }
-    seen = facts.look(Played(table))
-    assert seen == Facts(
+    seen = server_status.server_status(Played(table))
+    assert seen == ServerStatus(
         "modserve", "1.0", Health(False, "serving", [FAILED]), [READY, Version("other", "", "", "")], USED, ()
     )
-    del table["/v2/models/stats"], table["/v2"]
-    less = facts.look(Played(table))
+    del table[STATISTICS], table[SERVER]
+    less = server_status.server_status(Played(table))
     assert (less.name, less.usage, less.unknown) == (
         "a server",
         {},
-        ("/v2 is restricted", "/v2/models/stats is restricted"),
+        ("ServerMetadata is restricted", "ModelStatistics is restricted"),
     )
 
 
 def test_the_engine_of_a_version() -> None:
-    path = "/v2/models/simple/versions/1/engine"
-    assert facts.engine(Played({path: {"engine": "ONNX Runtime", "version": "1.2"}}), READY) == "ONNX Runtime 1.2"
-    assert facts.engine(Played({}), READY) == ""
+    played = Played({ENGINE: {"engine": "ONNX Runtime", "version": "1.2"}})
+    assert server_status.engine(played, READY) == "ONNX Runtime 1.2"
+    assert server_status.engine(Played({}), READY) == ""
 
 
 def test_status_of_a_server_that_is_not_ready() -> None:
-    seen = Facts("modserve", "1.0", Health(False, "serving", [FAILED]), [READY, FAILED], USED, ("not told",))
+    seen = ServerStatus("modserve", "1.0", Health(False, "serving", [FAILED]), [READY, FAILED], USED, ("not told",))
     assert "\n".join(status.lines(seen, "http://host")) == (
         "http://host: modserve 1.0, not ready (serving)\n"
         "\n"
@@ -96,7 +97,7 @@ def test_status_of_a_server_that_is_not_ready() -> None:
 
 
 def test_status_of_a_server_without_models() -> None:
-    seen = Facts("modserve", "1.0", Health(True), [])
+    seen = ServerStatus("modserve", "1.0", Health(True), [])
     assert "\n".join(status.lines(seen, "u", colours=True)).splitlines()[0] == "u: modserve 1.0, \x1b[32mready\x1b[0m"
     assert "versions: none" in "\n".join(status.lines(seen, "u"))
 
@@ -150,7 +151,7 @@ def test_parameters_of_a_load(tmp_path: Path) -> None:
     assert load.parameters("", []) == {}
     assert load.parameters(config, [f"1/model.onnx={tmp_path / 'model.onnx'}"]) == {
         "config": '{"backend": "identity"}',
-        "file:1/model.onnx": "YWJj",
+        "file:1/model.onnx": b"abc",
     }
     with pytest.raises(WordsError, match="'--file' requires '--config'"):
         load.parameters("", ["a=b"])
@@ -165,7 +166,7 @@ def test_parameters_of_a_load(tmp_path: Path) -> None:
 def test_each_of_several(capsys: pytest.CaptureFixture[str]) -> None:
     def work(name: str) -> str:
         if name == "b":
-            raise RefusedError("b fails", 400, "this helps")
+            raise RefusedError("b fails", "this helps")
         if name == "c":
             raise UnreachableError("gone")
         return f"{name} done"

@@ -38,7 +38,7 @@ class Report:
             row["keeps_goal"] = kept
         return {
             "model": self.model.name,
-            "url": self.plan.access.address.url,
+            "url": str(self.plan.server.address),
             "batch_size": self.plan.wishes.batch_size,
             "inputs": list(self.inputs),
             "decoupled": self.model.decoupled,
@@ -58,7 +58,7 @@ class Report:
 def conduct(plan: Plan) -> Report:
     """Measure. Raises OSError, UnreachableError, and INVALID_ARG."""
     with session(
-        plan.access,
+        plan.server,
         plan.model,
         plan.version,
         plan.wishes,
