@@ -1,5 +1,6 @@
 """Addresses of servers, and what connections to them have in common."""
 
+import re
 import ssl
 import urllib.parse
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,8 @@ PORTS = {"http": 8000, "https": 443, "grpc": 8001, "grpcs": 8001}
 """By scheme, where the address names none."""
 CONNECT_SECONDS = 10.0
 """For a connection to be there, whatever the call's `timeout`."""
+_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
+_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _RESTRICTED = "triton-grpc-protocol-"
 
 
@@ -60,6 +63,15 @@ class Access:
     client_key: Path | None = None
     insecure: bool = False
 
+    def __post_init__(self) -> None:
+        """Raises INVALID_ARG for headers that cannot be sent."""
+        for name, value in self.headers.items():
+            if not _NAME.fullmatch(name):
+                raise ClientError(Code.INVALID_ARG, f"'{name}' is no name of a header")
+            if not _VALUE.fullmatch(value):
+                text = f"the value of header '{name}' has characters that no header can have"
+                raise ClientError(Code.INVALID_ARG, text)
+
     def context(self) -> ssl.SSLContext:
         """For HTTP. Raises INVALID_ARG for files that are not PEM."""
         with self._unusable_files():
@@ -93,8 +105,9 @@ class Access:
         try:
             yield
         except OSError as error:  # ssl.SSLError is one
+            why = error.strerror or error
             files = ", ".join(str(each) for each in (self.root_cert, self.client_cert, self.client_key) if each)
-            raise ClientError(Code.INVALID_ARG, f"cannot use {files} for TLS: {error}; expected PEM files") from error
+            raise ClientError(Code.INVALID_ARG, f"cannot use {files} for TLS: {why}; expected PEM files") from error
 
 
 def is_url(target: str) -> bool:

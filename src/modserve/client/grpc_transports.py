@@ -13,7 +13,6 @@ from modserve.pb import inference as pb
 from modserve.protocol.failures import STATUS, TOO_MANY
 
 from . import grpc_messages as messages
-from . import http_messages
 from .address import Access, Address
 from .errors import ClientError, reported, timed_out, unreachable
 from .transport import Question
@@ -104,7 +103,7 @@ class GrpcTransport(_Both):
             with self._failures(call.timeout):
                 for message in responses:
                     result = messages.streamed(message)
-                    if not http_messages.is_end(result):
+                    if not result.is_bare_end:
                         yield result
         finally:
             responses.cancel()
@@ -157,7 +156,7 @@ class AsyncGrpcTransport(_Both):
             with self._failures(call.timeout):
                 async for message in responses:
                     result = messages.streamed(message)
-                    if not http_messages.is_end(result):
+                    if not result.is_bare_end:
                         yield result
         finally:
             responses.cancel()

@@ -17,7 +17,7 @@ from modserve.core.tensor import Buffer, Shape, Tensor
 from .address import Address
 from .errors import from_status, not_understood
 from .transport import HEALTH, MODEL_READY, Parameters, Question
-from .values import FINAL, Call, Result, version_of
+from .values import Call, Result, version_of
 
 LENGTH = "inference-header-content-length"
 LINES = "application/x-ndjson"
@@ -206,10 +206,3 @@ def _parsed(text: Buffer) -> Any:
         return orjson.loads(text)
     except ValueError as error:
         raise not_understood("it is no JSON") from error
-
-
-def is_end(result: Result) -> bool:
-    """Whether it only ends a stream; of others the mark of the last response is taken off."""
-    bare = result.is_bare_end
-    result.parameters.pop(FINAL, None)
-    return bare

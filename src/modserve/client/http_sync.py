@@ -50,7 +50,7 @@ class HttpTransport:
                 messages.check(exchange.whole())
             for line in exchange.lines():
                 result = messages.streamed(line)
-                if not messages.is_end(result):
+                if not result.is_bare_end:
                     yield result
 
     def page(self, path: str) -> bytes:

@@ -63,7 +63,8 @@ class Transport(Protocol):
 
     def infer(self, call: Call) -> Result: ...
 
-    def stream(self, call: Call) -> Generator[Result]: ...
+    def stream(self, call: Call) -> Generator[Result]:
+        """The responses as they come, but for one that only says that it is the last."""
 
     def close(self) -> None:
         """May be called twice."""

@@ -90,7 +90,7 @@ class Source:
                 page = self._metrics.page(self._path)
                 if "nv_inference_" in page or "modserve_" in page:
                     return from_metrics(page, self._clock())
-                why = f"{self._metrics.url} has no metrics of a server"
+                why = f"{self._metrics.url}{self._path} has no metrics of a server"
             except (UnreachableError, RefusedError) as error:
                 if self._explicit:
                     raise

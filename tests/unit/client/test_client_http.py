@@ -159,5 +159,19 @@ def test_files_for_tls_that_are_none(tmp_path: Path) -> None:
     assert Access(insecure=True).context().verify_mode is ssl.CERT_NONE
 
 
+@pytest.mark.parametrize(
+    ("headers", "text"),
+    [
+        ({"a b": "c"}, "'a b' is no name of a header"),
+        ({"": "c"}, "'' is no name of a header"),
+        ({"a": "b\r\nc: d"}, "the value of header 'a' has characters that no header can have"),
+        ({"a": "€"}, "the value of header 'a' has characters"),
+    ],
+)
+def test_headers_that_cannot_be_sent(headers: dict[str, str], text: str) -> None:
+    with pytest.raises(ClientError, match=text):
+        Access(headers)
+
+
 def test_another_port_of_a_host() -> None:
     assert str(Address("https", "::1", 9, "/a").at_port(8001, "grpcs")) == "grpcs://[::1]:8001"
