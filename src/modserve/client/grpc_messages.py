@@ -18,7 +18,7 @@ from .errors import ClientError, not_understood, reported
 from .transport import CONFIG, INDEX, SERVER, Operation, Question
 from .values import Call, Result, version_of
 
-FIELDS: Mapping[type, str] = {
+_FIELDS: Mapping[type, str] = {
     bool: "bool_param",
     int: "int64_param",
     float: "double_param",
@@ -77,7 +77,7 @@ def infer(call: Call) -> pb.ModelInferRequest:
 
 def _set(message: Any, parameters: Mapping[str, ParameterValue | bytes]) -> None:
     for key, value in parameters.items():
-        setattr(message.parameters[key], FIELDS[type(value)], value)
+        setattr(message.parameters[key], _FIELDS[type(value)], value)
 
 
 def result(message: pb.ModelInferResponse) -> Result:

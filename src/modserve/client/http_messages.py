@@ -132,8 +132,8 @@ def _head(call: Call, binary: bool) -> dict[str, Any]:
     if call.request_id:
         head["id"] = call.request_id
     if call.outputs:
-        wishes = {"binary_data": binary, **({"classification": call.classes} if call.classes else {})}
-        head["outputs"] = [{"name": name, "parameters": wishes} for name in call.outputs]
+        details = {"binary_data": binary, **({"classification": call.classes} if call.classes else {})}
+        head["outputs"] = [{"name": name, "parameters": details} for name in call.outputs]
     elif binary:
         parameters["binary_data_output"] = True
     if parameters:

@@ -17,9 +17,9 @@ from modserve.model_setup import repositories
 from modserve.observability.logging import Logs
 from modserve.settings import OptionError, from_command_line
 
-from .checking import Counterpart, Finding, ModelReport, Report, check
-from .loading import stdout_as_stderr
+from .model_check import Counterpart, Finding, ModelReport, Report, check
 from .remote_server import connect
+from .stdout import stdout_as_stderr
 
 CANNOT_CHECK = 2
 

@@ -15,7 +15,7 @@ from modserve.core.errors import invalid
 from modserve.core.tensor import Array, Tensor
 
 from .syntax import WordsError
-from .tables import duration
+from .terminal import duration
 
 _MOST = 100
 """Elements of a tensor that are shown in full."""

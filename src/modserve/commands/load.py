@@ -15,7 +15,7 @@ from .models import chosen
 from .remote_server import RemoteServer, connect
 from .server_status import index
 from .syntax import WordsError, add_destination, parser, run
-from .tables import duration, each
+from .terminal import duration, each
 
 PARSER = parser(
     "load",

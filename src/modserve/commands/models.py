@@ -14,7 +14,7 @@ from .errors import RefusedError
 from .remote_server import RemoteServer, connect
 from .server_status import Usage, Version, engine, index, usage
 from .syntax import add_destination, add_json, add_watch, parser, run
-from .tables import again, count, duration, indented, table, takes_colours
+from .terminal import again, count, duration, indented, table, takes_colours
 
 PARSER = parser(
     "models",

@@ -82,7 +82,7 @@ class RemoteServer:
 
     def extensions(self) -> set[str]:
         """The parts of the protocol that the server says it has."""
-        return set(self.ask(SERVER).get("extensions", ()))
+        return set(self._message(pb.ServerMetadataResponse(), SERVER).extensions)
 
     def ready_models(self) -> set[str]:
         """The names of the models that serve."""
@@ -107,7 +107,7 @@ class RemoteServer:
     def close(self) -> None:
         self._transport.close()
 
-    def _message(self, message: M, operation: Operation, model: str, version: int | None) -> M:
+    def _message(self, message: M, operation: Operation, model: str = "", version: int | None = None) -> M:
         document = self.ask(operation, model, version)
         try:
             return json_format.ParseDict(document, message, ignore_unknown_fields=True)

@@ -10,7 +10,7 @@ from .destination import destination
 from .remote_server import connect
 from .server_status import ServerStatus, Version, server_status
 from .syntax import add_destination, add_json, add_watch, parser, run
-from .tables import COLOURS, PLAIN, again, count, duration, indented, pairs, takes_colours
+from .terminal import COLOURS, PLAIN, again, count, duration, indented, pairs, takes_colours
 
 PARSER = parser(
     "status",

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .tables import count, duration, size, table
+from .terminal import count, duration, size, table
 from .top_figures import Reading, Row
 
 

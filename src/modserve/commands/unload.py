@@ -10,7 +10,7 @@ from .models import chosen
 from .remote_server import connect
 from .server_status import index
 from .syntax import add_destination, parser, run
-from .tables import each
+from .terminal import each
 
 PARSER = parser(
     "unload",

@@ -119,6 +119,13 @@ def test_reasons_of_failures(text: bytes, reason: str) -> None:
     assert raised.value.status is None
 
 
+@pytest.mark.parametrize("body", [b"", b"<html>"])
+def test_a_page_of_another_server(body: bytes) -> None:
+    with scripted((response(body),)) as (transport, _), pytest.raises(ClientError, match="it is no JSON") as raised:
+        transport.ask(Question(STATISTICS))
+    assert raised.value.status == 200
+
+
 def test_nobody_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = Address("http", "127.0.0.1", listener.getsockname()[1])

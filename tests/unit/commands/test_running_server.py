@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from modserve.client.transport import ENGINE, HEALTH, INDEX, SERVER, STATISTICS, Operation, Parameters
-from modserve.commands import load, models, server_status, status, tables
+from modserve.commands import load, models, server_status, status, terminal
 from modserve.commands.errors import RefusedError, UnreachableError
 from modserve.commands.remote_server import RemoteServer
 from modserve.commands.server_status import Health, ServerStatus, Usage, Version
@@ -171,11 +171,11 @@ def test_each_of_several(capsys: pytest.CaptureFixture[str]) -> None:
             raise UnreachableError("gone")
         return f"{name} done"
 
-    assert tables.each(["a", "b", "a"], work) == 1
+    assert terminal.each(["a", "b", "a"], work) == 1
     assert capsys.readouterr() == ("a done\na done\n", "modserve: b fails\nmodserve: this helps\n")
-    assert tables.each(["a"], work) == 0
+    assert terminal.each(["a"], work) == 0
     with pytest.raises(UnreachableError):
-        tables.each(["c", "a"], work)
+        terminal.each(["c", "a"], work)
 
 
 # Texts
@@ -186,17 +186,17 @@ def test_each_of_several(capsys: pytest.CaptureFixture[str]) -> None:
     [(0.0000012, "1.2 us"), (0.000377, "377 us"), (0.0123, "12.3 ms"), (1.5, "1.5 s"), (3600, "3600 s"), (0, "0 us")],
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert tables.duration(seconds) == text
+    assert terminal.duration(seconds) == text
 
 
 @pytest.mark.parametrize(("bytes", "text"), [(0, "0 B"), (2048, "2 KiB"), (150 << 20, "150 MiB"), (3 << 40, "3 TiB")])
 def test_sizes(bytes: float, text: str) -> None:
-    assert tables.size(bytes) == text
+    assert terminal.size(bytes) == text
 
 
 def test_colours_do_not_move_columns() -> None:
-    plain = tables.table(("a", "state"), [("x", "READY")])
-    assert tables.table(("a", "state"), [("x", "READY")], colours=True)[2] == "x  \x1b[32mREADY\x1b[0m"
+    plain = terminal.table(("a", "state"), [("x", "READY")])
+    assert terminal.table(("a", "state"), [("x", "READY")], colours=True)[2] == "x  \x1b[32mREADY\x1b[0m"
     assert plain[2] == "x  READY"
 
 
@@ -219,14 +219,14 @@ def test_again_until_it_is_interrupted(capsys: pytest.CaptureFixture[str]) -> No
             raise outcome
         return 1, outcome
 
-    assert tables.again(2.5, draw, sleep) == 0
+    assert terminal.again(2.5, draw, sleep) == 0
     assert capsys.readouterr().out == "one\n\nnobody there\n\ntwo\n\n"
     assert waits == [2.5, 2.5, 2.5]
     texts: Sequence[tuple[int, str]] = [(1, "once")]
-    assert tables.again(None, lambda: texts[0]) == 1
+    assert terminal.again(None, lambda: texts[0]) == 1
     assert capsys.readouterr().out == "once\n"
 
 
 def test_nothing_that_a_terminal_acts_on() -> None:
-    assert tables.table(("a",), [("\x1b[31mred",)])[2] == "\N{REPLACEMENT CHARACTER}[31mred"
-    assert list(tables.indented("a\nb\r\x07")) == ["    a", "    b", "    \N{REPLACEMENT CHARACTER}"]
+    assert terminal.table(("a",), [("\x1b[31mred",)])[2] == "\N{REPLACEMENT CHARACTER}[31mred"
+    assert list(terminal.indented("a\nb\r\x07")) == ["    a", "    b", "    \N{REPLACEMENT CHARACTER}"]

@@ -14,7 +14,7 @@ from .run import Goal, Surroundings, highest_rate, measure
 from .search import RateSearch
 from .session import Interruption, Session, loop_factory, session, without_collections
 from .show import Progress, progress
-from .target import Described
+from .target import ModelDescription
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class Report:
     """What came of it."""
 
     plan: Plan
-    model: Described
+    model: ModelDescription
     inputs: Sequence[str]
     """Each input in words."""
     results: list[Result] = field(default_factory=list)

@@ -17,7 +17,7 @@ from .measures import Load
 from .requests import grpc_mark, http_mark
 from .sequences import Lengths, Sequences
 from .slots import Slot, SlotFactory
-from .target import Described, ServerCounts, describe, slots_for
+from .target import ModelDescription, ServerCounts, describe, slots_for
 
 
 class Interruption:
@@ -42,7 +42,7 @@ class Interruption:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    model: Described
+    model: ModelDescription
     inputs: Sequence[str]
     """Each input in words."""
     remarks: Sequence[str]

@@ -29,7 +29,7 @@ _EMPTY_FINAL = "triton_enable_empty_final_response"
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class ModelDescription:
     """A model: what it takes."""
 
     name: str
@@ -51,7 +51,7 @@ class SequenceTraits(NamedTuple):
     """How long the server waits for a sequence's next request."""
 
 
-def describe(remote: RemoteServer, model: str, version: int | None) -> Described:
+def describe(remote: RemoteServer, model: str, version: int | None) -> ModelDescription:
     """Raises UnreachableError, and INVALID_ARG with what the server says of a model it does not have."""
     metadata = remote.metadata(model, version)
     try:
@@ -73,7 +73,7 @@ def describe(remote: RemoteServer, model: str, version: int | None) -> Described
             raise invalid(f"input '{row.name}' of model '{model}' is of type {row.datatype}, which is unknown here")
         shape = dims[row.name][1:] if batches else dims[row.name]
         specs.append(InputSpec(row.name, datatype, shape, row.name in optional))
-    return Described(
+    return ModelDescription(
         model,
         version,
         tuple(specs),
@@ -102,7 +102,7 @@ def _sequence_traits(remote: RemoteServer, config: pb.ModelConfig) -> SequenceTr
 
 
 def slots_for(
-    server: Destination, model: Described, inputs: Sequence[Inputs], *, binary: bool, streaming: bool
+    server: Destination, model: ModelDescription, inputs: Sequence[Inputs], *, binary: bool, streaming: bool
 ) -> SlotFactory:
     """What sends these inputs, by streams for a decoupled model too. Raises INVALID_ARG for what cannot be sent."""
     place, access = server.address, server.access

@@ -1,4 +1,4 @@
-"""How commands print: tables, colours, and the same again every few seconds."""
+"""What commands print on a terminal: tables, colours, and the same again every few seconds."""
 
 import os
 import sys
