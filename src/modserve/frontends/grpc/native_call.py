@@ -19,7 +19,6 @@ from modserve.core.tensor import Buffer
 
 from . import heads
 from .collecting import PREFIX
-from .dispatch import NoMessageError
 from .heads import DEADLINE_EXCEEDED, INTERNAL, GrpcHead
 from .identified import IdentifiedCall
 from .rpc import ClientGoneError, Refusal, Response, Rpc
@@ -75,7 +74,7 @@ class NativeCall(IdentifiedCall):
         self._trailers: tuple[tuple[str, str], ...] = ()
         self.callbacks = None
         self._plain: PlainCall | None = None
-        self._coroutine: Coroutine[Any, Any, Response] | None = None
+        self._coroutine: Coroutine[Any, Any, Response | Refusal] | None = None
         self._awaited: asyncio.Future[Any] | None = None
         self._cancelling = False
         self._task: asyncio.Task[None] | None = None
@@ -135,17 +134,11 @@ class NativeCall(IdentifiedCall):
     def set_trailers(self, trailers: tuple[tuple[str, str], ...]) -> None:
         self._trailers = trailers
 
-    async def refuse(self, refusal: Refusal) -> bytes:
-        self.refused(refusal)
-        return b""
-
-    def refused(self, refusal: Refusal) -> None:
-        """As `refuse`."""
+    def refuse(self, refusal: Refusal) -> None:
+        """End a unary call that failed."""
         if not self.over:
             self.request_id = refusal.request_id
             self.end(refusal.status, refusal.message, refusal.trailers)
-            if refusal.early:  # nobody but us has ended it
-                self.port.dispatcher.record(NoMessageError(), None, refusal.request_id)
 
     # The stream's side
 
@@ -345,16 +338,19 @@ class NativeCall(IdentifiedCall):
         if not self.over:
             self.count_unsent(size)
 
-    def _answered(self, response: Response) -> None:
-        parts: list[Buffer] = [response] if isinstance(response, bytes) else response
-        self.respond(parts, size_of(response))
+    def _answered(self, response: Response | Refusal) -> None:
+        if isinstance(response, Refusal):
+            self.refuse(response)
+        else:
+            parts: list[Buffer] = [response] if isinstance(response, bytes) else response
+            self.respond(parts, size_of(response))
 
     async def _answer(self, rpc: Rpc) -> None:
         """Serve a unary call as a task."""
         try:
             response = await self.port.dispatcher.unary(rpc, self)
             coding = self.call_head.coding
-            if coding and self.final is None and not self.over:
+            if coding and not isinstance(response, Refusal) and self.final is None and not self.over:
                 message, compressed = await packed(response, coding, self.port.dispatcher.limits.compressed)
                 self.send_head(coding)
                 self.send_data(framed(message, compressed))

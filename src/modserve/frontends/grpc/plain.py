@@ -152,7 +152,7 @@ class PlainCall(Call):
     def _fail(self, error: ModserveError) -> None:
         if self._client is not None:
             self.id = self._message.id
-            self._end().refused(self._dispatcher.refusal(error, self._message, self.identify()))
+            self._end().refuse(self._dispatcher.refusal(error, self._message, self.identify()))
 
     def _end(self) -> "NativeCall":
         """The client, which gets its outcome now, or none."""
