@@ -15,7 +15,6 @@ from modserve.server import Server
 from modserve.settings import GrpcSettings
 
 from .dispatch import Dispatcher
-from .logged import LoggedSite
 from .native_call import NativeCall
 from .native_site import GrpcSite
 from .service import rpc_table
@@ -69,8 +68,7 @@ class GrpcListener:
     async def start(self) -> int:
         """Open the port and return its number. Raises OSError, or CertificateError."""
         loop, options = asyncio.get_running_loop(), self._options
-        access = self._server.access_log
-        site = self._site = (GrpcSite if access is None else LoggedSite)(
+        site = self._site = GrpcSite(
             loop,
             policies(options),
             self._dispatcher,
@@ -78,10 +76,9 @@ class GrpcListener:
             self._server.memory,
             max_message=options.max_message or 0,
             codings=CODINGS[options.compression],
+            access=self._server.access_log,
             limits=connection_limits(options),
         )
-        if isinstance(site, LoggedSite) and access is not None:
-            site.access = access
         site.last_descriptor = _last_descriptor()
         tls: dict[str, Any] = {}
         if options.tls is not None:
