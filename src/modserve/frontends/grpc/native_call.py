@@ -368,8 +368,19 @@ class NativeCall(Collecting):
     # Its task
 
     async def _serve(self, rpc: Rpc) -> None:
+        dispatcher, coding = self.port.dispatcher, self.call_head.coding
         try:
-            await (self._respond_often(rpc) if rpc.method.server_streaming else self._respond_once(rpc))
+            if rpc.method.server_streaming:
+                self._end_stream(await dispatcher.stream(rpc, self))
+                return
+            outcome = await dispatcher.unary(rpc, self)
+            if isinstance(outcome, Refusal):
+                self.refuse(outcome)
+            elif coding:
+                await self._respond_packed(outcome, coding)
+            else:
+                parts: list[Buffer] = [outcome] if isinstance(outcome, bytes) else outcome
+                self.respond(parts, size_of(outcome))
         except asyncio.CancelledError:
             self.end(heads.CANCELLED, "the call was cancelled")
         except Exception:
@@ -378,18 +389,7 @@ class NativeCall(Collecting):
         finally:
             self._task = None
 
-    async def _respond_once(self, rpc: Rpc) -> None:
-        outcome = await self.port.dispatcher.unary(rpc, self)
-        if isinstance(outcome, Refusal):
-            self.refuse(outcome)
-        elif self.call_head.coding:
-            await self._respond_packed(outcome, self.call_head.coding)
-        else:
-            parts: list[Buffer] = [outcome] if isinstance(outcome, bytes) else outcome
-            self.respond(parts, size_of(outcome))
-
-    async def _respond_often(self, rpc: Rpc) -> None:
-        refusal = await self.port.dispatcher.stream(rpc, self)
+    def _end_stream(self, refusal: Refusal | None) -> None:
         if refusal is not None:
             self.end(refusal.status, refusal.message, refusal.trailers)
             return
