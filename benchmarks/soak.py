@@ -2,7 +2,7 @@
 
     python benchmarks/soak.py                     # a minute
     python benchmarks/soak.py --hours 8 --every 300
-    python benchmarks/soak.py --grpc-engine grpcio --json soak.json
+    python benchmarks/soak.py --json soak.json
 
 Over both protocols and on several connections at a time come tiny requests, requests of 400 KB, JSON, streams,
 mistakes, calls that are given up, connections that come and go, health checks and metrics scrapes. At each interval a
@@ -271,14 +271,14 @@ def growth(samples: Sequence[Sample], slower: float = SLOWER) -> list[str]:
     return grown
 
 
-def soak(engine: str, seconds: float, every: float, show: Callable[[Sample], None]) -> tuple[list[Sample], Tally]:
+def soak(seconds: float, every: float, show: Callable[[Sample], None]) -> tuple[list[Sample], Tally]:
     """A server of its own, and its end in order."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "identity"
         (model / "1").mkdir(parents=True)
         (model / "config.pbtxt").write_text(_CONFIG)
         ports = Ports(*free_ports(3))
-        command = [sys.executable, "-m", "modserve", "serve", "--model-repository", folder, "--grpc-engine", engine]
+        command = [sys.executable, "-m", "modserve", "serve", "--model-repository", folder]
         command += [f"--http-port={ports.http}", f"--grpc-port={ports.grpc}", f"--metrics-port={ports.metrics}"]
         with subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
@@ -303,13 +303,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--hours", type=float, default=0)
     parser.add_argument("--every", type=float, default=0, help="seconds of an interval; a twelfth of all without it")
-    parser.add_argument("--grpc-engine", choices=("native", "grpcio"), default="native")
     parser.add_argument("--json", type=Path, help="a file for the samples")
     options = parser.parse_args(arguments)
     seconds = options.hours * 3600 or options.seconds
     print(f"{'s':>8} {'requests':>10} {'MB':>8} {'files':>6} {'threads':>8} {'p50 ms':>8} {'p99 ms':>8}", flush=True)
     show = partial(_show)
-    samples, tally = soak(options.grpc_engine, seconds, options.every or seconds / 12, show)
+    samples, tally = soak(seconds, options.every or seconds / 12, show)
     faults = growth(samples) + tally.wrong
     print(f"{tally.requests:,} requests, {tally.given_up:,} given up; {'; '.join(faults) or 'no growth'}")
     if options.json:

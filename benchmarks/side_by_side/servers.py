@@ -80,20 +80,13 @@ def modserve(key: str, name: str, *, tree: Path, options: Sequence[str] = (), di
 
 
 def modserve_peers(compiled: Path, help_text: str) -> list[Peer]:
-    """Each form that there is, with the engines and workers that the options of this version offer."""
+    """Each form that there is, with the workers that the options of this version offer."""
     trees = {"modserve": ROOT / "src"}
     if (compiled / "modserve").is_dir():
         trees["modserve compiled"] = compiled
     peers = []
     for name, tree in trees.items():
-        key = name.replace(" ", "-")
-        engine = "--grpc-engine" in help_text
-        own = ["--grpc-engine", "native"] if engine else []
-        peers.append(modserve(key, name, tree=tree, options=own, dialects=V2))
-        if engine:
-            library = ["--grpc-engine", "grpcio"]
-            only = {GRPC: V2_GRPC}
-            peers.append(modserve(f"{key}-grpcio", f"{name}, grpcio", tree=tree, options=library, dialects=only))
+        peers.append(modserve(name.replace(" ", "-"), name, tree=tree, dialects=V2))
     if "--workers" in help_text:
         name, tree = list(trees.items())[-1]
         key = f"{name.replace(' ', '-')}-workers"

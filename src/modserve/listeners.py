@@ -2,19 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from .core.metrics import MetricStore
 from .core.servable import Finisher, Servable
-from .frontends.grpc.rpc import GrpcListener
+from .frontends.grpc.listener import GrpcListener
 from .frontends.http.wire.listener import HttpListener
 from .frontends.metrics import MetricsListener, OpenMetrics
 from .metrics_page import MetricsPage
 from .observability import prometheus
 from .observability.watchdog import Watchdog
-from .ports import opening, probe_port
+from .ports import opening
 from .resources import open_files
 from .resources.machine_memory import allowed_memory
 from .server import Server
@@ -24,15 +24,11 @@ from .workers.member import Member
 _log = logging.getLogger(__name__)
 
 _LONGEST_GRPC_MESSAGE = 512 * 1024 * 1024
-"""By default: it has room for tensors of 300 MB, and none holds the event loop for much longer than half a second."""
+"""By default: it has room for tensors of 300 MB."""
 
 
 def grpc_settings(settings: Settings) -> GrpcSettings:
-    """How gRPC is served, with a limit on messages.
-
-    The library copies a message several times as it arrives, on the event loop's thread: that takes a second for each
-    GiB, and four times the memory.
-    """
+    """How gRPC is served, with a limit on messages: one is in memory as a whole before it is read."""
     if settings.grpc.max_message is not None:
         return settings.grpc
     return replace(settings.grpc, max_message=min(_LONGEST_GRPC_MESSAGE, allowed_memory() // 8))
@@ -49,22 +45,6 @@ class Ports:
 
 _FAREWELL = 1.0
 """Seconds in which clients with idle connections may send a last request to a worker that ends."""
-
-
-def _native() -> type[GrpcListener]:
-    from .frontends.grpc.native import NativeListener
-
-    return NativeListener
-
-
-def _grpcio() -> type[GrpcListener]:
-    from .frontends.grpc.aio import AioListener
-
-    return AioListener
-
-
-GRPC_ENGINES: Mapping[str, Callable[[], type[GrpcListener]]] = {"native": _native, "grpcio": _grpcio}
-"""What serves gRPC, by the option's value: only the one that is used is imported."""
 
 
 class Listeners:
@@ -91,8 +71,7 @@ class Listeners:
             http = replace(settings.http, max_connections=connections)
             self._http = HttpListener(server, http.address, http.port, http, tasks)
         if settings.grpc.allow:
-            listener = GRPC_ENGINES[settings.grpc.engine]()
-            self._grpc = listener(server, settings.grpc.address, settings.grpc.port, grpc_settings(settings))
+            self._grpc = GrpcListener(server, settings.grpc.address, settings.grpc.port, grpc_settings(settings))
         if settings.allow_metrics:
             render = page.text if member is None else member.page
             self._metrics = MetricsListener(
@@ -107,8 +86,7 @@ class Listeners:
 
     def _connections(self) -> dict[str, int]:
         ports = {"http": self._http, "grpc": self._grpc}
-        counts = {name: None if port is None else port.connections for name, port in ports.items()}
-        return {name: count for name, count in counts.items() if count is not None}
+        return {name: port.connections for name, port in ports.items() if port is not None}
 
     def _responses(self) -> dict[str, dict[str, int]]:
         ports = {"http": self._http, "grpc": self._grpc}
@@ -117,10 +95,6 @@ class Listeners:
     async def start(self) -> Ports:
         """Open every port. Raises PortError, or CertificateError."""
         settings = self._settings
-        if self._grpc and not settings.grpc.reuse_port:
-            # Tried beforehand, since gRPC's library writes lines of its own to standard error when it fails.
-            with opening("gRPC", settings.grpc.address, settings.grpc.port):
-                await probe_port(settings.grpc.address, settings.grpc.port)
         with opening("HTTP", settings.http.address, settings.http.port):
             http = await self._http.start() if self._http else None
         with opening("gRPC", settings.grpc.address, settings.grpc.port):

@@ -6,23 +6,9 @@ from pathlib import Path
 import pytest
 from python_models import MODES, PROTOCOLS
 from repositories import CONFIG_TYPES, EXAMPLES, ONNX_TYPES, write_identity, write_onnx_identity
-from server_process import GRPC_ENGINES, ServerProcess, grpc_engine, serving
+from server_process import ServerProcess, serving
 
 MAX_JSON = 200_000
-
-OVER_BOTH_ENGINES = frozenset(
-    {
-        "test_grpc_bursts",
-        "test_grpc_clients",
-        "test_grpc_connections",
-        "test_grpc_programs",
-        "test_soak",
-        "test_streaming",
-        "test_tls",
-    }
-)
-"""What is about gRPC itself runs with each engine; all else with the default one."""
-
 
 LONGEST = (
     "test_remote_repositories",
@@ -47,22 +33,6 @@ LONGEST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if metafunc.module.__name__ in OVER_BOTH_ENGINES:
-        metafunc.parametrize("engine", GRPC_ENGINES, indirect=True, scope="module")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def engine(request: pytest.FixtureRequest) -> Iterator[str]:
-    """That of the servers which a module starts; its own fixtures with servers use this one."""
-    name = getattr(request, "param", "")
-    if not name:
-        yield GRPC_ENGINES[0]
-        return
-    with grpc_engine(name):
-        yield name
 
 
 @pytest.fixture(scope="session")

@@ -24,23 +24,8 @@ _BETWEEN_BEATS_S = 0.05
 _START_SECONDS = 30.0
 _STOP_SECONDS = 20.0
 
-GRPC_ENGINES = ("native", "grpcio")
-"""Those that serve gRPC, the default one first."""
-
-_engines: list[str] = []
-
 WORKERS = os.environ.get("MODSERVE_TEST_WORKERS", "")
 """How many workers each server has that the tests start, if not one."""
-
-
-@contextmanager
-def grpc_engine(name: str) -> Iterator[None]:
-    """Servers that are started meanwhile serve gRPC with this engine."""
-    _engines.append(name)
-    try:
-        yield
-    finally:
-        _engines.pop()
 
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -70,8 +55,6 @@ class ServerProcess:
                 command += [port, "0"]
         if not any(option.startswith("--event-loop-warning-ms") for option in options):
             command += ["--event-loop-warning-ms", str(_LONGEST_STALL_MS)]
-        if _engines:
-            command += ["--grpc-engine", _engines[-1]]
         if WORKERS and not any(option.startswith("--workers") for option in options):
             command += ["--workers", WORKERS]
         self._process = subprocess.Popen(

@@ -26,7 +26,7 @@ LIVE = service_pb2.ServerLiveRequest()
 
 
 @pytest.fixture(scope="module")
-def server(engine: str) -> Iterator[ServerProcess]:
+def server() -> Iterator[ServerProcess]:
     with serving(EXAMPLES) as running:
         yield running
 

@@ -21,7 +21,7 @@ SERVICE = "/inference.GRPCInferenceService/"
 
 
 @pytest.fixture(scope="module")
-def server(identities: Path, engine: str) -> Iterator[ServerProcess]:
+def server(identities: Path) -> Iterator[ServerProcess]:
     with serving(EXAMPLES, identities) as running:
         yield running
 
@@ -63,9 +63,7 @@ async def test_a_long_message_of_grpclib(server: ServerProcess) -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_curl(server: ServerProcess, engine: str) -> None:
-    if engine == "grpcio":
-        pytest.skip("gRPC's library ends the stream in a way that curl takes for an error")
+def test_curl(server: ServerProcess) -> None:
     done = subprocess.run(
         [*_CURL, f"http://{HOST}:{server.grpc_port}{SERVICE}ServerLive"],
         input=bytes(5),

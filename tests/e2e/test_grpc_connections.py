@@ -73,7 +73,7 @@ def test_health_is_watched_until_the_server_stops(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Path:
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("connections")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from python_models import MODES, write_python
 from repositories import EXAMPLES
-from server_process import GRPC_ENGINES, ServerProcess, eventually, grpc_engine, serving
+from server_process import ServerProcess, eventually, serving
 from tritonclient.grpc import service_pb2
 from wire import SECONDS, Answer, Ask, Input, binary_request, channel, http, infer_path, ints, message, stub
 
@@ -76,9 +76,9 @@ def echoed(answer: Answer) -> str:
     return {name.lower(): value for name, value in answer.headers.items()}["x-request-id"]
 
 
-@pytest.fixture(scope="module", params=GRPC_ENGINES)
-def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Served]:
-    with grpc_engine(request.param), served_with(tmp_path_factory.mktemp("logged"), "--access-log=all") as running:
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served_with(tmp_path_factory.mktemp("logged"), "--access-log=all") as running:
         yield running
 
 
@@ -328,10 +328,10 @@ def workers_of(file: Path) -> set[int]:
     return {record["worker"] for record in records_in(file) if record["logger"] == "modserve.access"}
 
 
-@pytest.fixture(scope="module", params=GRPC_ENGINES)
-def usual(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Served]:
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """With the log as it is by default."""
-    with grpc_engine(request.param), served_with(tmp_path_factory.mktemp("usual")) as running:
+    with served_with(tmp_path_factory.mktemp("usual")) as running:
         yield running
 
 

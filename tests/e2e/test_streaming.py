@@ -24,7 +24,7 @@ NO_MODEL = "Request for unknown model: 'nosuch' is not found"
 
 
 @pytest.fixture(scope="module")
-def streaming(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[ServerProcess]:
+def streaming(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """`quick`, `slow` (a second each), and `stuck`, which waits for a batch that never gets full."""
     repository = tmp_path_factory.mktemp("streaming")
     write_identity(repository, "quick")

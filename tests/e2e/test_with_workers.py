@@ -16,9 +16,9 @@ FOLDER = Path(__file__).parent
 SELECTED = {
     "protocol": ("test_client_flavours.py", "test_first_calls.py"),
     "TLS": (
-        "test_tls.py::test_every_client_with_the_root_certificate[native]",
-        "test_tls.py::test_clients_with_a_certificate[native]",
-        "test_tls.py::test_clients_without_a_certificate[native]",
+        "test_tls.py::test_every_client_with_the_root_certificate",
+        "test_tls.py::test_clients_with_a_certificate",
+        "test_tls.py::test_clients_without_a_certificate",
     ),
     "models": ("test_model_control.py", "test_restricted_calls.py"),
     "sequences": ("test_sequences.py",),

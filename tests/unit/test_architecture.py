@@ -59,7 +59,7 @@ RULES = {
     "server": rule("core in_process repository resources observability"),
     "frontends": rule(
         "core protocol server pb settings observability.access_log",
-        "fastapi google.protobuf grpc hpack httptools mypy_extensions orjson pydantic starlette uvicorn",
+        "fastapi google.protobuf hpack httptools mypy_extensions orjson pydantic starlette uvicorn",
     ),
     "app": Rule(EVERYTHING - {"cli", "commands", "console", "supervisor", "testing", "__init__", "__main__"} - LIBRARY),
     "client": rule("core pb protocol server", "google.protobuf grpc numpy orjson"),

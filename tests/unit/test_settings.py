@@ -23,6 +23,7 @@ from modserve.settings import (
     from_command_line,
 )
 from modserve.settings import examples as examples_module
+from modserve.settings.removed_options import REMOVED
 from modserve.settings.triton_options import WITHOUT_EFFECT
 
 TRITONSERVER_OPTIONS = re.findall(
@@ -62,7 +63,6 @@ OWN_OPTIONS = [
     "deny-code",
     "event-loop-warning-ms",
     "example",
-    "grpc-engine",
     "grpc-max-concurrent-streams",
     "grpc-max-message-size",
     "http-client-timeout",
@@ -151,6 +151,18 @@ def test_an_option_without_effect_is_taken_with_its_value() -> None:
         line = read(f"--{name}", "1", "--id", "x", f"--{name}=1")
         assert line.warnings == (f"option '--{name}' has no effect in modserve: {reason}",)
         assert line.settings.id == "x"
+
+
+@pytest.mark.parametrize("engine", ["native", "grpcio"])
+def test_a_removed_option_is_taken_and_explained(tmp_path: Path, engine: str) -> None:
+    reason = "has no effect in modserve: it was removed, since there is one gRPC server now: what was called native"
+    assert read("--grpc-engine", engine, "--id=x").warnings == (f"option '--grpc-engine' {reason}",)
+    assert read("--id=x", MODSERVE_GRPC_ENGINE=engine).warnings == (
+        f"environment variable MODSERVE_GRPC_ENGINE {reason}",
+    )
+    file = tmp_path / "server.yaml"
+    file.write_text(f"id: x\ngrpc-engine: {engine}\n")
+    assert read(f"--config={file}").warnings == (f"{file}:2: option 'grpc-engine' {reason}",)
 
 
 def test_switching_off_what_is_not_there_is_fine() -> None:
@@ -882,7 +894,7 @@ def test_an_ambiguous_prefix(prefix: str, listed: str) -> None:
 
 
 def test_nothing_without_effect_is_suggested() -> None:
-    for name in WITHOUT_EFFECT:
+    for name in (*WITHOUT_EFFECT, *REMOVED):
         assert f"'--{name}'?" not in error(f"--x{name}=1")
 
 

@@ -10,7 +10,6 @@ import os
 import ssl
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from modserve.settings import TlsFiles
@@ -27,16 +26,6 @@ class CertificateError(Exception):
     """A file that cannot be used; the text names it, and the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """The files' contents at one moment, and a context for servers made of them."""
-
-    certificate: bytes
-    key: bytes
-    root: bytes | None
-    context: ssl.SSLContext
-
-
 class Certificates:
     """The files, as they are now. Usable from any thread.
 
@@ -49,27 +38,27 @@ class Certificates:
         self._protocols = protocols
         self._lock = threading.Lock()
         self._seen = _stamp(files)
-        self._identity = _load(files, protocols)
+        self._context = _load(files, protocols)
 
-    def current(self) -> Identity:
+    def current(self) -> ssl.SSLContext:
         """What to present in a handshake that begins now. Never raises."""
         with self._lock:
             stamp = _stamp(self._files)
             if stamp != self._seen:
                 self._seen = stamp
                 try:
-                    self._identity = _load(self._files, self._protocols)
+                    self._context = _load(self._files, self._protocols)
                     _log.info("certificate '%s' was read again", self._files.certificate)
                 except CertificateError as error:
                     _log.error("%s; the certificates read before stay in use", error)
-            return self._identity
+            return self._context
 
     def server_context(self) -> ssl.SSLContext:
         """A context for a listener, whose handshakes take the files as they are by then."""
-        context = _load(self._files, self._protocols).context
+        context = _load(self._files, self._protocols)
 
         def renew(connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, listening: ssl.SSLContext) -> None:
-            connection.context = self.current().context
+            connection.context = self.current()
 
         # Called at the beginning of each handshake, whether the client names a server or not.
         context.sni_callback = renew
@@ -89,29 +78,30 @@ def _file_stamp(path: Path) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _load(files: TlsFiles, protocols: Sequence[str]) -> Identity:
-    """Read all files, all from before or all from after a change. Raises CertificateError."""
+def _load(files: TlsFiles, protocols: Sequence[str]) -> ssl.SSLContext:
+    """A context from all files, all from before or all from after a change. Raises CertificateError."""
     for _ in range(_ATTEMPTS):
         before = _stamp(files)
-        certificate = _read(files.certificate, "certificate", _CERTIFICATE)
-        key = _read(files.key, "private key", _PRIVATE_KEY)
-        root = None if files.root is None else _read(files.root, "root certificate", _CERTIFICATE)
+        _check(files.certificate, "certificate", _CERTIFICATE)
+        _check(files.key, "private key", _PRIVATE_KEY)
+        if files.root is not None:
+            _check(files.root, "root certificate", _CERTIFICATE)
         context = _context(files)
         if protocols:
             context.set_alpn_protocols(protocols)
         if _stamp(files) == before:
-            return Identity(certificate, key, root, context)
+            return context
     raise CertificateError(f"cannot read certificate '{files.certificate}': the files keep changing")
 
 
-def _read(path: Path, what: str, marker: bytes) -> bytes:
+def _check(path: Path, what: str, marker: bytes) -> None:
+    """Raises CertificateError for a file that cannot be what it should."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise CertificateError(f"cannot read {what} '{path}': {error.strerror or error}") from None
     if marker not in content:
         raise CertificateError(f"cannot use {what} '{path}': it holds no PEM-encoded {what.removeprefix('root ')}")
-    return content
 
 
 def _context(files: TlsFiles) -> ssl.SSLContext:

@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as validated_dataclass
@@ -98,9 +98,6 @@ class GrpcSettings(FrontEndSettings):
     """How gRPC is served; times are in milliseconds. The defaults are those of gRPC and Triton."""
 
     port: Port = option(8001, _PORT_HELP)
-    engine: Literal["native", "grpcio"] = option(
-        "native", "What serves gRPC: native, a server of modserve's own, or grpcio, the one of gRPC's library."
-    )
     restrictions: values.GrpcRestrictions = option(
         {},
         "gRPC calls that need the header triton-grpc-protocol-HEADER; may be repeated.",

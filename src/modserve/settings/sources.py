@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 from pydantic import ValidationError
 
 from .options import OptionError, did_you_mean
+from .removed_options import REMOVED
 from .settings import OPTIONS, Settings
 from .triton_options import SWITCHES, WITHOUT_EFFECT
 from .values import PLACE, boolean
@@ -25,7 +26,8 @@ CONFIG = "config"
 """The option that names an option file."""
 PYTHON_MODEL, MODEL_FILE = "python-model", "model-file"
 """The options whose names may be left out."""
-_KNOWN = (CONFIG, *OPTIONS, *WITHOUT_EFFECT)
+_IGNORED: Mapping[str, str] = {**WITHOUT_EFFECT, **REMOVED}
+_KNOWN = (CONFIG, *OPTIONS, *_IGNORED)
 _WORKING = (CONFIG, *OPTIONS)
 """Those that may be suggested."""
 _NICKNAMES: Mapping[str, str] = {
@@ -77,7 +79,7 @@ def from_command_line(
     places: dict[FieldPath, str] = {}
     for source in (file, variables, words):
         values |= _values([entry for entry in source if entry.name in OPTIONS], places)
-        warnings += _without_effect([entry for entry in source if entry.name in WITHOUT_EFFECT])
+        warnings += _without_effect([entry for entry in source if entry.name in _IGNORED])
     fields: dict[str, Any] = {}
     for (*subject, field), value in values.items():
         (fields.setdefault(subject[0], {}) if subject else fields)[field] = value
@@ -120,7 +122,7 @@ def _values(entries: Sequence[Entry], places: dict[FieldPath, str]) -> dict[Fiel
 
 
 def _without_effect(entries: Iterable[Entry]) -> Iterator[str]:
-    """Warnings about options of tritonserver that do nothing here. Raises OptionError for a switch that is none."""
+    """Warnings about options that do nothing. Raises OptionError for a switch of tritonserver that is none."""
     for name, text, place in entries:
         if name in SWITCHES:
             try:
@@ -128,7 +130,7 @@ def _without_effect(entries: Iterable[Entry]) -> Iterator[str]:
                     continue
             except ValueError as error:
                 raise OptionError(f"{place}: {error}") from None
-        yield f"{place} has no effect in modserve: {WITHOUT_EFFECT[name]}"
+        yield f"{place} has no effect in modserve: {_IGNORED[name]}"
 
 
 def _explained(error: ValidationError, places: Mapping[FieldPath, str]) -> str:

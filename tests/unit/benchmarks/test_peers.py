@@ -138,19 +138,16 @@ def test_the_programs_are_python() -> None:
         compile(program.read_text(), program.name, "exec")
 
 
-def test_forms_engines_and_workers_of_modserve(tmp_path: Path) -> None:
+def test_forms_and_workers_of_modserve(tmp_path: Path) -> None:
     keys = [peer.key for peer in servers.modserve_peers(tmp_path, "")]
     assert keys == ["modserve"]
     (tmp_path / "modserve").mkdir()
-    every = servers.modserve_peers(tmp_path, "--grpc-engine native|grpcio --workers N")
+    every = servers.modserve_peers(tmp_path, "--workers N")
     assert [peer.key for peer in every] == [
         "modserve",
-        "modserve-grpcio",
         "modserve-compiled",
-        "modserve-compiled-grpcio",
         "modserve-compiled-workers",
     ]
-    assert list(every[1].dialects) == [GRPC]
 
 
 def test_tritons_command(tmp_path: Path) -> None:

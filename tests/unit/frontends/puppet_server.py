@@ -23,10 +23,7 @@ from modserve.core.response import InferenceResponse, ResponseSink
 from modserve.core.statistics import ModelStatistics
 from modserve.core.tensor import Array, Tensor
 from modserve.core.version import ModelId
-from modserve.frontends.grpc.aio import CallTable
-from modserve.frontends.grpc.dispatch import Dispatcher
 from modserve.frontends.grpc.inflating import Inflating
-from modserve.frontends.grpc.service import rpc_table
 from modserve.frontends.grpc.stream import InferStreams
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.wire.connection import Connection
@@ -168,17 +165,6 @@ def server_over(
 
 def infer_streams(server: Server, options: GrpcSettings = GrpcSettings()) -> InferStreams:  # noqa: B008  # frozen
     return InferStreams(server, options, Inflating(server.memory, 0, options.limits))
-
-
-def call_table(
-    server: Server,
-    streams: InferStreams | None = None,
-    options: GrpcSettings = GrpcSettings(),  # noqa: B008  # frozen
-    dispatcher: Dispatcher | None = None,
-) -> CallTable:
-    """What the gRPC port serves, as the library sees it."""
-    dispatcher = dispatcher or Dispatcher(server, options.limits)
-    return CallTable(dispatcher, rpc_table(server, options, dispatcher.inflating, streams))
 
 
 class MockTransport(asyncio.Transport):

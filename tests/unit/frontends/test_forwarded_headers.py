@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from puppet_server import JSON_BODY, MAX_JSON, Stage, infer, numbers, request, stage
+from rpc_calls import FakeCall
 
 from modserve.core.errors import Code, ModserveError
 from modserve.core.request import InferenceRequest, ParameterValue
-from modserve.frontends.grpc.aio import AioCall
 from modserve.frontends.grpc.service import InferenceService
 from modserve.pb import inference as pb
 from modserve.protocol import header_forwarding
@@ -119,19 +119,6 @@ async def test_a_reserved_header_over_http(tmp_path: Path) -> None:
         assert parameters(on) == [{"Priority": "u=1"}]
 
 
-class FakeContext:
-    """A unary call's."""
-
-    def __init__(self, metadata: object) -> None:
-        self._metadata = metadata
-
-    def time_remaining(self) -> None:
-        return None
-
-    def invocation_metadata(self) -> object:
-        return self._metadata
-
-
 async def test_over_grpc(tmp_path: Path) -> None:
     async with stage(tmp_path) as on:
         message = pb.ModelInferRequest(model_name="simple")
@@ -139,9 +126,9 @@ async def test_over_grpc(tmp_path: Path) -> None:
             message.inputs.add(name=name, datatype="INT32", shape=[1, 2])
             message.raw_input_contents.append(numbers(1, 2).tobytes())
         message.parameters["own"].int64_param = 1
-        context = AioCall(FakeContext((("x-user", "a"), ("x-user", "b"), ("x-bin", b"\0"), ("other", "o"))))
+        call = FakeCall(metadata=(("x-user", "a"), ("x-user", "b"), ("x-bin", b"\0"), ("other", "o")))
         await InferenceService(on.server, GrpcSettings(header_pattern=header_pattern("X-"))).ModelInfer(
-            from_protobuf(message), context
+            from_protobuf(message), call
         )
-        await InferenceService(on.server, GrpcSettings()).ModelInfer(from_protobuf(message), context)
+        await InferenceService(on.server, GrpcSettings()).ModelInfer(from_protobuf(message), call)
         assert parameters(on) == [{"own": 1, "x-user": "a, b"}, {"own": 1}]

@@ -1,4 +1,4 @@
-"""What stands between the library and the calls: messages, statuses, bounds and the log."""
+"""What stands between a connection and the handlers: messages, statuses, bounds and the log."""
 
 import asyncio
 import gzip
@@ -6,20 +6,19 @@ import logging
 import zlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 import pytest
-from puppet_server import MANY, SIMPLE, PuppetLoader, PuppetServable, call_table, infer_streams, server_over
-from test_grpc_service import Aborted, FakeContext, asked
+from puppet_server import MANY, SIMPLE, PuppetLoader, PuppetServable, infer_streams, server_over
+from rpc_calls import CallTable, FakeCall, call_table
+from test_grpc_service import asked
 from test_grpc_stream import Exchange, turns
 from test_grpc_stream import asked as stream_asked
 
 from modserve.core.memory import MemoryBudget
 from modserve.core.version import ModelId
 from modserve.frontends import offload
-from modserve.frontends.grpc import aio
-from modserve.frontends.grpc.aio import AioCall, CallTable
 from modserve.frontends.grpc.dispatch import Dispatcher
 from modserve.frontends.grpc.inflating import Inflating
 from modserve.frontends.grpc.reflection import ReflectionService
@@ -53,29 +52,10 @@ def simple(server: Server, loader: PuppetLoader) -> PuppetServable:
     return loader.loaded[ModelId("simple", 3)]
 
 
-async def call(table: CallTable, rpc: str, *messages: bytes) -> FakeContext:
-    context = FakeContext(*messages)
-    handle: Any = table.methods[f"/{pb.SERVICE}/{rpc}"].stream_unary
-    try:
-        await handle(None, context)
-    except Aborted:
-        pass
-    return context
-
-
-class Ending(FakeContext):
-    """Of a call that ends when the test says so."""
-
-    def add_done_callback(self, callback: Any) -> None:
-        self.callback = callback
-
-    def end(self) -> None:
-        self.callback(self)
-
-
-def test_one_file_knows_the_library_s_server() -> None:
-    files = [file for file in Path(aio.__file__).parent.glob("*.py") if "import grpc\n" in file.read_text()]
-    assert [file.name for file in files] == ["aio.py"]
+async def call(table: CallTable, rpc: str, *messages: bytes) -> FakeCall:
+    made = FakeCall(*messages)
+    await table.serve(f"/{pb.SERVICE}/{rpc}", made)
+    return made
 
 
 # Messages
@@ -83,36 +63,12 @@ def test_one_file_knows_the_library_s_server() -> None:
 
 @pytest.mark.parametrize("rpc", [name for name in pb.METHODS if name != "ModelStreamInfer"])
 async def test_a_call_without_a_message(server: Server, rpc: str) -> None:
-    context = await call(call_table(server), rpc)
-    assert context.code is INTERNAL
-    assert context.details == "the call ended without a request message; a unary call has exactly one"
+    refused = await call(call_table(server), rpc)
+    assert refused.code is INTERNAL
+    assert refused.details == "the call ended without a request message; a unary call has exactly one"
 
 
-async def test_a_client_that_has_gone_while_its_error_was_told(server: Server) -> None:
-    """The library cannot say the status any more, and nobody is bothered with that."""
-
-    class Gone(FakeContext):
-        async def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
-            raise grpc.aio.InternalError("Failed grpc_call_start_batch")
-
-    handle: Any = call_table(server).methods[f"/{pb.SERVICE}/ModelInfer"].stream_unary
-    assert await handle(None, Gone(b"\xff")) == b""
-
-
-@pytest.mark.parametrize(
-    ("message", "news"),
-    [
-        ("ExecuteBatchError raised in core by servicer method [/x]", False),
-        ("Unexpected [ExecuteBatchError] raised by servicer method [/x]", False),
-        ("Unexpected [ValueError] raised by servicer method [/x]", True),
-    ],
-)
-def test_what_the_library_logs_of_clients_that_have_gone(message: str, news: bool) -> None:
-    record = logging.LogRecord("grpc", logging.ERROR, "", 0, message, (), None)
-    assert aio._is_news(record) is news
-
-
-async def test_long_messages_are_read_and_made_on_threads(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_messages_are_read_on_threads(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
 
     async def on_thread(work: Any, *args: Any) -> Any:
@@ -122,12 +78,8 @@ async def test_long_messages_are_read_and_made_on_threads(server: Server, monkey
     monkeypatch.setattr(offload, "on_thread", on_thread)
     table = call_table(server, options=GrpcSettings(limits=Limits(split=1, message=1)))
     for name, request in (("ModelInfer", REQUEST), ("ModelMetadata", b"\x0a\x06simple")):
-        context = Ending(request)
-        handle: Any = table.methods[f"/{pb.SERVICE}/{name}"].stream_unary
-        await handle(None, context)
-        if name == "ModelInfer":
-            context.end()
-    assert done == ["_split", "_joined", "parse"]
+        await call(table, name, request)
+    assert done == ["_split", "parse"]
 
 
 # Compression
@@ -142,30 +94,16 @@ async def test_every_kind_of_call_takes_compressed_messages(server: Server, comp
     exchange = Exchange(server, infer_streams(server), (), table)
     exchange.send(compress(REQUEST))
     exchange.half_close()
-    assert (await exchange.end())[0] is grpc.StatusCode.OK
+    assert (await exchange.ending())[0] is grpc.StatusCode.OK
     assert [answer.infer_response.model_name for answer in exchange.answers] == ["simple"]
-    context: Any = Watched(compress(b""))
-    handle: Any = table.methods["/grpc.health.v1.Health/Watch"].stream_stream
-    watching = asyncio.ensure_future(handle(None, context))
+    watch = FakeCall(compress(b""))
+    watching = asyncio.ensure_future(table.serve("/grpc.health.v1.Health/Watch", watch))
     await turns()
-    assert len(context.written) == 1
+    assert len(watch.written) == 1
     watching.cancel()
-    service = ReflectionService(["a"], Inflating(server.memory, 0, Limits()))
-    context.messages.append(compress(b"\x3a\0"))
-    await service.ServerReflectionInfo(AioCall(context))
-    assert len(context.written) == 2
-
-
-class Watched(FakeContext):
-    def __init__(self, *messages: bytes) -> None:
-        super().__init__(*messages)
-        self.written: list[bytes] = []
-
-    async def send_initial_metadata(self, metadata: object) -> None:
-        pass
-
-    async def write(self, data: bytes) -> None:
-        self.written.append(data)
+    reflecting = FakeCall(compress(b"\x3a\0"))
+    await ReflectionService(["a"], Inflating(server.memory, 0, Limits())).ServerReflectionInfo(reflecting)
+    assert len(reflecting.written) == 1
 
 
 async def test_compressed_messages_have_the_limit_of_the_port(server: Server) -> None:
@@ -216,72 +154,10 @@ async def test_a_stream_s_message_that_exceeds_the_server_s_memory(server: Serve
     await turns()
     assert server.memory.held == size
     simple.answer_all()
-    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert await exchange.ending() == (grpc.StatusCode.OK, "")
     texts = [answer.error_message for answer in exchange.answers]
     assert texts[0] == ""
     assert "out of memory for requests" in texts[1]
-
-
-async def test_a_large_answer_counts_until_it_is_sent(server: Server) -> None:
-    context = Ending(REQUEST)
-    handle: Any = (
-        call_table(server, options=GrpcSettings(limits=Limits(message=10)))
-        .methods[f"/{pb.SERVICE}/ModelInfer"]
-        .stream_unary
-    )
-    data = await handle(None, context)
-    assert server.memory.held == len(data)
-    context.end()
-
-
-# The end of the server
-
-
-async def test_refusals_are_held_back_while_the_port_closes(server: Server) -> None:
-    table = call_table(server)
-    server.stop_accepting()
-    table.hold_refusals()
-    waiting = asyncio.ensure_future(call(table, "ModelInfer", REQUEST))
-    await turns()
-    assert not waiting.done()
-    assert (await call(table, "ServerLive", b"")).code is None
-    table.release_refusals()
-    assert (await waiting).code is UNAVAILABLE
-
-
-async def test_calls_that_have_arrived_are_taken_over_first(server: Server, simple: PuppetServable) -> None:
-    """And before the port closes, those under way are answered."""
-    port = aio.AioListener(server, "127.0.0.1", 0, GrpcSettings())
-    simple.automatic = False
-    under_way = asyncio.ensure_future(call(port._table, "ModelInfer", REQUEST))
-    await turns()
-    await port.take_backlog()
-    assert not under_way.done()
-    resting = asyncio.ensure_future(port._quiet(30, 0, at_rest=True))
-    await turns()
-    assert not resting.done()
-    simple.answer_all()
-    async with asyncio.timeout(20):
-        await resting
-    assert under_way.done()
-
-
-async def test_a_machine_that_stood_still_has_not_been_quiet(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    port = aio.AioListener(server, "127.0.0.1", 0, GrpcSettings())
-    late = [0.5, 0.5, 0.0]
-    loop = asyncio.get_running_loop()
-    offset, looks, now = 0.0, 0, loop.time
-
-    async def sleep(seconds: float) -> None:
-        nonlocal offset, looks
-        if seconds:
-            looks += 1
-            offset += late.pop(0)
-
-    monkeypatch.setattr(loop, "time", lambda: now() + offset)
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    await port.take_backlog()
-    assert (looks, late) == (3, [])
 
 
 # The log
@@ -293,7 +169,7 @@ async def test_failed_requests_are_logged(server: Server, caplog: pytest.LogCapt
     exchange = Exchange(server, infer_streams(server))
     exchange.send(stream_asked("x", model="nosuch"))
     exchange.half_close()
-    await exchange.end()
+    await exchange.ending()
     first, second = (record.getMessage() for record in caplog.records if "request failed" in record.getMessage())
     assert first.startswith("gRPC request failed, model 'nosuch', version 2, request id '7', status NOT_FOUND: ")
     assert second.startswith("gRPC request failed, model 'nosuch', request id 'x', status NOT_FOUND: ")

@@ -3,12 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, NoReturn
 
-import grpc
 import pytest
-from puppet_server import MANY, SIMPLE, PuppetLoader, PuppetServable, call_table, infer_streams, server_over
-from test_grpc_service import Aborted, FakeContext, asked
+from puppet_server import MANY, SIMPLE, PuppetLoader, PuppetServable, infer_streams, server_over
+from rpc_calls import FakeCall, call_table
+from test_grpc_service import asked
 from test_grpc_stream import Exchange, asked_many, response, turns
 from test_grpc_stream import asked as stream_asked
 
@@ -23,23 +22,8 @@ from modserve.server import Server
 from modserve.settings import GrpcSettings, Limits
 
 
-class Context(FakeContext):
-    """Keeps the exception by which the call ends, as the library does, which has no frames of its own."""
-
-    def abort(self, code: grpc.StatusCode, details: str) -> Any:
-        self.kept = Aborted()
-        return raised([self.kept])
-
-    async def write(self, data: bytes) -> None:
-        pass
-
-
-async def raised(errors: list[Aborted]) -> NoReturn:
-    raise errors.pop()
-
-
 async def left(exchange: Exchange) -> None:
-    """The library's own side does not hold the task of a call."""
+    """A connection does not hold the task of a call that is over."""
     task = exchange.__dict__.pop("task")
     task.cancel()
     await asyncio.wait([task])
@@ -61,11 +45,7 @@ class Harness:
 
     async def unary(self, rpc: str, message: bytes | None, service: str = pb.SERVICE) -> None:
         """One call, however it ends."""
-        handle: Any = self.table.methods[f"/{service}/{rpc}"].stream_unary
-        try:
-            await handle(None, Context(*([] if message is None else [message])))
-        except Aborted:
-            pass
+        await self.table.serve(f"/{service}/{rpc}", FakeCall(*([] if message is None else [message])))
 
     def open(self, *metadata: tuple[str, str]) -> Exchange:
         return Exchange(self.server, self.streams, metadata, self.table)
@@ -133,14 +113,14 @@ async def stream_ok(harness: Harness) -> None:
     exchange = harness.open()
     exchange.send(stream_asked("a"), stream_asked("b"), stream_asked("c", model="nosuch"), b"\xff\xff")
     exchange.half_close()
-    await exchange.end()
+    await exchange.ending()
     assert len(exchange.answers) == 4
 
 
 async def stream_hard_error(harness: Harness) -> None:
     exchange = harness.open(("triton_grpc_error", "true"))
     exchange.send(stream_asked("a"), stream_asked("c", model="nosuch"), stream_asked("b"))
-    await exchange.end()
+    await exchange.ending()
 
 
 async def stream_many(harness: Harness) -> None:
@@ -153,7 +133,7 @@ async def stream_many(harness: Harness) -> None:
     b.settle(internal("oops"), final=False)
     b.settle(response(b, 1))
     a.settle(None)
-    await exchange.end()
+    await exchange.ending()
     assert len(exchange.answers) == 4 - 1
 
 
@@ -176,7 +156,7 @@ async def stream_gone(harness: Harness) -> None:
     await turns()
     exchange.gone = True
     harness.simple.answer(harness.simple.submitted[0])
-    await exchange.end()
+    await exchange.ending()
     harness.simple.automatic = True
 
 
@@ -185,7 +165,7 @@ async def stream_stopped(harness: Harness) -> None:
     exchange.send(stream_asked("a"))
     await turns()
     harness.streams.stop()
-    await exchange.end()
+    await exchange.ending()
     harness.streams._stopped = False
 
 
@@ -200,12 +180,11 @@ async def stream_one(harness: Harness) -> None:
     exchange = harness.open()
     exchange.send(stream_asked("a"))
     exchange.half_close()
-    await exchange.end()
+    await exchange.ending()
 
 
 async def watch(harness: Harness) -> None:
-    handle: Any = harness.table.methods[f"/{health.SERVICE}/Watch"].stream_stream
-    task = asyncio.ensure_future(handle(None, Context(b"")))
+    task = asyncio.ensure_future(harness.table.serve(f"/{health.SERVICE}/Watch", FakeCall(b"")))
     await turns()
     task.cancel()
     await asyncio.wait([task])

@@ -1,17 +1,19 @@
-"""The health service, restricted protocols, and deadlines, with a fake context."""
+"""The health service, restricted protocols, and deadlines."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 import pytest
-from puppet_server import PuppetLoader, call_table, server_over
+from puppet_server import PuppetLoader, server_over
+from rpc_calls import CallTable, FakeCall, call_table
 
 from modserve.core.errors import unavailable
 from modserve.core.version import ModelId
+from modserve.frontends.grpc.rpc import Response
 from modserve.pb import health as health_pb2
 from modserve.pb import inference as pb
 from modserve.pb.health import SERVICE
@@ -22,63 +24,30 @@ from modserve.settings import GrpcSettings
 SERVING, NOT_SERVING, UNKNOWN = 1, 2, 3
 
 
-class AbortedError(Exception):
-    pass
+class Watcher(FakeCall):
+    """Keeps the statuses that come."""
 
-
-class Context:
-    """As much of grpc.aio's as these calls use."""
-
-    def __init__(self, *metadata: tuple[str, str], data: bytes = b"", remaining: float | None = None) -> None:
-        self.metadata = metadata
-        self.data: Any = data
-        self.remaining = remaining
-        self.written: list[int] = []
+    def __init__(self, message: bytes) -> None:
+        super().__init__(message)
+        self.statuses: list[int] = []
         self.wrote = asyncio.Event()
-        self.ended: tuple[grpc.StatusCode, str] | None = None
 
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        return self.metadata
-
-    def set_trailing_metadata(self, metadata: object) -> None:
-        pass
-
-    async def send_initial_metadata(self, metadata: object) -> None:
-        pass
-
-    def time_remaining(self) -> float | None:
-        return self.remaining
-
-    async def read(self) -> Any:
-        data, self.data = self.data, grpc.aio.EOF  # type: ignore[attr-defined]
-        return data
-
-    async def write(self, data: bytes) -> None:
-        self.written.append(health_pb2.HealthCheckResponse.FromString(data).status)
+    async def write(self, message: Response) -> None:
+        await super().write(message)
+        self.statuses.append(health_pb2.HealthCheckResponse.FromString(self.written[-1]).status)
         self.wrote.set()
 
-    def set_code(self, code: grpc.StatusCode) -> None:
-        self.ended = code, ""
-
-    def set_details(self, details: str) -> None:
-        assert self.ended is not None
-        self.ended = self.ended[0], details
-
-    async def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
-        self.ended = code, details
-        raise AbortedError
-
-    async def until(self, *written: int) -> None:
+    async def until(self, *statuses: int) -> None:
         async with asyncio.timeout(30):
-            while self.written != list(written):
-                assert self.written == list(written)[: len(self.written)]
+            while self.statuses != list(statuses):
+                assert self.statuses == list(statuses)[: len(self.statuses)]
                 self.wrote.clear()
                 await self.wrote.wait()
 
 
-def handler(server: Server, method: str, **restricted: tuple[str, str]) -> Any:
+def table(server: Server, **restricted: tuple[str, str]) -> CallTable:
     settings = {name.replace("_", "-"): pair for name, pair in restricted.items()}
-    return call_table(server, options=GrpcSettings(restrictions=grpc_restrictions(settings))).methods[method]
+    return call_table(server, options=GrpcSettings(restrictions=grpc_restrictions(settings)))
 
 
 @pytest.fixture
@@ -93,13 +62,11 @@ def server(tmp_path: Path, loader: PuppetLoader) -> Server:
 
 
 @asynccontextmanager
-async def watching(server: Server, name: str) -> AsyncIterator[tuple[Context, "asyncio.Task[None]"]]:
-    context = Context(data=health_pb2.HealthCheckRequest(service=name).SerializeToString())
-    call = handler(server, f"/{SERVICE}/Watch")
-    assert call.response_streaming
-    task = asyncio.create_task(call.stream_stream(None, context))
+async def watching(server: Server, name: str) -> AsyncIterator[tuple[Watcher, "asyncio.Task[bytes]"]]:
+    watcher = Watcher(health_pb2.HealthCheckRequest(service=name).SerializeToString())
+    task = asyncio.create_task(table(server).serve(f"/{SERVICE}/Watch", watcher))
     try:
-        yield context, task
+        yield watcher, task
     finally:
         task.cancel()
         await asyncio.wait([task])
@@ -116,44 +83,44 @@ async def test_a_model_is_watched_from_before_it_is_there_to_the_end(server: Ser
         await simple.until(UNKNOWN, NOT_SERVING, SERVING, NOT_SERVING)
         async with asyncio.timeout(30):
             await task
-        assert echo.written == [UNKNOWN, NOT_SERVING]
+        assert echo.statuses == [UNKNOWN, NOT_SERVING]
 
 
 @pytest.mark.parametrize("name", ["", pb.SERVICE])
 async def test_the_server_is_watched(tmp_path: Path, name: str) -> None:
     server = server_over(tmp_path, PuppetLoader())
-    async with watching(server, name) as (context, task):
-        await context.until(NOT_SERVING)
+    async with watching(server, name) as (watcher, task):
+        await watcher.until(NOT_SERVING)
         await server.load()
-        await context.until(NOT_SERVING, SERVING)
+        await watcher.until(NOT_SERVING, SERVING)
         server.stop_accepting()
-        await context.until(NOT_SERVING, SERVING, NOT_SERVING)
+        await watcher.until(NOT_SERVING, SERVING, NOT_SERVING)
         await asyncio.wait_for(task, 30)
 
 
 async def test_those_who_watch_one_of_several_workers_hear_that_it_leaves(server: Server) -> None:
     """Which still serves what has arrived."""
     await server.load()
-    async with watching(server, "simple") as (context, task):
-        await context.until(SERVING)
+    async with watching(server, "simple") as (watcher, task):
+        await watcher.until(SERVING)
         server.retire()
         await asyncio.wait_for(task, 30)
-        assert context.written == [SERVING, NOT_SERVING]
+        assert watcher.statuses == [SERVING, NOT_SERVING]
         assert server.model_ready("simple", None)
 
 
 async def test_a_service_that_never_comes(server: Server) -> None:
-    async with watching(server, "nosuch") as (context, task):
-        await context.until(UNKNOWN)
+    async with watching(server, "nosuch") as (watcher, task):
+        await watcher.until(UNKNOWN)
         await server.load()
         server.stop_accepting()
         await asyncio.wait_for(task, 30)
-        assert context.written == [UNKNOWN]
+        assert watcher.statuses == [UNKNOWN]
 
 
 async def test_who_stops_watching_leaves_nothing_behind(server: Server) -> None:
-    async with watching(server, "simple") as (context, _):
-        await context.until(UNKNOWN)
+    async with watching(server, "simple") as (watcher, _):
+        await watcher.until(UNKNOWN)
         assert server.changes.listeners == 1
     assert server.changes.listeners == 0
 
@@ -161,16 +128,15 @@ async def test_who_stops_watching_leaves_nothing_behind(server: Server) -> None:
 async def test_a_watch_after_the_end(server: Server) -> None:
     await server.load()
     server.stop_accepting()
-    async with watching(server, "simple") as (context, task):
+    async with watching(server, "simple") as (watcher, task):
         await asyncio.wait_for(task, 30)
-        assert context.written == [NOT_SERVING]
+        assert watcher.statuses == [NOT_SERVING]
 
 
 async def test_a_watch_that_is_no_message(server: Server) -> None:
-    context = Context(data=b"\xff")
-    await handler(server, f"/{SERVICE}/Watch").stream_stream(None, context)
-    assert context.ended is not None
-    assert context.ended[0] is grpc.StatusCode.INVALID_ARGUMENT
+    watcher = Watcher(b"\xff")
+    await table(server).serve(f"/{SERVICE}/Watch", watcher)
+    assert watcher.code is grpc.StatusCode.INVALID_ARGUMENT
 
 
 # Restricted protocols
@@ -178,20 +144,10 @@ async def test_a_watch_that_is_no_message(server: Server) -> None:
 
 async def outcome(server: Server, rpc: str, *metadata: tuple[str, str]) -> tuple[grpc.StatusCode, str] | None:
     name = SERVICE if rpc in health_pb2.METHODS else pb.SERVICE
-    call = handler(server, f"/{name}/{rpc}", **{category: (f"{category}-Key", "open") for category in CATEGORIES})
-    context = Context(*metadata)
-    run = call.stream_unary or call.stream_stream
-    try:
-        await run(nothing(), context)
-    except AbortedError:
-        pass
-    return context.ended
-
-
-async def nothing() -> AsyncIterator[bytes]:
-    messages: list[bytes] = []
-    for message in messages:
-        yield message
+    call = FakeCall(b"", metadata=metadata)
+    restricted = table(server, **{category: (f"{category}-Key", "open") for category in CATEGORIES})
+    await restricted.serve(f"/{name}/{rpc}", call)
+    return None if call.code is None else (call.code, call.details)
 
 
 @pytest.mark.parametrize("rpc", RPC_CATEGORY)
@@ -229,7 +185,6 @@ async def test_the_client_s_own_deadline(
     for name in ("INPUT0", "INPUT1"):
         message.inputs.add(name=name, datatype="INT32", shape=[1, 2])
         message.raw_input_contents.append(bytes(8))
-    context = Context(data=message.SerializeToString(), remaining=remaining)
-    with pytest.raises(AbortedError):
-        await handler(server, f"/{pb.SERVICE}/ModelInfer").stream_unary(None, context)
-    assert context.ended == ended
+    call = FakeCall(message.SerializeToString(), remaining=remaining)
+    await table(server).serve(f"/{pb.SERVICE}/ModelInfer", call)
+    assert (call.code, call.details) == ended

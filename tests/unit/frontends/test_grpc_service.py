@@ -1,15 +1,16 @@
-"""The RPCs, called with bytes and a fake context."""
+"""The RPCs, called with bytes."""
 
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 import pytest
 from google.protobuf.message import Message
-from puppet_server import PuppetLoader, PuppetServable, call_table, numbers, server_over
+from puppet_server import PuppetLoader, PuppetServable, numbers, server_over
+from rpc_calls import STATUSES, FakeCall, call_table
 
 from modserve.__about__ import __version__
 from modserve.core.errors import ModserveError, invalid, unavailable
@@ -49,67 +50,28 @@ STREAMS = {"ModelStreamInfer"}
 HEALTH = "grpc.health.v1.Health"
 
 
-STATUSES = {code.value[0]: code for code in grpc.StatusCode}
-
-
-class Aborted(Exception):
-    pass
-
-
-class FakeContext:
-    """As much of grpc.aio's as the service uses."""
-
-    def __init__(self, *messages: bytes, remaining: float | None = None) -> None:
-        self.messages = list(messages)
-        self.remaining = remaining
-        self.code: grpc.StatusCode | None = None
-        self.details = ""
-
-    async def read(self) -> Any:
-        return self.messages.pop(0) if self.messages else grpc.aio.EOF  # type: ignore[attr-defined]
-
-    def time_remaining(self) -> float | None:
-        return self.remaining
-
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        return ()
-
-    def set_trailing_metadata(self, metadata: object) -> None:
-        pass
-
-    async def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
-        self.code, self.details = code, details
-        raise Aborted
-
-
 class Stub:
-    """Calls a server's handlers as grpc does."""
+    """Calls a server's handlers."""
 
     def __init__(self, server: Server) -> None:
-        self._table = call_table(server)
-
-    def handler(self, name: str, service: str = pb.SERVICE) -> Any:
-        return self._table.methods[f"/{service}/{name}"]
+        self.table = call_table(server)
 
     async def __call__(
         self, name: str, message: Message | bytes, *, service: str = pb.SERVICE, remaining: float | None = None
     ) -> Any:
-        handler = self.handler(name, service)
         data = message if isinstance(message, bytes) else message.SerializeToString()
-        answer = await handler.stream_unary(None, FakeContext(data, remaining=remaining))
-        assert handler.request_deserializer is None
-        assert handler.response_serializer is None
+        call = FakeCall(data, remaining=remaining)
+        answer = await self.table.serve(f"/{service}/{name}", call)
+        assert call.code is None, call.details
         return (pb.METHODS | health_pb2.METHODS)[name].response.FromString(answer)
 
     async def failure(
         self, name: str, message: Message | bytes, service: str = pb.SERVICE
     ) -> tuple[grpc.StatusCode, str]:
-        data = message if isinstance(message, bytes) else message.SerializeToString()
-        context = FakeContext(data)
-        with pytest.raises(Aborted):
-            await self.handler(name, service).stream_unary(None, context)
-        assert context.code is not None
-        return context.code, context.details
+        call = FakeCall(message if isinstance(message, bytes) else message.SerializeToString())
+        await self.table.serve(f"/{service}/{name}", call)
+        assert call.code is not None
+        return call.code, call.details
 
 
 @pytest.fixture
@@ -148,8 +110,7 @@ def asked(model: str = "simple", **fields: Any) -> pb.ModelInferRequest:
 async def test_every_rpc_is_served_or_clearly_refused(call: Stub) -> None:
     assert set(pb.METHODS) > SERVED
     for name, method in pb.METHODS.items():
-        handler = call.handler(name)
-        assert handler.response_streaming == (name in STREAMS), name
+        assert method.server_streaming == (name in STREAMS), name
         if name in SERVED or name in STREAMS:
             continue
         refusal = await call.failure(name, method.request())
@@ -362,7 +323,7 @@ def on_threads(server: Server, call: Stub, monkeypatch: pytest.MonkeyPatch) -> l
 
     monkeypatch.setattr(offload, "on_thread", on_thread)
     limits = Limits(split=1, elements=1, texts=1)
-    call._table = call_table(server, options=GrpcSettings(limits=limits))
+    call.table = call_table(server, options=GrpcSettings(limits=limits))
     return found
 
 

@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 
 import grpc
 import pytest
-from puppet_server import MANY, SIMPLE, PuppetLoader, PuppetServable, call_table, infer_streams, numbers, server_over
+from puppet_server import MANY, SIMPLE, PuppetLoader, PuppetServable, infer_streams, numbers, server_over
+from rpc_calls import CallTable, FakeCall, call_table
 
 from modserve.core.errors import ModserveError, cancelled, internal, unavailable
 from modserve.core.inflight import Inflight
@@ -19,7 +20,7 @@ from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.frontends import offload
-from modserve.frontends.grpc.aio import CallTable
+from modserve.frontends.grpc.rpc import ClientGoneError, Response
 from modserve.frontends.grpc.stream import InferStreams
 from modserve.pb import inference as pb
 from modserve.repository.manager import ModelManager
@@ -35,58 +36,41 @@ STOPPING = "GRPC server is shutting down and has stopped accepting new requests.
 NO_MODEL = "Request for unknown model: 'nosuch' is not found"
 
 
-class Exchange:
-    """Both ends of one RPC: what grpc.aio gives the handler, and the client's hands."""
+class Exchange(FakeCall):
+    """Both ends of one RPC: what the handler sees of it, and the client's hands."""
 
     def __init__(
-        self, server: Server, streams: InferStreams, metadata: Any = (), table: CallTable | None = None
+        self,
+        server: Server,
+        streams: InferStreams,
+        metadata: Any = (),
+        table: CallTable | None = None,
+        remaining: float | None = None,
     ) -> None:
+        super().__init__(metadata=metadata, remaining=remaining)
         self.answers: list[pb.ModelStreamInferResponse] = []
-        self.status: tuple[grpc.StatusCode, str] | None = None
         self.flowing = asyncio.Event()
         """The client takes answers."""
         self.flowing.set()
         self.gone = False
-        self.remaining: float | None = None
-        self._metadata = metadata
         self._requests: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.taken = 0
-        serve: Any = (table or call_table(server, streams)).methods[f"/{pb.SERVICE}/ModelStreamInfer"].stream_stream
-        self.task: asyncio.Task[None] = asyncio.ensure_future(serve(None, self))
+        table = table or call_table(server, streams)
+        self.task = asyncio.ensure_future(table.serve(f"/{pb.SERVICE}/ModelStreamInfer", self))
 
     # The handler's side
 
-    async def read(self) -> Any:
+    async def read(self) -> bytes | None:
         data = await self._requests.get()
-        if data is None:
-            return grpc.aio.EOF  # type: ignore[attr-defined]
-        self.taken += 1
+        self.taken += data is not None
         return data
 
-    async def send_initial_metadata(self, metadata: Any) -> None:
-        pass
-
-    def peer(self) -> str:
-        return "ipv4:127.0.0.1:1"
-
-    def time_remaining(self) -> float | None:
-        return self.remaining
-
-    def invocation_metadata(self) -> Any:
-        return self._metadata
-
-    async def write(self, data: bytes) -> None:
+    async def write(self, message: Response) -> None:
         if self.gone:
-            raise grpc.aio.InternalError("no such call")
+            raise ClientGoneError
         await self.flowing.wait()
-        self.answers.append(pb.ModelStreamInferResponse.FromString(data))
-
-    def set_code(self, code: grpc.StatusCode) -> None:
-        self.status = code, ""
-
-    def set_details(self, details: str) -> None:
-        assert self.status is not None
-        self.status = self.status[0], details
+        await super().write(message)
+        self.answers.append(pb.ModelStreamInferResponse.FromString(self.written[-1]))
 
     # The client's side
 
@@ -97,11 +81,11 @@ class Exchange:
     def half_close(self) -> None:
         self._requests.put_nowait(None)
 
-    async def end(self) -> tuple[grpc.StatusCode, str]:
+    async def ending(self) -> tuple[grpc.StatusCode, str]:
         """How the RPC ends."""
         async with asyncio.timeout(30):
             await self.task
-        return self.status or (grpc.StatusCode.OK, "")
+        return self.code or grpc.StatusCode.OK, self.details
 
     @property
     def ids(self) -> list[str]:
@@ -161,10 +145,10 @@ Open = Callable[..., Exchange]
 async def open_stream(server: Server, streams: InferStreams) -> AsyncIterator[Open]:
     opened: list[Exchange] = []
 
-    def begin(metadata: Any = (), **limits: int) -> Exchange:
+    def begin(metadata: Any = (), remaining: float | None = None, **limits: int) -> Exchange:
         if limits:
             streams.options = GrpcSettings(limits=Limits(**limits))
-        opened.append(Exchange(server, streams, metadata))
+        opened.append(Exchange(server, streams, metadata, remaining=remaining))
         return opened[-1]
 
     yield begin
@@ -187,7 +171,7 @@ async def test_an_answer_says_that_it_is_final(
     exchange = open_stream()
     exchange.send(request_)
     exchange.half_close()
-    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert await exchange.ending() == (grpc.StatusCode.OK, "")
     expected = pb.ModelInferResponse(
         model_name="simple",
         model_version="3",
@@ -207,8 +191,7 @@ async def test_the_streams_deadline_is_that_of_its_requests(
     open_stream: Open, simple: PuppetServable, remaining: float | None
 ) -> None:
     now_ns = time.monotonic_ns()
-    exchange = open_stream()
-    exchange.remaining = remaining
+    exchange = open_stream(remaining=remaining)
     exchange.send(asked("a"))
     await turns()
     (inflight,) = simple.submitted
@@ -311,7 +294,7 @@ async def test_many_responses_leave_as_they_come(
     assert exchange.ids[5:] == ["first", "last"]
     assert not exchange.task.done()
     a.settle(None)
-    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert await exchange.ending() == (grpc.StatusCode.OK, "")
     assert len(exchange.answers) == 7
 
 
@@ -331,7 +314,7 @@ async def test_the_empty_final_response(
     assert entry.request.parameters == {}
     entry.settle(response(entry, 1), final=False)
     entry.settle(None)
-    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert await exchange.ending() == (grpc.StatusCode.OK, "")
     assert seen(exchange) == answers
     last = exchange.answers[-1].infer_response
     assert (last.model_name, last.model_version) == ("many", "1")
@@ -356,7 +339,7 @@ async def test_responses_that_come_while_the_request_is_given(
     await turns()
     assert seen(exchange) == [("a", [1], False), ("a", [2], True)]
     simple.answer_all()
-    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert await exchange.ending() == (grpc.StatusCode.OK, "")
     assert exchange.ids == ["a", "a", "first"]
 
 
@@ -424,7 +407,7 @@ async def test_no_answer_is_lost_however_things_fall_together(
             case _:
                 for _ in range(chance.randrange(4)):
                     await asyncio.sleep(0)
-    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert await exchange.ending() == (grpc.StatusCode.OK, "")
     ordered = [str(index) for index, kind in enumerate(kinds) if kind in ("plain", "typed", "nosuch")]
     assert [name for name in exchange.ids if name in ordered] == ordered
     finals = [answer.infer_response for answer in exchange.answers if answer.infer_response.model_name == "many"]
@@ -462,7 +445,7 @@ async def test_responses_that_wait_for_a_slow_client_count_as_memory(
     if ending == "read":
         exchange.flowing.set()
         exchange.half_close()
-        await exchange.end()
+        await exchange.ending()
     else:
         exchange.task.cancel()
         with suppress(asyncio.CancelledError):
@@ -476,7 +459,7 @@ async def test_responses_that_wait_for_a_slow_client_count_as_memory(
 async def test_a_stream_without_requests(open_stream: Open) -> None:
     exchange = open_stream()
     exchange.half_close()
-    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert await exchange.ending() == (grpc.StatusCode.OK, "")
     assert exchange.answers == []
 
 
@@ -487,7 +470,7 @@ async def test_half_close_waits_for_what_is_outstanding(open_stream: Open, simpl
     await turns()
     assert not exchange.task.done()
     simple.answer_all()
-    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert await exchange.ending() == (grpc.StatusCode.OK, "")
     assert exchange.ids == ["a", "b"]
 
 
@@ -516,7 +499,7 @@ async def test_a_client_that_has_gone_while_answers_are_written(open_stream: Ope
     await turns()
     exchange.gone = True
     simple.answer(simple.submitted[0])
-    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert await exchange.ending() == (grpc.StatusCode.OK, "")
     assert simple.submitted[1].cancelled
 
 
@@ -528,15 +511,15 @@ async def test_shutdown(open_stream: Open, streams: InferStreams, simple: Puppet
     await turns()
     streams.stop()
     busy.send(asked("too late"))
-    assert await idle.end() == (grpc.StatusCode.UNAVAILABLE, STOPPING)
+    assert await idle.ending() == (grpc.StatusCode.UNAVAILABLE, STOPPING)
     await turns()
     assert not busy.task.done()
     simple.answer_all()
-    assert await busy.end() == (grpc.StatusCode.UNAVAILABLE, STOPPING)
+    assert await busy.ending() == (grpc.StatusCode.UNAVAILABLE, STOPPING)
     assert busy.ids == ["a"]
-    assert await closed.end() == (grpc.StatusCode.OK, "")
+    assert await closed.ending() == (grpc.StatusCode.OK, "")
     assert closed.ids == ["b"]
-    assert await open_stream().end() == (grpc.StatusCode.UNAVAILABLE, STOPPING)
+    assert await open_stream().ending() == (grpc.StatusCode.UNAVAILABLE, STOPPING)
 
 
 # Errors
@@ -588,7 +571,7 @@ async def test_a_refused_request_leaves_the_stream_open(
     exchange = open_stream()
     exchange.send(request_, asked("good"))
     exchange.half_close()
-    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert await exchange.ending() == (grpc.StatusCode.OK, "")
     assert exchange.answers[0] == answer
     assert exchange.answers[0].HasField("infer_response")
     assert exchange.ids[1:] == ["good"]
@@ -630,7 +613,7 @@ async def test_what_nobody_foresaw_is_told_and_logged(
 
 @pytest.mark.parametrize(
     ("metadata", "ends"),
-    [(HARD, True), ((("triton_grpc_error", "false"),), False), (None, False)],
+    [(HARD, True), ((("triton_grpc_error", "false"),), False), ((), False)],
     ids=["true", "false", "none"],
 )
 async def test_triton_grpc_error(open_stream: Open, simple: PuppetServable, metadata: Any, ends: bool) -> None:
@@ -643,7 +626,7 @@ async def test_triton_grpc_error(open_stream: Open, simple: PuppetServable, meta
         await turns()
         assert exchange.ids == ["a", "bad"]
         return
-    assert await exchange.end() == (grpc.StatusCode.NOT_FOUND, NO_MODEL)
+    assert await exchange.ending() == (grpc.StatusCode.NOT_FOUND, NO_MODEL)
     assert exchange.ids == ["a"]
     assert [each.cancelled for each in simple.submitted] == [False, True]
 
@@ -653,7 +636,7 @@ async def test_triton_grpc_error_of_a_request_that_fails_later(open_stream: Open
     exchange.send(asked("a"))
     await turns()
     simple.submitted[0].settle(internal("oops"))
-    assert await exchange.end() == (grpc.StatusCode.INTERNAL, "oops")
+    assert await exchange.ending() == (grpc.StatusCode.INTERNAL, "oops")
 
 
 # Bounds
@@ -674,7 +657,7 @@ async def test_no_more_are_read_while_too_many_are_outstanding(open_stream: Open
     simple.answer_all()
     await turns()
     simple.answer_all()
-    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert await exchange.ending() == (grpc.StatusCode.OK, "")
     assert exchange.ids == ["0", "1", "2", "3", "4"]
 
 
@@ -697,7 +680,7 @@ async def test_nor_while_the_client_takes_no_answers(open_stream: Open, simple: 
     await turns()
     assert exchange.taken == 2
     exchange.flowing.set()
-    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert await exchange.ending() == (grpc.StatusCode.OK, "")
     assert len(exchange.answers) == 5
 
 
@@ -711,7 +694,7 @@ async def test_an_idle_stream_keeps_no_message(open_stream: Open, simple: Puppet
     simple.submitted.clear()
     assert sys.getrefcount(message) == 2  # ours, and that of the question
     exchange.half_close()
-    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert await exchange.ending() == (grpc.StatusCode.OK, "")
 
 
 async def test_long_answers_are_ranked_on_a_thread(open_stream: Open, simple: PuppetServable) -> None:
@@ -722,7 +705,7 @@ async def test_long_answers_are_ranked_on_a_thread(open_stream: Open, simple: Pu
     exchange = open_stream(elements=0)
     exchange.send(ranked, plain)
     exchange.half_close()
-    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert await exchange.ending() == (grpc.StatusCode.OK, "")
     assert exchange.ids == ["a", "b"]
     assert threads.work == ["message"]
 
@@ -765,10 +748,10 @@ async def test_long_requests_are_read_on_a_thread(open_stream: Open, simple: Pup
     slow.half_close()
     other.send(asked("d"))
     other.half_close()
-    assert await other.end() == (grpc.StatusCode.OK, "")
+    assert await other.ending() == (grpc.StatusCode.OK, "")
     assert (held.begun, slow.ids, other.ids) == (1, ["a"], ["d"])
     held.go.set()
-    assert await slow.end() == (grpc.StatusCode.OK, "")
+    assert await slow.ending() == (grpc.StatusCode.OK, "")
     assert slow.ids == ["a", "b", "c"]
     assert slow.answers[1].infer_response.raw_output_contents == slow.answers[0].infer_response.raw_output_contents
 
@@ -780,7 +763,7 @@ async def test_a_long_request_that_is_wrong(open_stream: Open, held: Held) -> No
     bad.inputs[0].contents.int_contents.append(3)
     exchange.send(bad, asked("b"))
     exchange.half_close()
-    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert await exchange.ending() == (grpc.StatusCode.OK, "")
     assert [bool(answer.error_message) for answer in exchange.answers] == [True, False]
     assert exchange.ids == ["a", "b"]
 
@@ -797,7 +780,7 @@ async def test_shutdown_while_a_request_is_read(
     await turns()
     assert not exchange.task.done()
     simple.answer_all()
-    assert await exchange.end() == (grpc.StatusCode.UNAVAILABLE, STOPPING)
+    assert await exchange.ending() == (grpc.StatusCode.UNAVAILABLE, STOPPING)
     assert [answer.error_message for answer in exchange.answers] == ["", STOPPING]
 
 
@@ -822,7 +805,7 @@ async def test_unloaded_while_a_request_is_read(tmp_path: Path, loader: PuppetLo
     await turns()
     assert not drained.is_set()
     held.go.set()
-    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert await exchange.ending() == (grpc.StatusCode.OK, "")
     assert [answer.error_message for answer in exchange.answers] == [""]
     await turns()
     assert drained.is_set()

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from puppet_server import MANY, MAX_JSON, PuppetLoader, Stage, infer, infer_streams, server_over, stage
-from test_grpc_service import Aborted as UnaryAborted
-from test_grpc_service import FakeContext, Stub, asked
+from rpc_calls import FakeCall, call_table
+from test_grpc_service import Stub, asked
 from test_grpc_stream import Exchange, turns
 from test_grpc_stream import asked as stream_asked
 
@@ -278,15 +278,6 @@ async def test_requests_through_the_application(tmp_path: Path, server: Server, 
 # Traces over gRPC
 
 
-class Callbacks(FakeContext):
-    def __init__(self, message: bytes) -> None:
-        super().__init__(message)
-        self.done: list[Callable[[Any], None]] = []
-
-    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        self.done.append(callback)
-
-
 @pytest.mark.parametrize(
     ("message", "expected"),
     [(asked(id="mine"), GRPC), (pb.ModelInferRequest(model_name="simple"), GRPC[:2] + GRPC[-2:])],
@@ -294,14 +285,11 @@ class Callbacks(FakeContext):
 async def test_a_call(tmp_path: Path, server: Server, message: pb.ModelInferRequest, expected: list[str]) -> None:
     traces = Traces(tmp_path)
     server.tracer = traces.tracer
-    context = Callbacks(message.SerializeToString())
-    try:
-        await Stub(server).handler("ModelInfer").stream_unary(None, context)
-    except UnaryAborted:
-        assert not message.id
+    call = FakeCall(message.SerializeToString())
+    await call_table(server).serve(f"/{pb.SERVICE}/ModelInfer", call)
+    assert (call.code is None) == bool(message.id)
     assert traces.activities == []
-    (done,) = context.done
-    done(context)
+    call.end()
     assert traces.activities == [expected]
     assert traces.records[0].get("request_id", "") == message.id
 
@@ -312,7 +300,7 @@ async def test_a_stream(tmp_path: Path, server: Server) -> None:
     exchange = Exchange(server, infer_streams(server))
     exchange.send(stream_asked("a"), stream_asked("b"), pb.ModelInferRequest(model_name="simple", id="c"))
     exchange.half_close()
-    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert await exchange.ending() == (grpc.StatusCode.OK, "")
     assert traces.activities == [GRPC, GRPC, GRPC[:2] + GRPC[-2:]]
     assert [record["request_id"] for record in traces.records if "request_id" in record] == ["a", "b", "c"]
 
@@ -355,7 +343,7 @@ async def test_several_answers(tmp_path: Path) -> None:
     assert traces.activities == []
     inflight.settle(None)
     exchange.half_close()
-    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert await exchange.ending() == (grpc.StatusCode.OK, "")
     (activities,) = traces.activities
     assert (activities[:4], activities.count("INFER_RESPONSE_COMPLETE")) == (GRPC[:4], 2)
     assert (activities.count("GRPC_SEND_START"), activities.count("GRPC_SEND_END")) == (2, 2)

@@ -39,7 +39,6 @@ class Collecting(Stream):
     __slots__ = (
         "_announced",
         "_buffer",
-        "_end_counted",
         "_enough",
         "_huge",
         "_prefix",
@@ -49,6 +48,7 @@ class Collecting(Stream):
         "full",
         "held",
         "port",
+        "status",
     )
 
     def __init__(self, site: "GrpcSite", connection: "Sending", number: int, head: GrpcHead, window: int, room: int):
@@ -61,7 +61,8 @@ class Collecting(Stream):
         """The same for the call itself, and for its response."""
         self.full = False
         """No more messages are taken: what follows is dropped."""
-        self._end_counted = False
+        self.status = -1
+        """How the call ended; -1: not yet."""
         self._prefix = b""
         self._buffer: BytesIO | None = None
         self._announced = 0
@@ -73,8 +74,8 @@ class Collecting(Stream):
 
     def count_end(self, status: int) -> None:
         """The call ends with this status, unless it has got one before."""
-        if not self._end_counted:
-            self._end_counted = True
+        if self.status < 0:
+            self.status = status
             self.port.statuses[status] += 1
 
     def message_received(self, message: bytes, consumed: int, held: int) -> None:

@@ -17,17 +17,15 @@ from modserve.server import Server
 from modserve.settings import Limits
 
 from . import reading
-from .heads import OK
 from .inflating import STARTS, Inflating
 from .rpc import ClientGoneError, Refusal, Response, Rpc, RpcCall
-from .writing import joined, size_of
 
 MAX_CALLS = 10_000
 """Unary calls that are under way at a time. More are refused at once: each holds about 20 KB beside its message."""
 
 
 class NoMessageError(ModserveError):
-    """A call has ended before its message came. The client may have gone, or its message was too long for the core."""
+    """The client has ended a call before its message came."""
 
     def __init__(self) -> None:
         # The status that gRPC's own servers end it with.
@@ -38,31 +36,23 @@ class Dispatcher:
     """Serves calls by their row of the table. Never raises, but for cancellation."""
 
     def __init__(
-        self,
-        server: Server,
-        limits: Limits | None = None,
-        max_calls: int = MAX_CALLS,
-        max_message: int = 0,
-        in_parts: bool = False,
+        self, server: Server, limits: Limits | None = None, max_calls: int = MAX_CALLS, max_message: int = 0
     ) -> None:
-        """`max_message`: bytes that a message may have; 0: any number. `in_parts`: who calls `unary` takes parts, and
-        counts what waits to be sent.
-        """
+        """`max_message`: bytes that a message may have; 0: any number."""
         self.limits = limits or Limits()
         self.inflating = Inflating(server.memory, max_message, self.limits)
         self.reader = RequestReader(self.limits.split)
         self._server = server
         self.max_calls = max_calls
-        self._in_parts = in_parts
         self.statuses = [0] * len(NAMES)
         """Calls that ended, by their status."""
         self.calls = 0
-        """Unary calls under way, without those whose refusal is held back."""
+        """Unary calls under way."""
         self.refused = 0
         """Calls that were refused because too many were under way."""
 
-    async def unary(self, rpc: Rpc, call: RpcCall) -> Response:
-        """The response to a call with one request and one response. Raises what `call.refuse` raises."""
+    async def unary(self, rpc: Rpc, call: RpcCall) -> Response | Refusal:
+        """The response to a call with one request and one response, or how it failed."""
         memory = self._server.memory
         message: Message | InferMessage | None = None
         inflated: RequestMemory | None = None
@@ -95,34 +85,18 @@ class Dispatcher:
                     raise reading.unreadable(request, size) from None
             data = None
             response: Response | Message | ModserveError = await rpc.handler(message, call)
-            if isinstance(response, bytes | list):
-                size = size_of(response)
-                if self._in_parts:
-                    return response
-                self.statuses[OK] += 1
-                response = await joined(response, self.limits.message)
-                if size > self.limits.message:
-                    self.count_until_sent(size, call)
-                return response
+            if isinstance(response, ModserveError):
+                return self.refusal(response, message, call.identify())
             if isinstance(response, Message):
-                if not self._in_parts:  # who takes parts counts what it writes
-                    self.statuses[OK] += 1
                 return response.SerializeToString()
-            refusal = self.refusal(response, message, call.identify())
-            del response
-        except ClientGoneError:
-            refusal = self.refusal(NoMessageError(), message, call.identify())
+            return response
         except Exception as error:
-            refusal = self.refusal(to_client_error(error, rpc.method.name), message, call.identify())
+            return self.refusal(to_client_error(error, rpc.method.name), message, call.identify())
         finally:
             self.calls -= 1
             memory.give_back(held)
             if inflated is not None:
                 inflated.release()
-        refusing = call.refuse(refusal)
-        # What ends the call may keep this frame.
-        del rpc, call, message, inflated, refusal, data
-        return await refusing
 
     async def stream(self, rpc: Rpc, call: RpcCall) -> Refusal | None:
         """Serve a call whose handler writes its responses itself; how it failed, None for a good end."""
@@ -148,8 +122,8 @@ class Dispatcher:
         """`statuses` by name, without those that never occurred."""
         return {name: count for name, count in zip(NAMES, self.statuses, strict=True) if count}
 
-    def record(self, error: ModserveError, request: Any = None, request_id: str = "") -> None:
-        """Log a call that fails with `error`; the model, version and id are those that its request names."""
+    def _record(self, error: ModserveError, request: Any, request_id: str) -> None:
+        """The model, version and id are those that the request names."""
         model = getattr(request, "model_name", "") or getattr(request, "name", "")
         version = getattr(request, "model_version", "") or getattr(request, "version", "")
         status, message = failures.grpc_name(error), failures.public_message(error)
@@ -157,17 +131,10 @@ class Dispatcher:
         self._server.failure_log.record("gRPC", model, version, id, status, message, request_id)
 
     def refusal(self, error: ModserveError, request: Message | InferMessage | None, request_id: str) -> Refusal:
-        early = isinstance(error, NoMessageError)
-        if not early:
-            self.record(error, request, request_id)
+        """How a call ends that failed with `error`, which is logged."""
+        self._record(error, request, request_id)
         status = failures.spelling(error).grpc
-        return Refusal(status, failures.public_message(error), failures.trailers(error), early, request_id)
-
-    def count_until_sent(self, size: int, call: RpcCall) -> None:
-        """A response of `size` bytes exists until its call is over."""
-        memory = self._server.memory
-        memory.force(size)
-        call.on_end(lambda: memory.give_back(size))
+        return Refusal(status, failures.public_message(error), failures.trailers(error), request_id)
 
     def _too_many(self) -> ModserveError:
         self.refused += 1

@@ -1,8 +1,6 @@
 """Messages that clients send compressed.
 
-The library's core would inflate them itself, up to its limit for messages, and copies what comes of it four times on
-the event loop's thread: a megabyte may become a gigabyte. So its options make it leave them as they are, and how one
-begins shows whether it is compressed: no message that is served has a field 15, and none has wire type 7.
+How a message begins shows whether it is compressed: no message that is served has a field 15, and none has wire type 7.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
-"""A gRPC call on a stream of HTTP/2: messages in and out, its status, its deadline, and its coroutine.
+"""A gRPC call on a stream of HTTP/2: messages in and out, its id, its status, its deadline, and what serves it.
 
-A unary call is served when its message is complete, or when the client has ended without one. Its coroutine is driven
-by hand, as a task would, but without one: most calls of `ModelInfer` wait once, for the outcome of their request. Calls
-of every other kind are tasks.
+A unary call is served when its message is complete, or when the client has ended without one: by a `PlainCall` if it is
+an inference as most are, without task or coroutine, and by a task if it is anything else, as streams are.
 
 What a client sends ahead on a stream counts as held by the server; the client may send more when it has been read.
 """
@@ -11,37 +10,38 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, final
 
 from modserve.core import request_ids
 from modserve.core.tensor import Buffer
 
 from . import heads
-from .collecting import PREFIX
-from .dispatch import NoMessageError
+from .call_log import CallLog
+from .collecting import PREFIX, Collecting
 from .heads import DEADLINE_EXCEEDED, INTERNAL, GrpcHead
-from .identified import IdentifiedCall
 from .rpc import ClientGoneError, Refusal, Response, Rpc
 from .writing import COPIED, framed, packed, size_of
 
 if TYPE_CHECKING:
+    from modserve.frontends.call import Call
     from modserve.frontends.http2.sending import Sending
 
     from .native_site import GrpcSite
     from .plain import PlainCall
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
-class NativeCall(IdentifiedCall):
+@final
+class NativeCall(Collecting):
     """Implements `rpc.RpcCall`."""
 
     __slots__ = (
-        "_awaited",
         "_bucket",
-        "_cancelling",
-        "_coroutine",
+        "_callbacks",
+        "_inference",
+        "_log",
         "_message",
         "_messages",
         "_plain",
@@ -53,13 +53,16 @@ class NativeCall(IdentifiedCall):
         "_waiting",
         "_writer",
         "deadline_ns",
+        "request_id",
         "rpc",
     )
 
     def __init__(self, site: "GrpcSite", connection: "Sending", number: int, head: GrpcHead, window: int, room: int):
         super().__init__(site, connection, number, head, window, room)
         self.rpc: Rpc | None = head.rpc
-        self.inference = None
+        self._log = None if site.access is None else CallLog(site.access, self.peer)
+        self._inference: Call | None = None
+        """The inference that the call is, unless that is a plain one."""
         self.request_id = request_ids.chosen(head.request_id) if head.request_id else ""
         self.deadline_ns = 0
         self._streaming = False
@@ -73,11 +76,9 @@ class NativeCall(IdentifiedCall):
         self._writer: asyncio.Future[None] | None = None
         self._bucket = 0
         self._trailers: tuple[tuple[str, str], ...] = ()
-        self.callbacks = None
+        self._callbacks: list[Callable[[], None]] | None = None
+        """What is called when it is over."""
         self._plain: PlainCall | None = None
-        self._coroutine: Coroutine[Any, Any, Response] | None = None
-        self._awaited: asyncio.Future[Any] | None = None
-        self._cancelling = False
         self._task: asyncio.Task[None] | None = None
         if head.timeout_ns >= 0:
             self.deadline_ns = time.monotonic_ns() + head.timeout_ns
@@ -87,6 +88,42 @@ class NativeCall(IdentifiedCall):
             self.full = True
 
     # As `RpcCall`
+
+    @property
+    def metadata(self) -> Sequence[tuple[str, str | bytes]]:
+        return self.call_head.metadata
+
+    @property
+    def peer(self) -> object:
+        transport = self.connection.transport
+        return None if transport is None else transport.get_extra_info("peername")
+
+    def identify(self) -> str:
+        if not self.request_id:
+            call = self._inference
+            self.request_id = request_ids.make() if call is None else call.identify()
+        return self.request_id
+
+    def serving(self, call: "Call") -> None:
+        if self._log is not None:
+            self.identify()
+            self._log.inference = call
+        self._inference = call
+        call.request_id = self.request_id
+
+    def serving_plainly(self, call: "PlainCall") -> None:
+        """The same for an inference that is served without a handler."""
+        self._plain = call
+        if self._log is not None:
+            self._log.inference = call
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        if self.over:
+            callback()
+        elif self._callbacks is None:
+            self._callbacks = [callback]
+        else:
+            self._callbacks.append(callback)
 
     async def read(self) -> bytes | None:
         if not self._streaming:
@@ -113,6 +150,8 @@ class NativeCall(IdentifiedCall):
         return message
 
     async def write(self, message: Response) -> None:
+        if self._log is not None:
+            self._log.responded(size_of(message))
         coding, compressed = self.call_head.coding, 0
         if coding and not self.over:
             message, compressed = await packed(message, coding, self.port.dispatcher.limits.compressed)
@@ -135,17 +174,11 @@ class NativeCall(IdentifiedCall):
     def set_trailers(self, trailers: tuple[tuple[str, str], ...]) -> None:
         self._trailers = trailers
 
-    async def refuse(self, refusal: Refusal) -> bytes:
-        self.refused(refusal)
-        return b""
-
-    def refused(self, refusal: Refusal) -> None:
-        """As `refuse`."""
+    def refuse(self, refusal: Refusal) -> None:
+        """End a unary call that failed."""
         if not self.over:
             self.request_id = refusal.request_id
             self.end(refusal.status, refusal.message, refusal.trailers)
-            if refusal.early:  # nobody but us has ended it
-                self.port.dispatcher.record(NoMessageError(), None, refusal.request_id)
 
     # The stream's side
 
@@ -180,21 +213,14 @@ class NativeCall(IdentifiedCall):
                 return
         if rpc.plain is not None and not self.call_head.coding:
             message = self._message
-            if message is not None and not self.held:
-                self._plain = rpc.plain.start(self.port.dispatcher, self, message)
-                if self._plain is not None:
-                    self._message = None
-                    return
+            if message is not None and not self.held and rpc.plain.start(self.port.dispatcher, self, message):
+                self._message = None
+                return
         if rpc.method.server_streaming:
             if not self.count_open():
                 return
             self.identify()
-            self._task = self.port.loop.create_task(self._serve(rpc))
-        elif rpc.infers and not self.call_head.coding:
-            self._coroutine = self.port.dispatcher.unary(rpc, self)
-            self._step()
-        else:
-            self._task = self.port.loop.create_task(self._answer(rpc))
+        self._task = self.port.loop.create_task(self._serve(rpc))
 
     def lost(self) -> None:
         self.count_end(heads.CANCELLED)
@@ -224,7 +250,9 @@ class NativeCall(IdentifiedCall):
         if self.over or self.final is not None:
             return
         self.count_end(status)
-        metadata = (*self._trailers, *metadata, *self.own_metadata())
+        metadata = (*self._trailers, *metadata)
+        if self.request_id and not self.headers_sent:
+            metadata = (*metadata, (request_ids.HEADER, self.request_id))
         if status:
             self.pending = None
         if self.headers_sent:
@@ -246,8 +274,11 @@ class NativeCall(IdentifiedCall):
             for waiting in (self._reader, self._writer):
                 if waiting is not None and not waiting.done():
                     waiting.set_result(None)
+        if self._log is not None:
+            self._log.record(self.call_head, self.status, self.request_id)
+            self._log = None
         self.full = True
-        self.inference = None
+        self._inference = None
         if self._buffer is not None or self._prefix or self.held:
             self.collect_no_more()
         if self._messages is not None:
@@ -256,8 +287,8 @@ class NativeCall(IdentifiedCall):
             self._messages = None
         if self.counted:
             self.count_no_more()
-        if self.callbacks is not None:
-            callbacks, self.callbacks = self.callbacks, None
+        if self._callbacks is not None:
+            callbacks, self._callbacks = self._callbacks, None
             for callback in callbacks:
                 callback()
 
@@ -267,8 +298,6 @@ class NativeCall(IdentifiedCall):
             self._plain.cancel()
         if self._task is not None:
             self._task.cancel()
-        if self._coroutine is not None:
-            self._cancelling = self._awaited is None or not self._awaited.cancel()
 
     def _set_deadline(self) -> None:
         if self.deadline_ns and not self._bucket:
@@ -281,6 +310,8 @@ class NativeCall(IdentifiedCall):
         self._cancel()
 
     def message_received(self, message: bytes, consumed: int, held: int) -> None:
+        if self._log is not None:
+            self._log.received += len(message)
         if not self._streaming:
             self._message, self.held = message, held
             self.full = True
@@ -295,44 +326,20 @@ class NativeCall(IdentifiedCall):
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    # Its coroutine
+    # Its responses
 
-    def _step(self, ready: object = None) -> None:
-        """Go on with the coroutine of a unary call: what it awaits is done."""
-        coroutine = self._coroutine
-        if coroutine is None:
-            return
-        self._awaited = None
-        try:
-            if self._cancelling:
-                self._cancelling = False
-                awaited = coroutine.throw(asyncio.CancelledError())
-            else:
-                awaited = coroutine.send(None)
-        except StopIteration as stop:
-            self._coroutine = None
-            self._answered(stop.value)
-        except asyncio.CancelledError:
-            self._coroutine = None
-            self.end(heads.CANCELLED, "the call was cancelled")
-        except Exception:
-            self._coroutine = None
-            self._failed()
-        else:
-            if awaited is None:
-                self.port.loop.call_soon(self._step)
-                return
-            awaited._asyncio_future_blocking = False
-            self._awaited = awaited
-            awaited.add_done_callback(self._step)
-            if self._cancelling and awaited.cancel():
-                self._cancelling = False
+    def send_head(self, coding: str) -> None:
+        block = heads.COMPRESSED[coding] if coding else heads.HEADERS
+        self.send_headers(heads.with_id(block, self.request_id) if self.request_id else block)
 
     def respond(self, parts: list[Buffer], size: int) -> None:
         """The response of a unary call, of `size` bytes, unless it has got its status."""
         if self.over or self.final is not None:
             return
         self.count_end(heads.OK)
+        if self._log is not None:
+            self.identify()
+            self._log.responded(size)
         trailers = heads.trailers(heads.OK, "", self._trailers) if self._trailers else heads.TRAILERS
         prefix = b"\0" + size.to_bytes(4, "big")
         if size <= COPIED:
@@ -345,48 +352,47 @@ class NativeCall(IdentifiedCall):
         if not self.over:
             self.count_unsent(size)
 
-    def _answered(self, response: Response) -> None:
-        parts: list[Buffer] = [response] if isinstance(response, bytes) else response
-        self.respond(parts, size_of(response))
+    async def _respond_packed(self, response: Response, coding: str) -> None:
+        message, compressed = await packed(response, coding, self.port.dispatcher.limits.compressed)
+        if self.over or self.final is not None:
+            return
+        self.count_end(heads.OK)
+        if self._log is not None:
+            self.identify()
+            self._log.responded(size_of(response))
+        self.send_head(coding)
+        self.send_data(framed(message, compressed))
+        self.finish(heads.trailers(heads.OK, "", self._trailers))
+        self.count_unsent(len(message))
 
-    async def _answer(self, rpc: Rpc) -> None:
-        """Serve a unary call as a task."""
-        try:
-            response = await self.port.dispatcher.unary(rpc, self)
-            coding = self.call_head.coding
-            if coding and self.final is None and not self.over:
-                message, compressed = await packed(response, coding, self.port.dispatcher.limits.compressed)
-                self.send_head(coding)
-                self.send_data(framed(message, compressed))
-                self.count_end(heads.OK)
-                self.finish(heads.trailers(heads.OK, "", self._trailers))
-                self.count_unsent(len(message))
-            else:
-                self._answered(response)
-        except asyncio.CancelledError:
-            self.end(heads.CANCELLED, "the call was cancelled")
-        except Exception:
-            self._failed()
-        finally:
-            self._task = None
+    # Its task
 
     async def _serve(self, rpc: Rpc) -> None:
-        """Serve a call with any number of responses."""
+        dispatcher, coding = self.port.dispatcher, self.call_head.coding
         try:
-            refusal = await self.port.dispatcher.stream(rpc, self)
-            if refusal is None:
-                if not self.headers_sent and not self.over:
-                    self.send_head("")
-                self.end(heads.OK, "")
+            if rpc.method.server_streaming:
+                self._end_stream(await dispatcher.stream(rpc, self))
+                return
+            outcome = await dispatcher.unary(rpc, self)
+            if isinstance(outcome, Refusal):
+                self.refuse(outcome)
+            elif coding:
+                await self._respond_packed(outcome, coding)
             else:
-                self.end(refusal.status, refusal.message, refusal.trailers)
+                parts: list[Buffer] = [outcome] if isinstance(outcome, bytes) else outcome
+                self.respond(parts, size_of(outcome))
         except asyncio.CancelledError:
             self.end(heads.CANCELLED, "the call was cancelled")
         except Exception:
-            self._failed()
+            _logger.exception("a gRPC call could not be served, unforeseen")
+            self.end(INTERNAL, "internal error")
         finally:
             self._task = None
 
-    def _failed(self) -> None:
-        _log.exception("a gRPC call could not be served, unforeseen")
-        self.end(INTERNAL, "internal error")
+    def _end_stream(self, refusal: Refusal | None) -> None:
+        if refusal is not None:
+            self.end(refusal.status, refusal.message, refusal.trailers)
+            return
+        if not self.headers_sent and not self.over:
+            self.send_head("")
+        self.end(heads.OK, "")

@@ -18,6 +18,7 @@ from .rpc import Rpc
 if TYPE_CHECKING:
     from modserve.core.memory import MemoryBudget
     from modserve.frontends.http2.sending import Sending
+    from modserve.observability.access_log import AccessLog
 
 
 class GrpcSite(Site):
@@ -33,14 +34,19 @@ class GrpcSite(Site):
         *,
         max_message: int = 0,
         codings: Sequence[str] = (),
+        access: "AccessLog | None" = None,
         limits: ConnectionLimits = LIMITS,
     ) -> None:
-        """`max_message`: bytes that a message may have, 0: any number; `codings`: of responses, the best first."""
+        """`max_message`: bytes that a message may have, 0: any number; `codings`: of responses, the best first.
+
+        `access`: where calls are logged, if they are.
+        """
         super().__init__(loop, policies, limits)
         self.dispatcher = dispatcher
         self.statuses = dispatcher.statuses
         self.memory = memory
         self.max_message = max_message
+        self.access = access
         self.deadlines = Deadlines(loop)
         self._rpcs = rpcs
         self._codings = codings

@@ -45,23 +45,24 @@ class PlainInferences:
         self.limits = limits
         self.writer = writer
 
-    def start(self, dispatcher: "Dispatcher", client: "NativeCall", data: bytes) -> "PlainCall | None":
-        """Serve the call if its message is plain; None if it is not, and nothing has been done."""
+    def start(self, dispatcher: "Dispatcher", client: "NativeCall", data: bytes) -> bool:
+        """Serve the call if its message is plain; False if it is not, and nothing has been done."""
         size = len(data)
         server = self.server
         if not size or data[0] != _BEGINNING or size > self.limits.split or server.tracer.on:
-            return None
+            return False
         if dispatcher.calls >= dispatcher.max_calls or not server.memory.fits(size):
-            return None
+            return False
         message = dispatcher.reader.read(data)
         if message is None:
-            return None
+            return False
         head = message.head
         if not head.plain_inputs or not head.plain_outputs or not 0 < len(message.raws) == head.input_count:
-            return None
+            return False
         call = PlainCall(self, dispatcher, client, message, size if size > _UNCOUNTED else 0)
+        client.serving_plainly(call)
         call.start()
-        return call
+        return True
 
 
 @final
@@ -152,7 +153,7 @@ class PlainCall(Call):
     def _fail(self, error: ModserveError) -> None:
         if self._client is not None:
             self.id = self._message.id
-            self._end().refused(self._dispatcher.refusal(error, self._message, self.identify()))
+            self._end().refuse(self._dispatcher.refusal(error, self._message, self.identify()))
 
     def _end(self) -> "NativeCall":
         """The client, which gets its outcome now, or none."""

@@ -1,4 +1,4 @@
-"""gRPC calls as the front end sees them, whatever library or listener they come through."""
+"""gRPC calls as their handlers see them, and the rows of the table that has the handlers."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 from modserve.core.tensor import Buffer
 from modserve.pb.descriptors import Method
 from modserve.protocol.restricted import Restriction
-from modserve.server import Server
-from modserve.settings import GrpcSettings
 
 if TYPE_CHECKING:
     from modserve.frontends.call import Call
@@ -36,7 +34,7 @@ class RpcCall(Protocol):
 
     @property
     def peer(self) -> object:
-        """The client's address, as a socket has it, or a text; None where it is unknown."""
+        """The client's address, as a socket has it; None where it is unknown."""
         ...
 
     @property
@@ -62,10 +60,6 @@ class RpcCall(Protocol):
 
     def set_trailers(self, trailers: tuple[tuple[str, str], ...]) -> None:
         """Metadata that goes out with the status."""
-        ...
-
-    async def refuse(self, refusal: "Refusal") -> bytes:
-        """End a unary call that failed. What it returns, if it does not raise, is the call's response."""
         ...
 
     def on_end(self, callback: Callable[[], None]) -> None:
@@ -99,37 +93,4 @@ class Refusal(NamedTuple):
     status: int
     message: str
     trailers: tuple[tuple[str, str], ...]
-    early: bool
-    """It ended before its message came, and is not in the log yet."""
-    request_id: str = ""
-
-
-class GrpcListener(Protocol):
-    """A port, whatever serves it."""
-
-    def __init__(self, server: Server, address: str, port: int, options: GrpcSettings) -> None: ...
-
-    @property
-    def connections(self) -> int | None:
-        """How many are open; None if the library does not say."""
-        ...
-
-    @property
-    def responses(self) -> dict[str, int]:
-        """How many calls ended, by the names of their status."""
-        ...
-
-    async def start(self) -> int:
-        """Open the port and return its number. Raises OSError, or CertificateError."""
-        ...
-
-    async def stop(self, grace: float | None) -> None:
-        """Refuse new calls, and let those under way finish for `grace` seconds; None: none.
-
-        Streams read no more requests, and end when those they have read are settled.
-        """
-        ...
-
-    async def take_backlog(self) -> None:
-        """Return when every call that has arrived is under way, or after some seconds."""
-        ...
+    request_id: str

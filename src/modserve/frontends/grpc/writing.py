@@ -2,7 +2,6 @@
 
 from typing import Final
 
-from modserve.core.tensor import Buffer
 from modserve.frontends import offload
 from modserve.frontends.http2.stream import Chunk
 from modserve.protocol import compression
@@ -11,13 +10,6 @@ from .rpc import Response
 
 COPIED: Final = 64 * 1024
 """Bytes of a message that is copied behind its prefix; a longer one is sent as it is."""
-
-
-async def joined(message: Response, most: int) -> bytes:
-    """The message in one piece, made on a thread if it has more than `most` bytes."""
-    if isinstance(message, bytes):
-        return message
-    return await offload.on_thread(_joined, message) if size_of(message) > most else _joined(message)
 
 
 async def packed(message: Response, coding: str, most: int) -> tuple[bytes, int]:
@@ -40,11 +32,7 @@ def framed(message: Response, compressed: int) -> list[Chunk]:
     return [b"".join(parts)] if size <= COPIED else parts
 
 
-def _joined(parts: list[Buffer]) -> bytes:
-    return b"".join(parts)
-
-
 def _shortest(message: Response, coding: str) -> tuple[bytes, int]:
-    whole = message if isinstance(message, bytes) else _joined(message)
+    whole = message if isinstance(message, bytes) else b"".join(message)
     short = compression.encode((whole,), coding)
     return (short, 1) if len(short) < len(whole) else (whole, 0)

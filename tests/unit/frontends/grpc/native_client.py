@@ -124,7 +124,7 @@ class Port:
         settings = GrpcSettings()
         self.server = server
         self.loader = loader
-        self.dispatcher = Dispatcher(server, settings.limits, in_parts=True)
+        self.dispatcher = Dispatcher(server, settings.limits)
         streams = InferStreams(server, settings, self.dispatcher.inflating)
         self.rpcs: dict[str, Rpc] = dict(rpc_table(server, settings, self.dispatcher.inflating, streams))
         self.site = GrpcSite(

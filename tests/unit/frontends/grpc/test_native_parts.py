@@ -1,18 +1,18 @@
 """Parts of the gRPC server of our own: deadlines, texts of statuses, and what the options become."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from http2_client import Loop
 from modserve.frontends.grpc import heads
-from modserve.frontends.grpc.aio import COMPRESSION_LEVELS
 from modserve.frontends.grpc.deadlines import Deadlines
-from modserve.frontends.grpc.native import CODINGS, policies
+from modserve.frontends.grpc.listener import CODINGS, policies
 from modserve.frontends.http2.limits import LIMITS
 from modserve.frontends.http2.site import Policies, announced
 from modserve.settings import GrpcSettings
+from modserve.settings.values import Compression
 
 MS = 1_000_000
 
@@ -114,7 +114,7 @@ def test_policies_by_the_options() -> None:
 
 
 def test_every_level_has_its_codings() -> None:
-    assert set(CODINGS) == set(COMPRESSION_LEVELS)
+    assert set(CODINGS) == set(get_args(get_args(Compression)[0]))
 
 
 def test_any_number_of_streams_is_not_announced() -> None:

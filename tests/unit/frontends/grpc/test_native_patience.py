@@ -9,7 +9,7 @@ from hyperframe.frame import RstStreamFrame, SettingsFrame
 from native_client import Answer, Client, Port, client_fixture, framed, port_fixture, request
 
 from http2_client import data, window
-from modserve.frontends.grpc.native import connection_limits
+from modserve.frontends.grpc.listener import connection_limits
 from modserve.frontends.grpc.rpc import RpcCall
 from modserve.frontends.http2.frames import CANCEL
 from modserve.frontends.http2.limits import LIMITS

@@ -161,7 +161,7 @@ async def test_a_large_message_is_copied_once_each_way(port: Port) -> None:
 
     port.rpcs[INFER] = port.rpcs[INFER]._replace(handler=echo, plain=None)
     port.server.memory.limit = 4 * LARGE
-    dispatcher = Dispatcher(port.server, in_parts=True)
+    dispatcher = Dispatcher(port.server)
     site = GrpcSite(asyncio.get_running_loop(), Policies(), dispatcher, port.rpcs, port.server.memory)
     wire = Wire(site)
     sink = wire.connection.transport = _Sink(wire.connection)

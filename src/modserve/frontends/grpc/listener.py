@@ -1,4 +1,4 @@
-"""The gRPC port on a server of our own: HTTP/2 on the event loop, in `frontends/http2`."""
+"""The gRPC port: HTTP/2 on the event loop, in `frontends/http2`."""
 
 import asyncio
 import math
@@ -15,7 +15,6 @@ from modserve.server import Server
 from modserve.settings import GrpcSettings
 
 from .dispatch import Dispatcher
-from .logged import LoggedSite
 from .native_call import NativeCall
 from .native_site import GrpcSite
 from .service import rpc_table
@@ -42,7 +41,7 @@ CODINGS: Final = {"none": (), "low": ("gzip", "deflate"), "medium": ("deflate", 
 """What responses are compressed with by the option's value, the best first: as gRPC's library picks it."""
 
 
-class NativeListener:
+class GrpcListener:
     """Serves `server` on one port."""
 
     def __init__(self, server: Server, address: str, port: int, options: GrpcSettings) -> None:
@@ -50,25 +49,26 @@ class NativeListener:
         self._address = address
         self._port = port
         self._options = options
-        self._dispatcher = Dispatcher(server, options.limits, max_message=options.max_message or 0, in_parts=True)
+        self._dispatcher = Dispatcher(server, options.limits, max_message=options.max_message or 0)
         self._streams = InferStreams(server, options, self._dispatcher.inflating)
         self._rpcs = rpc_table(server, options, self._dispatcher.inflating, self._streams)
         self._site: GrpcSite | None = None
         self._socket: asyncio.Server | None = None
 
     @property
-    def connections(self) -> int | None:
+    def connections(self) -> int:
+        """How many are open."""
         return 0 if self._site is None else len(self._site.connections)
 
     @property
     def responses(self) -> dict[str, int]:
+        """How many calls ended, by the names of their status."""
         return self._dispatcher.responses
 
     async def start(self) -> int:
         """Open the port and return its number. Raises OSError, or CertificateError."""
         loop, options = asyncio.get_running_loop(), self._options
-        access = self._server.access_log
-        site = self._site = (GrpcSite if access is None else LoggedSite)(
+        site = self._site = GrpcSite(
             loop,
             policies(options),
             self._dispatcher,
@@ -76,10 +76,9 @@ class NativeListener:
             self._server.memory,
             max_message=options.max_message or 0,
             codings=CODINGS[options.compression],
+            access=self._server.access_log,
             limits=connection_limits(options),
         )
-        if isinstance(site, LoggedSite) and access is not None:
-            site.access = access
         site.last_descriptor = _last_descriptor()
         tls: dict[str, Any] = {}
         if options.tls is not None:

@@ -1,0 +1,51 @@
+"""What the access log gets of one gRPC call; a call that is not logged has none.
+
+The requests of a ``ModelStreamInfer`` are logged one by one, by `stream`; the call itself is if it fails.
+"""
+
+import time
+from typing import TYPE_CHECKING, final
+
+from modserve.frontends import access as entries
+from modserve.observability.access_log import AccessLog
+
+from . import heads
+
+if TYPE_CHECKING:
+    from modserve.frontends.call import Call
+
+
+@final
+class CallLog:
+    """Counts what comes and goes."""
+
+    __slots__ = ("_access", "_began_ns", "_client", "inference", "received", "responses", "sent")
+
+    def __init__(self, access: AccessLog, client: object) -> None:
+        self._access = access
+        self._client = client
+        self._began_ns = time.monotonic_ns()
+        self.inference: Call | None = None
+        """The one that the call is."""
+        self.received = self.sent = self.responses = 0
+        """Bytes of messages, and messages that were sent."""
+
+    def responded(self, size: int) -> None:
+        self.sent += size
+        self.responses += 1
+
+    def record(self, head: heads.GrpcHead, status: int, request_id: str) -> None:
+        """The call is over. `status` is -1 if the connection has ended it before it had one."""
+        name = head.pseudo[b":path"].decode("latin-1") if head.rpc is None else head.rpc.method.name
+        if status < 0:
+            status = heads.CANCELLED
+        if name == "ModelStreamInfer" and status in (heads.OK, heads.CANCELLED):
+            return
+        call, self.inference = self.inference, None
+        counts = status, self.received, self.sent
+        if call is not None:
+            call.request_id = request_id
+            entries.record(self._access, call, self._client, name, *counts, 1, self._began_ns)
+            return
+        entry = "gRPC", self._client, name, "", -1, *counts, self.responses
+        self._access.record(*entry, "", request_id, self._began_ns, 0, None)

@@ -1,0 +1,7 @@
+"""Options that earlier versions had: still accepted, with a warning that says why they are gone."""
+
+from collections.abc import Mapping
+
+REMOVED: Mapping[str, str] = {
+    "grpc-engine": "it was removed, since there is one gRPC server now: what was called native",
+}
