@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .client.address import Access, Address, is_url, parse
+from .client import remote
+from .client.address import Access, is_url, parse
 from .client.errors import ClientError, in_client_terms
 from .client.facade import AsyncClient, Client
-from .client.transport import AsyncTransport, Transport
 from .core.errors import Code
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def connect(
     """
     if isinstance(target, str) and is_url(target):
         access = _access(headers, root_cert, client_cert, client_key)
-        return Client(_remote(parse(target), access), timeout)
+        return Client(remote.transport(parse(target), access), timeout)
     _check_local(target, headers, root_cert, client_cert, client_key)
     from .client.embedded import AsyncEmbeddedTransport, EmbeddedTransport
 
@@ -68,7 +68,7 @@ def connect_async(
     """
     if isinstance(target, str) and is_url(target):
         access = _access(headers, root_cert, client_cert, client_key)
-        return AsyncClient(_remote_async(parse(target), access), timeout)
+        return AsyncClient(remote.async_transport(parse(target), access), timeout)
     _check_local(target, headers, root_cert, client_cert, client_key)
     from .client.embedded import AsyncEmbeddedTransport
 
@@ -82,8 +82,8 @@ def _access(
     client_cert: str | Path | None,
     client_key: str | Path | None,
 ) -> Access:
-    files = (None if file is None else Path(file) for file in (root_cert, client_cert, client_key))
-    return Access(dict(headers or {}), *files)
+    root, cert, key = (None if file is None else Path(file) for file in (root_cert, client_cert, client_key))
+    return Access(dict(headers or {}), root, cert, key)
 
 
 def _check_local(target: object, *options: object) -> None:
@@ -92,36 +92,6 @@ def _check_local(target: object, *options: object) -> None:
             Code.INVALID_ARG,
             f"headers and certificates are for the address of a server, such as http://127.0.0.1:8000, got: {target}",
         )
-
-
-def _remote(address: Address, access: Access) -> Transport:
-    try:
-        if address.scheme.startswith("grpc"):
-            from .client.grpc_transports import GrpcTransport
-
-            return GrpcTransport(address, access)
-        from .client.http_sync import HttpTransport
-
-        return HttpTransport(address, access)
-    except OSError as error:
-        raise _unreadable(error) from error
-
-
-def _remote_async(address: Address, access: Access) -> AsyncTransport:
-    try:
-        if address.scheme.startswith("grpc"):
-            from .client.grpc_transports import AsyncGrpcTransport
-
-            return AsyncGrpcTransport(address, access)
-        from .client.http_async import AsyncHttpTransport
-
-        return AsyncHttpTransport(address, access)
-    except OSError as error:
-        raise _unreadable(error) from error
-
-
-def _unreadable(error: OSError) -> ClientError:
-    return ClientError(Code.INVALID_ARG, f"a certificate cannot be read: {error}")
 
 
 def _server(target: Target) -> "InferenceServer":

@@ -63,6 +63,28 @@ def test_models(server: ServerProcess) -> None:
     assert "did you mean 'simple'?" in run(server, "models", "simpel", code=1)
 
 
+def test_over_grpc(server: ServerProcess) -> None:
+    """Where only the engines of versions and the reasons of a server that is not ready are not told."""
+    url = f"--url=grpc://127.0.0.1:{server.grpc_port}"
+    assert run(server, "status", url).startswith(f"grpc://127.0.0.1:{server.grpc_port}: modserve ")
+    assert json.loads(run(server, "status", "--json", url))["ready"] is True
+    text = run(server, "models", "simple", url)
+    assert "simple  1        READY  -" in text
+    assert "\ninput   INPUT0   INT32  [-1, 16]\n" in text
+    assert "did you mean 'simple'?" in run(server, "models", "simpel", url, code=1)
+    assert run(server, "unload", "digits_pipeline", url) == "digits_pipeline: unloaded\n"
+    assert run(server, "load", "digits_pipeline", url).startswith("digits_pipeline: version 1 READY, after ")
+
+
+def test_a_model_of_files_over_grpc(server: ServerProcess, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"backend": "onnxruntime"}')
+    url = f"--url=grpc://127.0.0.1:{server.grpc_port}"
+    file = f"--file=1/model.onnx={EXAMPLES / 'simple' / '1' / 'model.onnx'}"
+    text = run(server, "load", "sent", f"--config={tmp_path / 'config.json'}", file, url)
+    assert text.startswith("sent: version 1 READY, after ")
+    assert run(server, "unload", "sent") == "sent: unloaded\n"
+
+
 def test_watching_ends_with_an_interrupt(server: ServerProcess) -> None:
     watching = start(server, "status", "--watch", "0.1", HEADER)
     assert watching.stdout is not None

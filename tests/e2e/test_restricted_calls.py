@@ -13,6 +13,8 @@ from server_process import ServerProcess, serving
 from tritonclient.utils import InferenceServerException
 from wire import HOST, SECONDS, Ask, binary_request, channel, connect, http, infer_path, message, send, stub
 
+import modserve
+
 # Copied for each call: tritonclient's infer adds to the headers that it is given.
 KEY = {"infer-key": "infer-value"}
 GRPC_KEY = {"triton-grpc-protocol-infer-key": "infer-value"}
@@ -37,6 +39,15 @@ def given(module: Any) -> list[Any]:
         tensor.set_data_from_numpy(np.ones((1, 16), dtype=np.int32))
         found.append(tensor)
     return found
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_our_client(restricted: ServerProcess, scheme: str) -> None:
+    port = restricted.http_port if scheme == "http" else restricted.grpc_port
+    with modserve.connect(f"{scheme}://{HOST}:{port}", headers=KEY | ADMIN) as client:
+        assert client.live()
+        assert "simple" in {row["name"] for row in client.models()}
+        assert client.infer("simple", dict.fromkeys(("INPUT0", "INPUT1"), [1] * 16))["OUTPUT0"].tolist() == [[2] * 16]
 
 
 def test_http(restricted: ServerProcess) -> None:

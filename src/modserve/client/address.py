@@ -1,8 +1,10 @@
 """Addresses of servers, and what connections to them have in common."""
 
+import re
 import ssl
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +16,9 @@ PORTS = {"http": 8000, "https": 443, "grpc": 8001, "grpcs": 8001}
 """By scheme, where the address names none."""
 CONNECT_SECONDS = 10.0
 """For a connection to be there, whatever the call's `timeout`."""
+_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
+_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+_RESTRICTED = "triton-grpc-protocol-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,28 +35,79 @@ class Address:
         return self.scheme in ("https", "grpcs")
 
     @property
+    def over_grpc(self) -> bool:
+        return self.scheme in ("grpc", "grpcs")
+
+    @property
     def authority(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.authority}{self.prefix}"
 
+    def at_port(self, port: int, scheme: str) -> "Address":
+        """Another port of the same host."""
+        return Address(scheme, self.host, port)
+
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to get in: headers (metadata over gRPC) for every call, and PEM files for TLS."""
+    """How to get in: headers (metadata over gRPC) for every call, and PEM files for TLS.
+
+    `insecure` trusts any certificate, over HTTP only: gRPC's library always checks them.
+    """
 
     headers: Mapping[str, str] = field(default_factory=dict)
     root_cert: Path | None = None
     client_cert: Path | None = None
     client_key: Path | None = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises INVALID_ARG for headers that cannot be sent."""
+        for name, value in self.headers.items():
+            if not _NAME.fullmatch(name):
+                raise ClientError(Code.INVALID_ARG, f"'{name}' is no name of a header")
+            if not _VALUE.fullmatch(value):
+                text = f"the value of header '{name}' has characters that no header can have"
+                raise ClientError(Code.INVALID_ARG, text)
 
     def context(self) -> ssl.SSLContext:
-        """For HTTP. Raises OSError for files that cannot be read."""
-        context = ssl.create_default_context(cafile=self.root_cert)
-        if self.client_cert is not None:
-            context.load_cert_chain(self.client_cert, self.client_key)
+        """For HTTP. Raises INVALID_ARG for files that are not PEM."""
+        with self._unusable_files():
+            context = ssl.create_default_context(cafile=self.root_cert)
+            if self.client_cert is not None:
+                context.load_cert_chain(self.client_cert, self.client_key)
+        if self.insecure:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
         return context
+
+    def pem(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """The roots, the key and the certificate, for gRPC. Raises INVALID_ARG for files that cannot be read."""
+        with self._unusable_files():
+            roots, key, chain = (
+                None if file is None else file.read_bytes()
+                for file in (self.root_cert, self.client_key, self.client_cert)
+            )
+        return roots, key, chain
+
+    def metadata(self) -> Iterator[tuple[str, str]]:
+        """The headers as gRPC has them: as they are, and with the prefix that opens restricted calls."""
+        for name, value in self.headers.items():
+            lower = name.lower()
+            yield lower, value
+            if not lower.startswith(_RESTRICTED):
+                yield f"{_RESTRICTED}{lower}", value
+
+    @contextmanager
+    def _unusable_files(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:  # ssl.SSLError is one
+            why = error.strerror or error
+            files = ", ".join(str(each) for each in (self.root_cert, self.client_cert, self.client_key) if each)
+            raise ClientError(Code.INVALID_ARG, f"cannot use {files} for TLS: {why}; expected PEM files") from error
 
 
 def is_url(target: str) -> bool:

@@ -1,5 +1,7 @@
 """The one exception of clients."""
 
+import http.client
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -57,7 +59,27 @@ def from_server(error: ModserveError) -> ClientError:
 
 def unreachable(where: str, error: BaseException) -> ClientError:
     """Nobody answers at `where`, or what comes from there cannot be understood."""
-    return ClientError(Code.UNAVAILABLE, f"cannot reach a server at {where}: {str(error) or type(error).__name__}")
+    return ClientError(Code.UNAVAILABLE, f"cannot reach a server at {where}: {_reason(error)}")
+
+
+def not_understood(why: str) -> ClientError:
+    """What came is no response of the protocol. No other failure has the status 200."""
+    return ClientError(Code.UNKNOWN, f"the response cannot be understood: {why}", 200)
+
+
+def _reason(error: BaseException) -> str:
+    """In words, without the system's numbers."""
+    if isinstance(error, http.client.RemoteDisconnected):
+        return "it closed the connection without a response"
+    if isinstance(error, http.client.BadStatusLine):
+        return "its response is not HTTP"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"no TLS connection: {getattr(error, 'reason', None) or error}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__
 
 
 def timed_out(timeout: float | None) -> ClientTimeoutError:

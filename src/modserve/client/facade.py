@@ -57,6 +57,12 @@ class _Base:
             self._forget(model)
 
 
+def _unmarked(result: Result) -> Result:
+    """A response of a stream without the protocol's mark of the last one: the end of the iteration says it."""
+    result.parameters.pop(values.FINAL, None)
+    return result
+
+
 class Client(_Base):
     """A server, for threads. `modserve.connect` makes one; use it in a ``with`` block, or call `close`.
 
@@ -126,7 +132,8 @@ class Client(_Base):
     def _stream(self, call: Call) -> Generator[Result]:
         try:
             with closing(self._transport.stream(call)) as results:
-                yield from results
+                for result in results:
+                    yield _unmarked(result)
         except ClientError as error:
             self._failed(call.model, error)
             raise
@@ -204,7 +211,7 @@ class Client(_Base):
         operation: transport.Operation,
         model: str = "",
         version: int | None = None,
-        parameters: Mapping[str, str | bool] | None = None,
+        parameters: transport.Parameters | None = None,
         timeout: float | None = None,
     ) -> Any:
         return self._transport.ask(Question(operation, model, version, parameters, self._patience(timeout)))
@@ -274,7 +281,7 @@ class AsyncClient(_Base):
         try:
             async with aclosing(self._transport.stream(call)) as results:
                 async for result in results:
-                    yield result
+                    yield _unmarked(result)
         except ClientError as error:
             self._failed(model, error)
             raise
@@ -368,7 +375,7 @@ class AsyncClient(_Base):
         operation: transport.Operation,
         model: str = "",
         version: int | None = None,
-        parameters: Mapping[str, str | bool] | None = None,
+        parameters: transport.Parameters | None = None,
         patience: float | None = None,
     ) -> Any:
         return await self._transport.ask(Question(operation, model, version, parameters, self._patience(patience)))

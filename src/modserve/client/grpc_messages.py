@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import grpc
 import numpy as np
 from google.protobuf.message import Message
 
@@ -13,16 +12,20 @@ from modserve.core.request import ParameterValue
 from modserve.core.tensor import Tensor
 from modserve.pb import inference as pb
 from modserve.pb.json_message import to_json
-from modserve.protocol.failures import STATUS, TOO_MANY
+from modserve.protocol.failures import STATUS
 
-from .address import Access, Address
-from .errors import ClientError, reported, timed_out, unreachable
-from .transport import INDEX, LOAD, PROBES, SERVER, UNLOAD, Operation, Question
+from .errors import ClientError, not_understood, reported
+from .transport import CONFIG, INDEX, SERVER, Operation, Question
 from .values import Call, Result, version_of
 
-OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
-_FIELDS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
-_CODES = {spelling.grpc_name: code for code, spelling in STATUS.items()}
+_FIELDS: Mapping[type, str] = {
+    bool: "bool_param",
+    int: "int64_param",
+    float: "double_param",
+    str: "string_param",
+    bytes: "bytes_param",
+}
+"""Those of a parameter by the type of its value."""
 _OF_NO_MODEL = frozenset({"ServerLive", "ServerReady", SERVER.rpc, INDEX.rpc})
 
 
@@ -30,52 +33,51 @@ def path(rpc: str) -> str:
     return f"/{pb.SERVICE}/{rpc}"
 
 
-def credentials(access: Access) -> grpc.ChannelCredentials:
-    """Raises OSError for files that cannot be read."""
-    roots, key, chain = (
-        None if file is None else file.read_bytes()
-        for file in (access.root_cert, access.client_key, access.client_cert)
-    )
-    return grpc.ssl_channel_credentials(roots, key, chain)
-
-
 def request(question: Question) -> tuple[Message, type[Message]]:
-    """The request, and the type of the response."""
+    """The request, and the type of the response. Raises UNSUPPORTED for what only HTTP has."""
+    if not question.operation.rpc:
+        raise ClientError(
+            Code.UNSUPPORTED, f"{question.operation.path.format(model=question.model)} is not in gRPC", 501
+        )
     method = pb.METHODS[question.operation.rpc]
     message: Any = method.request()
     if question.operation.rpc not in _OF_NO_MODEL:
         setattr(message, question.operation.name, question.model)
     if question.version is not None:
         message.version = str(question.version)
-    if question.operation in (LOAD, UNLOAD):
-        for key, value in (question.parameters or {}).items():
-            setattr(message.parameters[key], _FIELDS[type(value)], value)
+    _set(message, question.parameters or {})
     return message, method.response
 
 
 def answer(operation: Operation, message: Message) -> Any:
     """The response as HTTP has it."""
     document = to_json(message)
-    if operation in PROBES:
+    if operation.probe:
         return bool(next(iter(document.values()), False))
     if operation is INDEX:
         rows: Any = document["models"]
         return [{key: value for key, value in row.items() if value != ""} for row in rows]
-    return document["config"] if operation.rpc == "ModelConfig" else document
+    return document["config"] if operation is CONFIG else document
 
 
 def infer(call: Call) -> pb.ModelInferRequest:
     message = pb.ModelInferRequest(model_name=call.model, id=call.request_id)
     if call.version is not None:
         message.model_version = str(call.version)
-    for key, value in (call.parameters or {}).items():
-        setattr(message.parameters[key], _FIELDS[type(value)], value)
+    _set(message, call.parameters or {})
     for name in call.outputs:
-        message.outputs.add(name=name)
+        output = message.outputs.add(name=name)
+        if call.classes:
+            output.parameters["classification"].int64_param = call.classes
     for name, tensor in call.tensors.items():
         message.inputs.add(name=name, datatype=tensor.datatype.name, shape=tensor.shape)
         message.raw_input_contents.append(bytes(tensor.raw))
     return message
+
+
+def _set(message: Any, parameters: Mapping[str, ParameterValue | bytes]) -> None:
+    for key, value in parameters.items():
+        setattr(message.parameters[key], _FIELDS[type(value)], value)
 
 
 def result(message: pb.ModelInferResponse) -> Result:
@@ -87,7 +89,7 @@ def result(message: pb.ModelInferResponse) -> Result:
             for index, row in enumerate(message.outputs)
         }
     except (KeyError, ValueError) as error:
-        raise ClientError(Code.UNKNOWN, f"the response cannot be understood: {error!r}", 200) from error
+        raise not_understood(repr(error)) from error
     return Result(
         message.model_name, version_of(message.model_version), tensors, message.id, _parameters(message.parameters)
     )
@@ -111,19 +113,6 @@ def _tensor(row: Any, raw: bytes | None) -> Tensor:
 def _parameters(parameters: Mapping[str, Any]) -> dict[str, ParameterValue]:
     chosen = {name: (value, value.WhichOneof("parameter_choice")) for name, value in parameters.items()}
     return {name: getattr(value, field) for name, (value, field) in chosen.items() if field}
-
-
-def failure(address: Address, error: grpc.RpcError, timeout: float | None, responded: bool = False) -> ClientError:
-    """What a call has raised. `responded`: something had come by then."""
-    status, text = error.code(), str(error.details() or "")
-    if status is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return timed_out(timeout)
-    if status is grpc.StatusCode.UNAVAILABLE and not responded and "connect" in text.lower():
-        return unreachable(str(address), Exception(text))
-    if status.name == TOO_MANY.grpc_name:
-        return ClientError(Code.UNAVAILABLE, text, TOO_MANY.http)
-    code = _CODES.get(status.name, Code.UNKNOWN)
-    return reported(code, text or status.name, STATUS[code].http)
 
 
 def serialised(message: Message) -> bytes:

@@ -1,5 +1,6 @@
 """gRPC for threads and for event loops, both on gRPC's library."""
 
+import re
 from collections.abc import AsyncGenerator, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -9,13 +10,18 @@ import grpc.aio
 
 from modserve.core.errors import Code
 from modserve.pb import inference as pb
+from modserve.protocol.failures import STATUS, TOO_MANY
 
 from . import grpc_messages as messages
-from . import http_messages
 from .address import Access, Address
-from .errors import ClientError
+from .errors import ClientError, reported, timed_out, unreachable
 from .transport import Question
 from .values import Call, Result
+
+_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+_NO_CONNECTION = re.compile("connect|socket", re.IGNORECASE)
+"""In what gRPC's library says where a server has not responded."""
+_CODES = {spelling.grpc_name: code for code, spelling in STATUS.items()}
 
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
@@ -27,10 +33,10 @@ class _Both:
         if address.prefix:
             raise ClientError(Code.INVALID_ARG, f"{address}: gRPC has no paths; {address.scheme}://host:port is all")
         self._address = address
-        self._metadata: Metadata = tuple((name.lower(), value) for name, value in access.headers.items())
+        self._metadata: Metadata = tuple(access.metadata())
         self._on_streams: Metadata = (*self._metadata, ("triton_grpc_error", "true"))
         """Failures end the stream, with their status: otherwise they are messages with a text only."""
-        self._credentials = messages.credentials(access) if address.secure else None
+        self._credentials = grpc.ssl_channel_credentials(*access.pem()) if address.secure else None
         self._closed = False
 
     def _check_open(self) -> None:
@@ -42,7 +48,20 @@ class _Both:
         try:
             yield
         except grpc.RpcError as error:
-            raise messages.failure(self._address, error, timeout) from error
+            raise failure(self._address, error, timeout) from error
+
+
+def failure(address: Address, error: grpc.RpcError, timeout: float | None) -> ClientError:
+    """What a call has raised."""
+    status, text = error.code(), str(error.details() or "")
+    if status is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return timed_out(timeout)
+    if status is grpc.StatusCode.UNAVAILABLE and _NO_CONNECTION.search(text):
+        return unreachable(str(address), Exception(text))
+    if status.name == TOO_MANY.grpc_name:
+        return ClientError(Code.UNAVAILABLE, text, TOO_MANY.http)
+    code = _CODES.get(status.name, Code.UNKNOWN)
+    return reported(code, text or status.name, STATUS[code].http)
 
 
 class GrpcTransport(_Both):
@@ -50,7 +69,7 @@ class GrpcTransport(_Both):
 
     def __init__(self, address: Address, access: Access) -> None:
         super().__init__(address, access)
-        target, options = address.authority, list(messages.OPTIONS)
+        target, options = address.authority, list(_OPTIONS)
         self._channel = (
             grpc.insecure_channel(target, options)
             if self._credentials is None
@@ -84,7 +103,7 @@ class GrpcTransport(_Both):
             with self._failures(call.timeout):
                 for message in responses:
                     result = messages.streamed(message)
-                    if not http_messages.is_end(result):
+                    if not result.is_bare_end:
                         yield result
         finally:
             responses.cancel()
@@ -103,7 +122,7 @@ class AsyncGrpcTransport(_Both):
     def _channel(self) -> grpc.aio.Channel:
         self._check_open()
         if self._made is None:
-            target, options = self._address.authority, list(messages.OPTIONS)
+            target, options = self._address.authority, list(_OPTIONS)
             self._made = (
                 grpc.aio.insecure_channel(target, options)
                 if self._credentials is None
@@ -137,7 +156,7 @@ class AsyncGrpcTransport(_Both):
             with self._failures(call.timeout):
                 async for message in responses:
                     result = messages.streamed(message)
-                    if not http_messages.is_end(result):
+                    if not result.is_bare_end:
                         yield result
         finally:
             responses.cancel()

@@ -1,5 +1,6 @@
 """Requests and responses of KServe v2 over HTTP, with binary tensors, as bytes: nothing here waits for anything."""
 
+import base64
 import struct
 import urllib.parse
 from collections.abc import Mapping
@@ -11,13 +12,12 @@ import orjson
 
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
-from modserve.core.errors import Code
 from modserve.core.tensor import Buffer, Shape, Tensor
 
 from .address import Address
-from .errors import ClientError, from_status
-from .transport import MODEL_READY, PROBES, Question
-from .values import FINAL, Call, Result, version_of
+from .errors import from_status, not_understood
+from .transport import HEALTH, MODEL_READY, Parameters, Question
+from .values import Call, Result, version_of
 
 LENGTH = "inference-header-content-length"
 LINES = "application/x-ndjson"
@@ -49,57 +49,81 @@ class HttpReply:
     body: bytes
 
 
-def _model_path(model: str, version: int | None) -> str:
-    path = f"/v2/models/{urllib.parse.quote(model, safe='')}"
+def model_path(model: str, version: int | None) -> str:
+    """That of a model, of one of its versions, or without a name of all models."""
+    path = f"/v2/models/{urllib.parse.quote(model, safe='')}".rstrip("/")
     return path if version is None else f"{path}/versions/{version}"
 
 
 def request(address: Address, question: Question) -> HttpRequest:
     operation = question.operation
     name = urllib.parse.quote(question.model, safe="")
-    path = operation.path.format(model=_model_path(question.model, question.version), name=name)
+    path = operation.path.format(model=model_path(question.model, question.version), name=name)
     parts: tuple[bytes, ...] = ()
     if operation.method == "POST":
-        parts = (orjson.dumps({"parameters": dict(question.parameters)} if question.parameters else {}),)
+        parts = (orjson.dumps({"parameters": _json(question.parameters)} if question.parameters else {}),)
     return HttpRequest(operation.method, address.prefix + path, {}, parts, question.timeout)
+
+
+def _json(parameters: Parameters) -> dict[str, str | bool]:
+    return {
+        name: base64.b64encode(value).decode() if isinstance(value, bytes) else value
+        for name, value in parameters.items()
+    }
+
+
+_READY = {200: True, 400: False, 503: False}
+"""What statuses say of readiness."""
 
 
 def answer(question: Question, reply: HttpReply) -> Any:
     """Raises ClientError."""
-    if question.operation in PROBES and (reply.status < 500 or reply.status == 503):
-        if question.operation is MODEL_READY and reply.status == 404:
-            return False
-        if reply.status in (200, 400, 503):
-            return reply.status == 200
+    operation, ready = question.operation, _READY.get(reply.status)
+    if operation is MODEL_READY and reply.status == 404:
+        return False
+    if operation.probe and ready is not None:
+        return ready
+    if operation is HEALTH and ready is not None:
+        return {**_details(reply.body), "ready": ready}
     check(reply)
-    return _parsed(reply.body) if reply.body or question.operation.method == "GET" else {}
+    return _parsed(reply.body) if reply.body or operation.method == "GET" else {}
+
+
+def _details(body: bytes) -> dict[str, Any]:
+    """What a server adds to its readiness, if it does."""
+    try:
+        document = orjson.loads(body)
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def infer(address: Address, call: Call) -> HttpRequest:
-    raws = [tensor.raw for tensor in call.tensors.values()]
-    head = _head(call, binary=True)
-    head["inputs"] = [
-        {**_described(name, tensor), "parameters": {"binary_data_size": len(raw)}}
-        for (name, tensor), raw in zip(call.tensors.items(), raws, strict=True)
-    ]
-    text = orjson.dumps(head)
-    headers = {LENGTH: str(len(text)), "content-type": "application/octet-stream", **_patience(call)}
-    target = f"{address.prefix}{_model_path(call.model, call.version)}/infer"
-    return HttpRequest("POST", target, headers, (text, *raws), call.timeout)
+    return _inference(address, call, "infer", {}, binary=True)
 
 
 def stream(address: Address, call: Call) -> HttpRequest:
     """``infer_stream``, an extension of modserve: a response in each line."""
-    head = _head(call, binary=False)
+    return _inference(address, call, "infer_stream", {"accept": LINES}, binary=False)
+
+
+def _inference(address: Address, call: Call, method: str, headers: Mapping[str, str], *, binary: bool) -> HttpRequest:
+    """`binary`: whether the outputs are; the inputs always are."""
     raws = [tensor.raw for tensor in call.tensors.values()]
+    head = _head(call, binary)
     head["inputs"] = [
-        {**_described(name, tensor), "parameters": {"binary_data_size": len(raw)}}
+        {
+            "name": name,
+            "shape": list(tensor.shape),
+            "datatype": tensor.datatype.name,
+            "parameters": {"binary_data_size": len(raw)},
+        }
         for (name, tensor), raw in zip(call.tensors.items(), raws, strict=True)
     ]
     text = orjson.dumps(head)
-    headers = {LENGTH: str(len(text)), "content-type": "application/octet-stream", "accept": LINES, **_patience(call)}
-    target = f"{address.prefix}{_model_path(call.model, call.version)}/infer_stream"
-    return HttpRequest("POST", target, headers, (text, *raws), call.timeout)
+    fields = {LENGTH: str(len(text)), "content-type": "application/octet-stream", **headers, **_patience(call)}
+    target = f"{address.prefix}{model_path(call.model, call.version)}/{method}"
+    return HttpRequest("POST", target, fields, (text, *raws), call.timeout)
 
 
 def _head(call: Call, binary: bool) -> dict[str, Any]:
@@ -108,16 +132,13 @@ def _head(call: Call, binary: bool) -> dict[str, Any]:
     if call.request_id:
         head["id"] = call.request_id
     if call.outputs:
-        head["outputs"] = [{"name": name, "parameters": {"binary_data": binary}} for name in call.outputs]
+        details = {"binary_data": binary, **({"classification": call.classes} if call.classes else {})}
+        head["outputs"] = [{"name": name, "parameters": details} for name in call.outputs]
     elif binary:
         parameters["binary_data_output"] = True
     if parameters:
         head["parameters"] = parameters
     return head
-
-
-def _described(name: str, tensor: Tensor) -> dict[str, Any]:
-    return {"name": name, "shape": list(tensor.shape), "datatype": tensor.datatype.name}
 
 
 def _patience(call: Call) -> dict[str, str]:
@@ -142,7 +163,7 @@ def result(reply: HttpReply) -> Result:
     try:
         length = int(reply.headers.get(LENGTH, len(reply.body)))
     except ValueError:
-        raise _not_understood("its header length is no number") from None
+        raise not_understood("its header length is no number") from None
     return _result(_parsed(memoryview(reply.body)[:length]), memoryview(reply.body)[length:])
 
 
@@ -170,7 +191,7 @@ def _result(document: Mapping[str, Any], binary: memoryview) -> Result:
         name, parameters = str(document.get("model_name", "")), document.get("parameters")
         return Result(name, version, tensors, str(document.get("id", "")), parameters)
     except (KeyError, TypeError, ValueError) as error:
-        raise _not_understood(repr(error)) from error
+        raise not_understood(repr(error)) from error
 
 
 def _from_json(datatype: Datatype, shape: Shape, data: list[Any]) -> Tensor:
@@ -184,15 +205,4 @@ def _parsed(text: Buffer) -> Any:
     try:
         return orjson.loads(text)
     except ValueError as error:
-        raise _not_understood("it is no JSON") from error
-
-
-def _not_understood(why: str) -> ClientError:
-    return ClientError(Code.UNKNOWN, f"the response cannot be understood: {why}", 200)
-
-
-def is_end(result: Result) -> bool:
-    """Whether it only ends a stream; of others the mark of the last response is taken off."""
-    bare = result.is_bare_end
-    result.parameters.pop(FINAL, None)
-    return bare
+        raise not_understood("it is no JSON") from error

@@ -50,8 +50,14 @@ class HttpTransport:
                 messages.check(exchange.whole())
             for line in exchange.lines():
                 result = messages.streamed(line)
-                if not messages.is_end(result):
+                if not result.is_bare_end:
                     yield result
+
+    def page(self, path: str) -> bytes:
+        """What the server has at a path, whatever it is."""
+        reply = self._call(HttpRequest("GET", path, {}))
+        messages.check(reply)
+        return reply.body
 
     def close(self) -> None:
         with self._lock:
@@ -121,9 +127,7 @@ class _Exchange:
 
     def __enter__(self) -> "_Exchange":
         with self._failures():
-            left = self._left()
-            connection = self._transport.connection(CONNECT_SECONDS if left is None else min(left, CONNECT_SECONDS))
-            self._connection = connection
+            self._connection = connection = self._connect()
             self._limit()
             request = self._request
             headers = self._transport.headers_of(request)
@@ -139,6 +143,16 @@ class _Exchange:
             self._limit()
             self.response = connection.getresponse()
         return self
+
+    def _connect(self) -> http.client.HTTPConnection:
+        left = self._left()
+        if left is not None and left < CONNECT_SECONDS:
+            return self._transport.connection(left)
+        try:
+            return self._transport.connection(CONNECT_SECONDS)
+        except TimeoutError as error:
+            no_connection = TimeoutError(f"no connection within {CONNECT_SECONDS:g} s")
+            raise unreachable(self._transport.where, no_connection) from error
 
     def __exit__(self, *_: object) -> None:
         self._over(keep=self._complete and not self.response.will_close)
@@ -226,6 +240,6 @@ class _Failures:
         if isinstance(error, ClientError):
             return
         if isinstance(error, TimeoutError):
-            raise timed_out(self._timeout or CONNECT_SECONDS) from error
+            raise timed_out(self._timeout) from error
         if isinstance(error, OSError | http.client.HTTPException):
             raise unreachable(self._where, error) from error

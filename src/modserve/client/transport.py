@@ -2,44 +2,54 @@
 
 from collections.abc import AsyncGenerator, Generator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from .values import Call, Result
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A call: over HTTP a method and a path, over gRPC an RPC whose request names the model in the field `name`."""
+    """A call: over HTTP a method and a path, over gRPC an RPC whose request names the model in the field `name`.
+
+    `rpc` is empty for calls that only HTTP has. A `probe` is answered by yes or no: False for the statuses of errors
+    that say so, too.
+    """
 
     method: str
     path: str
     rpc: str
     name: str = "name"
+    probe: bool = False
 
 
-LIVE = Operation("GET", "/v2/health/live", "ServerLive")
-READY = Operation("GET", "/v2/health/ready", "ServerReady")
+LIVE = Operation("GET", "/v2/health/live", "ServerLive", probe=True)
+READY = Operation("GET", "/v2/health/ready", "ServerReady", probe=True)
+HEALTH = Operation("GET", "/v2/health/ready", "ServerReady")
+"""Like READY, with what is in the way: ``ready``, and of servers of modserve over HTTP ``phase`` and ``reasons``."""
 SERVER = Operation("GET", "/v2", "ServerMetadata")
-MODEL_READY = Operation("GET", "{model}/ready", "ModelReady")
+MODEL_READY = Operation("GET", "{model}/ready", "ModelReady", probe=True)
 METADATA = Operation("GET", "{model}", "ModelMetadata")
 CONFIG = Operation("GET", "{model}/config", "ModelConfig")
 STATISTICS = Operation("GET", "{model}/stats", "ModelStatistics")
+"""Of all models without a name."""
+ENGINE = Operation("GET", "{model}/engine", "")
+"""What runs a version, an extension of modserve."""
 INDEX = Operation("POST", "/v2/repository/index", "RepositoryIndex")
 LOAD = Operation("POST", "/v2/repository/models/{name}/load", "RepositoryModelLoad", "model_name")
 UNLOAD = Operation("POST", "/v2/repository/models/{name}/unload", "RepositoryModelUnload", "model_name")
 
-PROBES = frozenset({LIVE, READY, MODEL_READY})
-"""They are a yes or no: False for a status that is an error, too."""
+Parameters: TypeAlias = Mapping[str, str | bool | bytes]
+"""Bytes are files; JSON has them in base64."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Question:
-    """One call that is no inference. `parameters` are texts, for LOAD and UNLOAD."""
+    """One call that is no inference. `parameters` are for LOAD and UNLOAD."""
 
     operation: Operation
     model: str = ""
     version: int | None = None
-    parameters: Mapping[str, str | bool] | None = None
+    parameters: Parameters | None = None
     timeout: float | None = None
 
 
@@ -49,11 +59,12 @@ class Transport(Protocol):
     def start(self) -> None: ...
 
     def ask(self, question: Question) -> Any:
-        """The response in JSON's values, as HTTP has it; a bool for `PROBES`."""
+        """The response in JSON's values, as HTTP has it; a bool for probes."""
 
     def infer(self, call: Call) -> Result: ...
 
-    def stream(self, call: Call) -> Generator[Result]: ...
+    def stream(self, call: Call) -> Generator[Result]:
+        """The responses as they come, but for one that only says that it is the last."""
 
     def close(self) -> None:
         """May be called twice."""

@@ -12,7 +12,7 @@ from modserve.core.errors import Code, ModserveError
 from modserve.core.request import ParameterValue
 from modserve.core.tensor import Array, Shape, Tensor
 
-from .errors import ClientError
+from .errors import ClientError, not_understood
 
 Value: TypeAlias = object
 """An input: an array (or `Tensor`) goes as it is; numbers, texts and lists become one of the model's datatype.
@@ -45,7 +45,10 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """One inference. `timeout` (seconds) bounds all of it."""
+    """One inference. `timeout` (seconds) bounds all of it.
+
+    `classes` above 0 asks for so many best classes of each of `outputs`, in place of its values.
+    """
 
     model: str
     version: int | None
@@ -54,6 +57,7 @@ class Call:
     request_id: str = ""
     parameters: Mapping[str, ParameterValue] | None = None
     timeout: float | None = None
+    classes: int = 0
 
 
 class Result(Mapping[str, Array]):
@@ -93,6 +97,11 @@ class Result(Mapping[str, Array]):
     def __repr__(self) -> str:
         outputs = ", ".join(f"{name}: {tensor!r}" for name, tensor in self._tensors.items())
         return f"Result({self.model}, version {self.version}, {{{outputs}}})"
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The outputs with their datatypes."""
+        return self._tensors
 
     def datatype(self, name: str) -> str:
         """The output's datatype in the protocol's spelling, such as ``FP32``."""
@@ -181,16 +190,18 @@ def _invalid(message: str) -> ClientError:
 
 
 def metadata_of(document: Mapping[str, Any]) -> ModelMetadata:
-    """The metadata in a server's response."""
+    """The metadata in a server's response. Raises ClientError for what is none."""
 
     def tensors(key: str) -> tuple[TensorMetadata, ...]:
         rows = document.get(key) or []
         return tuple(TensorMetadata(row["name"], row["datatype"], tuple(map(int, row["shape"]))) for row in rows)
 
-    versions = tuple(map(str, document.get("versions") or ()))
-    return ModelMetadata(
-        document["name"], versions, document.get("platform", ""), tensors("inputs"), tensors("outputs")
-    )
+    try:
+        versions = tuple(map(str, document.get("versions") or ()))
+        platform = document.get("platform", "")
+        return ModelMetadata(document["name"], versions, platform, tensors("inputs"), tensors("outputs"))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise not_understood(f"it is no model's metadata: {error!r}") from error
 
 
 def version_of(text: str) -> int | None:

@@ -17,9 +17,9 @@ from modserve.model_setup import repositories
 from modserve.observability.logging import Logs
 from modserve.settings import OptionError, from_command_line
 
-from .checking import Counterpart, Finding, ModelReport, Report, check
-from .loading import stdout_as_stderr
-from .remote import connect
+from .model_check import Counterpart, Finding, ModelReport, Report, check
+from .remote_server import connect
+from .stdout import stdout_as_stderr
 
 CANNOT_CHECK = 2
 
@@ -80,7 +80,7 @@ def main(words: Sequence[str]) -> int:
         return CANNOT_CHECK
     finally:
         if against is not None:
-            against.remote.close()
+            against.server.close()
     if as_json:
         print(json.dumps(to_json(report), indent=2, ensure_ascii=False))
     else:

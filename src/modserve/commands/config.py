@@ -15,9 +15,9 @@ from modserve.models.one_file import ModelFile, model_file, repository_of
 from modserve.pb import inference as pb
 from modserve.repository.local import LocalRepository
 
-from .checking import findings
 from .config_text import written
-from .loading import stdout_as_stderr
+from .model_check import findings
+from .stdout import stdout_as_stderr
 
 WRONG_WORDS = 2
 

@@ -9,7 +9,7 @@ from modserve.settings import OptionError, Settings, from_command_line
 
 from .doctor_checks import PROBLEM, Check, all_checks
 from .syntax import WRONG_WORDS, complain
-from .tables import COLOURS, PLAIN, plural, takes_colours
+from .terminal import COLOURS, PLAIN, plural, takes_colours
 
 HELP = """\
 usage: modserve doctor [--json] [options of 'modserve serve']

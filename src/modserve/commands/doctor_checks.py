@@ -25,7 +25,7 @@ from modserve.resources.machine_memory import allowed_memory
 from modserve.resources.open_files import for_connections, raised_limit
 from modserve.settings import Settings
 
-from .tables import count, plural, size
+from .terminal import count, plural, size
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 _CGROUP = Path("/sys/fs/cgroup")

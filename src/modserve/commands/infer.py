@@ -7,16 +7,19 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from modserve.client.address import PORTS
+from modserve.client.values import Call, ModelMetadata, Result, TensorMetadata
 from modserve.core import dtypes
-from modserve.core.request import InferenceRequest, ParameterValue
+from modserve.core.request import ParameterValue
 from modserve.core.tensor import Array
 from modserve.pb import inference as pb
 
 from . import infer_images, infer_output
-from .access import GRPC_PORT, Access, RefusedError, access
+from .destination import Destination, destination
+from .errors import RefusedError
 from .infer_values import Input, parameter, sample, tensors
-from .remote import Remote, Reply, connect
-from .syntax import WordsError, add_access, add_json, parser, run
+from .remote_server import RemoteServer, connect
+from .syntax import WordsError, add_destination, add_json, parser, run
 
 PARSER = parser(
     "infer",
@@ -47,7 +50,7 @@ _GROUP.add_argument("--sequence-id", metavar="ID", help="The sequence that the r
 _GROUP.add_argument("--sequence-start", action="store_true", help="It is the first request of the sequence.")
 _GROUP.add_argument("--sequence-end", action="store_true", help="It is the last one.")
 _GROUP.add_argument("--stream", action="store_true", help="Show any number of responses as they come.")
-_GROUP.add_argument("--grpc", action="store_true", help=f"Over gRPC: port {GRPC_PORT}, if --url is no grpc://….")
+_GROUP.add_argument("--grpc", action="store_true", help=f"Over gRPC: port {PORTS['grpc']}, if --url is no grpc://….")
 _GROUP = PARSER.add_argument_group("pictures")
 _GROUP.add_argument("--pixels", choices=tuple(infer_images.PIXELS), default="", help="How pixels become numbers.")
 _GROUP.add_argument("--layout", choices=infer_images.ORDERS, default="", help="Where the channels are.")
@@ -60,7 +63,7 @@ _GROUP.add_argument(
     help=f"Write outputs to a file: {' '.join(infer_output.ENDINGS)}; may be repeated.",
 )
 add_json(PARSER)
-add_access(PARSER)
+add_destination(PARSER)
 HELP = PARSER.format_help()
 
 
@@ -73,40 +76,40 @@ def _work(options: Namespace) -> int:
     files = infer_output.targets(options.output)
     if options.stream and files:
         raise WordsError("option '--output' is for one response, and '--stream' for many; --json prints them all")
-    remote = connect(over_grpc(access(options)) if options.grpc else access(options))
+    server = connect(over_grpc(destination(options)) if options.grpc else destination(options))
     try:
-        request = _request(remote, options)
+        call = _call(server, options)
         begin = time.perf_counter()
-        for reply in _replies(remote, request, options):
+        for result in _results(server, call, options):
             seconds = time.perf_counter() - begin
             if options.json:
-                print(json.dumps(infer_output.document(reply), ensure_ascii=False))
+                print(json.dumps(infer_output.document(result), ensure_ascii=False))
             elif not files:
-                print("\n".join(infer_output.lines(reply, seconds)), flush=True)
+                print("\n".join(infer_output.lines(result, seconds)), flush=True)
             for name, path in files:
-                print(infer_output.write(reply, name, path), file=sys.stderr if options.json else sys.stdout)
+                print(infer_output.write(result, name, path), file=sys.stderr if options.json else sys.stdout)
     finally:
-        remote.close()
+        server.close()
     return 0
 
 
-def over_grpc(own: Access) -> Access:
+def over_grpc(own: Destination) -> Destination:
     """The same server over gRPC: at its usual port, if the URL names that of HTTP."""
     place = own.address
     if place.over_grpc:
         return own
-    return replace(own, address=place.at_port(GRPC_PORT, "grpcs" if place.secure else "grpc"))
+    return replace(own, address=place.at_port(PORTS["grpc"], "grpcs" if place.secure else "grpc"))
 
 
-def _replies(remote: Remote, request: InferenceRequest, options: Namespace) -> Iterator[Reply]:
+def _results(server: RemoteServer, call: Call, options: Namespace) -> Iterator[Result]:
     if options.stream:
-        yield from remote.stream(request, options.classes)
+        yield from server.stream(call)
     else:
-        yield remote.respond(request, options.classes)
+        yield server.infer(call)
 
 
-def _request(remote: Remote, options: Namespace) -> InferenceRequest:
-    metadata = remote.metadata(options.model, options.version)
+def _call(server: RemoteServer, options: Namespace) -> Call:
+    metadata = server.metadata(options.model, options.version)
     inputs = [_input(row) for row in metadata.inputs]
     if inputs and not options.values and not options.sample:
         words = " ".join(f"{each.name}=…" for each in inputs)
@@ -114,25 +117,26 @@ def _request(remote: Remote, options: Namespace) -> InferenceRequest:
             f"no values for the inputs of '{options.model}': {'; '.join(map(str, inputs))}\n"
             f"say 'modserve infer {options.model} {words}', or --sample for made-up data"
         )
-    pictures = _Pictures(remote, options)
+    pictures = _Pictures(server, options)
     values = tensors(options.values, inputs, pictures.decode)
     if options.sample:
         values |= {each.name: sample(each, options.model) for each in inputs if each.name not in values}
-    return InferenceRequest(
+    return Call(
         options.model,
+        options.version,
         values,
         _outputs(metadata, options),
-        options.version,
         options.request_id,
         parameters(options),
+        classes=options.classes,
     )
 
 
-def _input(row: pb.ModelMetadataResponse.TensorMetadata) -> Input:
-    return Input(row.name, dtypes.BY_NAME[row.datatype], tuple(row.shape))
+def _input(row: TensorMetadata) -> Input:
+    return Input(row.name, dtypes.BY_NAME[row.datatype], row.shape)
 
 
-def _outputs(metadata: pb.ModelMetadataResponse, options: Namespace) -> tuple[str, ...]:
+def _outputs(metadata: ModelMetadata, options: Namespace) -> tuple[str, ...]:
     if options.outputs:
         return tuple(filter(None, options.outputs.split(",")))
     return tuple(row.name for row in metadata.outputs) if options.classes else ()
@@ -153,8 +157,8 @@ def parameters(options: Namespace) -> dict[str, ParameterValue]:
 class _Pictures:
     """Decodes pictures, and looks at the model's configuration for the first of them."""
 
-    def __init__(self, remote: Remote, options: Namespace) -> None:
-        self._remote = remote
+    def __init__(self, server: RemoteServer, options: Namespace) -> None:
+        self._server = server
         self._options = options
         self._config: pb.ModelConfig | None = None
         self._looked = False
@@ -166,7 +170,7 @@ class _Pictures:
         if not self._looked:
             self._looked = True
             try:
-                self._config = self._remote.config(self._options.model, self._options.version)
+                self._config = self._server.config(self._options.model, self._options.version)
             except RefusedError:
                 pass  # restricted: what the metadata says has to do
         batched = None if self._config is None else self._config.max_batch_size > 0

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from modserve.client.values import Result
 from modserve.core import dtypes
 from modserve.core.errors import invalid
 from modserve.core.tensor import Array, Tensor
 
-from .remote import Reply
 from .syntax import WordsError
-from .tables import duration
+from .terminal import duration
 
 _MOST = 100
 """Elements of a tensor that are shown in full."""
@@ -24,15 +24,19 @@ _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 ENDINGS = (".npy", ".npz", ".json", ".txt", ".bin", *_PICTURES)
 
 
-def lines(reply: Reply, seconds: float) -> Iterator[str]:
+def lines(result: Result, seconds: float) -> Iterator[str]:
     """What a person reads."""
-    parts = [f"{reply.model} version {reply.version}", f"after {duration(seconds)}"]
-    parts += [f"id {reply.id}"] * bool(reply.id)
-    parts += [f"{name}={value}" for name, value in reply.parameters.items()]
+    parts = [f"{result.model} version {_version(result)}", f"after {duration(seconds)}"]
+    parts += [f"id {result.id}"] * bool(result.id)
+    parts += [f"{name}={value}" for name, value in result.parameters.items()]
     yield ", ".join(parts)
-    for name, tensor in reply.outputs.items():
+    for name, tensor in result.tensors.items():
         yield f"{name}  {tensor.datatype} {list(tensor.shape)}"
         yield from (f"  {line}" for line in shown(tensor).splitlines())
+
+
+def _version(result: Result) -> str:
+    return "" if result.version is None else str(result.version)
 
 
 def shown(tensor: Tensor) -> str:
@@ -56,16 +60,16 @@ def _text(element: bytes) -> str:
     return text if text.isprintable() or text.replace("\n", "").isprintable() else repr(element)
 
 
-def document(reply: Reply) -> dict[str, Any]:
+def document(result: Result) -> dict[str, Any]:
     """The response as v2 has it in JSON; bytes that are no text are ``{"b64": …}``."""
     return {
-        "model_name": reply.model,
-        "model_version": reply.version,
-        **({"id": reply.id} if reply.id else {}),
-        **({"parameters": dict(reply.parameters)} if reply.parameters else {}),
+        "model_name": result.model,
+        "model_version": _version(result),
+        **({"id": result.id} if result.id else {}),
+        **({"parameters": dict(result.parameters)} if result.parameters else {}),
         "outputs": [
             {"name": name, "datatype": tensor.datatype.name, "shape": list(tensor.shape), "data": _data(tensor)}
-            for name, tensor in reply.outputs.items()
+            for name, tensor in result.tensors.items()
         ],
     }
 
@@ -102,16 +106,16 @@ def targets(texts: Sequence[str]) -> list[tuple[str, Path]]:
     return out
 
 
-def write(reply: Reply, name: str, path: Path) -> str:
+def write(result: Result, name: str, path: Path) -> str:
     """Write outputs to a file, and say so in a line. Raises INVALID_ARG."""
     ending = path.suffix.lower()
-    outputs = dict(reply.outputs)
+    outputs = dict(result.tensors)
     if name:
         if name not in outputs:
             raise invalid(f"option '--output': there is no output '{name}'; there are {', '.join(outputs)}")
         outputs = {name: outputs[name]}
     if ending == ".json":
-        content = json.dumps(document(reply), ensure_ascii=False).encode()
+        content = json.dumps(document(result), ensure_ascii=False).encode()
     elif ending == ".npz":
         content = _archive({each: _portable(tensor) for each, tensor in outputs.items()})
     elif len(outputs) != 1:

@@ -1,20 +1,21 @@
 """``modserve load MODEL``: load a model into a running server, or load it again."""
 
-import base64
 import json
 import time
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+from modserve.client.transport import LOAD
 from modserve.core.errors import invalid
 
-from .access import RefusedError, access
-from .facts import index
-from .http_calls import HttpCalls, quoted
+from .destination import destination
+from .errors import RefusedError
 from .models import chosen
-from .syntax import WordsError, add_access, parser, run
-from .tables import duration, each
+from .remote_server import RemoteServer, connect
+from .server_status import index
+from .syntax import WordsError, add_destination, parser, run
+from .terminal import duration, each
 
 PARSER = parser(
     "load",
@@ -35,7 +36,7 @@ PARSER.add_argument(
     default=[],
     help="File of the model, in place of those in the repository; may be repeated; PATH is such as 1/model.onnx.",
 )
-add_access(PARSER, 600.0)
+add_destination(PARSER, 600.0)
 HELP = PARSER.format_help()
 
 
@@ -45,41 +46,41 @@ def main(words: Sequence[str]) -> int:
 
 
 def _work(options: Namespace) -> int:
-    body = json.dumps({"parameters": parameters(options.config, options.file)}).encode()
-    calls = HttpCalls(access(options))
+    values = parameters(options.config, options.file)
+    server = connect(destination(options))
 
     def load(name: str) -> str:
         begin = time.perf_counter()
         try:
-            calls.call("POST", f"/v2/repository/models/{quoted(name)}/load", body)
+            server.ask(LOAD, name, parameters=values)
         except RefusedError as error:
             if not options.file:
-                _name_others(calls, name, error)
+                _name_others(server, name, error)
             raise
         took = time.perf_counter() - begin
-        versions = [row for row in index(calls) if row.model == name]
+        versions = [row for row in index(server) if row.model == name]
         listed = ", ".join(f"version {row.version} {row.state}" for row in versions if row.state)
         return f"{name}: {listed or 'loaded'}, after {duration(took)}"
 
     try:
         return each(options.names, load)
     finally:
-        calls.close()
+        server.close()
 
 
-def _name_others(calls: HttpCalls, name: str, error: RefusedError) -> None:
+def _name_others(server: RemoteServer, name: str, error: RefusedError) -> None:
     """Raise an error with the names of the models that are there, if that one is not. Else nothing."""
     try:
-        rows = index(calls)
+        rows = index(server)
     except RefusedError:
         return
     if "explicit model load" not in error.message:
         chosen(rows, [name])
 
 
-def parameters(config: str, files: Sequence[str]) -> dict[str, str]:
+def parameters(config: str, files: Sequence[str]) -> dict[str, str | bytes]:
     """Those of a load request. Raises WordsError, or INVALID_ARG for a file that cannot be read."""
-    out = {}
+    out: dict[str, str | bytes] = {}
     if config:
         try:
             json.loads(text := _read(config, "--config").decode())
@@ -95,7 +96,7 @@ def parameters(config: str, files: Sequence[str]) -> dict[str, str]:
         path, equals, file = each_file.partition("=")
         if not (equals and path and file):
             raise WordsError(f"option '--file': expected PATH=FILE such as 1/model.onnx=model.onnx, got: {each_file}")
-        out[f"file:{path}"] = base64.b64encode(_read(file, "--file")).decode()
+        out[f"file:{path}"] = _read(file, "--file")
     return out
 
 

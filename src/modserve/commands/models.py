@@ -6,13 +6,15 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from modserve.client.transport import METADATA
 from modserve.settings.options import did_you_mean
 
-from .access import RefusedError, access
-from .facts import Usage, Version, engine, index, usage
-from .http_calls import HttpCalls, quoted
-from .syntax import add_access, add_json, add_watch, parser, run
-from .tables import again, count, duration, indented, table, takes_colours
+from .destination import destination
+from .errors import RefusedError
+from .remote_server import RemoteServer, connect
+from .server_status import Usage, Version, engine, index, usage
+from .syntax import add_destination, add_json, add_watch, parser, run
+from .terminal import again, count, duration, indented, table, takes_colours
 
 PARSER = parser(
     "models",
@@ -24,7 +26,7 @@ PARSER = parser(
 PARSER.add_argument("names", nargs="*", metavar="MODEL", help="Models to describe; all, in a table, if none is named.")
 add_watch(PARSER)
 add_json(PARSER)
-add_access(PARSER, 10.0)
+add_destination(PARSER, 10.0)
 HELP = PARSER.format_help()
 
 _NOT_USED = Usage()
@@ -36,16 +38,16 @@ def main(words: Sequence[str]) -> int:
 
 
 def _work(options: Namespace) -> int:
-    calls = HttpCalls(access(options))
+    server = connect(destination(options))
 
     def draw() -> tuple[int, str]:
-        rows = chosen(index(calls), options.names)
+        rows = chosen(index(server), options.names)
         try:
-            used = usage(calls)
+            used = usage(server)
         except RefusedError:
             used = {}
-        engines = {row.key: engine(calls, row) for row in rows if row.state == "READY"}
-        tensors = {name: _tensors(calls, name) for name in options.names}
+        engines = {row.key: engine(server, row) for row in rows if row.state == "READY"}
+        tensors = {name: _tensors(server, name) for name in options.names}
         if options.json:
             return 0, json.dumps(document(rows, used, engines, tensors), indent=2, ensure_ascii=False)
         out = list(lines(rows, used, engines, time.time(), colours=takes_colours()))
@@ -56,7 +58,7 @@ def _work(options: Namespace) -> int:
     try:
         return again(options.watch, draw)
     finally:
-        calls.close()
+        server.close()
 
 
 def chosen(rows: Sequence[Version], names: Sequence[str]) -> list[Version]:
@@ -65,13 +67,13 @@ def chosen(rows: Sequence[Version], names: Sequence[str]) -> list[Version]:
     for name in names:
         if name not in known:
             hint = did_you_mean(name, known) or f"; there are {', '.join(known) or 'none'}"
-            raise RefusedError(f"there is no model '{name}'{hint}", 404)
+            raise RefusedError(f"there is no model '{name}'{hint}")
     return [row for row in rows if not names or row.model in names]
 
 
-def _tensors(calls: HttpCalls, name: str) -> Mapping[str, Any]:
+def _tensors(server: RemoteServer, name: str) -> Mapping[str, Any]:
     try:
-        body: Mapping[str, Any] = calls.json("GET", f"/v2/models/{quoted(name)}")
+        body: Mapping[str, Any] = server.ask(METADATA, name)
     except RefusedError:
         return {}
     return body

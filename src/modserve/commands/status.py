@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .access import access
-from .facts import Facts, Version, look
-from .http_calls import HttpCalls
-from .syntax import add_access, add_json, add_watch, parser, run
-from .tables import COLOURS, PLAIN, again, count, duration, indented, pairs, takes_colours
+from .destination import destination
+from .remote_server import connect
+from .server_status import ServerStatus, Version, server_status
+from .syntax import add_destination, add_json, add_watch, parser, run
+from .terminal import COLOURS, PLAIN, again, count, duration, indented, pairs, takes_colours
 
 PARSER = parser(
     "status",
@@ -20,7 +20,7 @@ PARSER = parser(
 )
 add_watch(PARSER)
 add_json(PARSER)
-add_access(PARSER, 10.0)
+add_destination(PARSER, 10.0)
 HELP = PARSER.format_help()
 
 
@@ -30,80 +30,80 @@ def main(words: Sequence[str]) -> int:
 
 
 def _work(options: Namespace) -> int:
-    calls = HttpCalls(access(options))
+    server = connect(destination(options))
 
     def draw() -> tuple[int, str]:
-        facts = look(calls)
+        status = server_status(server)
         text = (
-            json.dumps(document(facts, calls.url), indent=2)
+            json.dumps(document(status, server.url), indent=2)
             if options.json
-            else "\n".join(lines(facts, calls.url, colours=takes_colours()))
+            else "\n".join(lines(status, server.url, colours=takes_colours()))
         )
-        return int(not facts.health.ready), text
+        return int(not status.health.ready), text
 
     try:
         return again(options.watch, draw)
     finally:
-        calls.close()
+        server.close()
 
 
-def lines(facts: Facts, url: str, *, colours: bool = False) -> Iterator[str]:
+def lines(status: ServerStatus, url: str, *, colours: bool = False) -> Iterator[str]:
     """What a person reads."""
-    word = "ready" if facts.health.ready else "not ready"
+    word = "ready" if status.health.ready else "not ready"
     if colours:
-        word = f"{COLOURS['READY' if facts.health.ready else 'UNAVAILABLE']}{word}{PLAIN}"
-    phase = f" ({facts.health.phase})" if facts.health.phase and not facts.health.ready else ""
-    yield f"{url}: {' '.join(filter(None, (facts.name, facts.version)))}, {word}{phase}"
+        word = f"{COLOURS['READY' if status.health.ready else 'UNAVAILABLE']}{word}{PLAIN}"
+    phase = f" ({status.health.phase})" if status.health.phase and not status.health.ready else ""
+    yield f"{url}: {' '.join(filter(None, (status.name, status.version)))}, {word}{phase}"
     yield ""
-    yield from pairs(list(_rows(facts)))
-    for row in facts.health.reasons or _troubled(facts):
+    yield from pairs(list(_rows(status)))
+    for row in status.health.reasons or _troubled(status):
         yield ""
         yield f"{row.model} {row.version or '-'} is {row.state or 'not loaded'}"
         yield from indented(row.reason)
-    for text in facts.unknown:
+    for text in status.unknown:
         yield f"\nleft out: {text}"
 
 
-def _rows(facts: Facts) -> Iterator[tuple[str, str]]:
-    states = Counter(row.state or "not loaded" for row in facts.versions)
-    models = len({row.model for row in facts.versions})
+def _rows(status: ServerStatus) -> Iterator[tuple[str, str]]:
+    states = Counter(row.state or "not loaded" for row in status.versions)
+    models = len({row.model for row in status.versions})
     listed = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
     yield "models", f"{models}, versions: {listed or 'none'}"
-    used = facts.usage.values()
+    used = status.usage.values()
     requests, failures = sum(each.requests for each in used), sum(each.failures for each in used)
     executions = sum(each.executions for each in used)
     yield "requests", f"{count(requests)} responded to, {count(failures)} failed"
     if executions:
         yield "batches", f"{count(executions)}, of {sum(each.inferences for each in used) / executions:.1f} on average"
     if requests:
-        mean, queue = (sum(times) / requests for times in _times(facts))
+        mean, queue = (sum(times) / requests for times in _times(status))
         yield "mean time", f"{duration(mean)}, of which {duration(queue)} in queues"
 
 
-def _times(facts: Facts) -> tuple[list[float], list[float]]:
-    used = facts.usage.values()
+def _times(status: ServerStatus) -> tuple[list[float], list[float]]:
+    used = status.usage.values()
     return [each.seconds for each in used], [each.queue_seconds for each in used]
 
 
-def _troubled(facts: Facts) -> list[Version]:
+def _troubled(status: ServerStatus) -> list[Version]:
     """What has a reason to tell, if the server does not say what is in the way."""
-    return [row for row in facts.versions if row.state != "READY" and row.reason not in ("", "unloaded")]
+    return [row for row in status.versions if row.state != "READY" and row.reason not in ("", "unloaded")]
 
 
-def document(facts: Facts, url: str) -> dict[str, Any]:
+def document(status: ServerStatus, url: str) -> dict[str, Any]:
     """For programs. Names stay; more may be added."""
-    used = facts.usage.values()
+    used = status.usage.values()
     return {
         "url": url,
-        "name": facts.name,
-        "version": facts.version,
-        "ready": facts.health.ready,
-        "phase": facts.health.phase,
-        "reasons": [as_json(row) for row in facts.health.reasons],
-        "versions": dict(Counter(row.state or "not loaded" for row in facts.versions)),
+        "name": status.name,
+        "version": status.version,
+        "ready": status.health.ready,
+        "phase": status.health.phase,
+        "reasons": [as_json(row) for row in status.health.reasons],
+        "versions": dict(Counter(row.state or "not loaded" for row in status.versions)),
         "requests": sum(each.requests for each in used),
         "failures": sum(each.failures for each in used),
-        "left_out": list(facts.unknown),
+        "left_out": list(status.unknown),
     }
 
 

@@ -11,8 +11,8 @@ from typing import NoReturn
 from modserve.core.errors import ModserveError
 from modserve.settings.options import did_you_mean
 
-from .access import DEFAULT_URL, URL_VARIABLE
-
+DEFAULT_URL = "http://localhost:8000"
+URL_VARIABLE = "MODSERVE_URL"
 FAILED, WRONG_WORDS, INTERRUPTED = 1, 2, 130
 _WIDTH = 100
 
@@ -76,8 +76,8 @@ def _wrapped(text: str) -> Iterator[str]:
         yield from textwrap.wrap(line, _WIDTH, break_on_hyphens=False, break_long_words=False) or [""]
 
 
-def add_access(made: Parser, seconds: float = 60.0) -> None:
-    """The options of commands that call a server, for `access.access`. `seconds` is the default of ``--timeout``."""
+def add_destination(made: Parser, seconds: float = 60.0) -> None:
+    """The options of commands that call a server; `seconds` is the default of ``--timeout``."""
     group = made.add_argument_group("the server")
     group.add_argument(
         "--url",
@@ -101,7 +101,7 @@ def add_access(made: Parser, seconds: float = 60.0) -> None:
         metavar="SECONDS",
         type=positive,
         default=seconds,
-        help=f"How long to wait for a response. [default: {seconds:g}]",
+        help=f"How long a call may take, with all responses of a stream. [default: {seconds:g}]",
     )
 
 

@@ -8,12 +8,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from .access import Access, RefusedError, UnreachableError, access, address
-from .facts import health, usage
-from .http_calls import HttpCalls
-from .syntax import WordsError, add_access, parser, positive, run
-from .tables import count, duration, size, table
-from .top_figures import Reading, Row, from_metrics, from_statistics, rows
+from .destination import Destination, address, destination
+from .errors import RefusedError, UnreachableError
+from .remote_server import RemoteServer, connect
+from .server_status import health, usage
+from .syntax import WordsError, add_destination, parser, positive, run
+from .top_figures import Reading, from_metrics, from_statistics, rows
+from .top_frame import Frame, plain
 
 METRICS_PORT = 8002
 METRICS_VARIABLE = "MODSERVE_METRICS_URL"
@@ -32,7 +33,7 @@ PARSER.add_argument(
 )
 PARSER.add_argument("--count", metavar="N", type=int, default=0, help="End after so many tables; 0: at Ctrl-C.")
 PARSER.add_argument("--plain", action="store_true", help="Print lines on a terminal, too.")
-add_access(PARSER, 10.0)
+add_destination(PARSER, 10.0)
 PARSER.add_argument(
     "--metrics-url",
     metavar="URL",
@@ -50,7 +51,7 @@ def main(words: Sequence[str]) -> int:
 def _work(options: Namespace) -> int:
     if options.count < 0:
         raise WordsError(f"option '--count': expected a number of 0 or more, got: {options.count}")
-    source = Source(access(options), options.metrics_url or os.environ.get(METRICS_VARIABLE, ""))
+    source = Source(destination(options), options.metrics_url or os.environ.get(METRICS_VARIABLE, ""))
     frames = Frames(source, options.interval, options.count)
     live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not options.plain
     try:
@@ -71,13 +72,13 @@ def _work(options: Namespace) -> int:
 class Source:
     """Where readings come from: the metrics page, or the statistics if that is not to be had."""
 
-    def __init__(self, own: Access, metrics_url: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self.url = own.address.url
-        self._calls = HttpCalls(own)
+    def __init__(self, own: Destination, metrics_url: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._server = connect(own)
+        self.url = self._server.url
         self._clock = clock
         place = address(metrics_url) if metrics_url else own.address.at_port(METRICS_PORT, "http")
-        self._path = place.path or "/metrics"
-        self._metrics: HttpCalls | None = HttpCalls(replace(own, address=replace(place, path="")))
+        self._path = place.prefix or "/metrics"
+        self._metrics: RemoteServer | None = connect(replace(own, address=replace(place, prefix="")))
         self._explicit = bool(metrics_url)
         self.remark = ""
         """What is missing, and the option that helps."""
@@ -86,36 +87,25 @@ class Source:
         """Raises UnreachableError, RefusedError."""
         if self._metrics is not None:
             try:
-                page = self._metrics.call("GET", self._path).content.decode(errors="replace")
+                page = self._metrics.page(self._path)
                 if "nv_inference_" in page or "modserve_" in page:
                     return from_metrics(page, self._clock())
-                why = f"{self._metrics.url} has no metrics of a server"
+                why = f"{self._metrics.url}{self._path} has no metrics of a server"
             except (UnreachableError, RefusedError) as error:
                 if self._explicit:
                     raise
                 why = error.message
             self.remark = f"without queue, p50 and p99: {why}; --metrics-url names the metrics port"
             self._metrics.close()
-        reading = from_statistics(usage(self._calls), self._clock())
+        reading = from_statistics(usage(self._server), self._clock())
         self._metrics = None  # only now: a server that is not there at all may have one later
-        reading.ready = health(self._calls).ready
+        reading.ready = health(self._server).ready
         return reading
 
     def close(self) -> None:
-        self._calls.close()
+        self._server.close()
         if self._metrics is not None:
             self._metrics.close()
-
-
-class Frame:
-    """What is on the screen at one time. `history` has the requests/s of all models, one value for each look."""
-
-    def __init__(self, url: str, reading: Reading, shown: Sequence[Row], history: Sequence[float], remark: str) -> None:
-        self.url = url
-        self.reading = reading
-        self.rows = shown
-        self.history = history
-        self.remark = remark
 
 
 class Frames:
@@ -154,54 +144,3 @@ class Frames:
         shown = rows(self._readings)
         self._history.append(sum(max(0.0, row.per_second) for row in shown))
         return Frame(self._source.url, self._readings[-1], shown, list(self._history), remark)
-
-
-HEAD = ("model", "version", "state", "req/s", "queue", "batch", "mean", "p50", "p99", "err/s", "errors")
-RIGHT = "   rrrrrrrr"
-
-
-def cells(row: Row) -> tuple[str, ...]:
-    """The texts of a row."""
-    return (
-        row.model,
-        row.version,
-        row.state or "-",
-        _number(row.per_second),
-        "-" if row.waiting < 0 else count(row.waiting),
-        "-" if row.batch < 0 else f"{row.batch:.1f}",
-        *("-" if each < 0 else duration(each) for each in (row.mean, row.p50, row.p99)),
-        _number(row.errors_per_second),
-        count(row.errors),
-    )
-
-
-def _number(value: float) -> str:
-    if value < 0:
-        return "-"
-    return count(value) if value >= 100 or value == 0 else f"{value:.1f}"
-
-
-def summary(frame: Frame) -> str:
-    """A line on the server as a whole."""
-    reading = frame.reading
-    parts = [frame.url]
-    if reading.ready is not None:
-        parts.append("ready" if reading.ready else "not ready")
-    if frame.history:
-        parts.append(f"{_number(frame.history[-1])} requests/s")
-    for value, text in ((reading.in_flight, "in flight"), (reading.connections, "connections")):
-        if value >= 0:
-            parts.append(f"{count(value)} {text.removesuffix('s') if value == 1 else text}")
-    if reading.memory >= 0:
-        parts.append(f"{size(reading.memory)} resident")
-    return ", ".join(parts)
-
-
-def plain(frame: Frame) -> Iterator[str]:
-    """A frame in lines."""
-    yield f"{time.strftime('%H:%M:%S')} {summary(frame)}"
-    if frame.remark:
-        yield frame.remark
-    if frame.rows:
-        yield from table(HEAD, [cells(row) for row in frame.rows], RIGHT)
-    yield ""

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .facts import Usage
+from .server_status import Usage
 
 Key = tuple[str, str]
 """A model and its version."""

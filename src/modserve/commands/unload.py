@@ -1,15 +1,16 @@
 """``modserve unload MODEL``: take a model out of a running server."""
 
-import json
 from argparse import Namespace
 from collections.abc import Sequence
 
-from .access import access
-from .facts import index
-from .http_calls import HttpCalls, quoted
+from modserve.client.transport import UNLOAD
+
+from .destination import destination
 from .models import chosen
-from .syntax import add_access, parser, run
-from .tables import each
+from .remote_server import connect
+from .server_status import index
+from .syntax import add_destination, parser, run
+from .terminal import each
 
 PARSER = parser(
     "unload",
@@ -20,7 +21,7 @@ PARSER = parser(
 )
 PARSER.add_argument("names", nargs="+", metavar="MODEL", help="Their names.")
 PARSER.add_argument("--dependents", action="store_true", help="Of an ensemble: also the models that only it uses.")
-add_access(PARSER)
+add_destination(PARSER)
 HELP = PARSER.format_help()
 
 
@@ -30,15 +31,14 @@ def main(words: Sequence[str]) -> int:
 
 
 def _work(options: Namespace) -> int:
-    body = json.dumps({"parameters": {"unload_dependents": options.dependents}}).encode()
-    calls = HttpCalls(access(options))
+    server = connect(destination(options))
 
     def unload(name: str) -> str:
-        chosen(index(calls), [name])  # since a server has nothing against the name of no model
-        calls.call("POST", f"/v2/repository/models/{quoted(name)}/unload", body)
+        chosen(index(server), [name])  # since a server has nothing against the name of no model
+        server.ask(UNLOAD, name, parameters={"unload_dependents": options.dependents})
         return f"{name}: unloaded"
 
     try:
         return each(options.names, unload)
     finally:
-        calls.close()
+        server.close()

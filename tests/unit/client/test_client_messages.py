@@ -1,6 +1,7 @@
 """What goes over the wire, and what of it cannot be understood."""
 
 import struct
+from typing import Any
 
 import numpy as np
 import orjson
@@ -10,8 +11,8 @@ from modserve.client import grpc_messages, http_messages
 from modserve.client.address import Address, is_url, parse
 from modserve.client.errors import ClientError
 from modserve.client.http_messages import HttpReply
-from modserve.client.transport import INDEX, LOAD, METADATA, MODEL_READY, READY, Question
-from modserve.client.values import Call
+from modserve.client.transport import ENGINE, HEALTH, INDEX, LOAD, METADATA, MODEL_READY, READY, Question
+from modserve.client.values import Call, metadata_of
 from modserve.core.errors import Code
 from modserve.core.tensor import Tensor
 from modserve.pb import inference as pb
@@ -114,9 +115,9 @@ def test_failures_over_http(body: bytes, message: str) -> None:
 
 def test_questions_over_http() -> None:
     assert http_messages.request(ADDRESS, Question(METADATA, "m", 1)).target == "/prefix/v2/models/m/versions/1"
-    request = http_messages.request(ADDRESS, Question(LOAD, "a/b", parameters={"config": "{}"}))
+    request = http_messages.request(ADDRESS, Question(LOAD, "a/b", parameters={"config": "{}", "file:1/x": b"abc"}))
     assert request.target == "/prefix/v2/repository/models/a%2Fb/load"
-    assert request.parts == (b'{"parameters":{"config":"{}"}}',)
+    assert request.parts == (b'{"parameters":{"config":"{}","file:1/x":"YWJj"}}',)
 
 
 def test_probes_are_a_yes_or_no() -> None:
@@ -157,10 +158,28 @@ def test_a_result_over_grpc() -> None:
 def test_questions_over_grpc() -> None:
     message, kind = grpc_messages.request(Question(METADATA, "m", 1))
     assert (message, kind) == (pb.ModelMetadataRequest(name="m", version="1"), pb.ModelMetadataResponse)
-    message, _ = grpc_messages.request(Question(LOAD, "m", parameters={"config": "{}"}))
+    message, _ = grpc_messages.request(Question(LOAD, "m", parameters={"config": "{}", "file:1/x": b"abc"}))
     assert isinstance(message, pb.RepositoryModelLoadRequest)
     assert message.parameters["config"].string_param == "{}"
+    assert message.parameters["file:1/x"].bytes_param == b"abc"
     index = pb.RepositoryIndexResponse()
     index.models.add(name="m", state="UNKNOWN")
     assert grpc_messages.answer(INDEX, index) == [{"name": "m", "state": "UNKNOWN"}]
     assert grpc_messages.answer(READY, pb.ServerReadyResponse(ready=True)) is True
+    assert grpc_messages.answer(HEALTH, pb.ServerReadyResponse(ready=True)) == {"ready": True}
+    with pytest.raises(ClientError, match="m/engine is not in gRPC"):
+        grpc_messages.request(Question(ENGINE, "m", 1))
+
+
+def test_best_classes() -> None:
+    call = Call("m", None, {}, ("o",), classes=5)
+    [output] = orjson.loads(http_messages.infer(ADDRESS, call).parts[0])["outputs"]
+    assert output == {"name": "o", "parameters": {"binary_data": True, "classification": 5}}
+    assert grpc_messages.infer(call).outputs[0].parameters["classification"].int64_param == 5
+
+
+def test_metadata_that_is_none() -> None:
+    documents: list[Any] = [[], {}, {"name": "m", "inputs": [{"name": "i"}]}]
+    for document in documents:
+        with pytest.raises(ClientError, match="cannot be understood: it is no model's metadata"):
+            metadata_of(document)

@@ -1,11 +1,17 @@
 """What users may write for an input, and what they read of a result."""
 
+from collections.abc import Generator
+from typing import Any
+
 import numpy as np
 import pytest
 
 from modserve.client.errors import ClientError, ClientTimeoutError, from_status
+from modserve.client.facade import Client
+from modserve.client.transport import Question
 from modserve.client.values import (
     FINAL,
+    Call,
     ModelMetadata,
     Result,
     TensorMetadata,
@@ -142,3 +148,24 @@ def test_a_time_out_is_both() -> None:
     assert isinstance(error, TimeoutError)
     assert str(error) == "Request timeout expired"
     assert error.__reduce__()[1] == (Code.UNAVAILABLE, "Request timeout expired", 503)
+
+
+class Streaming:
+    """A transport of one response that is marked as the last."""
+
+    def start(self) -> None: ...
+
+    def ask(self, question: Question) -> Any: ...
+
+    def infer(self, call: Call) -> Result:
+        return Result(call.model, 1, {}, parameters={"triton_final_response": True, "other": 1})
+
+    def stream(self, call: Call) -> Generator[Result]:
+        yield self.infer(call)
+
+    def close(self) -> None: ...
+
+
+def test_responses_of_a_stream_do_not_have_its_mark() -> None:
+    [result] = Client(Streaming()).stream("m", {})
+    assert result.parameters == {"other": 1}

@@ -11,7 +11,6 @@ from modserve.commands.bench.inputs import Inputs, InputSpec, Wishes, make
 from modserve.commands.bench.requests import (
     grpc_mark,
     grpc_message,
-    grpc_metadata,
     http_mark,
     http_path,
     http_request,
@@ -229,7 +228,3 @@ def test_a_message() -> None:
         ("X", "INT32", [2]),
         ("T", "BYTES", [1]),
     ]
-
-
-def test_headers_as_metadata() -> None:
-    assert list(grpc_metadata({"Key": "v"})) == [("key", "v"), ("triton-grpc-protocol-key", "v")]

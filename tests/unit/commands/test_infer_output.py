@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from modserve.client.values import Result
 from modserve.commands.infer_output import document, lines, shown, targets, write
-from modserve.commands.remote import Reply
 from modserve.commands.syntax import WordsError
 from modserve.core import dtypes
 from modserve.core.errors import ModserveError
@@ -20,12 +20,12 @@ def tensor(value: Any, datatype: dtypes.Datatype = dtypes.FP32) -> Tensor:
     return Tensor.from_array(np.array(value, datatype.numpy), datatype)
 
 
-def reply(**outputs: Tensor) -> Reply:
-    return Reply("m", "3", "7", {"final": True}, outputs)
+def result(**outputs: Tensor) -> Result:
+    return Result("m", 3, outputs, "7", {"final": True})
 
 
 def test_what_a_person_reads() -> None:
-    text = "\n".join(lines(reply(OUT=tensor([[1, 2.5]]), TEXT=tensor([b"one", b"two"], dtypes.BYTES)), 0.0123))
+    text = "\n".join(lines(result(OUT=tensor([[1, 2.5]]), TEXT=tensor([b"one", b"two"], dtypes.BYTES)), 0.0123))
     assert text == (
         "m version 3, after 12.3 ms, id 7, final=True\nOUT  FP32 [1, 2]\n  [[1.  2.5]]\nTEXT  BYTES [2]\n  one\n  two"
     )
@@ -39,7 +39,7 @@ def test_much_is_left_out() -> None:
 
 
 def test_for_programs() -> None:
-    made = document(reply(A=tensor([1], dtypes.BF16), B=tensor([b"x", b"\xff"], dtypes.BYTES)))
+    made = document(result(A=tensor([1], dtypes.BF16), B=tensor([b"x", b"\xff"], dtypes.BYTES)))
     assert json.loads(json.dumps(made)) == {
         "model_name": "m",
         "model_version": "3",
@@ -53,7 +53,7 @@ def test_for_programs() -> None:
 
 
 def test_files(tmp_path: Path) -> None:
-    both = reply(A=tensor([1, 2]), B=tensor([[b"x"], [b"yz"]], dtypes.BYTES))
+    both = result(A=tensor([1, 2]), B=tensor([[b"x"], [b"yz"]], dtypes.BYTES))
     assert write(both, "", tmp_path / "a.npz") == f"wrote A, B to {tmp_path / 'a.npz'}"
     with np.load(tmp_path / "a.npz") as arrays:
         assert {name: arrays[name].tolist() for name in arrays} == {"A": [1, 2], "B": [[b"x"], [b"yz"]]}
@@ -74,15 +74,15 @@ def test_files(tmp_path: Path) -> None:
 def test_pictures(tmp_path: Path) -> None:
     pixels = np.zeros((1, 3, 2, 5), np.uint8)
     pixels[0, 0] = 255
-    write(reply(A=tensor(pixels, dtypes.UINT8)), "", tmp_path / "a.png")
+    write(result(A=tensor(pixels, dtypes.UINT8)), "", tmp_path / "a.png")
     with Image.open(tmp_path / "a.png") as image:
         assert (image.size, image.getpixel((0, 0))) == ((5, 2), (255, 0, 0))
     with pytest.raises(ModserveError, match=r"FP32 \[2\] is no picture for .*a\.png; pictures are UINT8"):
-        write(reply(A=tensor([1, 2])), "", tmp_path / "a.png")
+        write(result(A=tensor([1, 2])), "", tmp_path / "a.png")
 
 
 def test_outputs_that_cannot_be_written(tmp_path: Path) -> None:
-    both = reply(A=tensor([1]), B=tensor([2]))
+    both = result(A=tensor([1]), B=tensor([2]))
     with pytest.raises(ModserveError, match=r"takes one output; NAME=FILE says which of A, B"):
         write(both, "", tmp_path / "a.npy")
     with pytest.raises(ModserveError, match=r"there is no output 'C'; there are A, B"):

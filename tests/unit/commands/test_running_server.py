@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
-from modserve.commands import facts, http_calls, load, models, status, tables
-from modserve.commands.access import Access, RefusedError, UnreachableError, address
-from modserve.commands.facts import Facts, Health, Usage, Version
-from modserve.commands.http_calls import HttpCalls
+from modserve.client.transport import ENGINE, HEALTH, INDEX, SERVER, STATISTICS, Operation, Parameters
+from modserve.commands import load, models, server_status, status, terminal
+from modserve.commands.errors import RefusedError, UnreachableError
+from modserve.commands.remote_server import RemoteServer
+from modserve.commands.server_status import Health, ServerStatus, Usage, Version
 from modserve.commands.syntax import WordsError
 from modserve.core.errors import ModserveError
 
 READY = Version("simple", "1", "READY", "")
 FAILED = Version("broken", "", "UNAVAILABLE", "Invalid argument: one\ntwo")
 BROKEN = {"name": "broken", "version": "", "state": "UNAVAILABLE", "reason": "Invalid argument: one\ntwo"}
-STATISTICS = {
+COUNTS = {
     "model_stats": [
         {
             "name": "simple",
@@ -36,48 +37,48 @@ STATISTICS = {
 USED = {("simple", "1"): Usage(20, 2, 30, 10, 0.04, 0.01, 990_000)}
 
 
-class Played(HttpCalls):
+class Played(RemoteServer):
     """Responds from a table; what is not in it is refused."""
 
-    def __init__(self, table: dict[str, Any]) -> None:
-        super().__init__(Access(address("http://host")))
+    def __init__(self, table: dict[Operation, Any]) -> None:
         self._table = table
 
-    def call(self, method: str, path: str, *args: Any, **more: Any) -> http_calls.Response:
-        if path not in self._table:
-            raise RefusedError(f"{path} is restricted", 403)
-        body = self._table[path]
-        return http_calls.Response(400 if path.endswith("ready") else 200, {}, json.dumps(body).encode())
+    def ask(
+        self, operation: Operation, model: str = "", version: int | None = None, parameters: Parameters | None = None
+    ) -> Any:
+        if operation not in self._table:
+            raise RefusedError(f"{operation.rpc} is restricted")
+        return self._table[operation]
 
 
 def test_looking_at_a_server() -> None:
     table = {
-        "/v2": {"name": "modserve", "version": "1.0"},
-        "/v2/health/ready": {"ready": False, "phase": "serving", "reasons": [BROKEN]},
-        "/v2/repository/index": [{"name": "simple", "version": "1", "state": "READY"}, {"name": "other"}],
-        "/v2/models/stats": STATISTICS,
+        SERVER: {"name": "modserve", "version": "1.0"},
+        HEALTH: {"ready": False, "phase": "serving", "reasons": [BROKEN]},
+        INDEX: [{"name": "simple", "version": "1", "state": "READY"}, {"name": "other"}],
+        STATISTICS: COUNTS,
     }
-    seen = facts.look(Played(table))
-    assert seen == Facts(
+    seen = server_status.server_status(Played(table))
+    assert seen == ServerStatus(
         "modserve", "1.0", Health(False, "serving", [FAILED]), [READY, Version("other", "", "", "")], USED, ()
     )
-    del table["/v2/models/stats"], table["/v2"]
-    less = facts.look(Played(table))
+    del table[STATISTICS], table[SERVER]
+    less = server_status.server_status(Played(table))
     assert (less.name, less.usage, less.unknown) == (
         "a server",
         {},
-        ("/v2 is restricted", "/v2/models/stats is restricted"),
+        ("ServerMetadata is restricted", "ModelStatistics is restricted"),
     )
 
 
 def test_the_engine_of_a_version() -> None:
-    path = "/v2/models/simple/versions/1/engine"
-    assert facts.engine(Played({path: {"engine": "ONNX Runtime", "version": "1.2"}}), READY) == "ONNX Runtime 1.2"
-    assert facts.engine(Played({}), READY) == ""
+    played = Played({ENGINE: {"engine": "ONNX Runtime", "version": "1.2"}})
+    assert server_status.engine(played, READY) == "ONNX Runtime 1.2"
+    assert server_status.engine(Played({}), READY) == ""
 
 
 def test_status_of_a_server_that_is_not_ready() -> None:
-    seen = Facts("modserve", "1.0", Health(False, "serving", [FAILED]), [READY, FAILED], USED, ("not told",))
+    seen = ServerStatus("modserve", "1.0", Health(False, "serving", [FAILED]), [READY, FAILED], USED, ("not told",))
     assert "\n".join(status.lines(seen, "http://host")) == (
         "http://host: modserve 1.0, not ready (serving)\n"
         "\n"
@@ -96,7 +97,7 @@ def test_status_of_a_server_that_is_not_ready() -> None:
 
 
 def test_status_of_a_server_without_models() -> None:
-    seen = Facts("modserve", "1.0", Health(True), [])
+    seen = ServerStatus("modserve", "1.0", Health(True), [])
     assert "\n".join(status.lines(seen, "u", colours=True)).splitlines()[0] == "u: modserve 1.0, \x1b[32mready\x1b[0m"
     assert "versions: none" in "\n".join(status.lines(seen, "u"))
 
@@ -150,7 +151,7 @@ def test_parameters_of_a_load(tmp_path: Path) -> None:
     assert load.parameters("", []) == {}
     assert load.parameters(config, [f"1/model.onnx={tmp_path / 'model.onnx'}"]) == {
         "config": '{"backend": "identity"}',
-        "file:1/model.onnx": "YWJj",
+        "file:1/model.onnx": b"abc",
     }
     with pytest.raises(WordsError, match="'--file' requires '--config'"):
         load.parameters("", ["a=b"])
@@ -165,16 +166,16 @@ def test_parameters_of_a_load(tmp_path: Path) -> None:
 def test_each_of_several(capsys: pytest.CaptureFixture[str]) -> None:
     def work(name: str) -> str:
         if name == "b":
-            raise RefusedError("b fails", 400, "this helps")
+            raise RefusedError("b fails", "this helps")
         if name == "c":
             raise UnreachableError("gone")
         return f"{name} done"
 
-    assert tables.each(["a", "b", "a"], work) == 1
+    assert terminal.each(["a", "b", "a"], work) == 1
     assert capsys.readouterr() == ("a done\na done\n", "modserve: b fails\nmodserve: this helps\n")
-    assert tables.each(["a"], work) == 0
+    assert terminal.each(["a"], work) == 0
     with pytest.raises(UnreachableError):
-        tables.each(["c", "a"], work)
+        terminal.each(["c", "a"], work)
 
 
 # Texts
@@ -185,17 +186,17 @@ def test_each_of_several(capsys: pytest.CaptureFixture[str]) -> None:
     [(0.0000012, "1.2 us"), (0.000377, "377 us"), (0.0123, "12.3 ms"), (1.5, "1.5 s"), (3600, "3600 s"), (0, "0 us")],
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert tables.duration(seconds) == text
+    assert terminal.duration(seconds) == text
 
 
 @pytest.mark.parametrize(("bytes", "text"), [(0, "0 B"), (2048, "2 KiB"), (150 << 20, "150 MiB"), (3 << 40, "3 TiB")])
 def test_sizes(bytes: float, text: str) -> None:
-    assert tables.size(bytes) == text
+    assert terminal.size(bytes) == text
 
 
 def test_colours_do_not_move_columns() -> None:
-    plain = tables.table(("a", "state"), [("x", "READY")])
-    assert tables.table(("a", "state"), [("x", "READY")], colours=True)[2] == "x  \x1b[32mREADY\x1b[0m"
+    plain = terminal.table(("a", "state"), [("x", "READY")])
+    assert terminal.table(("a", "state"), [("x", "READY")], colours=True)[2] == "x  \x1b[32mREADY\x1b[0m"
     assert plain[2] == "x  READY"
 
 
@@ -218,14 +219,14 @@ def test_again_until_it_is_interrupted(capsys: pytest.CaptureFixture[str]) -> No
             raise outcome
         return 1, outcome
 
-    assert tables.again(2.5, draw, sleep) == 0
+    assert terminal.again(2.5, draw, sleep) == 0
     assert capsys.readouterr().out == "one\n\nnobody there\n\ntwo\n\n"
     assert waits == [2.5, 2.5, 2.5]
     texts: Sequence[tuple[int, str]] = [(1, "once")]
-    assert tables.again(None, lambda: texts[0]) == 1
+    assert terminal.again(None, lambda: texts[0]) == 1
     assert capsys.readouterr().out == "once\n"
 
 
 def test_nothing_that_a_terminal_acts_on() -> None:
-    assert tables.table(("a",), [("\x1b[31mred",)])[2] == "\N{REPLACEMENT CHARACTER}[31mred"
-    assert list(tables.indented("a\nb\r\x07")) == ["    a", "    b", "    \N{REPLACEMENT CHARACTER}"]
+    assert terminal.table(("a",), [("\x1b[31mred",)])[2] == "\N{REPLACEMENT CHARACTER}[31mred"
+    assert list(terminal.indented("a\nb\r\x07")) == ["    a", "    b", "    \N{REPLACEMENT CHARACTER}"]

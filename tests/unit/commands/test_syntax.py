@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from modserve.commands import syntax
-from modserve.commands.access import RefusedError, access
+from modserve.commands.destination import destination
+from modserve.commands.errors import RefusedError
 from modserve.core.errors import invalid
 
 
@@ -16,7 +17,7 @@ def made() -> syntax.Parser:
     made.add_argument("names", nargs="*", metavar="NAME")
     syntax.add_watch(made)
     syntax.add_json(made)
-    syntax.add_access(made, 7)
+    syntax.add_destination(made, 7)
     return made
 
 
@@ -71,7 +72,7 @@ def raising(error: BaseException) -> Callable[[argparse.Namespace], int]:
     ("error", "code", "said"),
     [
         (invalid("it is wrong"), 1, "modserve: it is wrong\n"),
-        (RefusedError("no", 403, "--header\nhelps"), 1, "modserve: no\nmodserve: --header\nmodserve: helps\n"),
+        (RefusedError("no", "--header\nhelps"), 1, "modserve: no\nmodserve: --header\nmodserve: helps\n"),
         (KeyboardInterrupt(), 130, ""),
     ],
 )
@@ -94,4 +95,4 @@ def test_where_the_server_is(
     made: syntax.Parser, monkeypatch: pytest.MonkeyPatch, words: Sequence[str], variable: str, url: str
 ) -> None:
     monkeypatch.setenv("MODSERVE_URL", variable)
-    assert access(made.read(words)).address.url == url
+    assert str(destination(made.read(words)).address) == url

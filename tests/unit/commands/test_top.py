@@ -3,16 +3,19 @@
 import io
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from rich.console import Console
 
-from modserve.commands import top, top_view
-from modserve.commands.access import Access, RefusedError, UnreachableError, address
-from modserve.commands.facts import Usage
-from modserve.commands.http_calls import HttpCalls
+from modserve.client.transport import HEALTH, Operation
+from modserve.commands import top, top_frame, top_view
+from modserve.commands.destination import Destination, address
+from modserve.commands.errors import RefusedError, UnreachableError
+from modserve.commands.remote_server import RemoteServer
+from modserve.commands.server_status import Usage
 from modserve.commands.top_figures import Reading, Row, from_metrics, from_statistics, quantile, rows, samples
 
 PAGE = """\
@@ -100,27 +103,29 @@ def test_quantiles(buckets: dict[float, float], share: float, value: float) -> N
 # Where readings come from
 
 
-class Calls(SimpleNamespace):
-    """As much of `HttpCalls` as a source uses."""
+class Server(SimpleNamespace):
+    """As much of `RemoteServer` as a source uses."""
 
-    def call(self, method: str, path: str, **more: Any) -> Any:
+    def page(self, path: str) -> str:
+        return str(self._outcome())
+
+    def ask(self, operation: Operation) -> Any:
+        self._outcome()
+        return {"ready": True} if operation is HEALTH else {"model_stats": [{"name": "a", "version": "1"}]}
+
+    def _outcome(self) -> Any:
         if isinstance(self.outcome, Exception):
             raise self.outcome
-        return SimpleNamespace(content=self.outcome.encode(), status=200, json=lambda: {"ready": True})
-
-    def json(self, method: str, path: str) -> Any:
-        if isinstance(self.outcome, Exception):
-            raise self.outcome
-        return {"model_stats": [{"name": "a", "version": "1"}]}
+        return self.outcome
 
     def close(self) -> None:
         pass
 
 
-def source(metrics: "str | Exception", calls: "str | Exception" = "", url: str = "") -> top.Source:
-    made = top.Source(Access(address("http://host:1")), url, lambda: 7.0)
-    made._metrics = cast(HttpCalls, Calls(outcome=metrics, url="http://host:8002"))
-    made._calls = cast(HttpCalls, Calls(outcome=calls))
+def source(metrics: "str | Exception", server: "str | Exception" = "", url: str = "") -> top.Source:
+    made = top.Source(Destination(address("http://host:1")), url, lambda: 7.0)
+    made._metrics = cast(RemoteServer, Server(outcome=metrics, url="http://host:8002"))
+    made._server = cast(RemoteServer, Server(outcome=server))
     return made
 
 
@@ -129,7 +134,7 @@ def test_the_metrics_page_is_read() -> None:
     assert (made.read().at, made.remark) == (7.0, "")
 
 
-@pytest.mark.parametrize("metrics", [UnreachableError("refused"), RefusedError("404", 404), "another page"])
+@pytest.mark.parametrize("metrics", [UnreachableError("refused"), RefusedError("404"), "another page"])
 def test_statistics_stand_in_for_metrics(metrics: "str | Exception") -> None:
     made = source(metrics)
     reading = made.read()
@@ -163,7 +168,7 @@ class Prepared:
         return outcome
 
 
-def frames(*outcomes: "Reading | Exception", most: int) -> list[top.Frame]:
+def frames(*outcomes: "Reading | Exception", most: int) -> list[top_frame.Frame]:
     waits: list[float] = []
     made = list(top.Frames(cast(top.Source, Prepared(*outcomes)), 0.5, most, waits.append))
     assert waits == [0.5] * most
@@ -195,11 +200,11 @@ def test_old_readings_do_not_count() -> None:
 
 def test_lines() -> None:
     [frame] = frames(*readings(1, 2), most=1)
-    frame.remark = "a remark"
-    stamp, remark, head, rule, row, empty = top.plain(frame)
+    frame = replace(frame, remark="a remark")
+    stamp, remark, head, rule, row, empty = top_frame.plain(frame)
     assert stamp.endswith(" http://host, ready, 10.0 requests/s, 5 in flight, 3 connections, 100 MiB resident")
     assert remark == "a remark"
-    assert head.split() == list(top.HEAD)
+    assert head.split() == list(top_frame.HEAD)
     assert set(rule) == {"-", " "}
     assert row.split() == ["a", "1", "READY", "10.0", "4", "2.0", *["1", "ms", "500", "us", "990", "us"], "0", "3"]
     assert empty == ""
@@ -207,7 +212,7 @@ def test_lines() -> None:
 
 def test_the_live_view() -> None:
     [frame] = frames(*readings(1, 2), most=1)
-    frame.remark = "a remark"
+    frame = replace(frame, remark="a remark")
     console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
     top_view.show([frame], console)
     text = cast(io.StringIO, console.file).getvalue()

@@ -26,7 +26,7 @@ def _bench(options: Namespace) -> int:
     try:
         report = conduct(plan)
     except OSError as error:
-        raise invalid(f"cannot connect to {plan.access.address.url}: {error.strerror or error}") from error
+        raise invalid(f"cannot connect to {plan.server.address}: {error.strerror or error}") from error
     if plan.json != "-":
         print("\n".join(table(report.results, plan.rules, report.kept, plan.goal)))
         if plan.goal is not None:

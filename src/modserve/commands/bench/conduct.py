@@ -14,7 +14,7 @@ from .run import Goal, Surroundings, highest_rate, measure
 from .search import RateSearch
 from .session import Interruption, Session, loop_factory, session, without_collections
 from .show import Progress, progress
-from .target import Described
+from .target import ModelDescription
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class Report:
     """What came of it."""
 
     plan: Plan
-    model: Described
+    model: ModelDescription
     inputs: Sequence[str]
     """Each input in words."""
     results: list[Result] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Report:
             row["keeps_goal"] = kept
         return {
             "model": self.model.name,
-            "url": self.plan.access.address.url,
+            "url": str(self.plan.server.address),
             "batch_size": self.plan.wishes.batch_size,
             "inputs": list(self.inputs),
             "decoupled": self.model.decoupled,
@@ -58,7 +58,7 @@ class Report:
 def conduct(plan: Plan) -> Report:
     """Measure. Raises OSError, UnreachableError, and INVALID_ARG."""
     with session(
-        plan.access,
+        plan.server,
         plan.model,
         plan.version,
         plan.wishes,

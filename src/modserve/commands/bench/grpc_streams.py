@@ -2,9 +2,9 @@
 
 from google.protobuf.message import DecodeError
 
+from modserve.client.values import FINAL
 from modserve.pb import inference as pb
 
-from ..remote import FINAL
 from .grpc_slots import GrpcSlot, Place
 from .http2 import PREFIX, Connection, Message
 from .slots import Owner

@@ -4,7 +4,8 @@ import asyncio
 import json
 from collections.abc import Sequence
 
-from ..remote import FINAL
+from modserve.client.values import FINAL
+
 from .http_slots import CHUNKED, Heads, HttpSlot
 from .requests import HttpRequest
 from .slots import Endpoint, Owner

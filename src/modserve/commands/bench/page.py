@@ -37,7 +37,7 @@ def page(report: Report) -> str:
         text = "\n".join(lines).strip()
         parts.append(f"<h2>Remarks</h2><pre>{escape(text)}</pre>")
     end = f"modserve {__version__}, {time.strftime('%Y-%m-%d %H:%M')}"
-    return document(f"{report.model.name} at {plan.access.address.url}", parts, end)
+    return document(f"{report.model.name} at {plan.server.address}", parts, end)
 
 
 def _head(report: Report) -> list[str]:

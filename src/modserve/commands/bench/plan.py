@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from modserve.core.tensor import Shape
 
-from ..access import Access, access
-from ..syntax import Parser, WordsError, add_access, parser, positive
+from ..destination import Destination, destination
+from ..syntax import Parser, WordsError, add_destination, parser, positive
 from .inputs import Wishes
 from .ranges import read_range, whole_range
 from .run import Goal, Rules
@@ -141,7 +141,7 @@ def bench_parser() -> Parser:
     results.add_argument(
         "--html", metavar="FILE", default="", help="Write a page with plots, which needs no other file."
     )
-    add_access(made)
+    add_destination(made)
     return made
 
 
@@ -237,7 +237,7 @@ class Plan:
 
     model: str
     version: int | None
-    access: Access
+    server: Destination
     wishes: Wishes
     rules: Rules
     concurrencies: tuple[int, ...] = ()
@@ -260,7 +260,7 @@ def read(options: Namespace) -> Plan:
     if options.concurrency and is_open:
         raise WordsError("option --concurrency is for a closed loop; --rate and --goal-ms are for an open one")
     rates, bounds = _rates(options.rate, options.goal_ms is not None)
-    server = access(options)
+    server = destination(options)
     if options.streaming and not server.address.over_grpc:
         raise WordsError("option --streaming is for gRPC: --url grpc://HOST:PORT names the server's port for it")
     return Plan(

@@ -1,23 +1,23 @@
 """The bytes of requests, made once: HTTP with binary or JSON tensors, and messages of gRPC."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from modserve.client import grpc_messages
+from modserve.client.http_messages import model_path
+from modserve.client.values import Call
 from modserve.core import dtypes
 from modserve.core.byte_strings import decode_elements
 from modserve.core.errors import invalid
 from modserve.core.request import ParameterValue
 from modserve.core.tensor import Tensor
-from modserve.pb import inference as pb
 
-from ..remote import FIELDS, path
 from .inputs import Inputs
 
 GRPC_PATH = "/inference.GRPCInferenceService/ModelInfer"
 GRPC_STREAM_PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
-_PREFIX = "triton-grpc-protocol-"
 _NOTHING: Mapping[str, ParameterValue] = MappingProxyType({})
 _MARK_WIDTH = 80
 """Bytes of a mark in JSON, so that the lengths in a request's head do not depend on it; spaces fill it up."""
@@ -66,14 +66,7 @@ def http_mark(sequence: SequenceId, start: bool, end: bool) -> bytes:
 
 def grpc_mark(sequence: SequenceId, start: bool, end: bool) -> bytes:
     """Fields of a ModelInferRequest, which are valid behind those of a prepared one."""
-    message = pb.ModelInferRequest()
-    set_parameters(message, {"sequence_id": sequence, "sequence_start": start, "sequence_end": end})
-    return message.SerializeToString()
-
-
-def set_parameters(message: pb.ModelInferRequest, parameters: Mapping[str, ParameterValue]) -> None:
-    for key, value in parameters.items():
-        setattr(message.parameters[key], FIELDS[type(value)], value)
+    return grpc_message("", None, {}, {"sequence_id": sequence, "sequence_start": start, "sequence_end": end})
 
 
 def _row(name: str, tensor: Tensor, binary: bool) -> dict[str, Any]:
@@ -93,24 +86,10 @@ def _row(name: str, tensor: Tensor, binary: bool) -> dict[str, Any]:
 
 
 def http_path(prefix: str, model: str, version: int | None, call: str = "infer") -> str:
-    return f"{prefix}{path(model, version)}/{call}"
+    return f"{prefix}{model_path(model, version)}/{call}"
 
 
 def grpc_message(
     model: str, version: int | None, inputs: Inputs, parameters: Mapping[str, ParameterValue] = _NOTHING
 ) -> bytes:
-    message = pb.ModelInferRequest(model_name=model, model_version="" if version is None else str(version))
-    for name, tensor in inputs.items():
-        message.inputs.add(name=name, datatype=tensor.datatype.name, shape=tensor.shape)
-        message.raw_input_contents.append(bytes(tensor.raw))
-    set_parameters(message, parameters)
-    return message.SerializeToString()
-
-
-def grpc_metadata(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Headers as they are, and as those that open restricted calls of Triton's."""
-    for name, value in headers.items():
-        lower = name.lower()
-        yield lower, value
-        if not lower.startswith(_PREFIX):
-            yield _PREFIX + lower, value
+    return grpc_messages.infer(Call(model, version, inputs, parameters=parameters)).SerializeToString()

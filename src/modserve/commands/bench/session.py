@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 from modserve.core.errors import invalid
 
-from ..access import Access
-from ..remote import Remote, connect
+from ..destination import Destination
+from ..remote_server import connect
 from .inputs import Wishes, make
 from .loops import ClosedLoop, Driver, OpenLoop
 from .measures import Load
 from .requests import grpc_mark, http_mark
 from .sequences import Lengths, Sequences
 from .slots import Slot, SlotFactory
-from .target import Described, ServerCounts, describe, slots_for
+from .target import ModelDescription, ServerCounts, describe, slots_for
 
 
 class Interruption:
@@ -42,7 +42,7 @@ class Interruption:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    model: Described
+    model: ModelDescription
     inputs: Sequence[str]
     """Each input in words."""
     remarks: Sequence[str]
@@ -65,10 +65,10 @@ class Session:
 
     def _usual_connections(self, rate: float) -> int:
         """Of sequences so few that none has to wait for its next request for as long as the server has patience."""
-        facts = self.model.sequences
-        if facts is None:
+        traits = self.model.sequences
+        if traits is None:
             return CONNECTIONS
-        return max(1, min(SEQUENCES, int(rate * facts.idle_seconds * _SHARE_OF_IDLE)))
+        return max(1, min(SEQUENCES, int(rate * traits.idle_seconds * _SHARE_OF_IDLE)))
 
     async def first_response(self) -> None:
         """One request ahead: whether the model takes it. Raises OSError, and INVALID_ARG with the server's words."""
@@ -107,7 +107,7 @@ _NO_LENGTHS = Lengths()
 
 @contextlib.contextmanager
 def session(
-    access: Access,
+    server: Destination,
     model: str,
     version: int | None,
     wishes: Wishes,
@@ -120,23 +120,23 @@ def session(
 
     Raises UnreachableError, and INVALID_ARG.
     """
-    remote: Remote = connect(access)
+    remote = connect(server)
     try:
         described = describe(remote, model, version)
         inputs, remarks, streams = make(model, described.specs, described.batches, wishes)
         binary = described.binary if not form else form == "binary"
-        slots = slots_for(access, described, inputs, binary=binary, streaming=streaming)
+        slots = slots_for(server, described, inputs, binary=binary, streaming=streaming)
         sequences = None
         if described.decoupled:
             remarks.append(f"model '{model}' is decoupled: requests go by streams, and end with their last responses")
         if described.sequences is not None:
-            mark = grpc_mark if access.address.over_grpc else http_mark
+            mark = grpc_mark if server.address.over_grpc else http_mark
             made_up = wishes.data is None
             remarks.append(f"model '{model}' keeps sequences: each client sends them whole, one after the other")
             sequences = Sequences(mark, streams, lengths, made_up, described.sequences.text_ids)
         words = [f"{name} {tensor.datatype.name} {list(tensor.shape)}" for name, tensor in inputs[0].items()]
         times = ServerCounts(remote, model, version)
-        yield Session(described, words, remarks, times, slots, len(inputs), access.seconds, sequences)
+        yield Session(described, words, remarks, times, slots, len(inputs), server.seconds, sequences)
     finally:
         remote.close()
 

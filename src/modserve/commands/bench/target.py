@@ -10,15 +10,16 @@ from modserve.core import dtypes
 from modserve.core.errors import ModserveError, invalid
 from modserve.pb import inference as pb
 
-from ..access import Access, UnreachableError
-from ..remote import Remote
+from ..destination import Destination
+from ..errors import UnreachableError
+from ..remote_server import RemoteServer
 from .grpc_slots import GrpcSlots
 from .grpc_streams import StreamSlot
 from .http_slots import HttpSlot, HttpSlots
 from .http_streams import LINES, HttpStreamSlot
 from .inputs import Inputs, InputSpec
 from .measures import ServerTimes
-from .requests import GRPC_PATH, GRPC_STREAM_PATH, grpc_message, grpc_metadata, http_path, http_request
+from .requests import GRPC_PATH, GRPC_STREAM_PATH, grpc_message, http_path, http_request
 from .slots import Endpoint, SlotFactory
 
 _BINARY = "binary_tensor_data"
@@ -28,7 +29,7 @@ _EMPTY_FINAL = "triton_enable_empty_final_response"
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class ModelDescription:
     """A model: what it takes."""
 
     name: str
@@ -39,18 +40,18 @@ class Described:
     """Whether tensors may be bytes behind the JSON, over HTTP."""
     decoupled: bool = False
     """Whether a request may have any number of responses."""
-    sequences: "SequenceFacts | None" = None
+    sequences: "SequenceTraits | None" = None
     """For a model whose requests belong to sequences."""
 
 
-class SequenceFacts(NamedTuple):
+class SequenceTraits(NamedTuple):
     text_ids: bool
     """Whether the model takes ids that are strings."""
     idle_seconds: float
     """How long the server waits for a sequence's next request."""
 
 
-def describe(remote: Remote, model: str, version: int | None) -> Described:
+def describe(remote: RemoteServer, model: str, version: int | None) -> ModelDescription:
     """Raises UnreachableError, and INVALID_ARG with what the server says of a model it does not have."""
     metadata = remote.metadata(model, version)
     try:
@@ -60,7 +61,7 @@ def describe(remote: Remote, model: str, version: int | None) -> Described:
     except ModserveError:  # of Triton's extensions; other servers have none
         config = None
     optional = set() if config is None else {row.name for row in config.input if row.optional}
-    dims = {row.name: tuple(row.shape) for row in metadata.inputs}
+    dims = {row.name: row.shape for row in metadata.inputs}
     if config is None:
         batches = bool(dims) and all(shape[:1] == (-1,) for shape in dims.values())
     else:
@@ -72,39 +73,39 @@ def describe(remote: Remote, model: str, version: int | None) -> Described:
             raise invalid(f"input '{row.name}' of model '{model}' is of type {row.datatype}, which is unknown here")
         shape = dims[row.name][1:] if batches else dims[row.name]
         specs.append(InputSpec(row.name, datatype, shape, row.name in optional))
-    return Described(
+    return ModelDescription(
         model,
         version,
         tuple(specs),
         batches,
         _BINARY in remote.extensions(),
         config is not None and config.model_transaction_policy.decoupled,
-        None if config is None else _sequence_facts(remote, config),
+        None if config is None else _sequence_traits(remote, config),
     )
 
 
-def _sequence_facts(remote: Remote, config: pb.ModelConfig) -> SequenceFacts | None:
+def _sequence_traits(remote: RemoteServer, config: pb.ModelConfig) -> SequenceTraits | None:
     """Those of the model, or of the models that an ensemble is made of, to which its requests' sequences go."""
     if config.HasField("ensemble_scheduling"):
         steps = {step.model_name: max(step.model_version, 0) or None for step in config.ensemble_scheduling.step}
-        parts = [_sequence_facts(remote, remote.config(name, version)) for name, version in steps.items()]
+        parts = [_sequence_traits(remote, remote.config(name, version)) for name, version in steps.items()]
         known = [part for part in parts if part is not None]
         if not known:
             return None
-        return SequenceFacts(any(part.text_ids for part in known), min(part.idle_seconds for part in known))
+        return SequenceTraits(any(part.text_ids for part in known), min(part.idle_seconds for part in known))
     if not config.HasField("sequence_batching"):
         return None
     batching = config.sequence_batching
     kinds = {control.kind: control.data_type for row in batching.control_input for control in row.control}
     has_texts = kinds.get(pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID) == pb.TYPE_STRING
-    return SequenceFacts(has_texts, (batching.max_sequence_idle_microseconds or _IDLE_MICROSECONDS) / 1e6)
+    return SequenceTraits(has_texts, (batching.max_sequence_idle_microseconds or _IDLE_MICROSECONDS) / 1e6)
 
 
 def slots_for(
-    access: Access, model: Described, inputs: Sequence[Inputs], *, binary: bool, streaming: bool
+    server: Destination, model: ModelDescription, inputs: Sequence[Inputs], *, binary: bool, streaming: bool
 ) -> SlotFactory:
     """What sends these inputs, by streams for a decoupled model too. Raises INVALID_ARG for what cannot be sent."""
-    place = access.address
+    place, access = server.address, server.access
     context = access.context() if place.secure else None
     if context is not None:
         context.set_alpn_protocols(["h2"] if place.over_grpc else ["http/1.1"])
@@ -113,12 +114,12 @@ def slots_for(
     if place.over_grpc:
         parameters = {_EMPTY_FINAL: True} if model.decoupled else {}
         messages = [grpc_message(name, version, each, parameters) for each in inputs]
-        metadata = list(grpc_metadata(access.headers))
+        metadata = list(access.metadata())
         if not (streaming or model.decoupled):
             return GrpcSlots(endpoint, GRPC_PATH, messages, metadata)
         make = partial(StreamSlot, decoupled=model.decoupled)
         return GrpcSlots(endpoint, GRPC_STREAM_PATH, messages, metadata, make, share=1)
-    url = http_path(place.path, name, version, "infer_stream" if model.decoupled else "infer")
+    url = http_path(place.prefix, name, version, "infer_stream" if model.decoupled else "infer")
     headers = [*access.headers.items(), *([("Accept", LINES)] if model.decoupled else [])]
     marked = model.sequences is not None
     requests = [http_request(endpoint.authority, url, each, headers, binary=binary, marked=marked) for each in inputs]
@@ -128,7 +129,7 @@ def slots_for(
 class ServerCounts:
     """The statistics of a model. A server that has none is not asked twice."""
 
-    def __init__(self, remote: Remote, model: str, version: int | None) -> None:
+    def __init__(self, remote: RemoteServer, model: str, version: int | None) -> None:
         self._remote, self._model, self._version = remote, model, version
         self._has_none = False
 

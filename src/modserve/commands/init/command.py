@@ -13,7 +13,7 @@ from modserve.core.errors import invalid
 from modserve.models.one_file import ModelFile, model_file
 
 from .. import config
-from ..loading import stdout_as_stderr
+from ..stdout import stdout_as_stderr
 from ..syntax import WordsError, parser, run
 from .templates import KINDS, call
 

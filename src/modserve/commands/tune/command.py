@@ -17,7 +17,7 @@ from modserve.pb import inference as pb
 from ..bench.plan import add_data, add_goal, add_rules, count, reading, rules, wishes
 from ..bench.run import Goal
 from ..bench.session import loop_factory
-from ..remote import connect
+from ..remote_server import connect
 from ..syntax import FAILED, INTERRUPTED, Parser, WordsError, complain, parser, positive, run
 from .search import CoordinateSearch
 from .servers import CONFIG_FILE, Copy, serving
@@ -117,12 +117,12 @@ def _look(options: Namespace, model: Path, copy: Copy) -> tuple[Setting, dict[st
     except (text_format.ParseError, UnicodeDecodeError, OSError) as error:
         raise invalid(f"cannot read '{file}': {error}; 'modserve check {options.model_repository}' says more") from None
     server_options = shlex.split(options.server_options)
-    with serving(copy, server_options, options.load_secs) as access:
-        remote = connect(access)
+    with serving(copy, server_options, options.load_secs) as place:
+        server = connect(place)
         try:
-            complete = remote.config(options.model, None)
+            complete = server.config(options.model)
         finally:
-            remote.close()
+            server.close()
     if not file.exists():
         config = _essence(complete)
     if why := why_not(complete):

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from modserve.core.errors import ModserveError, invalid
 
-from ..access import Access, address
-from ..remote import connect
+from ..destination import Destination, address
+from ..remote_server import connect
 
 CONFIG_FILE = "config.pbtxt"
 _LISTENING = re.compile(r"^HTTP listening on \S+:(\d+)$", re.MULTILINE)
@@ -46,7 +46,7 @@ class Copy:
 
 
 @contextlib.contextmanager
-def serving(copy: Copy, options: Sequence[str], seconds: float) -> Iterator[Access]:
+def serving(copy: Copy, options: Sequence[str], seconds: float) -> Iterator[Destination]:
     """A server of a copy, until it is no longer needed. Raises INVALID_ARG if the model does not load in `seconds`."""
     command = [sys.executable, "-m", "modserve", "serve", f"--model-repository={copy.repository}"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MODSERVE_")}
@@ -62,9 +62,9 @@ def serving(copy: Copy, options: Sequence[str], seconds: float) -> Iterator[Acce
         log = _Log(process)
         try:
             port = log.port(time.monotonic() + seconds)
-            access = Access(address(f"http://127.0.0.1:{port}"))
-            _wait_until_ready(access, copy.folder.name, process, log, time.monotonic() + seconds)
-            yield access
+            server = Destination(address(f"http://127.0.0.1:{port}"))
+            _wait_until_ready(server, copy.folder.name, process, log, time.monotonic() + seconds)
+            yield server
         finally:
             process.send_signal(signal.SIGTERM)
             try:
@@ -74,24 +74,24 @@ def serving(copy: Copy, options: Sequence[str], seconds: float) -> Iterator[Acce
 
 
 def _wait_until_ready(
-    access: Access, model: str, process: "subprocess.Popen[str]", log: "_Log", deadline: float
+    place: Destination, model: str, process: "subprocess.Popen[str]", log: "_Log", deadline: float
 ) -> None:
-    remote = connect(access)
+    server = connect(place)
     try:
         while True:
             with contextlib.suppress(ModserveError):
-                if model in remote.ready_models():
+                if model in server.ready_models():
                     return
             if process.poll() is not None or log.loaded:
                 with contextlib.suppress(ModserveError):
-                    if model in remote.ready_models():
+                    if model in server.ready_models():
                         return
                 raise invalid(f"the model does not load: {log.reason()}")
             if time.monotonic() > deadline:
                 raise invalid("the model does not become ready in time")
             log.changed(0.05)
     finally:
-        remote.close()
+        server.close()
 
 
 _LOADED = "model "

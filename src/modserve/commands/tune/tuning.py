@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from modserve.core.errors import ModserveError
 from modserve.pb import inference as pb
 
-from ..access import Access
 from ..bench.inputs import Wishes
 from ..bench.loops import Driver
 from ..bench.measures import Load, Result, Window
 from ..bench.run import Goal, Rules, Surroundings, highest_rate, measure
 from ..bench.search import LOWEST, RateSearch
 from ..bench.session import Interruption, Session, session, without_collections
+from ..destination import Destination
 from .search import CoordinateSearch
 from .servers import Copy, serving
 from .space import Point, applied, text
@@ -156,8 +156,8 @@ class Laboratory:
         copy.configure(setting.text(point))
         try:
             with (
-                serving(copy, setting.options, setting.load_seconds) as access,
-                session(access, setting.model, None, setting.wishes) as opened,
+                serving(copy, setting.options, setting.load_seconds) as server,
+                session(server, setting.model, None, setting.wishes) as opened,
             ):
                 self._runner.run(self._measure(opened, tried, deadline, above=above))
         except (ModserveError, OSError) as error:
@@ -176,14 +176,14 @@ class Laboratory:
             serving(self._copies[1], setting.options, setting.load_seconds) as second,
         ):
             for _ in range(_TURNS // 2):
-                for access, tried, before in zip((first, second), again, (present, best), strict=True):
+                for server, tried, before in zip((first, second), again, (present, best), strict=True):
                     if not self.interrupted():
-                        self._once_more(access, tried, before, time.monotonic() + share)
+                        self._once_more(server, tried, before, time.monotonic() + share)
         return again
 
-    def _once_more(self, access: Access, tried: Tried, before: Tried, deadline: float) -> None:
+    def _once_more(self, server: Destination, tried: Tried, before: Tried, deadline: float) -> None:
         setting = self._setting
-        with session(access, setting.model, None, setting.wishes) as opened:
+        with session(server, setting.model, None, setting.wishes) as opened:
             self._runner.run(self._measure(opened, tried, deadline, near=before.rate or None))
 
     async def _measure(

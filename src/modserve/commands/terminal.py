@@ -1,4 +1,4 @@
-"""How commands print: tables, colours, and the same again every few seconds."""
+"""What commands print on a terminal: tables, colours, and the same again every few seconds."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from typing import TextIO
 
 from modserve.core.errors import ModserveError
 
-from .access import UnreachableError
+from .errors import UnreachableError
 from .syntax import complain, printable
 
 RED, GREEN, YELLOW, CYAN, BOLD, PLAIN = "\x1b[1;31m", "\x1b[32m", "\x1b[33m", "\x1b[1;36m", "\x1b[1m", "\x1b[0m"

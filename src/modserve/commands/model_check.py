@@ -37,8 +37,8 @@ from modserve.repository.table import ModelTable
 from modserve.settings import Settings
 from modserve.settings.options import did_you_mean
 
-from .against import compare
-from .remote import Remote
+from .remote_server import RemoteServer
+from .server_comparison import compare
 
 _SUGGESTION = re.compile(r"did you mean '([^']+)'\?")
 _REASON = re.compile(r"^(?:[A-Z][a-z]+(?: [a-z]+)*): ")
@@ -107,7 +107,7 @@ class Report:
 class Counterpart:
     """Another server to compare with."""
 
-    remote: Remote
+    server: RemoteServer
     url: str
     tolerance: float
 
@@ -120,7 +120,7 @@ async def check(
     Raises INVALID_ARG without a repository, and UnreachableError without the other server.
     """
     if against is not None:
-        await asyncio.to_thread(against.remote.check)
+        await asyncio.to_thread(against.server.extensions)
     remarks = [remark for repository in repositories for remark in await repository.remarks()]
     models: dict[str, ModelReport] = {}
     registry = BackendRegistry()
@@ -160,12 +160,12 @@ async def _compare(
         served = {} if model is None else model.served
         if not served:
             continue
-        difference = await compare(served, against.remote, against.url, against.tolerance)
+        difference = await compare(served, against.server, against.url, against.tolerance)
         report.compared = difference.requests
         report.problems += (_about(report, *each) for each in difference.problems)
         report.notes += (_about(report, *each) for each in difference.notes)
     try:
-        there = await asyncio.to_thread(against.remote.ready_models)
+        there = await asyncio.to_thread(against.server.ready_models)
     except ModserveError:  # not every server tells
         return
     if names := sorted(there - models.keys()):

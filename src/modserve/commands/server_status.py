@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .access import RefusedError
-from .http_calls import HttpCalls, quoted
+from modserve.client.transport import ENGINE, HEALTH, INDEX, SERVER, STATISTICS
+
+from .errors import RefusedError
+from .remote_server import RemoteServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ServerStatus:
     """`unknown` are the calls that the server refused, with its texts."""
 
     name: str
@@ -57,14 +59,14 @@ class Facts:
     unknown: Sequence[str] = ()
 
 
-def look(calls: HttpCalls) -> Facts:
+def server_status(server: RemoteServer) -> ServerStatus:
     """All of it. Raises UnreachableError; what is restricted is left out."""
     unknown: list[str] = []
-    server = _or_refused(lambda: calls.json("GET", "/v2"), {}, unknown)
-    rows = _or_refused(lambda: index(calls), [], unknown)
-    used = _or_refused(lambda: usage(calls), {}, unknown)
-    name, version = server.get("name", "a server"), server.get("version", "")
-    return Facts(str(name), str(version), health(calls), rows, used, tuple(unknown))
+    row = _or_refused(lambda: server.ask(SERVER), {}, unknown)
+    versions = _or_refused(lambda: index(server), [], unknown)
+    used = _or_refused(lambda: usage(server), {}, unknown)
+    name, version = row.get("name", "a server"), row.get("version", "")
+    return ServerStatus(str(name), str(version), health(server), versions, used, tuple(unknown))
 
 
 def _or_refused(call: Any, otherwise: Any, unknown: list[str]) -> Any:
@@ -75,28 +77,24 @@ def _or_refused(call: Any, otherwise: Any, unknown: list[str]) -> Any:
         return otherwise
 
 
-def health(calls: HttpCalls) -> Health:
+def health(server: RemoteServer) -> Health:
     """Whether inference may be sent, and what is in the way."""
-    response = calls.call("GET", "/v2/health/ready", refusals=(400, 503))
-    body = response.json() or {}
-    reasons = [_row(row) for row in body.get("reasons", ())] if isinstance(body, dict) else []
-    phase = str(body.get("phase", "")) if isinstance(body, dict) else ""
-    return Health(response.status == 200, phase, reasons)
+    body = server.ask(HEALTH)
+    return Health(bool(body.get("ready")), str(body.get("phase", "")), [_row(row) for row in body.get("reasons", ())])
 
 
-def index(calls: HttpCalls) -> list[Version]:
+def index(server: RemoteServer) -> list[Version]:
     """Every model version, whatever its state."""
-    return [_row(row) for row in calls.json("POST", "/v2/repository/index", b"{}") or ()]
+    return [_row(row) for row in server.ask(INDEX)]
 
 
 def _row(row: Mapping[str, Any]) -> Version:
     return Version(*(str(row.get(name, "")) for name in ("name", "version", "state", "reason")))
 
 
-def usage(calls: HttpCalls) -> dict[tuple[str, str], Usage]:
+def usage(server: RemoteServer) -> dict[tuple[str, str], Usage]:
     """By model and version."""
-    rows = calls.json("GET", "/v2/models/stats")["model_stats"]
-    return {(row["name"], row["version"]): _usage(row) for row in rows}
+    return {(row["name"], row["version"]): _usage(row) for row in server.ask(STATISTICS)["model_stats"]}
 
 
 def _usage(row: Mapping[str, Any]) -> Usage:
@@ -116,10 +114,10 @@ def _usage(row: Mapping[str, Any]) -> Usage:
     )
 
 
-def engine(calls: HttpCalls, row: Version) -> str:
-    """What runs a version, in words; empty if the server does not tell, which is an extension of modserve's."""
+def engine(server: RemoteServer, row: Version) -> str:
+    """What runs a version, in words; empty if the server does not tell: gRPC has no such call."""
     try:
-        body = calls.json("GET", f"/v2/models/{quoted(row.model)}/versions/{row.version}/engine")
+        body = server.ask(ENGINE, row.model, int(row.version))
     except RefusedError:
         return ""
     name = str(body.get("engine", "")) if isinstance(body, dict) else ""

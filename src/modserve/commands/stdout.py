@@ -1,4 +1,4 @@
-"""What commands that load models have in common."""
+"""Standard output while a command loads models."""
 
 import os
 import sys

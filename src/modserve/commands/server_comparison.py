@@ -13,6 +13,7 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
+from modserve.client.values import Call, ModelMetadata, metadata_of
 from modserve.core import dtypes
 from modserve.core.errors import ModserveError
 from modserve.core.model_config import ModelConfig
@@ -22,9 +23,10 @@ from modserve.core.servable import Servable
 from modserve.core.tensor import Tensor
 from modserve.in_process import response
 from modserve.pb import inference as pb
-from modserve.protocol.control.metadata import config_message, model_message
+from modserve.protocol.control.metadata import config_message, model_json
 
-from .remote import Remote, UnreachableError
+from .errors import UnreachableError
+from .remote_server import RemoteServer
 
 Inputs = Mapping[str, Tensor]
 
@@ -45,23 +47,23 @@ class Difference:
     """How many responses were compared."""
 
 
-async def compare(served: Mapping[int, Servable], remote: Remote, url: str, tolerance: float) -> Difference:
+async def compare(served: Mapping[int, Servable], server: RemoteServer, url: str, tolerance: float) -> Difference:
     """One model, all of its versions that are served here. Raises UnreachableError."""
     difference = Difference()
     first = next(iter(served.values()))
     try:
-        theirs = await asyncio.to_thread(remote.metadata, first.config.name)
+        theirs = await asyncio.to_thread(server.metadata, first.config.name)
     except UnreachableError:
         raise
     except ModserveError as error:
         difference.problems.append(("", f"{url} has no such model: {error.message}"))
         return difference
-    difference.problems += _metadata(model_message(first, served), theirs, url)
+    difference.problems += _metadata(metadata_of(model_json(first, served)), theirs, url)
     for version, servable in served.items():
         if str(version) not in theirs.versions:
             continue
         try:
-            config = await asyncio.to_thread(remote.config, servable.config.name, version)
+            config = await asyncio.to_thread(server.config, servable.config.name, version)
         except UnreachableError:
             raise
         except ModserveError as error:
@@ -71,14 +73,14 @@ async def compare(served: Mapping[int, Servable], remote: Remote, url: str, tole
         else:
             _configurations(config_message(servable), config, url, difference)
         if not difference.problems:  # else they cannot take the same requests
-            await _responses(servable, version, remote, url, tolerance, difference)
+            await _responses(servable, version, server, url, tolerance, difference)
     return difference
 
 
 # Metadata
 
 
-def _metadata(ours: pb.ModelMetadataResponse, theirs: pb.ModelMetadataResponse, url: str) -> Iterator[tuple[str, str]]:
+def _metadata(ours: ModelMetadata, theirs: ModelMetadata, url: str) -> Iterator[tuple[str, str]]:
     absent = [version for version in ours.versions if version not in theirs.versions]
     if absent:
         yield "version_policy", f"{url} serves versions {_listed(theirs.versions)}, and not {_listed(absent)}"
@@ -90,7 +92,7 @@ def _metadata(ours: pb.ModelMetadataResponse, theirs: pb.ModelMetadataResponse, 
                 yield kind, f"{kind} '{name}' is not there at {url}, which has {_listed(other)}"
             elif name not in own:
                 yield kind, f"{url} has {kind} '{name}', which is not here"
-            elif (own[name].datatype, list(own[name].shape)) != (other[name].datatype, list(other[name].shape)):
+            elif own[name] != other[name]:
                 shown = [f"{each[name].datatype} {list(each[name].shape)}" for each in (own, other)]
                 yield kind, f"{kind} '{name}' is {shown[0]} here, and {shown[1]} at {url}"
 
@@ -172,7 +174,7 @@ def _shown(value: object) -> str:
 
 
 async def _responses(
-    servable: Servable, version: int, remote: Remote, url: str, tolerance: float, difference: Difference
+    servable: Servable, version: int, server: RemoteServer, url: str, tolerance: float, difference: Difference
 ) -> None:
     config = servable.config
     if config.decoupled:
@@ -185,7 +187,7 @@ async def _responses(
         return
     for what, inputs, parameters in samples:
         request = InferenceRequest(config.name, inputs, version=version, id="compared", parameters=parameters)
-        ours, theirs = await _ours(servable, request), await _theirs(remote, request)
+        ours, theirs = await _ours(servable, request), await _theirs(server, request)
         where = f"version {version}, {what}"
         if isinstance(ours, ModserveError) and isinstance(theirs, ModserveError):
             difference.notes.append(
@@ -207,9 +209,12 @@ async def _ours(servable: Servable, request: InferenceRequest) -> Inputs | Modse
         return error
 
 
-async def _theirs(remote: Remote, request: InferenceRequest) -> Inputs | ModserveError:
+async def _theirs(server: RemoteServer, request: InferenceRequest) -> Inputs | ModserveError:
+    call = Call(
+        request.model_name, request.version, request.inputs, request_id=request.id, parameters=request.parameters
+    )
     try:
-        return await asyncio.to_thread(remote.infer, request)
+        return (await asyncio.to_thread(server.infer, call)).tensors
     except UnreachableError:
         raise
     except ModserveError as error:

@@ -1,0 +1,59 @@
+"""Where a server is, and what it takes to be let in: the options that all commands share which call one."""
+
+import os
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from modserve.client.address import Access, Address, parse
+from modserve.core.errors import invalid
+
+from .syntax import DEFAULT_URL, URL_VARIABLE
+
+_OPEN = Access()
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """A server, and how commands call it. `seconds`: how long a call may take."""
+
+    address: Address
+    access: Access = _OPEN
+    seconds: float = 60.0
+
+
+def address(url: str) -> Address:
+    """Read ``http://…``, ``https://…``, ``grpc://…`` or ``grpcs://…``; a bare host is HTTP. Raises INVALID_ARG."""
+    return parse(url if "://" in url else f"http://{url}")
+
+
+def destination(options: Namespace) -> Destination:
+    """From the options of `syntax.add_destination`. Raises INVALID_ARG."""
+    root, cert, key = (Path(file) if file else None for file in (options.ca_file, options.cert, options.key))
+    return Destination(
+        address(options.url or os.environ.get(URL_VARIABLE) or DEFAULT_URL),
+        Access(headers(options.header), root, cert, key, options.insecure),
+        options.timeout,
+    )
+
+
+def headers(texts: Sequence[str]) -> dict[str, str]:
+    """Read ``NAME: VALUE``, and ``@FILE`` for a file with such lines. Raises INVALID_ARG."""
+    lines: list[str] = []
+    for text in texts:
+        if not text.startswith("@"):
+            lines.append(text)
+            continue
+        try:
+            lines += filter(None, map(str.strip, Path(text[1:]).read_text("utf-8").splitlines()))
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise invalid(f"option '--header': cannot read {text[1:]}: {why}") from None
+    pairs = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not (colon and name.strip() and line.isprintable()):
+            raise invalid("option '--header': expected 'NAME: VALUE', or @FILE for a file with such lines")
+        pairs[name.strip()] = value.strip()
+    return pairs

@@ -1,0 +1,175 @@
+"""A running server as commands call it: by `modserve.client`, with advice where a call fails."""
+
+import os
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.client import BadStatusLine
+from typing import Any, TypeVar
+
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from modserve.client import remote
+from modserve.client.address import PORTS
+from modserve.client.errors import ClientError, ClientTimeoutError
+from modserve.client.http_sync import HttpTransport
+from modserve.client.transport import (
+    CONFIG,
+    INDEX,
+    METADATA,
+    SERVER,
+    STATISTICS,
+    Operation,
+    Parameters,
+    Question,
+    Transport,
+)
+from modserve.client.values import Call, ModelMetadata, Result, metadata_of
+from modserve.core.errors import Code, invalid
+from modserve.pb import inference as pb
+
+from .destination import Destination, address
+from .errors import RefusedError, UnreachableError
+from .syntax import URL_VARIABLE
+
+_LONGEST_ERROR = 2000
+_START = f"'modserve serve --model-repository DIR' starts a server; --url or {URL_VARIABLE} names another one"
+
+M = TypeVar("M", bound=Message)
+
+
+def connect(place: str | Destination) -> "RemoteServer":
+    """To an address that `destination.address` reads, or a destination. Raises INVALID_ARG; it does not call yet."""
+    to = Destination(address(place)) if isinstance(place, str) else place
+    if to.address.over_grpc:
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # or the library writes lines of its own
+        if to.address.secure and to.access.insecure:
+            raise invalid("gRPC always checks certificates; '--ca-file' names a PEM file with the authority to trust")
+    with _advice(to):
+        return RemoteServer(to, remote.transport(to.address, to.access))
+
+
+class RemoteServer:
+    """The calls. All of them block.
+
+    They raise UnreachableError where no server of the protocol answers, and RefusedError with the text of its error.
+    """
+
+    def __init__(self, destination: Destination, transport: Transport) -> None:
+        self.url = str(destination.address)
+        self._destination = destination
+        self._transport = transport
+
+    def ask(
+        self, operation: Operation, model: str = "", version: int | None = None, parameters: Parameters | None = None
+    ) -> Any:
+        """The response to a call that is no inference, in JSON's values as HTTP has it."""
+        with _advice(self._destination):
+            return self._transport.ask(Question(operation, model, version, parameters, self._destination.seconds))
+
+    def metadata(self, model: str, version: int | None = None) -> ModelMetadata:
+        with _advice(self._destination):
+            return metadata_of(self.ask(METADATA, model, version))
+
+    def config(self, model: str, version: int | None = None) -> pb.ModelConfig:
+        return self._message(pb.ModelConfig(), CONFIG, model, version)
+
+    def statistics(self, model: str, version: int | None = None) -> pb.ModelStatisticsResponse:
+        return self._message(pb.ModelStatisticsResponse(), STATISTICS, model, version)
+
+    def extensions(self) -> set[str]:
+        """The parts of the protocol that the server says it has."""
+        return set(self._message(pb.ServerMetadataResponse(), SERVER).extensions)
+
+    def ready_models(self) -> set[str]:
+        """The names of the models that serve."""
+        return {row["name"] for row in self.ask(INDEX) if row.get("state") == "READY"}
+
+    def infer(self, call: Call) -> Result:
+        with _advice(self._destination):
+            return self._transport.infer(replace(call, timeout=self._destination.seconds))
+
+    def stream(self, call: Call) -> Iterator[Result]:
+        """The responses of a decoupled model, as they come."""
+        with _advice(self._destination):
+            yield from self._transport.stream(replace(call, timeout=self._destination.seconds))
+
+    def page(self, path: str) -> str:
+        """What an HTTP port has at a path, such as metrics."""
+        if not isinstance(self._transport, HttpTransport):
+            raise invalid(f"{self.url} is not the address of an HTTP port")
+        with _advice(self._destination):
+            return self._transport.page(path).decode(errors="replace")
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def _message(self, message: M, operation: Operation, model: str = "", version: int | None = None) -> M:
+        document = self.ask(operation, model, version)
+        try:
+            return json_format.ParseDict(document, message, ignore_unknown_fields=True)
+        except json_format.ParseError as error:
+            raise UnreachableError(f"{self.url} speaks another protocol: {error}") from error
+
+
+@contextmanager
+def _advice(destination: Destination) -> Iterator[None]:
+    """Failures of the client leave the block as those of commands, with what helps."""
+    try:
+        yield
+    except ClientError as error:
+        raise failure(error, destination) from error
+
+
+def failure(error: ClientError, destination: Destination) -> UnreachableError | RefusedError:
+    text = error.message[:_LONGEST_ERROR]
+    if error.status == 200:
+        return UnreachableError(f"{destination.address} speaks another protocol: {text}", _START)
+    if error.status is None and isinstance(error, ClientTimeoutError):
+        advice = (
+            f"--timeout allows more than {destination.seconds:g} s; 'modserve status' says whether the server is well"
+        )
+        return UnreachableError(f"cannot reach a server at {destination.address}: {text}", advice)
+    if error.status is None and error.code is Code.UNAVAILABLE:
+        return UnreachableError(text, _advice_on_connecting(error, destination))
+    return RefusedError(text, advice_on(text))
+
+
+def _advice_on_connecting(error: ClientError, destination: Destination) -> str:
+    cause, place = error.__cause__, destination.address
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return "--ca-file names a PEM file with its authority; --insecure trusts any certificate"
+    if isinstance(cause, ssl.SSLError):
+        return "does that port speak TLS? --url http://… is for those that do not; --cert and --key show a certificate"
+    if isinstance(cause, BadStatusLine) and not isinstance(cause, ConnectionError):
+        return f"--url names the HTTP port, which is 8000 by default; {PORTS['grpc']} is usually that of gRPC"
+    if isinstance(cause, socket.gaierror):
+        return f"there is no host '{place.host}'; --url or {URL_VARIABLE} names another one"
+    if place.over_grpc:
+        if "CERTIFICATE_VERIFY_FAILED" in error.message:
+            return "--ca-file names a PEM file with its authority"
+        return f"--url grpc://HOST:PORT names the gRPC port; {_START}"
+    if isinstance(cause, ConnectionResetError) and not place.secure:
+        return f"does that port speak TLS? --url https://{place.authority} is for those that do"
+    return _START
+
+
+def advice_on(text: str) -> str:
+    """The option or command that helps, by the text of the server's error; empty if none is known."""
+    return next((line for part, line in _ADVICE if part in text), "")
+
+
+_ADVICE = (
+    (" for TLS: ", "--ca-file, --cert and --key name PEM files"),
+    ("is restricted, expecting header", "--header 'NAME: VALUE' sends that header"),
+    ("explicit model load / unload is not allowed", "start the server with --model-control-mode explicit"),
+    ("has no available versions", "'modserve models' lists the models and why they are not ready"),
+    ("nknown model", "'modserve models' lists the models that are there"),
+    ("failed to load", "'modserve models' has the reason; 'modserve check DIR' explains it with line and column"),
+    ("missing required input", "--sample makes up data for the inputs that are not named"),
+    ("decoupled transaction policy", "--stream takes any number of responses"),
+)
+"""Parts of texts, and what helps."""

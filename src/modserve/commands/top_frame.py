@@ -1,0 +1,70 @@
+"""A frame of ``modserve top``: one look at a server, and its texts."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .terminal import count, duration, size, table
+from .top_figures import Reading, Row
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What is on the screen at one time. `history` has the requests/s of all models, one value for each look."""
+
+    url: str
+    reading: Reading
+    rows: Sequence[Row]
+    history: Sequence[float]
+    remark: str
+
+
+HEAD = ("model", "version", "state", "req/s", "queue", "batch", "mean", "p50", "p99", "err/s", "errors")
+RIGHT = "   rrrrrrrr"
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """The texts of a row."""
+    return (
+        row.model,
+        row.version,
+        row.state or "-",
+        _number(row.per_second),
+        "-" if row.waiting < 0 else count(row.waiting),
+        "-" if row.batch < 0 else f"{row.batch:.1f}",
+        *("-" if each < 0 else duration(each) for each in (row.mean, row.p50, row.p99)),
+        _number(row.errors_per_second),
+        count(row.errors),
+    )
+
+
+def _number(value: float) -> str:
+    if value < 0:
+        return "-"
+    return count(value) if value >= 100 or value == 0 else f"{value:.1f}"
+
+
+def summary(frame: Frame) -> str:
+    """A line on the server as a whole."""
+    reading = frame.reading
+    parts = [frame.url]
+    if reading.ready is not None:
+        parts.append("ready" if reading.ready else "not ready")
+    if frame.history:
+        parts.append(f"{_number(frame.history[-1])} requests/s")
+    for value, text in ((reading.in_flight, "in flight"), (reading.connections, "connections")):
+        if value >= 0:
+            parts.append(f"{count(value)} {text.removesuffix('s') if value == 1 else text}")
+    if reading.memory >= 0:
+        parts.append(f"{size(reading.memory)} resident")
+    return ", ".join(parts)
+
+
+def plain(frame: Frame) -> Iterator[str]:
+    """A frame in lines."""
+    yield f"{time.strftime('%H:%M:%S')} {summary(frame)}"
+    if frame.remark:
+        yield frame.remark
+    if frame.rows:
+        yield from table(HEAD, [cells(row) for row in frame.rows], RIGHT)
+    yield ""
