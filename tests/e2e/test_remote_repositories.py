@@ -116,6 +116,20 @@ def test_what_changes_in_the_bucket_is_followed(
         eventually(lambda: contents(tmp_path) == {b"2", config})
 
 
+def test_models_whose_files_tell_their_backend(bucket: Bucket, options: list[str]) -> None:
+    """One without a configuration, one whose configuration names none, and one with another configuration file."""
+    model = (EXAMPLES / "simple" / "1" / "model.onnx").read_bytes()
+    for name in ("bare", "sized", "other"):
+        bucket.put(f"triton-repo/{name}/1/model.onnx", model)
+    bucket.put("triton-repo/sized/config.pbtxt", b"max_batch_size: 8")
+    bucket.put("triton-repo/other/configs/large.pbtxt", b"max_batch_size: 16")
+    with serving(options=[place(bucket), *options, "--model-config-name=large"], environment=KEYS) as server:
+        assert ready(server) == {(name, "1") for name in ("simple", "same", "bare", "sized", "other")}
+        for name, size in (("sized", 8), ("other", 16)):
+            config = http(server.http_port, "GET", f"/v2/models/{name}/config").json
+            assert (config["backend"], config["max_batch_size"]) == ("onnxruntime", size)
+
+
 def test_the_second_start_downloads_nothing(bucket: Bucket, relay: Relay, options: list[str]) -> None:
     for start in range(2):
         relay.requests.clear()
@@ -366,6 +380,18 @@ def test_check(bucket: Bucket, options: list[str]) -> None:
 # Archives
 
 
+def damaged_lzma() -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("m/1/x", bytes(range(256)) * 100)
+    content = bytearray(made.getvalue())
+    content[60:100] = bytes(40)
+    return bytes(content)
+
+
+DAMAGED_LZMA = damaged_lzma()
+
+
 def packed(folder: Path, kind: str) -> bytes:
     made = io.BytesIO()
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
@@ -423,6 +449,7 @@ def test_an_archive(site: Web, models: Path, options: list[str], kind: str) -> N
         (b"no archive", "", "it is damaged, or no archive of this kind"),
         (b"", "", "it is damaged, or no archive of this kind"),
         (None, "", "there is no such archive"),
+        (DAMAGED_LZMA, "", "it is damaged, or no archive of this kind"),
         (b"x", "another", "the store does not accept the credentials: check user and password"),
     ],
 )

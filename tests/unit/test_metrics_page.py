@@ -109,7 +109,7 @@ async def test_no_summaries_unless_they_are_switched_on(tmp_path: Path) -> None:
         assert b"summary" not in await page.text()
 
 
-async def test_first_responses_of_decoupled_models_only(tmp_path: Path) -> None:
+async def test_first_responses(tmp_path: Path) -> None:
     write(tmp_path, "m")
     write(tmp_path, "repeat", REPEAT.read_text())
     async with page_of(tmp_path) as (server, page):
@@ -122,9 +122,12 @@ async def test_first_responses_of_decoupled_models_only(tmp_path: Path) -> None:
         assert len([each async for each in server.infer_stream("repeat", inputs)]) == 2
         text = await page.text()
     name = "nv_inference_first_response_histogram_ms"
-    assert samples(text, f"{name}_count") == {'{model="repeat",version="1"}': "1.0"}
+    of_one, of_many = '{model="m",version="1"}', '{model="repeat",version="1"}'
+    assert samples(text, f"{name}_count") == {of_one: "1.0", of_many: "1.0"}
     bounds = [labels.partition('le="')[2].rstrip('"}') for labels in samples(text, f"{name}_bucket")]
-    assert bounds == ["100.0", "500.0", "2000.0", "5000.0", "+Inf"]
+    assert bounds == 2 * ["100.0", "500.0", "2000.0", "5000.0", "+Inf"]
+    requests = samples(text, "modserve_request_duration_seconds_sum")
+    assert float(samples(text, f"{name}_sum")[of_one]) == pytest.approx(1000 * float(requests[of_one]))
 
 
 async def test_build_and_machine(tmp_path: Path) -> None:

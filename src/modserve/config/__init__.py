@@ -25,7 +25,7 @@ from . import complete, features
 from .draft import Draft, decode, parse, read, read_override
 from .features import Context, backend_names
 from .features.composition import validate_composition
-from .features.directory import FORMATS, MEASURED, PLATFORMS
+from .features.directory import FORMATS, MEASURED, PLATFORMS, version_filenames
 from .text import override
 from .text.problems import ConfigurationError, Position, Problem, Problems, Source, printable
 
@@ -50,6 +50,7 @@ __all__ = [
     "read_override",
     "to_text",
     "validate_composition",
+    "version_filenames",
 ]
 
 

@@ -1,6 +1,6 @@
 """A configuration as written, before an engine has seen the model."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,8 @@ class Draft:
     """The names that are backends here, whether or not their engines are installed."""
     measured: bool = False
     """Where nothing names a backend, it is `auto`, not the one that the file is for."""
+    filenames: Sequence[Collection[str]] | None = None
+    """The names in the folder of each version, the lowest version first; None: in those beside the configuration."""
 
     @property
     def backend(self) -> str:
@@ -58,9 +60,10 @@ class Draft:
     def _identity(self) -> tuple[pb.ModelConfig, directory.Notes]:
         message = pb.ModelConfig()
         message.CopyFrom(self.message)
-        return message, directory.identify(
-            message, self.name, self.source.path.parent, self.backends, measured=self.measured
-        )
+        filenames = self.filenames
+        if filenames is None:
+            filenames = directory.version_filenames(self.source.path.parent)
+        return message, directory.identify(message, self.name, filenames, self.backends, measured=self.measured)
 
     def placed(self, error: ModserveError, *fields: str | FieldPath) -> ConfigurationError:
         """A failure as a problem of the first of some fields that is written, or of the whole configuration."""

@@ -34,3 +34,14 @@ class Histogram:
         if self.exemplars is None:
             self.exemplars = {}
         self.exemplars[bisect_left(self.bounds, value)] = Exemplar(trace_id, value, unix_s)
+
+    def at(self, bounds: Sequence[float]) -> "Histogram":
+        """The same counts in fewer buckets; `bounds` are some of this histogram's."""
+        coarse = Histogram(bounds)
+        coarse.total = self.total
+        for place, count in enumerate(self.buckets):
+            coarse.buckets[bisect_left(coarse.bounds, self.bounds[place]) if place < len(self.bounds) else -1] += count
+        if self.exemplars is not None:
+            for exemplar in sorted(self.exemplars.values(), key=lambda each: each.unix_s):
+                coarse.exemplify(exemplar.value, exemplar.trace_id, exemplar.unix_s)
+        return coarse

@@ -58,7 +58,8 @@ class Listing:
     """The configuration file, relative to the model's directory: see `--model-config-name`."""
     marks: Mapping[int | None, object] = field(default_factory=dict, compare=False, repr=False)
     """The state of the files by version, and of all others for None: times, ETags, digests, compared for equality."""
-
+    filenames: Sequence[frozenset[str]] | None = field(default=None, compare=False, repr=False)
+    """The names in the folder of each version, the lowest version first; None: they can be read below `path`."""
     weights: Mapping[int | None, object] = field(default_factory=dict, compare=False, repr=False)
     """What tells the files apart that an engine reads, by version and for None those of all, but not the configuration.
 

@@ -208,7 +208,9 @@ class ModelStatistics:
         """Only for models whose batches are chosen by measured run times."""
         self.responses: dict[int, ResponseStatistics] = defaultdict(ResponseStatistics)
         """By the response's index in its request; only for decoupled models."""
-        self.request_histogram = Histogram(LATENCY_BUCKETS_NS)
+        self.request_bounds: tuple[float, ...] = LATENCY_BUCKETS_NS
+        self.request_histogram = Histogram(sorted({*LATENCY_BUCKETS_NS, *FIRST_RESPONSE_BUCKETS_NS}))
+        """Has the bounds of two families: `request_durations`, and `first_responses` of models with one response."""
         self.queue_histogram = Histogram(LATENCY_BUCKETS_NS)
         self.compute_histogram = Histogram(LATENCY_BUCKETS_NS)
         self.batch_size_histogram = Histogram(BATCH_SIZE_BUCKETS)
@@ -240,11 +242,22 @@ class ModelStatistics:
                 continue
             upper_ns = [bound * 1e9 for bound in upper]
             if family == "modserve_request_duration_seconds":
-                self.request_histogram = _bounded(self.request_histogram, upper_ns)
+                self.request_bounds = tuple(upper_ns)
             elif family == "modserve_queue_duration_seconds":
                 self.queue_histogram = _bounded(self.queue_histogram, upper_ns)
             elif family == "modserve_compute_duration_seconds":
                 self.compute_histogram = _bounded(self.compute_histogram, upper_ns)
+        bounds = sorted({*self.request_bounds, *self.first_response_histogram.bounds})
+        self.request_histogram = _bounded(self.request_histogram, bounds)
+
+    def request_durations(self) -> Histogram:
+        """Nanoseconds from a request's arrival to its last response."""
+        return self.request_histogram.at(self.request_bounds)
+
+    def first_responses(self, decoupled: bool) -> Histogram:
+        """Nanoseconds from a request's arrival to its first response, the only one where a model is not `decoupled`."""
+        own = self.first_response_histogram
+        return own if decoupled else self.request_histogram.at(own.bounds)
 
     @property
     def compute_input(self) -> Duration:

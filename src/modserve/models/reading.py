@@ -163,7 +163,10 @@ class ModelReader:
                 draft = model_config.decode(listing.content, path, listing.name)
         except ModserveError as error:
             raise UnreadableModelError(error.code, error.message) from error
-        return replace(draft, backends=self._registry.known, measured=self._options.measured)
+        filenames = listing.filenames
+        if filenames is None:
+            filenames = model_config.version_filenames(listing.path)
+        return replace(draft, backends=self._registry.known, measured=self._options.measured, filenames=filenames)
 
     def _check(self, draft: model_config.Draft, listing: Listing, files: Path | None = None) -> None:
         """Raises INVALID_ARG for what is wrong with a configuration, as far as that shows without the engine."""

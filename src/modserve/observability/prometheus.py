@@ -146,23 +146,25 @@ _LABELLED: tuple[tuple[str, str, str, str, Callable[[Servable], Mapping[str, flo
 )
 """Families of several samples a model, which the values of one more label tell apart."""
 
-_HISTOGRAMS: tuple[tuple[str, str, float, Callable[[ModelStatistics], Histogram]], ...] = (
+_HISTOGRAMS: tuple[tuple[str, str, float, Callable[[ModelStatistics, bool], Histogram]], ...] = (
     (
         "modserve_request_duration_seconds",
         "Time from a request's arrival to its answer",
         _NS,
-        lambda s: s.request_histogram,
+        lambda s, _: s.request_durations(),
     ),
-    ("modserve_queue_duration_seconds", "Time a request waited to run", _NS, lambda s: s.queue_histogram),
-    ("modserve_compute_duration_seconds", "Time of a request's execution", _NS, lambda s: s.compute_histogram),
-    ("modserve_batch_size", "Sizes of the batches executed", 1, lambda s: s.batch_size_histogram),
+    ("modserve_queue_duration_seconds", "Time a request waited to run", _NS, lambda s, _: s.queue_histogram),
+    ("modserve_compute_duration_seconds", "Time of a request's execution", _NS, lambda s, _: s.compute_histogram),
+    ("modserve_batch_size", "Sizes of the batches executed", 1, lambda s, _: s.batch_size_histogram),
     (
         FIRST_RESPONSE,
-        "Milliseconds from a request's arrival to its first response, of decoupled models",
+        "Milliseconds from a request's arrival to its first response",
         1e6,
-        lambda s: s.first_response_histogram,
+        lambda s, decoupled: s.first_responses(decoupled),
     ),
 )
+"""Each read from the statistics of a model, and whether it is decoupled."""
+
 _SUMMARIES: tuple[tuple[str, str, Callable[[LatencySummaries], Summary], bool], ...] = (
     ("nv_inference_request_summary_us", "Microseconds of requests", lambda s: s.request, False),
     ("nv_inference_queue_summary_us", "Microseconds requests waited", lambda s: s.queue, False),
@@ -211,8 +213,8 @@ def model_families(servables: Iterable[Servable], quantiles: Sequence[str] = QUA
         yield family(name, kind, text, rows)
     yield from _engines([(labels.of, model) for labels, model in models])
     for name, text, unit, histogram in _HISTOGRAMS:
-        having = [each for each in models if name != FIRST_RESPONSE or each[1].config.decoupled]
-        yield histogram_family(name, text, unit, [(labels.text, histogram(each.statistics)) for labels, each in having])
+        rows = [(labels.text, histogram(each.statistics, each.config.decoupled)) for labels, each in models]
+        yield histogram_family(name, text, unit, rows)
     yield from _summaries(models, quantiles)
 
 

@@ -102,10 +102,8 @@ def spans_of(trace: CompleteTrace) -> Iterator[Span]:
     for record in records:
         name = record.activity
         event = Event(name, record.ns + ids.offset_ns)
-        if name.startswith(_OF_WIRE):
+        if name.startswith(_OF_WIRE) or name == _COMPLETE:
             call.append(event)
-        elif name == _COMPLETE:
-            (request if ids.root is None else call).append(event)
         elif name in _OF_EXECUTION:
             execution.append(event)
         else:

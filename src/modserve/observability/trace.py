@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from modserve.core import trace_context
-from modserve.core.errors import ModserveError, invalid
+from modserve.core.errors import Code, ModserveError, invalid
 from modserve.core.inflight import RequestTrace
 from modserve.core.response import InferenceResponse, Outcome
 from modserve.core.servable import Servable
@@ -297,12 +297,14 @@ class Trace:
             self._tensors("TENSOR_BACKEND_OUTPUT", outcome.outputs, now_ns)
         elif isinstance(outcome, ModserveError):
             self.failure = failure_of(outcome.code, outcome.message)
-        if outcome is not None:
+        inner = self._parent is not None or self._is_continued
+        # As in Triton it belongs to the client's call: not to requests of models, nor to a call that nobody waits for.
+        if outcome is not None and not inner and not _is_cancellation(outcome):
             self.stamp("INFER_RESPONSE_COMPLETE", now_ns)
         if final:
             self.stamp("REQUEST_END", now_ns)
             self.timing = timing
-            if self._parent is not None or self._is_continued:  # nobody else ends the trace of such a request
+            if inner:  # nobody else ends the trace of such a request
                 self.end()
 
     def child(self, model: ModelId) -> "Trace":
@@ -379,3 +381,7 @@ class Trace:
         ):
             if ns:
                 self.stamp(activity, ns)
+
+
+def _is_cancellation(outcome: Outcome) -> bool:
+    return isinstance(outcome, ModserveError) and outcome.code is Code.CANCELLED

@@ -3,7 +3,7 @@
 import pytest
 from config_build import ONE_EACH, finish, problems
 
-from modserve.core.statistics import HISTOGRAM_FAMILIES, ModelStatistics
+from modserve.core.statistics import FIRST_RESPONSE, HISTOGRAM_FAMILIES, ModelStatistics
 from modserve.observability import prometheus
 
 
@@ -23,7 +23,7 @@ def test_buckets() -> None:
     )
     statistics = ModelStatistics()
     statistics.set_buckets(built.config.histogram_buckets)
-    assert (statistics.batch_size_histogram.bounds, statistics.request_histogram.bounds) == ((3, 6), (1e6, 2e9))
+    assert (statistics.batch_size_histogram.bounds, statistics.request_bounds) == ((3, 6), (1e6, 2e9))
     assert len(statistics.queue_histogram.bounds) > 2
 
 
@@ -32,7 +32,21 @@ def test_every_family_of_the_page_can_have_its_own() -> None:
     statistics = ModelStatistics()
     statistics.set_buckets(dict.fromkeys(HISTOGRAM_FAMILIES, (7.0,)))
     for _, _, unit, read in prometheus._HISTOGRAMS:
-        assert read(statistics).bounds == (7 * unit,)
+        for decoupled in (False, True):
+            assert read(statistics, decoupled).bounds == (7 * unit,)
+
+
+def test_first_responses_have_buckets_of_their_own() -> None:
+    """Also where a request has one response, whose time is that of the request."""
+    statistics = ModelStatistics()
+    statistics.set_buckets({"modserve_request_duration_seconds": (0.001, 2), FIRST_RESPONSE: (5, 3000)})
+    for ns in (1_000_000, 4_000_000, 6_000_000, 4_000_000_000):
+        statistics.request_histogram.observe(ns)
+    requests, first = statistics.request_durations(), statistics.first_responses(False)
+    assert (requests.bounds, requests.buckets) == ((1e6, 2e9), [1, 2, 1])
+    assert (first.bounds, first.buckets) == ((5e6, 3e9), [2, 1, 1])
+    assert requests.total == first.total == 4_011_000_000
+    assert statistics.first_responses(True).buckets == [0, 0, 0]
 
 
 def test_a_family_that_is_not_here() -> None:

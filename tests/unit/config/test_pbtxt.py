@@ -262,14 +262,29 @@ def test_byte_order_mark_and_foreign_comments(tmp_path: Path) -> None:
     assert config.read(file, "foo").message == pb.ModelConfig(name="foo")
 
 
-def test_a_string_must_be_utf8(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "problems"),
+    [
+        (b"name: 'caf\xe9'", ["1:11: byte 0xe9 is not UTF-8; save the file as UTF-8\n    name: 'caf\ufffd'"]),
+        (b"# \xe9\nmax_batch_siz\xe9: 8", ["2:14: byte 0xe9 is not UTF-8; save the file as UTF-8"]),
+        (
+            b"name: '\xe9' # \xff\nbackend: '\xe4\xf6'",
+            ["1:8: byte 0xe9 is not UTF-8; save the file as UTF-8", "2:11: byte 0xe4 is not UTF-8"],
+        ),
+        ("name: 'foo'".encode("utf-16"), ["1:1: the file is UTF-16; save it as UTF-8"]),
+        (b"\xfe\xff" + "name: 'foo'".encode("utf-16-be"), ["1:1: the file is UTF-16; save it as UTF-8"]),
+    ],
+    ids=["string", "field", "two", "UTF-16", "big-endian UTF-16"],
+)
+def test_a_file_must_be_utf8(tmp_path: Path, content: bytes, problems: list[str]) -> None:
+    """Of one that is not, the report has the bytes that are to blame, and nothing that follows from them."""
     file = tmp_path / "config.pbtxt"
-    file.write_bytes(b"name: 'caf\xe9'")
-
-    with pytest.raises(ModserveError, match=r"config\.pbtxt:1:11: a byte that is not UTF-8; save as UTF-8") as caught:
+    file.write_bytes(content)
+    with pytest.raises(config.ConfigurationError) as caught:
         config.read(file, "foo")
-
-    assert "    name: 'caf\ufffd'\n" in caught.value.message
+    assert len(caught.value.problems) == len(problems)
+    for problem in problems:
+        assert f"config.pbtxt:{problem}" in caught.value.message
 
 
 # Positions

@@ -117,6 +117,16 @@ def test_exemplars() -> None:
     assert exemplars(statistics.first_response_histogram) == [("0af7", 2)]
 
 
+def test_exemplars_of_a_coarser_histogram() -> None:
+    histogram = Histogram((1, 2, 3, 4))
+    for value, name, when in ((2, "a", 1.0), (3, "b", 3.0), (4, "c", 2.0), (9, "d", 4.0)):
+        histogram.observe(value)
+        histogram.exemplify(value, name, when)
+    coarse = histogram.at((1, 4))
+    assert (coarse.buckets, coarse.total) == ([0, 3, 1], 18)
+    assert exemplars(coarse) == [("b", 3), ("d", 9)]
+
+
 def test_executions() -> None:
     statistics = ModelStatistics()
     pair, single = [member(3, 0, 0), member(1, 0, 0)], [member(1, 0, 30)]

@@ -20,6 +20,7 @@ from modserve.core.model_config import DescribedTensor, InstanceKind, ModelDescr
 from modserve.core.version import ModelId
 from modserve.models.loader import Loader, LoaderOptions
 from modserve.models.model import Model
+from modserve.models.reading import ModelReader
 from modserve.pb import inference as pb
 from modserve.repository.local import LocalRepository
 from modserve.testing import PuppetBackend, write_model
@@ -88,6 +89,30 @@ async def bench(tmp_path: Path, executor: ThreadPoolExecutor) -> AsyncIterator[B
     for model in made.open:
         await model.close()
     assert (made.backend.open_models, made.backend.open_instances) == (0, 0)
+
+
+# Backends that no configuration names
+
+
+def test_the_files_of_a_model_that_is_elsewhere_tell_its_backend() -> None:
+    listing = Listing(
+        "far", LocalRepository(Path("/none")), Path("/none/far"), (1,), filenames=[frozenset({"model.py"})]
+    )
+    assert ModelReader(BackendRegistry({}), LoaderOptions(8)).read(listing).identified.backend == "python"
+    for written in (b"max_batch_size: 8", None):
+        draft = ModelReader(BackendRegistry({}), LoaderOptions(8)).read(dataclasses.replace(listing, content=written))
+        assert (draft.backend, draft.identified.default_model_filename) == ("python", "model.py")
+
+
+def test_so_do_those_beside_another_configuration_file(tmp_path: Path) -> None:
+    write_model(tmp_path, "model", "", ("1",))
+    folder = tmp_path / "model"
+    (folder / "1" / "model.onnx").write_bytes(b"")
+    (folder / "configs").mkdir()
+    (folder / "configs" / "big.pbtxt").write_text("max_batch_size: 8")
+    listing = LocalRepository(tmp_path, "big").read("model")
+    assert listing.config_file == "configs/big.pbtxt"
+    assert ModelReader(BackendRegistry({}), LoaderOptions(8)).read(listing).backend == "onnxruntime"
 
 
 # Versions

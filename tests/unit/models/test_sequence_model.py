@@ -66,6 +66,18 @@ class Bench:
         return given
 
 
+class Settled(RecordingSink):
+    """`event` is set when the request has its outcome."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.event = asyncio.Event()
+
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        super().settle(outcome, final)
+        self.event.set()
+
+
 class Told(RecordingSink):
     """Can be waited for."""
 
@@ -123,6 +135,22 @@ async def test_a_request_that_belongs_to_no_sequence_is_refused_and_not_counted(
     with pytest.raises(ModserveError, match="must specify the START flag"):
         bench.submit(1, 1)
     assert (bench.model.statistics.fail.count, bench.model.statistics.pending) == (0, 0)
+
+
+@both
+async def test_a_model_is_busy_with_requests_and_with_open_sequences(bench: Bench) -> None:
+    assert not bench.model.busy
+    first, last = Settled(), Settled()
+    bench.submit(1, 1, sink=first, sequence_start=True)
+    assert bench.model.busy
+    await bench.execute()
+    await first.event.wait()
+    assert bench.model.outstanding == 0
+    assert bench.model.busy  # the sequence is open
+    bench.submit(1, 1, sink=last, sequence_end=True)
+    await bench.execute()
+    await last.event.wait()
+    assert not bench.model.busy
 
 
 @both

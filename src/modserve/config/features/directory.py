@@ -1,7 +1,7 @@
 """What the model's directory holds: ``name``, ``platform``, ``backend``, ``version_policy`` and the names of files."""
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -65,12 +65,14 @@ MEASURED = frozenset({"onnxruntime", "openvino", "pytorch", "tensorflow"})
 def identify(
     message: pb.ModelConfig,
     name: str,
-    directory: Path,
+    filenames: Sequence[Collection[str]],
     backends: Collection[str] = BACKENDS,
     *,
     measured: bool = False,
 ) -> Notes:
     """Fills in name, backend, platform and default_model_filename where they can be deduced.
+
+    `filenames` are those in the folder of each version, the lowest version first.
 
     Like Triton's ``AutoCompleteBackendFields``, with three additions: any file name with a known extension counts; so
     do the files in all version directories, not only in the first; and a backend that is none of the `backends` but
@@ -79,8 +81,8 @@ def identify(
     """
     if not message.name:
         message.name = name
-    notes = _rename(message, directory, backends)
-    present = _present_format(message, directory)
+    notes = _rename(message, filenames, backends)
+    present = _present_format(message, filenames)
     if measured and present is not None and present.backend in MEASURED and not (message.backend or message.platform):
         message.backend = "auto"
         message.default_model_filename = message.default_model_filename or present.filename
@@ -96,7 +98,7 @@ def identify(
     return notes
 
 
-def _rename(message: pb.ModelConfig, directory: Path, backends: Collection[str]) -> Notes:
+def _rename(message: pb.ModelConfig, filenames: Sequence[Collection[str]], backends: Collection[str]) -> Notes:
     """Puts the real name in the place of another one of a backend, which may also be written as the platform."""
     written, field = message.backend, "backend"
     if not written and message.platform not in PLATFORMS and message.platform != ENSEMBLE:
@@ -107,8 +109,8 @@ def _rename(message: pb.ModelConfig, directory: Path, backends: Collection[str])
     why = "another name of"
     if name is None:
         near = backend_names.nearest(written, backends)
-        filename = message.default_model_filename
-        present = _present_format(pb.ModelConfig(backend=near, default_model_filename=filename), directory)
+        like = pb.ModelConfig(backend=near, default_model_filename=message.default_model_filename)
+        present = _present_format(like, filenames)
         if present is None or present.backend != near:
             return []
         name, why = backend_names.BackendName(near), f"taken for '{near}', since the model's file is one of"
@@ -121,7 +123,7 @@ def _rename(message: pb.ModelConfig, directory: Path, backends: Collection[str])
     return [((field,), f"{field} '{written}' of model '{message.name}' is {why} backend '{name.backend}'")]
 
 
-def _present_format(message: pb.ModelConfig, directory: Path) -> ModelFormat | None:
+def _present_format(message: pb.ModelConfig, filenames: Sequence[Collection[str]]) -> ModelFormat | None:
     """The format of the model's file, as the configuration names it or as the directory holds it."""
     filename = Path(message.default_model_filename)
     if filename.name:
@@ -130,7 +132,7 @@ def _present_format(message: pb.ModelConfig, directory: Path) -> ModelFormat | N
         return next(same, None) or next(alike, None)
     if message.platform:
         return None
-    for names in _version_contents(directory):
+    for names in filenames:
         for row in FORMATS:
             if row.filename in names and message.backend in ("", row.backend):
                 return row
@@ -139,14 +141,13 @@ def _present_format(message: pb.ModelConfig, directory: Path) -> ModelFormat | N
     return ModelFormat(f"model.{backend}", backend) if backend and not message.backend else None
 
 
-def _version_contents(directory: Path) -> Iterator[set[str]]:
-    """The names in each version directory, lowest version first."""
+def version_filenames(folder: Path) -> list[frozenset[str]]:
+    """The names in the folder of each version of a model, the lowest version first; none if there is no such folder."""
     try:
-        versions = sorted(filter(None, (parse_directory(entry.name) for entry in directory.iterdir())))
-        for version in versions:
-            yield {entry.name for entry in (directory / str(version)).iterdir()}
-    except OSError:  # there is no directory, or it is a file
-        return
+        versions = sorted(filter(None, (parse_directory(entry.name) for entry in folder.iterdir())))
+        return [frozenset(entry.name for entry in (folder / str(version)).iterdir()) for version in versions]
+    except OSError:  # there is no folder, or it is a file
+        return []
 
 
 def validate_platform(message: pb.ModelConfig, directory: str) -> Faults:

@@ -1,6 +1,7 @@
 """From the text of a config.pbtxt to a message, or to a report of everything in it that cannot be read."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from google.protobuf import text_format
@@ -9,13 +10,21 @@ from modserve.pb import inference as pb
 
 from . import walker
 from .problems import Position, Problem, Problems, Source
+from .tokens import tokenize
+
+_FOREIGN = re.compile("[\udc80-\udcff]")
+"""A byte that is not UTF-8, as Python's error handler `surrogateescape` decodes it."""
+_UTF_16 = ("\udcff\udcfe", "\udcfe\udcff")
+"""The byte order marks that a file in UTF-16 begins with."""
 
 
 def parse(text: str, path: Path, name: str) -> tuple[pb.ModelConfig, Source]:
     """The message in the file at `path`, of the model `name`. Bytes that are not UTF-8 are lone surrogates in `text`.
 
-    Raises INVALID_ARG with all problems of syntax and all unknown fields and values.
+    Raises INVALID_ARG with all problems of syntax and all unknown fields and values; of a text that is not UTF-8, with
+    the bytes alone that are to blame.
     """
+    Problems(name, Source(path, text), _foreign_bytes(text)).raise_if_any()
     walk = walker.walk(text, pb.ModelConfig.DESCRIPTOR)
     source = Source(path, text, walk.positions)
     message = pb.ModelConfig()
@@ -29,6 +38,17 @@ def parse(text: str, path: Path, name: str) -> tuple[pb.ModelConfig, Source]:
             problems = [*problems, Problem(refusal, stopped)]
     Problems(name, source, problems).raise_if_any()
     return message, source
+
+
+def _foreign_bytes(text: str) -> Iterator[Problem]:
+    """The first byte that is not UTF-8 of each token; comments may have any encoding."""
+    if text.startswith(_UTF_16):
+        yield Problem("the file is UTF-16; save it as UTF-8", Position(1, 1))
+    elif _FOREIGN.search(text):
+        for token in tokenize(text):
+            if (byte := _FOREIGN.search(token.text)) is not None:
+                problem = f"byte 0x{ord(byte[0]) - 0xDC00:02x} is not UTF-8; save the file as UTF-8"
+                yield Problem(problem, Position(token.line, token.column + byte.start()))
 
 
 def _parse(text: str, message: pb.ModelConfig) -> tuple[str, Position | None]:

@@ -92,7 +92,7 @@ def _cut(token: Token) -> Token:
 
 
 class StringFault(NamedTuple):
-    """A mistake in a string, or in another token that is not text, `offset` characters behind its start."""
+    """A mistake in a string, `offset` characters behind its start."""
 
     token: Token
     offset: int
@@ -104,14 +104,11 @@ class StringFault(NamedTuple):
 def string_faults(tokens: Iterable[Token]) -> Iterator[StringFault]:
     """The mistakes that a string can have wherever it stands."""
     for token in tokens:
-        if token.text.isascii() and not token.is_string:
+        if not token.is_string:
             continue
-        not_text = re.search("[\ud800-\udfff]", token.text)
-        if not_text:
-            yield StringFault(token, not_text.start(), "a byte that is not UTF-8; save as UTF-8")
-        if token.is_string and not token.is_closed_string:
+        if not token.is_closed_string:
             yield StringFault(token, 0, f"a string that starts with {token.text[0]} must end with it on the same line")
-        elif token.is_string:
+        else:
             for escape in _ESCAPE.finditer(token.text[:-1]):
                 if escape["bad"] is not None:
                     text = f"unknown escape {escape[0]} in a string; a backslash itself is written \\\\"

@@ -2,7 +2,8 @@
 
 The folder, in which everything appears by renaming and is whole from then on:
 
-- ``content/<sha256>``: what files contain, read-only.
+- ``content/<sha256>``: what files contain, read-only. Permissions do not stop a model of root's that writes to its own
+  files, which are links to these: their time of modification shows it, and they are fetched anew.
 - ``records/<source>``: which content a file of a store has (`files.RemoteFile.source`), with its size.
 - ``references/<repository>/<model>``: the sources of which a model consists, as the last look has seen it.
 - ``models/<number>/<model>/``: a model's directory, of hard links to contents, as long as a process holds its lock.
@@ -27,7 +28,7 @@ from pathlib import Path
 
 from modserve.core.errors import ModserveError, internal
 
-from .claim import Claim
+from .claim import UNCHANGED_NS, Claim
 
 _FORGOTTEN_S = 30 * 86_400
 
@@ -107,13 +108,14 @@ class Cache:
         return self._content / digest
 
     def find(self, source: str, size: int | None = None) -> str | None:
-        """The digest of a file's content, if it is here, and whole."""
+        """The digest of a file's content, if it is here, whole, and no model has written to it."""
         try:
             digest, recorded = (self._records / source).read_text("ascii").split()
-            there = (self._content / digest).stat().st_size
+            there = (self._content / digest).stat()
+            same = there.st_size == int(recorded) and there.st_mtime_ns == UNCHANGED_NS
         except (OSError, ValueError):
             return None
-        return digest if there == int(recorded) and size in (None, there) else None
+        return digest if same and size in (None, there.st_size) else None
 
     def take(self, source: str, size: int) -> Claim | str | None:
         """The digest of a file that is here; else as `claim`."""

@@ -48,6 +48,11 @@ class ModelFiles:
     def all(self) -> list[RemoteFile]:
         return [file for files in self.by_version.values() for file in files]
 
+    @property
+    def filenames(self) -> list[frozenset[str]]:
+        """The names in the folder of each version, the lowest version first."""
+        return [frozenset(file.path.split("/")[2] for file in self.by_version[version]) for version in self.versions]
+
     def marks(self) -> dict[int | None, tuple[RemoteFile, ...]]:
         return {None: ()} | {version: tuple(sorted(files)) for version, files in self.by_version.items()}
 

@@ -153,7 +153,16 @@ class RemoteRepository:
                     _log.warning("%s; model '%s' stays as it is", error.message, model.name)
                     return last
         path = RemotePath(f"{self.place}/{model.name}")
-        listing = Listing(model.name, self, path, model.versions, content, config_file=config_file, marks=marks)
+        listing = Listing(
+            model.name,
+            self,
+            path,
+            model.versions,
+            content,
+            config_file=config_file,
+            marks=marks,
+            filenames=model.filenames,
+        )
         if not isinstance(content, ModserveError):
             self._last[model.name] = listing
         return listing

@@ -1,9 +1,11 @@
 """Reads archives, whoever made them: only plain files come out, under paths that stay below the repository."""
 
+import lzma
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO, BinaryIO, NamedTuple
 
@@ -17,6 +19,17 @@ _BLOCK_BYTES = 1 << 20
 _MOST_ENTRIES = 100_000
 _LEAST_LIMIT = 1 << 30
 _MOST_TIMES = 100
+_DAMAGE = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    OSError,  # bzip2's data, gzip's checksum
+    EOFError,
+    RuntimeError,  # an encrypted zip
+    NotImplementedError,
+)
+"""What reading an archive raises that is damaged, or no archive."""
 
 
 class ArchiveError(Exception):
@@ -46,48 +59,70 @@ def unpack(archive: BinaryIO, size: int, name: str, cache: Cache) -> Manifest:
     """Take the contents of an archive of `size` bytes into the cache. Blocking. Raises ArchiveError, INTERNAL."""
     limit = max(_LEAST_LIMIT, _MOST_TIMES * size)
     manifest = Manifest()
-    entries = _zip_entries(archive) if name.lower().endswith(".zip") else _tar_entries(archive)
+    entries = _zip_entries(archive) if name.lower().endswith(".zip") else _tar_entries(archive, limit)
     total = 0
-    try:
-        for count, entry in enumerate(entries, 1):
-            if count > _MOST_ENTRIES:
-                raise ArchiveError(f"it has more than {_MOST_ENTRIES} entries")
-            path = entry.path.removesuffix("/")
-            while path.startswith("./"):
-                path = path[2:]
-            if path in ("", "."):
-                continue
-            model = path.partition("/")[0]
-            if problem := trick(path):
-                if trick(model):
-                    raise ArchiveError(f"{problem}, which leads out of it")
-                manifest.problems.setdefault(model, refusal(problem))
-            elif entry.is_folder:
-                manifest.folders.append(path)
-            elif entry.link or entry.file is None:
-                manifest.problems.setdefault(model, f"'{path}' in the archive is a link or a device, not a file")
-            else:
-                digest, length = cache.add(_blocks(entry.file, limit - total))
-                manifest.files.append((path, length, digest))
-                total += length
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
-        raise ArchiveError(f"it is damaged, or no archive of this kind: {error}") from error
+    for count, entry in enumerate(_readable(entries), 1):
+        if count > _MOST_ENTRIES:
+            raise ArchiveError(f"it has more than {_MOST_ENTRIES} entries")
+        path = entry.path.removesuffix("/")
+        while path.startswith("./"):
+            path = path[2:]
+        if path in ("", "."):
+            continue
+        model = path.partition("/")[0]
+        if problem := trick(path):
+            if trick(model):
+                raise ArchiveError(f"{problem}, which leads out of it")
+            manifest.problems.setdefault(model, refusal(problem))
+        elif entry.is_folder:
+            manifest.folders.append(path)
+        elif entry.link or entry.file is None:
+            manifest.problems.setdefault(model, f"'{path}' in the archive is a link or a device, not a file")
+        else:
+            digest, length = cache.add(_blocks(entry.file, limit - total))
+            manifest.files.append((path, length, digest))
+            total += length
     return _inside(manifest)
 
 
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except _DAMAGE as error:
+        raise ArchiveError(f"it is damaged, or no archive of this kind: {error}") from error
+
+
+def _readable(entries: Iterator[_Entry]) -> Iterator[_Entry]:
+    while True:
+        with _reading():
+            entry = next(entries, None)
+        if entry is None:
+            return
+        yield entry
+
+
 def _blocks(file: IO[bytes], left: int) -> Iterator[bytes]:
-    while block := file.read(_BLOCK_BYTES):
+    while True:
+        with _reading():
+            block = file.read(_BLOCK_BYTES)
+        if not block:
+            return
         left -= len(block)
         if left < 0:
             raise ArchiveError(f"unpacked it is more than {_MOST_TIMES} times as large")
         yield block
 
 
-def _tar_entries(archive: BinaryIO) -> Iterator[_Entry]:
+def _tar_entries(archive: BinaryIO, limit: int) -> Iterator[_Entry]:
     with tarfile.open(fileobj=archive, mode="r:*") as tar:
         for member in tar:
             file = tar.extractfile(member) if member.isreg() else None
             yield _Entry(member.name, member.isdir(), not member.isreg(), file)
+        # The checksum of all that is compressed stands behind the archive's own end.
+        if tar.fileobj is not None:
+            for _ in _blocks(tar.fileobj, limit):
+                pass
 
 
 def _zip_entries(archive: BinaryIO) -> Iterator[_Entry]:

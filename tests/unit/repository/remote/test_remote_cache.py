@@ -134,6 +134,22 @@ def test_a_directory_of_a_model(cache: Cache) -> None:
     assert contents(cache) == {one, two}
 
 
+def test_a_model_that_writes_to_its_files(cache: Cache) -> None:
+    """As root, whom permissions do not stop."""
+    digest = put(cache, "s", b"abc")
+    placed = cache.place("m", {"1/model": digest})
+    assert placed is not None
+    path = placed.path / "1" / "model"
+    path.chmod(0o644)
+    path.write_bytes(b"xyz")
+    assert cache.find("s") is None
+    assert put(cache, "s", b"abc") == digest
+    assert cache.find("s") == digest
+    assert cache.content(digest).read_bytes() == b"abc"
+    assert path.read_bytes() == b"xyz"
+    placed.remove()
+
+
 def test_a_directory_without_hard_links(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     def link(*paths: Path) -> None:
         raise PermissionError("no links here")

@@ -61,6 +61,12 @@ async def test_a_look(shop: Shop) -> None:
     assert set(await look(shop, "n", "none", "../m", "..")) == {"n"}
 
 
+async def test_the_names_in_the_folders_of_versions(shop: Shop) -> None:
+    shop.put("m/2/weights/part", b"x")
+    m = (await look(shop))["m"]
+    assert m.filenames == [{"model.onnx"}, {"model.onnx", "weights"}]
+
+
 async def test_only_the_version_that_is_fetched_is_downloaded(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     m = (await look(shop))["m"]
     with caplog.at_level(logging.INFO):

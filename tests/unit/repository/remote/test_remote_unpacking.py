@@ -36,6 +36,22 @@ def zipped(files: Mapping[str, bytes]) -> bytes:
     return packed.getvalue()
 
 
+def zipped_otherwise(kind: int) -> bytes:
+    """A zip whose data is damaged, with a kind of compression."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", kind) as archive:
+        archive.writestr("m/1/model.onnx", bytes(range(256)) * 100)
+    content = bytearray(packed.getvalue())
+    start = content.index(b"model.onnx") + len(b"model.onnx")
+    content[start + 20 : start + 60] = bytes(40)
+    return bytes(content)
+
+
+def with_another_checksum(content: bytes) -> bytes:
+    """Data of gzip that is whole, but for the CRC behind it."""
+    return content[:-8] + bytes(each ^ 0xFF for each in content[-8:-4]) + content[-4:]
+
+
 def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, target
@@ -121,6 +137,12 @@ def test_a_link_in_a_zip(cache: Cache) -> None:
         ("x.zip", zipped(MODEL)[:-40]),
         ("x.zip", zipped(MODEL).replace(b"config", b"CONFIG", 1)[:-1]),
         ("x.tar.gz", b""),
+        ("x.zip", zipped_otherwise(zipfile.ZIP_LZMA)),
+        ("x.zip", zipped_otherwise(zipfile.ZIP_BZIP2)),
+        ("x.tar.gz", with_another_checksum(tar(MODEL))),
+        ("x.tar.gz", tar(MODEL)[:-4]),
+        ("x.tar.xz", tar(MODEL, "w:xz")[:-12]),
+        ("x.tar.bz2", tar(MODEL, "w:bz2")[:-12]),
     ],
 )
 def test_archives_that_are_damaged(cache: Cache, name: str, content: bytes) -> None:
