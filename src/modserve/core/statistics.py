@@ -247,8 +247,8 @@ class ModelStatistics:
                 self.queue_histogram = _bounded(self.queue_histogram, upper_ns)
             elif family == "modserve_compute_duration_seconds":
                 self.compute_histogram = _bounded(self.compute_histogram, upper_ns)
-        bounds = sorted({*self.request_bounds, *self.first_response_histogram.bounds})
-        self.request_histogram = _bounded(self.request_histogram, bounds)
+        both = sorted({*self.request_bounds, *self.first_response_histogram.bounds})
+        self.request_histogram = _bounded(self.request_histogram, both)
 
     def request_durations(self) -> Histogram:
         """Nanoseconds from a request's arrival to its last response."""

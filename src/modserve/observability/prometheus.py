@@ -213,8 +213,8 @@ def model_families(servables: Iterable[Servable], quantiles: Sequence[str] = QUA
         yield family(name, kind, text, rows)
     yield from _engines([(labels.of, model) for labels, model in models])
     for name, text, unit, histogram in _HISTOGRAMS:
-        rows = [(labels.text, histogram(each.statistics, each.config.decoupled)) for labels, each in models]
-        yield histogram_family(name, text, unit, rows)
+        shown = [(labels.text, histogram(each.statistics, each.config.decoupled)) for labels, each in models]
+        yield histogram_family(name, text, unit, shown)
     yield from _summaries(models, quantiles)
 
 

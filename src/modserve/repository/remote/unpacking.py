@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import IO, BinaryIO, NamedTuple
+from typing import IO, BinaryIO, NamedTuple, Protocol
 
 from modserve.core.loading import CONFIG_FILE
 from modserve.core.version import parse_directory
@@ -102,7 +102,11 @@ def _readable(entries: Iterator[_Entry]) -> Iterator[_Entry]:
         yield entry
 
 
-def _blocks(file: IO[bytes], left: int) -> Iterator[bytes]:
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+def _blocks(file: _Readable, left: int) -> Iterator[bytes]:
     while True:
         with _reading():
             block = file.read(_BLOCK_BYTES)
