@@ -189,7 +189,7 @@ MARKS = ("[0]", "0", '"0"', "[[0]]")
 
 @pytest.mark.parametrize("mark", MARKS)
 def test_marks_that_a_client_writes_are_none(mark: str) -> None:
-    """The one key in its plain spelling is not the input's: that one is spelled otherwise, and has what marks a slot."""
+    """The only key in its plain spelling is not the input's, whose own is spelled otherwise and has a mark's value."""
     text = '{"inputs":[{"name":"A","datatype":"INT32","shape":[1],"d\\u0061ta":%s,"more":{"data":[5]}}]}'
     first, other = (text % mark for mark in (mark, mark.replace("0", "7")))
     heads = JsonHeads()
@@ -198,10 +198,8 @@ def test_marks_that_a_client_writes_are_none(mark: str) -> None:
 
 
 def test_the_marks_of_several_inputs_are_none() -> None:
-    inputs = ",".join(
-        '{"name":"%s","datatype":"INT32","shape":[1],"d\\u0061ta":[%d],"more":{"data":[%d]}}' % each
-        for each in (("A", 0, 5), ("B", 1, 6))
-    )
+    one = '{"name":"NAME","datatype":"INT32","shape":[1],"d\\u0061ta":[0],"more":{"data":[5]}}'
+    inputs = one.replace("NAME", "A") + "," + one.replace("NAME", "B").replace("[0]", "[1]").replace("[5]", "[6]")
     text = f'{{"inputs":[{inputs}]}}'
     heads = JsonHeads()
     assert [outcome(text, heads) for _ in range(4)] == [outcome(text)] * 4
