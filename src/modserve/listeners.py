@@ -103,6 +103,7 @@ class Listeners:
                 tasks,
                 reuse_port=member is not None,
                 openmetrics=OpenMetrics(partial(render, True), prometheus.OPENMETRICS, page.has_exemplars),
+                allow_host=settings.http.allow_host,
             )
 
     def _connections(self) -> dict[str, int]:

@@ -17,7 +17,7 @@ from wire import SECONDS, Ask, binary_request, connect, infer_path
 
 CLIENTS = 40
 FAREWELL = 0.9
-"""Seconds after the signal in which a request on an idle connection is still served: the server waits a little longer."""
+"""Seconds after the signal in which a request on an idle connection is still served; the server waits a bit longer."""
 BODY, HEADERS = binary_request(Ask())
 CALLS: dict[str, Callable[[HTTPConnection], None]] = {
     "infer": lambda to: to.request("POST", infer_path("simple"), BODY, HEADERS),

@@ -17,7 +17,7 @@ responses and ends what takes too long. Its state:
   what was sent ahead, and for what the client has not taken.
 
 Any phase goes with or without a call and with or without a blockage; but LAST without a call only lingers.
-When the server stops (`context.closing`), the next response says that it is the last one; its connection is LAST by then.
+When the server stops (`context.closing`), the next response says that it is the last one: the phase is LAST by then.
 Only `advance` reads requests. It stops while there is a call or a blockage, and when the time for this turn of the
 event loop is over; then `_done`, `resume_writing` or the loop's next turn call it again. The one exception is in
 `data_received`: a whole inference whose head is known byte for byte goes past the reader.

@@ -19,6 +19,7 @@ from mypy_extensions import mypyc_attr
 
 from modserve.core import trace_context
 from modserve.core.memory import MemoryBudget
+from modserve.frontends import browsers
 from modserve.protocol import header_forwarding
 from modserve.protocol.http import deadlines, infer_request
 from modserve.protocol.http.request_head import RequestHead
@@ -39,8 +40,9 @@ _LONGEST = 4096
 
 _INFERENCE = b"POST /v2/models/"
 _ORDINARY = frozenset(
-    {b"accept-encoding", b"connection", b"content-encoding", b"host", b"origin", infer_request.HEADER_LENGTH.encode()}
+    {b"accept-encoding", b"connection", b"content-encoding", b"host", infer_request.HEADER_LENGTH.encode()}
     | deadlines.RAW_HEADERS
+    | browsers.MARKS
 )
 _UNUSUAL = frozenset({b"content-length", b"expect", b"proxy-connection", b"transfer-encoding", b"upgrade"})
 """Together with the headers above, all that the parser and `read_head` look at. A Content-Length is usual, but only the

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from modserve.frontends import browsers
 from modserve.frontends.certificates import Certificates
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.rest.identified import logged_app
@@ -69,6 +70,7 @@ class HttpListener:
         for listening in self._socket.sockets:
             keep_alive(listening)
         context.start_ticking()
+        browsers.learn_names()
         port: int = self._socket.sockets[0].getsockname()[1]
         return port
 
