@@ -13,7 +13,10 @@ from wire import HOST, SECONDS, Ask, binary_request, channel, http, infer_path, 
 SECRET = "c0ffee-secret-5f3a"
 """In all of the headers below: nothing else that is sent has it."""
 HEADERS = {"Authorization": f"Bearer {SECRET}", "X-Api-Key": SECRET, "Cookie": f"session={SECRET}", "Admin-Key": SECRET}
-METADATA = [*((name.lower(), value) for name, value in HEADERS.items()), ("triton-grpc-protocol-admin-key", SECRET)]
+METADATA: list[tuple[str, str | bytes]] = [
+    *((name.lower(), value) for name, value in HEADERS.items()),
+    ("triton-grpc-protocol-admin-key", SECRET),
+]
 METADATA += [("secret-bin", SECRET.encode())]
 OPTIONS = [
     "--log-verbose=9",
@@ -45,10 +48,8 @@ def call_everything(server: ServerProcess, model: str) -> None:
         for name in (model, "no_such_model"):
             _outcome(service.ModelInfer, message(Ask(model=name)))
             _outcome(lambda ask, **more: list(service.ModelStreamInfer(iter([ask]), **more)), message(Ask(model=name)))
-        unknown = opened.unary_unary("/inference.GRPCInferenceService/Unknown")
-        _outcome(unknown, b"")
-        index = opened.unary_unary("/inference.GRPCInferenceService/RepositoryIndex")
-        _outcome(index, b"")
+        for method in ("Unknown", "RepositoryIndex"):
+            _outcome(opened.unary_unary(f"/inference.GRPCInferenceService/{method}", None, None), b"")
 
 
 def _outcome(call: Any, request: Any) -> None:

@@ -88,7 +88,7 @@ def send(
     mode: str = "cors",
 ) -> tuple[int, str]:
     """What a page's script gets to see of a request: 0 for nothing."""
-    status, text = browser.execute_async_script(SEND, address, method, body, headers or {}, mode)  # type: ignore[no-untyped-call]
+    status, text = browser.execute_async_script(SEND, address, method, body, headers or {}, mode)
     return status, text
 
 
@@ -122,7 +122,7 @@ def test_another_port_of_this_machine_is_another_origin(
 
 def test_a_stranger_s_form_orders_nothing(browser: webdriver.Chrome, server: ServerProcess, pages: int) -> None:
     browser.get(f"http://{STRANGER}:{pages}/")
-    browser.execute_script(  # type: ignore[no-untyped-call]
+    browser.execute_script(
         """
         const form = document.createElement("form");
         form.method = "post"; form.enctype = "text/plain"; form.action = arguments[0];

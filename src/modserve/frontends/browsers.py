@@ -91,10 +91,10 @@ def order_refusal(
             return ""
     elif site in _OWN_SITES:
         return ""
-    of = f"of '{_shown(text)}'" if text else "of another site"
-    return (
-        f"a page {of} may order nothing of this server: --http-cors-allow-origin={_shown(text) or 'ORIGIN'} allows it"
-    )
+    if not text:
+        return "a page of another site may order nothing of this server: --http-cors-allow-origin=ORIGIN allows it"
+    shown = _shown(text)
+    return f"a page of '{shown}' may order nothing of this server: --http-cors-allow-origin={shown} allows it"
 
 
 def _is_own(origin: str, host: str, secure: bool) -> bool:

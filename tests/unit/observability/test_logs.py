@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kept_logging import kept_logging
 from modserve.core.log_settings import LogFormat, LogSettings
 from modserve.observability.logging import Logs
 from modserve.workers.place import Place
@@ -21,12 +22,8 @@ LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.C
 
 @pytest.fixture(autouse=True)
 def untouched_logging() -> Iterator[None]:
-    root, ours = logging.getLogger(), logging.getLogger("modserve")
-    handlers, level, our_level = root.handlers[:], root.level, ours.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    ours.setLevel(our_level)
+    with kept_logging():
+        yield
 
 
 def written(capsys: pytest.CaptureFixture[str]) -> str:

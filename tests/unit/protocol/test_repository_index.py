@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -116,10 +117,17 @@ def test_long_files_are_decoded_in_pieces(more: int, monkeypatch: pytest.MonkeyP
     content = os.urandom(LONG + more)
     parsed, decoded = list[int](), list[int]()
     parse, decode = json_text.parse_any, base64.b64decode
-    monkeypatch.setattr(json_text, "parse_any", lambda text, *rest: (parsed.append(len(text)), parse(text, *rest))[1])
-    monkeypatch.setattr(
-        base64, "b64decode", lambda text, validate: (decoded.append(len(text)), decode(text, validate=validate))[1]
-    )
+
+    def parse_and_count(text: bytes, origin: Callable[[int], int]) -> object:
+        parsed.append(len(text))
+        return parse(text, origin)
+
+    def decode_and_count(text: bytes, validate: bool) -> bytes:
+        decoded.append(len(text))
+        return decode(text, validate=validate)
+
+    monkeypatch.setattr(json_text, "parse_any", parse_and_count)
+    monkeypatch.setattr(base64, "b64decode", decode_and_count)
     parameters = repository.load_json(body_of(long=base64.b64encode(content).decode(), short="QUJD"))
     assert parameters == repository.LoadParameters('{"name": "x"}', {"1/long": content, "1/short": b"ABC"})
     assert max(parsed) < 1000
