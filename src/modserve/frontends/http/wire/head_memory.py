@@ -70,7 +70,7 @@ class HeadMemory:
         self._traced = traced
         restriction = options.restrictions.get("inference")
         self._ordinary = _ORDINARY if restriction is None else _ORDINARY | {restriction.name.lower().encode()}
-        names = b"|".join(map(re.escape, sorted(self._ordinary | _UNUSUAL)))
+        names = _any_of(self._ordinary | _UNUSUAL)
         self._irrelevant = re.compile(
             rb"\r\n(?!(?i:%b):)[!#$%%&'*+.^_`|~0-9A-Za-z-]++:[\t\x20-\x7e\x80-\xff]*+(?=\r\n)" % names
         )
@@ -129,6 +129,14 @@ class HeadMemory:
                 trace_context.add(traced, lower, value)
         forwarded = header_forwarding.matching(self._pattern, pairs)
         return head.with_own(forwarded, trace_context.of_values(traced) if traced else None, request_id(own_id))
+
+
+def _any_of(names: frozenset[bytes]) -> bytes:
+    """A pattern for these names. Those that begin alike are only tried where one may be: most lines are none of them."""
+    groups: dict[bytes, list[bytes]] = {}
+    for name in sorted(names):
+        groups.setdefault(name[:1], []).append(re.escape(name[1:]))
+    return b"|".join([b"%b(?:%b)" % (re.escape(first), b"|".join(rests)) for first, rests in groups.items()])
 
 
 def _keep(memory: dict[KeyT, ValueT], key: KeyT, value: ValueT) -> None:
