@@ -132,7 +132,7 @@ class HeadMemory:
 
 
 def _any_of(names: frozenset[bytes]) -> bytes:
-    """A pattern for these names. Those that begin alike are only tried where one may be: most lines are none of them."""
+    """A pattern for these names. Those that begin alike are only tried where one may be: most lines are none."""
     groups: dict[bytes, list[bytes]] = {}
     for name in sorted(names):
         groups.setdefault(name[:1], []).append(re.escape(name[1:]))
