@@ -85,7 +85,7 @@ def _below_the_model(name: str) -> PurePosixPath:
     """Raises INVALID_ARG."""
     parts: list[str] = []
     for part in name.split("/"):
-        if part == ".." and parts:
+        if part == ".." and parts and parts[-1] != "..":
             parts.pop()
         elif part not in ("", "."):
             parts.append(part)

@@ -10,7 +10,25 @@ from modserve.repository import overrides
 
 @pytest.mark.parametrize(
     "path",
-    ["", "..", "../x", "/../x", "1/../../x", "1/../..", "1/", "1/.", "1/x/..", "1\\x", "1/\0", "/", "//", "."],
+    [
+        "",
+        "..",
+        "../x",
+        "../../x",
+        "../../../x",
+        "1/../../../x",
+        "/../x",
+        "1/../../x",
+        "1/../..",
+        "1/",
+        "1/.",
+        "1/x/..",
+        "1\\x",
+        "1/\0",
+        "/",
+        "//",
+        ".",
+    ],
 )
 def test_paths_outside_the_model(path: str) -> None:
     with pytest.raises(ModserveError) as caught:
