@@ -169,20 +169,20 @@ class InferenceServer(Server):
     ) -> None:
         await self.shut_down()
 
-    async def shut_down(self) -> bool:
-        """Finish what is in flight for at most `exit_timeout_secs`, then unload; False if the time was too short.
+    async def shut_down(self, seconds: float | None = None) -> bool:
+        """Finish what is in flight, then unload, in so many `seconds` at most; False if the time was too short.
 
-        May be called again: there is one end, and its outcome.
+        Without them it is `exit_timeout_secs`. May be called again: there is one end, and its outcome.
         """
         async with self._ending:
             if self._ended_in_time is None:
-                self._ended_in_time = await self._end()
+                self._ended_in_time = await self._end(self.settings.exit_timeout_secs if seconds is None else seconds)
         return self._ended_in_time
 
-    async def _end(self) -> bool:
+    async def _end(self, seconds: float) -> bool:
         self._caching.ending()
         try:
-            async with asyncio.timeout(self.settings.exit_timeout_secs):
+            async with asyncio.timeout(seconds):
                 await self.drain()
         except TimeoutError:
             # Engines may hang in a call; their threads are daemons, and the process need not wait for them.

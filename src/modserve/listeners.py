@@ -44,7 +44,7 @@ class Ports:
 
 
 _FAREWELL = 1.0
-"""Seconds in which clients with idle connections may send a last request to a worker that ends."""
+"""Seconds in which clients with idle HTTP connections may send a last request; at most half the time for the stop."""
 
 
 class Listeners:
@@ -82,6 +82,7 @@ class Listeners:
                 tasks,
                 reuse_port=member is not None,
                 openmetrics=OpenMetrics(partial(render, True), prometheus.OPENMETRICS, page.has_exemplars),
+                allow_host=settings.http.allow_host,
             )
 
     def _connections(self) -> dict[str, int]:
@@ -104,14 +105,16 @@ class Listeners:
             self._server.metrics_place = f"port {metrics}, path /metrics" if metrics else ""
         return Ports(http, grpc, metrics)
 
-    async def drain(self, shut_down: Callable[[], Coroutine[None, None, bool]]) -> bool:
-        """Stop in order: take what has arrived, not ready, accept nothing, finish, unload, metrics last.
+    async def drain(self, shut_down: Callable[[float], Coroutine[None, None, bool]]) -> bool:
+        """Stop in order: not ready, serve what is on its way, accept nothing, finish, unload, metrics last.
 
-        `shut_down` finishes and unloads; False, which is returned, if the time was too short for it.
+        `shut_down` finishes and unloads in so many seconds; False, which is returned, if that was too short.
         """
-        grace = self._settings.exit_timeout_secs
+        grace = float(self._settings.exit_timeout_secs)
         if self._member is not None:
             await self._retire(self._member, grace)
+        else:
+            grace -= await self._say_goodbye(grace)
         if self._grpc:
             await self._grpc.take_backlog()
         keepers = self._server.sequence_keepers()
@@ -121,7 +124,7 @@ class Listeners:
         async with asyncio.TaskGroup() as stopping:
             if self._grpc:
                 stopping.create_task(_stop_grpc(self._grpc, grace, keepers))
-            drained = stopping.create_task(shut_down())
+            drained = stopping.create_task(shut_down(grace))
         await self.stop()
         in_time = drained.result()
         if not in_time:
@@ -133,13 +136,25 @@ class Listeners:
 
         Clients with sequences on gRPC streams keep these until they end.
         """
-        self._server.retire()
+        self._server.retire(ready=True)
         async with asyncio.TaskGroup() as retiring:
             if self._http:
                 retiring.create_task(self._http.retire(min(_FAREWELL, grace / member.place.count / 2)))
             if self._grpc and not self._server.sequence_keepers():
                 await self._grpc.take_backlog()
                 retiring.create_task(self._grpc.stop(grace))
+
+    async def _say_goodbye(self, grace: float) -> float:
+        """Take no new HTTP connections, and give the clients of those that are idle time for a last request.
+
+        The seconds that it took: none if there are no such connections.
+        """
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        self._server.retire(ready=False)
+        if self._http:
+            await self._http.retire(min(_FAREWELL, grace / 2))
+        return loop.time() - begun
 
     async def stop(self) -> None:
         """Close whatever is open, at once."""

@@ -81,7 +81,9 @@ class Server:
         self.loop: asyncio.AbstractEventLoop | None = None
         """The event loop that it runs on, once it has begun to load."""
         self.retiring = False
-        """One of several workers, which leaves the ports to the others: it finishes what has arrived, and stops."""
+        """It is about to stop: what arrives is still served, and those who watch are told."""
+        self.leaving = False
+        """It is about to stop, or stops, with nobody to take its place."""
         self.changes = Changes()
         """Notified whenever the readiness of the server or of a model may have changed."""
         self._table = manager.table
@@ -238,7 +240,9 @@ class Server:
     @property
     def ready(self) -> bool:
         """Whether inference may be sent: running, and (strictly) every model version READY or unloaded on purpose."""
-        return self.phase is Phase.RUNNING and not (self._strict_readiness and self._table.unready())
+        if self.phase is not Phase.RUNNING or self.leaving:
+            return False
+        return not (self._strict_readiness and self._table.unready())
 
     def model_ready(self, name: str, version: int | None) -> bool:
         """Whether a model (version) takes requests, as far as the server knows. Raises NOT_FOUND if it is not there."""
@@ -368,14 +372,18 @@ class Server:
             self.phase = Phase.RUNNING
             self.changes.notify()
 
-    def retire(self) -> None:
-        """Say to those who watch that this server is about to stop; all else goes on."""
+    def retire(self, ready: bool) -> None:
+        """Say to those who watch that this server is about to stop, and `ready` no more, unless others take its place.
+
+        All else goes on.
+        """
         self.retiring = True
+        self.leaving = not ready
         self.changes.notify()
 
     def stop_accepting(self) -> None:
         """Not ready from now on, and nothing new is accepted; what was accepted goes on."""
-        self.phase = Phase.STOPPING
+        self.phase, self.leaving = Phase.STOPPING, True
         self.changes.notify()
 
     async def drain(self) -> None:

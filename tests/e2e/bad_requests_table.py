@@ -1483,7 +1483,7 @@ CONTROL: dict[str, Row] = {
     "load: a file outside": Row(
         post("/v2/repository/models/simple/load", {"parameters": {"config": "{}", "file:../x": "QUJD"}}),
         INVALID,
-        "invalid path '../x' of a file override: expected '<version>/<path>', a path inside the model's directory without '..'",
+        "invalid path '../x' of a file override: expected '<version>/<path>', the path of a file inside the model's directory",
     ),
     "load: a name that is a path": Row(
         post("/v2/repository/models/..%2Fx/load"),

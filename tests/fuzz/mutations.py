@@ -67,6 +67,24 @@ def _json(data: bytes, choose: random.Random) -> bytes:
     return _dumped(document)
 
 
+def _alike(data: bytes, choose: random.Random) -> bytes:
+    """Two requests, of which the second is the first cut somewhere, or with something of its own."""
+    first, _, second = data.partition(b"\0")
+    if choose.random() < 0.2:
+        first = _json(first, choose)
+    kind = choose.randrange(4)
+    if kind == 0:
+        second = first[: choose.randrange(len(first) + 1)]
+    elif kind == 1:  # cut behind one of the marks of JSON, where readers stop
+        ends = [end for end, byte in enumerate(first, 1) if byte in b'[]{}":, ']
+        second = first[: choose.choice(ends)] if ends else first
+    elif kind == 2:
+        second = _bytes(first, choose)
+    else:
+        second = _json(second or first, choose)
+    return first + b"\0" + second
+
+
 def _dumped(document: Any) -> bytes:
     text = json.dumps(document).replace(json.dumps(_HUGE), "9" * 5000)
     return text.encode()
@@ -296,6 +314,7 @@ def _blocks(data: bytes, choose: random.Random) -> bytes:
 
 _STRUCTURES: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "http_json": _json,
+    "http_json_alike": _alike,
     "http_binary": _binary,
     "bytes_tensor": _bytes,
     "grpc_message": _message,

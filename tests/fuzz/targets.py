@@ -137,6 +137,30 @@ def http_json(data: bytes) -> None:
     _answer(*requests[-1])
 
 
+def http_json_alike(data: bytes) -> None:
+    """Two requests in JSON, a zero byte between them: what is remembered of the first changes nothing of the second."""
+    first, _, second = data.partition(b"\0")
+    heads = JsonHeads()
+    for _ in range(2):
+        try:
+            infer_request.decode_request("model", None, first, None, _ONE_SECOND_NS, _Region, _MAX_JSON, heads)
+        except ModserveError:
+            break
+    outcomes: list[object] = []
+    for each in (heads, None):
+        try:
+            request, reply = infer_request.decode_request(
+                "model", None, second, None, _ONE_SECOND_NS, _Region, _MAX_JSON, each
+            )
+        except ModserveError as error:
+            outcomes.append((error.code, error.message))
+            continue
+        inputs = [(name, each.datatype, each.shape, bytes(each.raw)) for name, each in request.inputs.items()]
+        outcomes.append((inputs, request.outputs, repr(request.parameters), request.id, reply))
+    assert outcomes[0] == outcomes[1]
+    infer_request.decode_request("model", None, second, None, _ONE_SECOND_NS, _Region, _MAX_JSON)
+
+
 def http_binary(data: bytes) -> None:
     """A line with the header's length, and a body with binary tensor data."""
     line, _, body = data.partition(b"\n")
@@ -259,6 +283,7 @@ def control_body(data: bytes) -> None:
 
 _TARGETS: dict[str, tuple[Target, frozenset[Code]]] = {
     "http_json": (http_json, _BLAMES_CLIENT),
+    "http_json_alike": (http_json_alike, _BLAMES_CLIENT),
     "http_binary": (http_binary, _BLAMES_CLIENT),
     "bytes_tensor": (bytes_tensor, _BLAMES_CLIENT),
     "grpc_message": (grpc_message, _BLAMES_CLIENT),

@@ -14,6 +14,7 @@ from typing import Any, cast
 import onnxruntime
 import pytest
 
+from kept_logging import kept_logging
 from modserve import InferenceServer, Ports, Settings, __main__, __version__, app, cli
 from modserve.commands.table import COMMANDS
 from modserve.core.lifecycle import IndexEntry, State
@@ -128,11 +129,8 @@ def test_a_wrong_command_line(
 @pytest.fixture
 def untouched_logging() -> Iterator[None]:
     """What installing the log changes is put back."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    with kept_logging():
+        yield
 
 
 def loaded(

@@ -65,6 +65,7 @@ OWN_OPTIONS = [
     "example",
     "grpc-max-concurrent-streams",
     "grpc-max-message-size",
+    "http-allow-host",
     "http-client-timeout",
     "http-cors-allow-origin",
     "http-idle-timeout",
@@ -257,6 +258,11 @@ def test_defaults_are_tritonserver_s_ports_on_all_addresses() -> None:
             ["--http-cors-allow-origin=https://Page.example:8443", "--http-cors-allow-origin", "null"],
             "http_cors_allow_origin",
             frozenset({"https://page.example:8443", "null"}),
+        ),
+        (
+            ["--http-allow-host=Models.Example.", "--http-allow-host", "[::1]"],
+            "http_allow_host",
+            frozenset({"models.example", "[::1]"}),
         ),
         (["--trace-config=triton,file=a,b=c.json"], "trace_file", "a,b=c.json"),
         (["--trace-config=TRITON,log-frequency=5"], "trace_log_frequency", 5),
@@ -869,6 +875,16 @@ def test_a_remote_repository_as_a_path() -> None:
             ["--http-cors-allow-origin=page.example"],
             "option '--http-cors-allow-origin': not an origin; expected '*', or '<scheme>://<host>' with ':<port>' if "
             "it has one, got: page.example",
+        ),
+        (
+            ["--http-allow-host=http://models.example"],
+            "option '--http-allow-host': not the name of a host; expected '*', or a name without scheme and port, got: "
+            "http://models.example",
+        ),
+        (
+            ["--http-allow-host=models.example:8000"],
+            "option '--http-allow-host': not the name of a host; expected '*', or a name without scheme and port, got: "
+            "models.example:8000",
         ),
         (
             ["--http-port=-1", "--grpc-port=-2"],

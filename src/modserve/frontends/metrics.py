@@ -9,6 +9,7 @@ from typing import NamedTuple
 import uvicorn
 from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, HTTPScope, Scope
 
+from modserve.frontends import browsers
 from modserve.frontends.offload import on_thread
 from modserve.protocol import compression
 
@@ -60,6 +61,7 @@ class MetricsListener:
         tasks: asyncio.TaskGroup,
         reuse_port: bool = False,
         openmetrics: OpenMetrics | None = None,
+        allow_host: frozenset[str] = frozenset(),
     ) -> None:
         self._render = render
         self._content_type = content_type.encode()
@@ -68,6 +70,7 @@ class MetricsListener:
         self._tasks = tasks
         self._reuse_port = reuse_port
         self._openmetrics = openmetrics
+        self._allow_host = allow_host | {address}
         self._server: _Uvicorn | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -92,6 +95,10 @@ class MetricsListener:
     async def _app(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         if scope["type"] != "http":
             return
+        refusal = browsers.name_refusal(_header(scope, b"host").encode("latin-1"), _marks(scope), self._allow_host)
+        if refusal:
+            await _respond(send, 403, [(b"content-type", b"text/plain; charset=utf-8")], refusal.encode())
+            return
         body, kind = _WHERE if scope["path"] == "/" else b"", self._content_type
         if scope["path"] == "/metrics":
             other = self._openmetrics
@@ -106,9 +113,17 @@ class MetricsListener:
             # The page of a hundred models is a megabyte of text that hardly differs from line to line.
             body = await on_thread(compression.encode, [body], encoding)
             headers.append((b"content-encoding", encoding.encode()))
-        headers.append((b"content-length", b"%d" % len(body)))
-        await send({"type": "http.response.start", "status": 200, "headers": headers, "trailers": False})
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+        await _respond(send, 200, headers, body)
+
+
+async def _respond(send: ASGISendCallable, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    headers.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": status, "headers": headers, "trailers": False})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _marks(scope: HTTPScope) -> dict[bytes, bytes]:
+    return {name: value for name, value in scope["headers"] if name in browsers.MARKS}
 
 
 def _header(scope: HTTPScope, name: bytes) -> str:

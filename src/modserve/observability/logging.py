@@ -13,6 +13,9 @@ from .log_formats import formatter
 
 _log = logging.getLogger(__name__)
 
+_OURS = "modserve"
+"""The logger above all of ours."""
+
 _ERASE = "\r\x1b[K"
 """Goes back to the beginning of a terminal's line, and empties it."""
 
@@ -83,15 +86,15 @@ class Logs:
 
         A file that was moved away or removed, as those do who rotate logs, is opened anew under its name.
 
-        Replaces the handlers of Python's root logger. Raises OSError if the file cannot be opened.
+        Replaces the handlers of Python's root logger. Other packages are heard from WARNING on, whatever the settings
+        say, unless they set the level of their own loggers. Raises OSError if the file cannot be opened.
         """
         file = self.settings.file
         self._handler = _File(file, encoding="utf-8", errors="backslashreplace") if file else _Stream(sys.stderr)
         self._handler.addFilter(self._is_enabled)
         logging.getLogger().handlers[:] = [self._handler]
-        # Verbose logging is about modserve: these libraries would log every connection.
-        for name in ("asyncio", "uvicorn", "grpc"):
-            logging.getLogger(name).setLevel(logging.WARNING)
+        # The levels are about modserve. Libraries would log every connection, and hpack every header, secrets included.
+        logging.getLogger().setLevel(logging.WARNING)
         self.change(self.settings)
 
     def change(self, settings: LogSettings) -> None:
@@ -106,7 +109,7 @@ class Logs:
         if self._handler is not None:
             multiline = settings.multiline == "true" or (settings.multiline == "auto" and self.terminal)
             self._handler.setFormatter(formatter(settings.format, multiline))
-            logging.getLogger().setLevel(logging.DEBUG if settings.verbose_level else logging.INFO)
+            logging.getLogger(_OURS).setLevel(logging.DEBUG if settings.verbose_level else logging.INFO)
         self.on_change(settings)
 
     def reopen(self) -> None:

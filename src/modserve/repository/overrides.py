@@ -59,20 +59,40 @@ def check_model_name(name: str) -> None:
         raise invalid(f"invalid model name '{name}', model name must not contain path traversal characters")
 
 
-def check_files(files: Mapping[str, bytes]) -> None:
-    """Raises INVALID_ARG for a path that is outside the model's directory, or that is the directory of another path."""
-    seen: dict[PurePosixPath, str] = {}
-    for name in files:
+def normalized(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The files by their paths below the model's directory, which Triton takes a path to be, whatever it begins with.
+
+    Raises INVALID_ARG for a path that leaves that directory or names no file in it, for two that are the same file, and
+    for one that is the directory of another.
+    """
+    contents: dict[str, bytes] = {}
+    names: dict[PurePosixPath, str] = {}
+    for name, content in files.items():
         _check_size(name)
-        parts = name.split("/")
-        if "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
-            expected = "'<version>/<path>', a path inside the model's directory without '..'"
-            raise invalid(f"invalid path '{name}' of a file override: expected {expected}")
-        seen[PurePosixPath(name)] = name
-    for path in seen:
+        path = _below_the_model(name)
+        if path in names:
+            raise invalid(f"file overrides '{names[path]}' and '{name}' are the same file")
+        names[path] = name
+        contents[str(path)] = content
+    for path, name in names.items():
         for above in path.parents:
-            if above in seen:
-                raise invalid(f"file override '{seen[above]}' is a directory of file override '{path}', too")
+            if above in names:
+                raise invalid(f"file override '{names[above]}' is a directory of file override '{name}', too")
+    return contents
+
+
+def _below_the_model(name: str) -> PurePosixPath:
+    """Raises INVALID_ARG."""
+    parts: list[str] = []
+    for part in name.split("/"):
+        if part == ".." and parts and parts[-1] != "..":
+            parts.pop()
+        elif part not in ("", "."):
+            parts.append(part)
+    if "\\" in name or "\0" in name or ".." in parts or name.rpartition("/")[2] in ("", ".", ".."):
+        expected = "'<version>/<path>', the path of a file inside the model's directory"
+        raise invalid(f"invalid path '{name}' of a file override: expected {expected}")
+    return PurePosixPath(*parts)
 
 
 def _check_size(path: str) -> None:
@@ -104,7 +124,7 @@ def _shown(text: str) -> str:
 
 def write(name: str, files: Mapping[str, bytes]) -> TemporaryRepository:
     """A repository with one model of `files`, for the caller to release. Blocking. Raises INVALID_ARG or INTERNAL."""
-    check_files(files)
+    files = normalized(files)
     repository = None
     try:
         repository = TemporaryRepository({path: hashlib.sha256(content).digest() for path, content in files.items()})

@@ -85,6 +85,13 @@ class HttpSettings(FrontEndSettings):
     )
     idle_timeout: Count = option(620, "Seconds for which a connection without a request stays open; 0: for ever.")
     console: bool = option(True, "Serve a live console to browsers, at / and /console.", "console")
+    allow_host: values.Hosts = option(
+        frozenset(),
+        "Name by which browsers may call the server, beside addresses and the machine's own names; may be repeated; * "
+        "for any.",
+        value="NAME",
+        several=True,
+    )
     cors_allow_origin: values.Origins = option(
         frozenset(),
         "Origin whose pages may call the server from a browser; may be repeated; * for any.",

@@ -293,6 +293,15 @@ def _origin(text: str) -> str:
     return text.lower()
 
 
+_HOST = re.compile(r"\*|\[[0-9A-Fa-f:.]+\]|[^\s/?#,@*:\[\]]+")
+
+
+def _host(text: str) -> str:
+    if not _HOST.fullmatch(text):
+        raise ValueError("not the name of a host; expected '*', or a name without scheme and port")
+    return text.lower().rstrip(".")
+
+
 _PAIR = TypeAdapter(tuple[str, str])
 
 
@@ -335,6 +344,8 @@ BackendOptions = Annotated[Mapping[str, Mapping[str, str]], BeforeValidator(_by_
 HeaderPattern = Annotated[re.Pattern[str] | None, BeforeValidator(_pattern_or_none)]
 Origin = Annotated[str, AfterValidator(_origin)]
 Origins = Annotated[frozenset[Origin], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
+Host = Annotated[str, AfterValidator(_host)]
+Hosts = Annotated[frozenset[Host], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
 Restrictions: TypeAlias = Mapping[str, Restriction]
 HttpRestrictions = Annotated[Restrictions, BeforeValidator(partial(_restrictions, "api", http_restrictions))]
 GrpcRestrictions = Annotated[Restrictions, BeforeValidator(partial(_restrictions, "protocol", grpc_restrictions))]

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,11 +119,11 @@ async def test_one_page_too_many_is_refused(stage: Stage) -> None:
     assert not stage.sampler.running
 
 
-@pytest.mark.parametrize("how", ["stop_accepting", "retire"])
-async def test_the_pages_end_when_the_server_stops(stage: Stage, how: str) -> None:
+@pytest.mark.parametrize("how", [Server.stop_accepting, partial(Server.retire, ready=False)], ids=["stop", "retire"])
+async def test_the_pages_end_when_the_server_stops(stage: Stage, how: Callable[[Server], None]) -> None:
     page = stage.sampler.open()
     await next_event(page)
-    getattr(stage.server, how)()
+    how(stage.server)
     assert await next_event(page) == ("end", {"reason": "the server is stopping"})
     assert await page.next() == b""
     with pytest.raises(ModserveError) as refusal:

@@ -10,10 +10,10 @@ from modserve.settings import HttpSettings
 
 PAGE = "https://page.example:8443"
 OTHER = "https://other.example"
-EXPOSED = "Inference-Header-Content-Length, Retry-After, Server-Timing"
+EXPOSED = "Inference-Header-Content-Length, Retry-After, Server-Timing, X-Request-ID"
 ANY = {"access-control-allow-origin": "*", "access-control-expose-headers": EXPOSED}
 ECHO = {"access-control-allow-origin": PAGE, "access-control-expose-headers": EXPOSED, "vary": "Origin"}
-PREFLIGHT = {"access-control-allow-methods": "GET, HEAD, POST, OPTIONS", "access-control-max-age": "600"}
+PREFLIGHT = {"access-control-allow-methods": "GET, HEAD, POST, DELETE, OPTIONS", "access-control-max-age": "600"}
 ASKING = [(b"access-control-request-method", b"POST"), (b"access-control-request-headers", b"content-type,x-a")]
 
 

@@ -63,6 +63,23 @@ async def test_each_write_is_short_and_the_bytes_are_all_there(tmp_path: Path, m
         assert [answer.status for answer in client.answers] == [200, 200], "the next response follows"
 
 
+async def test_a_stop_in_the_middle_leaves_the_connection_open_for_one_more(tmp_path: Path) -> None:
+    """The head that was sent says nothing of an end."""
+    async with stage(tmp_path) as on:
+        client = on.connect()
+        on.loader.loaded[ModelId("echo", 1)].automatic = False
+        ask(on, client).answer_all()
+        assert isinstance(client.connection._call, LongResponse)
+        goodbye = asyncio.create_task(on.site.say_goodbye(3600.0))
+        await client.transport.until(lambda: len(client.transport.written) > len(TEXT))
+        assert is_whole(client)
+        assert not client.transport.closing
+        client.send(infer())
+        assert [answer.headers.get("connection") for answer in await client.receive(2)] == [None, "close"]
+        assert client.transport.closing
+        await goodbye
+
+
 def pauses(client: Client) -> Iterator[int]:
     """A client that takes one piece, whenever it is asked for; yields what it has."""
     write = client.transport.write

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kept_logging import kept_logging
 from modserve.core.log_settings import AccessMode, AccessSettings, LogFormat, LogSettings
 from modserve.core.timing import ExecutionTiming
 from modserve.observability.access_log import AccessLog, access_log
@@ -19,12 +20,9 @@ EVIL = "a b\n2026 INFO forged\x1b[31m\u2028=\"'\ud800"
 
 @pytest.fixture
 def file(tmp_path: Path) -> Iterator[Path]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield tmp_path / "log"
-    root.handlers[0].close()
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    with kept_logging():
+        yield tmp_path / "log"
+        logging.getLogger().handlers[0].close()
 
 
 def installed(file: Path, form: LogFormat = LogFormat.ISO8601) -> Logs:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kept_logging import kept_logging
 from modserve.core.log_settings import LogFormat, LogSettings
 from modserve.observability.logging import Logs
 from modserve.workers.place import Place
@@ -21,11 +22,8 @@ LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.C
 
 @pytest.fixture(autouse=True)
 def untouched_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    with kept_logging():
+        yield
 
 
 def written(capsys: pytest.CaptureFixture[str]) -> str:
@@ -57,6 +55,28 @@ def test_a_change_acts_at_once_and_can_be_taken_back(
         for level in LEVELS:
             _log.log(level, "text")
         assert [line.split()[1] for line in written(capsys).splitlines()] == expected.split()
+
+
+@pytest.mark.parametrize("verbose", [0, 1, 9])
+def test_other_packages_are_heard_from_warnings_on(capsys: pytest.CaptureFixture[str], verbose: int) -> None:
+    """hpack logs every header of every call, secrets included, and asyncio every connection."""
+    logs = Logs()
+    logs.install()
+    logs.change(LogSettings(verbose_level=verbose))
+    for name in ("hpack.hpack", "asyncio", "grpc", "a_model"):
+        foreign = logging.getLogger(name)
+        for level in LEVELS:
+            foreign.log(level, "text")
+        assert [line.split()[1] for line in written(capsys).splitlines()] == ["WARNING", "ERROR", "CRITICAL"]
+        assert not foreign.isEnabledFor(logging.INFO)  # nothing is made of what nobody reads
+
+
+def test_another_package_may_say_more(capsys: pytest.CaptureFixture[str]) -> None:
+    Logs().install()
+    foreign = logging.getLogger("a_talkative_model")
+    foreign.setLevel(logging.INFO)
+    foreign.info("text")
+    assert written(capsys).endswith("INFO    a_talkative_model: text\n")
 
 
 def test_iso8601(capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,10 +211,10 @@ def test_standard_error_has_nothing_to_open_anew(capsys: pytest.CaptureFixture[s
 
 
 def test_nothing_is_touched_before_it_is_installed() -> None:
-    root = logging.getLogger()
-    before = root.handlers[:], root.level
+    root, ours = logging.getLogger(), logging.getLogger("modserve")
+    before = root.handlers[:], root.level, ours.level
     Logs().change(LogSettings(verbose_level=1))
-    assert (root.handlers, root.level) == before
+    assert (root.handlers, root.level, ours.level) == before
 
 
 def test_a_file_that_was_moved_away_is_opened_anew(tmp_path: Path) -> None:

@@ -174,6 +174,37 @@ def test_a_request_with_anything_changed_comes_to_the_same(data: st.DataObject) 
     assert outcome(other, heads) == outcome(other)
 
 
+@pytest.mark.parametrize("text", TEMPLATES, ids=["one", "spaced", "two"])
+def test_a_request_cut_anywhere_comes_to_the_same(text: str) -> None:
+    """Compiled, a slice of bytes that begins behind its end is a SystemError."""
+    text = text.replace("DT", "INT32").replace("D}", "[1,2]}").replace('"data":D', '"data":[1,2]')
+    heads = warmed(text)
+    for end in range(len(text)):
+        assert outcome(text[:end], heads) == outcome(text[:end]), text[:end]
+
+
+MARKS = ("[0]", "0", '"0"', "[[0]]")
+"""What stood in an input's place, or might: a client can write it as well."""
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_marks_that_a_client_writes_are_none(mark: str) -> None:
+    """The only key in its plain spelling is not the input's, whose own is spelled otherwise and has a mark's value."""
+    text = '{"inputs":[{"name":"A","datatype":"INT32","shape":[1],"d\\u0061ta":%s,"more":{"data":[5]}}]}'
+    first, other = (text % mark for mark in (mark, mark.replace("0", "7")))
+    heads = JsonHeads()
+    assert [outcome(first, heads) for _ in range(4)] == [outcome(first)] * 4
+    assert outcome(other, heads) == outcome(other)
+
+
+def test_the_marks_of_several_inputs_are_none() -> None:
+    one = '{"name":"NAME","datatype":"INT32","shape":[1],"d\\u0061ta":[0],"more":{"data":[5]}}'
+    inputs = one.replace("NAME", "A") + "," + one.replace("NAME", "B").replace("[0]", "[1]").replace("[5]", "[6]")
+    text = f'{{"inputs":[{inputs}]}}'
+    heads = JsonHeads()
+    assert [outcome(text, heads) for _ in range(4)] == [outcome(text)] * 4
+
+
 @given(st.lists(st.floats(width=32) | st.integers(-(2**63), 2**64 - 1), min_size=2, max_size=2))
 @settings(max_examples=100, deadline=None)
 def test_numbers_become_the_same_elements(values: list[Any]) -> None:

@@ -1,5 +1,9 @@
 """The model repository extension on both wires."""
 
+import base64
+import json
+import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,6 +12,7 @@ from modserve.core.errors import Code, ModserveError
 from modserve.core.lifecycle import IndexEntry, State
 from modserve.pb import inference as pb
 from modserve.protocol.control import repository
+from modserve.protocol.json import json_text
 
 ENTRIES = [
     IndexEntry("a", 1, State.READY, "", 5),
@@ -95,6 +100,64 @@ def test_a_wrong_body(check: Any, body: bytes, text: str) -> None:
     assert raised.value.code is Code.INVALID_ARG
     assert raised.value.message.startswith(text)
     assert text == SYNTAX or raised.value.message == text
+
+
+LONG = 3 * 256 * 1024 + 5
+"""Bytes of a file that is decoded in pieces."""
+
+
+def body_of(**files: str) -> bytes:
+    parameters = {"config": '{"name": "x"}', **{f"file:1/{name}": text for name, text in files.items()}}
+    return json.dumps({"parameters": parameters}).encode()
+
+
+@pytest.mark.parametrize("more", range(4))
+def test_long_files_are_decoded_in_pieces(more: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever reads much in one go keeps the event loop waiting, on whichever thread."""
+    content = os.urandom(LONG + more)
+    parsed, decoded = list[int](), list[int]()
+    parse, decode = json_text.parse_any, base64.b64decode
+
+    def parse_and_count(text: bytes, origin: Callable[[int], int]) -> object:
+        parsed.append(len(text))
+        return parse(text, origin)
+
+    def decode_and_count(text: bytes, validate: bool) -> bytes:
+        decoded.append(len(text))
+        return decode(text, validate=validate)
+
+    monkeypatch.setattr(json_text, "parse_any", parse_and_count)
+    monkeypatch.setattr(base64, "b64decode", decode_and_count)
+    parameters = repository.load_json(body_of(long=base64.b64encode(content).decode(), short="QUJD"))
+    assert parameters == repository.LoadParameters('{"name": "x"}', {"1/long": content, "1/short": b"ABC"})
+    assert max(parsed) < 1000
+    assert max(decoded) < 2 * 256 * 1024
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("A" * LONG + "?", "Only base64 data is allowed"),
+        ("?" + "A" * LONG, "Only base64 data is allowed (bytes 0 to 262144 of the text)"),
+        ("A" * (256 * 1024 - 2) + "==" + "A" * LONG, "Excess data after padding (bytes 0 to 262144 of the text)"),
+        ("A" * (LONG // 4 * 4 + 1), "Invalid base64-encoded string"),
+        ("A" * LONG + "\n", "failed to parse the request JSON buffer"),
+    ],
+)
+def test_long_files_that_are_no_base64(text: str, fault: str) -> None:
+    with pytest.raises(ModserveError) as raised:
+        repository.load_json(b'{"parameters":{"file:1/x":"%b"}}' % text.encode())
+    assert raised.value.code is Code.INVALID_ARG
+    assert fault in raised.value.message or "Only base64 data is allowed" in raised.value.message
+
+
+def test_long_texts_that_are_no_files() -> None:
+    long = "x" * LONG
+    document = {"parameters": {"config": long, "file:1/x": "QUJD" * LONG}, "more": long}
+    parameters = repository.load_json(json.dumps(document).encode())
+    assert parameters == repository.LoadParameters(long, {"1/x": b"ABC" * LONG})
+    with pytest.raises(ModserveError, match="unrecognized load parameter 'xxx"):
+        repository.load_json(json.dumps({"parameters": {long: "x"}}).encode())
 
 
 NOTHING = repository.LoadParameters()

@@ -10,18 +10,64 @@ from modserve.repository import overrides
 
 @pytest.mark.parametrize(
     "path",
-    ["", "/etc/passwd", "..", "../x", "1/../../x", "1//x", "1/", "./x", "1\\x", "1/\0", "//"],
+    [
+        "",
+        "..",
+        "../x",
+        "../../x",
+        "../../../x",
+        "1/../../../x",
+        "/../x",
+        "1/../../x",
+        "1/../..",
+        "1/",
+        "1/.",
+        "1/x/..",
+        "1\\x",
+        "1/\0",
+        "/",
+        "//",
+        ".",
+    ],
 )
 def test_paths_outside_the_model(path: str) -> None:
     with pytest.raises(ModserveError) as caught:
-        overrides.check_files({"1/model.onnx": b"", path: b""})
+        overrides.normalized({"1/model.onnx": b"", path: b""})
     assert caught.value.code is Code.INVALID_ARG
     assert caught.value.message.startswith(f"invalid path '{path}' of a file override: expected")
 
 
 @pytest.mark.parametrize("path", ["1/model.onnx", "1/a/b/c", "labels.txt", "1/..x", "1/x..y", "1/ü"])
 def test_paths_inside_the_model(path: str) -> None:
-    overrides.check_files({path: b""})
+    assert overrides.normalized({path: b"x"}) == {path: b"x"}
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/1/model.onnx", "1/model.onnx"),
+        ("//1///model.onnx", "1/model.onnx"),
+        ("./1/./model.onnx", "1/model.onnx"),
+        ("1/../2/model.onnx", "2/model.onnx"),
+        ("/etc/passwd", "etc/passwd"),
+    ],
+)
+def test_paths_count_from_the_models_directory_as_in_triton(path: str, expected: str) -> None:
+    assert overrides.normalized({path: b"x"}) == {expected: b"x"}
+
+
+def test_a_path_with_a_leading_slash_is_written_below_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    repository = overrides.write("m", {"/1/model.onnx": b"x"})
+    assert (repository.path / "m/1/model.onnx").read_bytes() == b"x"
+    repository.remove()
+
+
+def test_two_paths_of_one_file() -> None:
+    with pytest.raises(ModserveError, match="file overrides '1/x' and '/1/x' are the same file"):
+        overrides.normalized({"1/x": b"a", "/1/x": b"b"})
 
 
 @pytest.mark.parametrize(
@@ -47,7 +93,7 @@ def test_paths_that_no_file_can_have(path: str, fault: str) -> None:
 def test_the_longest_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is too long only together with where it is written is a mistake, too, and leaves nothing behind."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    overrides.check_files({"1/" + "a/" * 62 + "x": b"", "2/" + "a" * 255: b""})
+    overrides.normalized({"1/" + "a/" * 62 + "x": b"", "2/" + "a" * 255: b""})
     with pytest.raises(ModserveError, match="cannot write the files of the load request: File name too long") as caught:
         overrides.write("m", {"/".join(["1", *["a" * 255] * 15, "a" * 250]): b""})
     assert caught.value.code is Code.INVALID_ARG
@@ -56,7 +102,7 @@ def test_the_longest_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_file_that_is_a_directory() -> None:
     with pytest.raises(ModserveError, match="file override '1' is a directory of file override '1/a/b', too"):
-        overrides.check_files({"1/a/b": b"", "1": b""})
+        overrides.normalized({"1/a/b": b"", "1": b""})
 
 
 @pytest.mark.parametrize("name", [".", "..", " ..\t", "a/b", "../x", "a\\b", "a\0b"])

@@ -1,5 +1,6 @@
 """The JSON bodies of HTTP calls other than inference."""
 
+from collections.abc import Callable
 from typing import TypeVar
 
 from modserve.core.errors import invalid
@@ -11,10 +12,15 @@ T = TypeVar("T")
 _TYPES: dict[type, str] = {bool: "boolean", str: "string", dict: "object"}
 
 
-def read(body: bytes, most_parts: int | None = LIMITS.control_json_parts) -> JsonObject:
+def read(
+    body: bytes,
+    most_parts: int | None = LIMITS.control_json_parts,
+    origin: Callable[[int], int] = lambda position: position,
+) -> JsonObject:
     """The object that `body` holds. Raises INVALID_ARG, where Triton answers a mistaken INTERNAL with the same text.
 
-    `most_parts` is how many commas and opening brackets it may have, None for any number.
+    `most_parts` is how many commas and opening brackets it may have, None for any number; `origin` that of
+    `json_text.parse_any`.
     """
     if not body:
         raise invalid("failed to parse the request JSON buffer: The document is empty. at 0")
@@ -22,7 +28,7 @@ def read(body: bytes, most_parts: int | None = LIMITS.control_json_parts) -> Jso
         parts = sum(map(body.count, (b",", b"[", b"{")))
         if parts > most_parts:
             raise invalid(f"the request has {parts} values, lists and objects, at most {most_parts} are possible")
-    document = json_text.parse_any(body)
+    document = json_text.parse_any(body, origin)
     if body.count(b"[") + body.count(b"{") >= json_text.MAX_DEPTH:  # few bodies have as many, and need a closer look
         _check_depth(document)
     return typed(document, dict)

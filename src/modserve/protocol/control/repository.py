@@ -3,6 +3,8 @@
 import base64
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from io import BytesIO
 from typing import Any
 
 from modserve.core.errors import invalid, unsupported
@@ -10,11 +12,14 @@ from modserve.core.lifecycle import IndexEntry, State
 from modserve.pb import inference as pb
 from modserve.pb.json_message import to_json
 from modserve.protocol.control import control_body
+from modserve.protocol.json import long_texts
 from modserve.protocol.json.json_text import JsonObject
 
 _CONFIG = "config"
 _FILE = "file:"
 _DEPENDENTS = "unload_dependents"
+_PIECE = 256 * 1024
+"""Characters of Base64 that are decoded in one go, in which no other thread runs: a multiple of four."""
 
 
 # The index
@@ -65,7 +70,12 @@ class LoadParameters:
 
 def load_json(body: bytes) -> LoadParameters:
     """The parameters of a load request's body, which may be empty. Raises INVALID_ARG."""
-    return _load(_json_parameters(body), _json_value)
+    document = long_texts.cut(body)
+    parameters = _json_parameters(document.rest, document.origin)
+    files = [text for name, text in parameters.items() if name.startswith(_FILE) and str(text) in document.texts]
+    if len(files) == len(document.texts):
+        return _load(parameters, partial(_json_value, document.texts))
+    return _load(_json_parameters(body), partial(_json_value, {}))
 
 
 def load_message(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> LoadParameters:
@@ -88,14 +98,33 @@ def _load(parameters: Mapping[str, Any], read: Callable[[str, Any, bool], Any]) 
     return LoadParameters(config, files)
 
 
-def _json_value(name: str, value: object, is_file: bool) -> str | bytes:
+def _json_value(long: Mapping[str, memoryview], name: str, value: object, is_file: bool) -> str | bytes:
+    """`long` are texts by the marks that stand for them."""
     text = control_body.typed(value, str, f"invalid value for load parameter '{name}': ")
     if not is_file:
         return text
     try:
-        return base64.b64decode(text, validate=True)
+        return _decoded(long[text]) if text in long else base64.b64decode(text, validate=True)
     except ValueError as error:  # binascii's too
         raise invalid(f"invalid value for load parameter '{name}', expected base64: {error}") from error
+
+
+def _decoded(text: memoryview) -> bytes:
+    """What long Base64 stands for. Raises ValueError."""
+    content = BytesIO()
+    start = 0
+    while start < len(text):
+        # The last piece is a long one, so that it has all of the padding that there may be.
+        stop = start + _PIECE if len(text) - start >= 2 * _PIECE else len(text)
+        piece = bytes(text[start:stop])
+        try:
+            if stop < len(text) and piece.endswith(b"="):
+                raise ValueError("Excess data after padding")
+            content.write(base64.b64decode(piece, validate=True))
+        except ValueError as error:
+            raise ValueError(f"{error} (bytes {start} to {stop} of the text)") from error
+        start = stop
+    return content.getvalue()
 
 
 def _message_value(name: str, value: pb.ModelRepositoryParameter, is_file: bool) -> str | bytes:
@@ -121,6 +150,6 @@ def unload_dependents_message(parameters: Mapping[str, pb.ModelRepositoryParamet
     return value.bool_param
 
 
-def _json_parameters(body: bytes) -> JsonObject:
-    parameters = control_body.read(body).get("parameters", {}) if body else {}
+def _json_parameters(body: bytes, origin: Callable[[int], int] = lambda position: position) -> JsonObject:
+    parameters = control_body.read(body, origin=origin).get("parameters", {}) if body else {}
     return control_body.typed(parameters, dict, "Unable to parse 'parameters': ")

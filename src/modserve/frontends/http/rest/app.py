@@ -25,7 +25,7 @@ from modserve.protocol.control import metadata, statistics
 from modserve.protocol.http import infer_response
 from modserve.protocol.http.infer_response import Body
 from modserve.protocol.json.json_text import MIME_JSON
-from modserve.server import Phase, Server
+from modserve.server import Server
 from modserve.settings import HttpSettings
 
 from . import control, deferred, docs, generate, infer_stream, memory, metrics, middleware, routing, v1
@@ -240,7 +240,7 @@ async def _settled(outcome: "asyncio.Future[Body | ModserveError]") -> Body | Mo
 
 
 def _exiting(server: Server) -> Response | None:
-    return json_response({"error": "Server exiting"}, 503) if server.phase is Phase.STOPPING else None
+    return json_response({"error": "Server exiting"}, 503) if server.leaving else None
 
 
 def _reason(entry: IndexEntry) -> dict[str, str]:

@@ -54,7 +54,8 @@ class AsgiCall:
         self._scope = scope(head, transport)
         self._old = head.old
         self._body: bytes | None = bytes(body)
-        self._lines = head.cors + persistence(keep_alive, head.old)
+        self._lines = head.cors
+        self._keep_alive = keep_alive
         self._writable = writable
         self._done = done
         self._gone = asyncio.Event()
@@ -72,6 +73,11 @@ class AsgiCall:
         if not self._started:
             return CONTINUE
         return b"0" if self._chunked and not self._complete else b""  # the size of the next chunk begins with it
+
+    @property
+    def begun(self) -> bool:
+        """Whether the response's head is written."""
+        return self._started
 
     async def run(self) -> None:
         """Never raises, but for cancellation: what fails, also after the response, costs this connection only."""
@@ -93,7 +99,7 @@ class AsgiCall:
         if self._gone.is_set():
             return
         if not self._started:
-            lines = self._context.date + self._lines
+            lines = self._context.date + self._lines + self._persistence()
             self._context.statuses[500] += 1
             self._transport.write(json_response(500, encode_message("Internal Server Error"), lines))
             self._complete = True
@@ -140,8 +146,14 @@ class AsgiCall:
         else:
             self._complete = True
 
+    def _persistence(self) -> bytes:
+        """What the head says of the connection, which is closed after the response if the server stops by now."""
+        self._closing = self._context.closing
+        return persistence(self._keep_alive and not self._closing, self._old)
+
     def _start(self, body: bytes, more: bool) -> bytes:
         self._started = True
+        self._lines += self._persistence()
         if 0 <= self._status < STATUSES:
             self._context.statuses[self._status] += 1
         names = {name.lower() for name, _ in self._headers}

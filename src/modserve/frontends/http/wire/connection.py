@@ -17,6 +17,7 @@ responses and ends what takes too long. Its state:
   what was sent ahead, and for what the client has not taken.
 
 Any phase goes with or without a call and with or without a blockage; but LAST without a call only lingers.
+When the server stops (`context.closing`), the next response says that it is the last one: the phase is LAST by then.
 Only `advance` reads requests. It stops while there is a call or a blockage, and when the time for this turn of the
 event loop is over; then `_done`, `resume_writing` or the loop's next turn call it again. The one exception is in
 `data_received`: a whole inference whose head is known byte for byte goes past the reader.
@@ -190,6 +191,12 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    @property
+    def unaware(self) -> bool:
+        """Whether the client takes the connection for one that stays, and the response under way says nothing else."""
+        call = self._call
+        return self._phase is _OPEN and (call is None or (not isinstance(call, InferCall) and call.begun))
+
     def check(self, now: float) -> None:
         """End the connection if its client has done nothing for too long at `now`.
 
@@ -304,7 +311,7 @@ class Connection(asyncio.Protocol):
             self._read_no_more()
         transport = self._transport
         assert transport is not None, "requests are only read while there is a connection: this is a bug"
-        keep_alive = head.keep_alive and self._phase is not _LAST and not self.context.closing
+        keep_alive = head.keep_alive and self._phase is not _LAST
         self._call = call = AsgiCall(self.context, transport, head, body, keep_alive, self._writable, self._done)
         self.context.turns.calls += 1
         self.context.tasks.create_task(call.run())
@@ -326,6 +333,8 @@ class Connection(asyncio.Protocol):
         try:
             head, context = self._head, self.context
             lines = head.cors + id_line(request_id) if request_id else head.cors
+            if context.closing:
+                self._read_no_more()
             keep_alive = head.keep_alive and self._phase is not _LAST and not context.closing
             if head.old or not keep_alive:
                 lines += persistence(keep_alive, head.old)
@@ -352,9 +361,9 @@ class Connection(asyncio.Protocol):
             self._held.resize(0)
         if self._transport is None:
             return
-        if complete and self._phase is not _LAST and not self.context.closing and self._reader.rest:
+        if complete and self._phase is not _LAST and self._reader.rest:
             self.advance()
-        elif not complete or self._phase is not _OPEN or self.context.closing:
+        elif not complete or self._phase is not _OPEN:
             self._transport.close()
 
     def _refuse(self, status: int, message: str, linger: bool = True) -> None:

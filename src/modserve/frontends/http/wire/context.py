@@ -7,6 +7,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from email.utils import formatdate
 from typing import Any, Protocol, TypeAlias
 
@@ -48,6 +49,8 @@ _WARN = 10.0
 class OpenConnection(Protocol):
     """What is called on a connection from here and by its listener; `check` takes seconds of the loop's clock."""
 
+    @property
+    def unaware(self) -> bool: ...
     def close_when_idle(self) -> None: ...
     def abort(self) -> None: ...
     def check(self, now: float) -> None: ...
@@ -145,6 +148,9 @@ class HttpContext:
         self.idle = asyncio.Event()
         """Set while there is no connection."""
         self.idle.set()
+        self._unaware: set[OpenConnection] = set()
+        """At a stop: those whose clients have not been told, and may have sent a request that is on its way."""
+        self._all_aware = asyncio.Event()
         self._ticking: asyncio.TimerHandle | None = None
         self._turned_away = 0
         self._next_warning = 0.0
@@ -165,6 +171,23 @@ class HttpContext:
         self.connections.discard(connection)
         if not self.connections:
             self.idle.set()
+        self._unaware.discard(connection)
+        if not self._unaware:
+            self._all_aware.set()
+
+    async def say_goodbye(self, seconds: float) -> None:
+        """Serve each connection once more, with a response that says that it is the last.
+
+        Returns when nobody is left who has not been told, but for those whose requests are under way; or after so many
+        seconds, in which the others have sent nothing.
+        """
+        self.closing = True
+        self._unaware = {connection for connection in self.connections if connection.unaware}
+        if self._unaware and seconds > 0:
+            self._all_aware.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._all_aware.wait()
 
     # Time
 

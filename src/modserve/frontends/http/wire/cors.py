@@ -3,8 +3,10 @@
 from collections.abc import Iterable
 
 ANY = "*"
-_EXPOSED = b"Access-Control-Expose-Headers: Inference-Header-Content-Length, Retry-After, Server-Timing\r\n"
-_METHODS = b"Access-Control-Allow-Methods: GET, HEAD, POST, OPTIONS\r\n"
+_EXPOSED = (
+    b"Access-Control-Expose-Headers: Inference-Header-Content-Length, Retry-After, Server-Timing, X-Request-ID\r\n"
+)
+_METHODS = b"Access-Control-Allow-Methods: GET, HEAD, POST, DELETE, OPTIONS\r\n"
 _REMEMBERED = b"Access-Control-Max-Age: 600\r\n"
 
 

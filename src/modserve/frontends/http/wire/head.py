@@ -5,6 +5,7 @@ from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from modserve.core import request_ids, trace_context
+from modserve.frontends import browsers
 from modserve.protocol import compression, header_forwarding
 from modserve.protocol.http import deadlines, infer_request
 from modserve.protocol.http.request_head import RequestHead
@@ -83,6 +84,7 @@ def read_head(
     timeouts: list[tuple[str, str]] = []
     single: dict[bytes, bytes] = {}
     traced: dict[bytes, bytes] = {}
+    marks: dict[bytes, bytes] = {}
     for name, value in lines.headers:
         if name == b"content-length":
             length = _length(value)
@@ -101,7 +103,11 @@ def read_head(
             trace_context.add(traced, name, value)
         elif name in deadlines.RAW_HEADERS:
             timeouts.append((name.decode(), value.decode("latin-1")))
+        elif name in browsers.MARKS:
+            marks[name] = value
     _check_host(hosts, old)
+    if marks:
+        _check_browser(method, hosts[0] if hosts else b"", marks, options)
     header_length = single.get(_HEADER_LENGTH)
     framing = Framing(length, expecting, header_length is None or not may_be_binary(lines.target))
     inference = match_infer(lines.target) if method == b"POST" else None
@@ -138,6 +144,16 @@ def _check_host(hosts: list[bytes], old: bool) -> None:
         raise RefusedRequestError(400, f"a request needs exactly one Host header, this one has {len(hosts)}")
     if hosts and _HOST.fullmatch(hosts[0]) is None:
         raise RefusedRequestError(400, f"the Host header is no host and port: '{_shown(hosts[0])}'")
+
+
+def _check_browser(method: bytes, host: bytes, marks: dict[bytes, bytes], options: HttpSettings) -> None:
+    """Refuse what a stranger's page has a browser send."""
+    secure = options.use_ssl or options.use_ssl_mutual
+    refusal = browsers.order_refusal(method, host, marks, options.cors_allow_origin, secure)
+    if not refusal and not secure:  # with TLS, a browser has compared the name with the certificate
+        refusal = browsers.name_refusal(host, marks, options.allow_host | {options.address})
+    if refusal:
+        raise RefusedRequestError(403, refusal)
 
 
 def _length(value: bytes) -> int:

@@ -19,6 +19,7 @@ from mypy_extensions import mypyc_attr
 
 from modserve.core import trace_context
 from modserve.core.memory import MemoryBudget
+from modserve.frontends import browsers
 from modserve.protocol import header_forwarding
 from modserve.protocol.http import deadlines, infer_request
 from modserve.protocol.http.request_head import RequestHead
@@ -39,8 +40,9 @@ _LONGEST = 4096
 
 _INFERENCE = b"POST /v2/models/"
 _ORDINARY = frozenset(
-    {b"accept-encoding", b"connection", b"content-encoding", b"host", b"origin", infer_request.HEADER_LENGTH.encode()}
+    {b"accept-encoding", b"connection", b"content-encoding", b"host", infer_request.HEADER_LENGTH.encode()}
     | deadlines.RAW_HEADERS
+    | browsers.MARKS
 )
 _UNUSUAL = frozenset({b"content-length", b"expect", b"proxy-connection", b"transfer-encoding", b"upgrade"})
 """Together with the headers above, all that the parser and `read_head` look at. A Content-Length is usual, but only the
@@ -68,7 +70,7 @@ class HeadMemory:
         self._traced = traced
         restriction = options.restrictions.get("inference")
         self._ordinary = _ORDINARY if restriction is None else _ORDINARY | {restriction.name.lower().encode()}
-        names = b"|".join(map(re.escape, sorted(self._ordinary | _UNUSUAL)))
+        names = _any_of(self._ordinary | _UNUSUAL)
         self._irrelevant = re.compile(
             rb"\r\n(?!(?i:%b):)[!#$%%&'*+.^_`|~0-9A-Za-z-]++:[\t\x20-\x7e\x80-\xff]*+(?=\r\n)" % names
         )
@@ -127,6 +129,14 @@ class HeadMemory:
                 trace_context.add(traced, lower, value)
         forwarded = header_forwarding.matching(self._pattern, pairs)
         return head.with_own(forwarded, trace_context.of_values(traced) if traced else None, request_id(own_id))
+
+
+def _any_of(names: frozenset[bytes]) -> bytes:
+    """A pattern for these names. Those that begin alike are only tried where one may be: most lines are none."""
+    groups: dict[bytes, list[bytes]] = {}
+    for name in sorted(names):
+        groups.setdefault(name[:1], []).append(re.escape(name[1:]))
+    return b"|".join([b"%b(?:%b)" % (re.escape(first), b"|".join(rests)) for first, rests in groups.items()])
 
 
 def _keep(memory: dict[KeyT, ValueT], key: KeyT, value: ValueT) -> None:

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
+from modserve.frontends import browsers
 from modserve.frontends.certificates import Certificates
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.rest.identified import logged_app
@@ -70,13 +70,14 @@ class HttpListener:
         for listening in self._socket.sockets:
             keep_alive(listening)
         context.start_ticking()
+        browsers.learn_names()
         port: int = self._socket.sockets[0].getsockname()[1]
         return port
 
     async def retire(self, seconds: float) -> None:
         """Take no new connections, and serve each of those that are open once more, for so many seconds at most.
 
-        Other processes have the same port: clients connect to those, and lose nothing.
+        An idle one is not closed before: a request may be on its way, whose client could not know.
         """
         context = self._context
         if self._socket is None or context is None:
@@ -84,10 +85,7 @@ class HttpListener:
         await asyncio.sleep(0)  # what waits to be accepted is
         await asyncio.sleep(0)
         self._socket.close()
-        context.closing = True
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await context.idle.wait()
+        await context.say_goodbye(seconds)
 
     def stop_accepting(self) -> None:
         """Take no new connections; those that are open are served and then closed."""

@@ -25,6 +25,8 @@ class LongResponse:
 
     filler: Final = b""
     """What may be written within it and changes nothing: there is no such thing."""
+    begun: Final = True
+    """Its head goes first."""
 
     def __init__(
         self,

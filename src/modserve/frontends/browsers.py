@@ -1,0 +1,110 @@
+"""What browsers may do here. They carry requests of any page to any server that their machine reaches.
+
+Two things would make strangers' pages dangerous. A page may send what needs no preflight (Fetch standard), such as a
+POST of plain text, to another origin: it cannot read the response, but what it has ordered is done. And a page may have
+the name of its own host lead to the address of this server (DNS rebinding): then it even reads the responses, since
+browsers take both for the same origin.
+
+All is decided by `MARKS`, headers that pages can neither leave away nor make up. Who sends none of them is no browser,
+and nothing here is about them. Browsers send
+
+- Origin with whatever is not a plain GET, or HEAD, of their own origin;
+- Sec-Fetch-Site with every request whose address cannot have been rebound: to https, and to this machine by name;
+- Accept-Language with every request. A page may change what it says, but not that it is there. Some clients that are no
+  browsers send it, too: of those, node.js says so by Sec-Fetch-Mode without Sec-Fetch-Site.
+"""
+
+import ipaddress
+import re
+import socket
+import threading
+from collections.abc import Collection, Mapping
+
+ANY = "*"
+ORIGIN, SITE, MODE = b"origin", b"sec-fetch-site", b"sec-fetch-mode"
+LANGUAGE, FORWARDED_HOST = b"accept-language", b"x-forwarded-host"
+MARKS = frozenset({ORIGIN, SITE, MODE, LANGUAGE, FORWARDED_HOST})
+"""The headers that are looked at, beside Host."""
+
+_READING = frozenset({b"GET", b"HEAD", b"OPTIONS"})
+"""Methods by which nothing is ordered (RFC 9110, 9.2.1)."""
+_OWN_SITES = frozenset({b"same-origin", b"none"})
+"""What Sec-Fetch-Site says of a page of this origin, and of what a person has typed. Other ports are other origins."""
+_PRIVATE = ("localhost", "local", "internal", "svc", "home.arpa")
+"""Ends of names that nobody can have registered (RFC 6761, 6762 and 8375, ICANN's .internal, Kubernetes' services): the
+names of strangers' pages never end so."""
+_PORT = re.compile(r":[0-9]*$")
+_machine = {socket.gethostname().lower()}
+"""The names of this machine, as far as they are known."""
+_MAX_SHOWN = 100
+
+
+def learn_names() -> threading.Thread:
+    """Ask for this machine's full name on a thread: that may take seconds where the name server is gone."""
+    asking = threading.Thread(target=lambda: _machine.add(socket.getfqdn().lower()), name="host name", daemon=True)
+    asking.start()
+    return asking
+
+
+def name_refusal(host: bytes, marks: Mapping[bytes, bytes], allowed: Collection[str]) -> str:
+    """Why a request is not served that a page of another host may have sent by the name of that one.
+
+    Empty if it is served. `allowed` are names beside those of the machine.
+    """
+    if ANY in allowed or SITE in marks or (ORIGIN not in marks and (LANGUAGE not in marks or MODE in marks)):
+        return ""
+    name = _PORT.sub("", host.decode("latin-1").lower()).rstrip(".")
+    if name in allowed or name in _machine or _is_private(name):
+        return ""
+    return (
+        f"a browser has called this server by the name '{_shown(name)}', which may be a stranger's: "
+        f"--http-allow-host={_shown(name)} says that it is the server's own"
+    )
+
+
+def _is_private(name: str) -> bool:
+    """Whether no stranger can have it: an address, a name without a dot, or one that nobody can have registered."""
+    if "." not in name or name.endswith(tuple(f".{end}" for end in _PRIVATE)):
+        return True
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+def order_refusal(
+    method: bytes, host: bytes, marks: Mapping[bytes, bytes], allowed: Collection[str], secure: bool
+) -> str:
+    """Why something that a page orders is not done; empty if it is. `allowed` are origins, `secure` is for TLS."""
+    if method in _READING or ANY in allowed:
+        return ""
+    origin, site = marks.get(ORIGIN), marks.get(SITE)
+    if origin is None and site is None:
+        return ""
+    text = "" if origin is None else origin.decode("latin-1").lower()
+    if text in allowed:
+        return ""
+    if site is None:
+        hosts = [host, *marks.get(FORWARDED_HOST, b"").split(b",")]
+        if any(_is_own(text, each.decode("latin-1").strip().lower(), secure) for each in hosts if each):
+            return ""
+    elif site in _OWN_SITES:
+        return ""
+    if not text:
+        return "a page of another site may order nothing of this server: --http-cors-allow-origin=ORIGIN allows it"
+    shown = _shown(text)
+    return f"a page of '{shown}' may order nothing of this server: --http-cors-allow-origin={shown} allows it"
+
+
+def _is_own(origin: str, host: str, secure: bool) -> bool:
+    """Whether the origin is that of `host`, of which a proxy may have changed the scheme."""
+    scheme, _, authority = origin.partition("://")
+    if scheme not in ("http", "https") or (secure and scheme != "https"):
+        return False
+    default = ":443" if scheme == "https" else ":80"
+    return authority.removesuffix(default) == host.removesuffix(default)
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…"

@@ -1,0 +1,18 @@
+"""What installing a log changes is put back."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def kept_logging() -> Iterator[None]:
+    """Handlers and levels are afterwards as they were before."""
+    root, ours = logging.getLogger(), logging.getLogger("modserve")
+    handlers, levels = root.handlers[:], (root.level, ours.level)
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(levels[0])
+        ours.setLevel(levels[1])
