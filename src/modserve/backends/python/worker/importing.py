@@ -119,7 +119,9 @@ def main() -> None:
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     stand_in()
-    description = describe(sys.argv[1], os.getcwd())
+    target = sys.argv[1]
+    sys.argv[:] = [""]  # as in a worker
+    description = describe(target, os.getcwd())
     json.dump(description, output)
     output.flush()
     os._exit(0)  # whatever threads the module has started
