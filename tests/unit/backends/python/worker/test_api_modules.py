@@ -231,13 +231,14 @@ def test_two_loads_that_both_forget_a_directory_that_was_not_there(
     path = write(tmp_path / "m", model=EMPTY)
     late = str(tmp_path / "late")
     first = str(tmp_path / "first")
-    cache = sys.path_importer_cache
+    cache: dict[str, Any] = {}
 
     class Other:
         def invalidate_caches(self) -> None:
             cache.pop(late, None)
 
-    monkeypatch.setattr(sys, "path_importer_cache", cache := {first: Other(), late: None})
+    cache = {first: Other(), late: None}
+    monkeypatch.setattr(sys, "path_importer_cache", cache)
     assert load(path).TritonPythonModel
     assert late not in cache
 
