@@ -116,7 +116,7 @@ async def test_nothing_is_left_of_a_worker_that_does_not_start(
         spawn(worker, *arguments)
 
     monkeypatch.setattr(Worker, "spawn", spawned)
-    with pytest.raises(InstanceLostError, match="in initialize, its process .* exited with status 3"):
+    with pytest.raises(InstanceLostError, match=r"in initialize, its process .* exited with status 3"):
         await asyncio.to_thread(make, path, asyncio.get_running_loop())
     await asyncio.sleep(0)
     (worker,) = workers
