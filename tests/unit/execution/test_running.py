@@ -19,6 +19,7 @@ from modserve.core.model_config import TensorSpec
 from modserve.core.request import ParameterValue
 from modserve.core.statistics import FailureReason
 from modserve.core.tensor import Tensor
+from modserve.execution.running import RunningRequest
 from modserve.resources.flow import Flow
 from modserve.testing import Execution, config
 
@@ -416,9 +417,11 @@ async def test_tensors_that_are_not_as_configured_are_handed_on(
     for count in (1, 2):
         entry = member(1)
         execution = plain.run(entry)
+        request = execution.requests[0]
+        assert isinstance(request, RunningRequest)
         if count == 1:  # the configuration is that of all tests
-            execution.requests[0]._config.deviations.clear()
-        execution.requests[0].respond({"OUTPUT0": output})
+            request._config.deviations.clear()
+        request.respond({"OUTPUT0": output})
         end(execution)
         await plain.until_settled(count)
         (response,) = sink(entry).responses
