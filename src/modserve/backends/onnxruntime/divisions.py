@@ -44,7 +44,9 @@ from .onnx_file import (
     TENSOR_RAW,
     TENSOR_TYPE,
     Node,
+    Pieces,
     edited,
+    field_of,
     number_of,
     of,
     read_node,
@@ -97,10 +99,10 @@ def _guarded(model: Buffer) -> Guarded | None:
     edits = []
     for part in parts:
         if part.number == MODEL_GRAPH and opset >= _OLDEST_OPSET:
-            edits.append((part, bytes_field(MODEL_GRAPH, writer.with_guards(part, GRAPH_NODE))))
+            edits.append((part, field_of(MODEL_GRAPH, writer.with_guards(part, GRAPH_NODE))))
         elif part.number == MODEL_FUNCTION and _opset(model, of(model, part, FUNCTION_OPSET)) >= _OLDEST_OPSET:
-            edits.append((part, bytes_field(MODEL_FUNCTION, writer.with_guards(part, FUNCTION_NODE))))
-    return Guarded(edited(model, 0, len(model), edits), writer.count, len(risky) - writer.count)
+            edits.append((part, field_of(MODEL_FUNCTION, writer.with_guards(part, FUNCTION_NODE))))
+    return Guarded(b"".join(edited(model, 0, len(model), edits)), writer.count, len(risky) - writer.count)
 
 
 def _opset(model: Buffer, imports: Iterable[Field]) -> int:
@@ -119,35 +121,34 @@ class _Writer:
         self._numbers = count(1)
         self.count = 0
 
-    def with_guards(self, message: Field, node_number: int) -> bytes:
+    def with_guards(self, message: Field, node_number: int) -> Pieces:
         """The content of a graph or a function."""
-        edits = []
+        edits: list[tuple[Field, Pieces]] = []
         for field in of(self._data, message, node_number):
             if field.head in self._types and self._types[field.head] in INTEGER_BYTES:
                 node = read_node(self._data, field)
-                content = b"".join(bytes_field(node_number, each) for each in self._guard(node))
-                edits.append((field, content))
+                edits.append((field, [bytes_field(node_number, each) for each in self._guard(node)]))
                 self.count += 1
             elif self._has_risky(field):
-                edits.append((field, bytes_field(node_number, self._with_graphs(field))))
+                edits.append((field, field_of(node_number, self._with_graphs(field))))
         return edited(self._data, message.start, message.end, edits)
 
     def _has_risky(self, field: Field) -> bool:
         at = bisect_left(self._heads, field.start)
         return at < len(self._heads) and self._heads[at] < field.end
 
-    def _with_graphs(self, node: Field) -> bytes:
+    def _with_graphs(self, node: Field) -> Pieces:
         """The content of a node with graphs inside."""
         edits = []
         for attribute in of(self._data, node, NODE_ATTRIBUTE):
             graphs = [
-                (part, bytes_field(part.number, self.with_guards(part, GRAPH_NODE)))
+                (part, field_of(part.number, self.with_guards(part, GRAPH_NODE)))
                 for part in fields(self._data, attribute.start, attribute.end)
                 if part.number in (ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS)
             ]
             if graphs:
                 content = edited(self._data, attribute.start, attribute.end, graphs)
-                edits.append((attribute, bytes_field(NODE_ATTRIBUTE, content)))
+                edits.append((attribute, field_of(NODE_ATTRIBUTE, content)))
         return edited(self._data, node.start, node.end, edits)
 
     def _guard(self, node: Node) -> list[bytes]:
@@ -187,7 +188,8 @@ class _Writer:
 
     def _divided_by(self, node: Field, divisor: str) -> bytes:
         _, second = of(self._data, node, NODE_INPUT)
-        return edited(self._data, node.start, node.end, [(second, bytes_field(NODE_INPUT, divisor.encode()))])
+        edits: list[tuple[Field, Pieces]] = [(second, [bytes_field(NODE_INPUT, divisor.encode())])]
+        return b"".join(edited(self._data, node.start, node.end, edits))
 
 
 def _node(op_type: str, inputs: list[str], output: str, name: str = "", **attributes: int) -> bytes:

@@ -4,9 +4,9 @@ A model may be large: it is read where it lies, and what is not looked at is ski
 """
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
-from modserve.core.protobuf_wire import LENGTH_DELIMITED, Field, fields, read_varint, signed
+from modserve.core.protobuf_wire import LENGTH_DELIMITED, Field, fields, read_varint, signed, varint
 from modserve.core.tensor import Buffer
 
 # Numbers of fields of onnx.proto (github.com/onnx/onnx).
@@ -26,6 +26,10 @@ ELEMENT, TENSOR_TYPE_SHAPE = 1, 2
 
 OWN_DOMAINS: Final = frozenset({"", "ai.onnx"})
 """The names of the domain of ONNX's own operators."""
+
+
+Pieces: TypeAlias = list[Buffer]
+"""Bytes that come one after the other, where they lie: weights are copied once, at the end."""
 
 
 class Node(NamedTuple):
@@ -84,10 +88,15 @@ def number_of(data: Buffer, message: Field, number: int, default: int = 0) -> in
     return default
 
 
-def edited(data: Buffer, start: int, end: int, edits: list[tuple[Field, bytes]]) -> bytes:
+def edited(data: Buffer, start: int, end: int, edits: list[tuple[Field, Pieces]]) -> Pieces:
     """A part of the data with some of its fields replaced."""
-    parts = []
+    pieces: Pieces = []
     for field, replacement in sorted(edits, key=lambda edit: edit[0].head):
-        parts += [bytes(data[start : field.head]), replacement]
+        pieces += [data[start : field.head], *replacement]
         start = field.end
-    return b"".join((*parts, bytes(data[start:end])))
+    return [*pieces, data[start:end]]
+
+
+def field_of(number: int, content: Pieces) -> Pieces:
+    """A field that contains a message."""
+    return [varint(number << 3 | LENGTH_DELIMITED) + varint(sum(map(len, content))), *content]

@@ -70,6 +70,8 @@ class ModelFile:
     def without_guards(self) -> str | bytes:
         """As `read`, from now on without the guards, which do not fit."""
         self._guards = False
+        if self.divisions is not None:
+            self.divisions = Guarded(b"", 0, self.divisions.count + self.divisions.others)
         return self.read()
 
     def read(self) -> str | bytes:
@@ -91,11 +93,13 @@ class ModelFile:
         flattened = zipmap.flattened(view)
         if flattened is not None:
             self.labels = flattened.labels
-        guarded = divisions.guarded(view if flattened is None else flattened.content)
+        guarded = None
+        if self._guards:
+            guarded = divisions.guarded(view if flattened is None else flattened.content)
+            self._guards = guarded is not None  # for the next session
         if guarded is not None:
-            count = guarded.count if self._guards else 0
-            self.divisions = Guarded(b"", count, guarded.others + guarded.count - count)
-            if count:
+            self.divisions = Guarded(b"", guarded.count, guarded.others)
+            if guarded.count:
                 return guarded.content
         return str(self.path) if flattened is None else flattened.content
 

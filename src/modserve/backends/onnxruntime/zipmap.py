@@ -34,7 +34,9 @@ from .onnx_file import (
     TYPE_TENSOR,
     VALUE_NAME,
     VALUE_TYPE,
+    Pieces,
     edited,
+    field_of,
     of,
     text,
     texts,
@@ -74,7 +76,7 @@ def _flattened(model: Buffer) -> Flattened | None:
     }
     if not outputs:
         return None
-    edits: list[tuple[Field, bytes]] = []
+    edits: list[tuple[Field, Pieces]] = []
     labels: dict[str, Labels] = {}
     for node in of(model, graph, GRAPH_NODE):
         output = texts(model, node, NODE_OUTPUT)
@@ -82,14 +84,14 @@ def _flattened(model: Buffer) -> Flattened | None:
             continue
         (source,) = texts(model, node, NODE_INPUT)
         labels[output[0]] = _labels(model, node)
-        edits.append((node, bytes_field(GRAPH_NODE, _identity(source, output[0]))))
+        edits.append((node, [bytes_field(GRAPH_NODE, _identity(source, output[0]))]))
         declaration = _matrix(output[0], len(labels[output[0]]))
-        edits.append((outputs[output[0]], bytes_field(GRAPH_OUTPUT, declaration)))
+        edits.append((outputs[output[0]], [bytes_field(GRAPH_OUTPUT, declaration)]))
     if not edits:
         return None
-    content = bytes_field(MODEL_GRAPH, edited(model, graph.start, graph.end, edits))
+    content = field_of(MODEL_GRAPH, edited(model, graph.start, graph.end, edits))
     whole = edited(model, 0, len(model), [(graph, content)])
-    return Flattened(whole + _missing_operators(model), labels)
+    return Flattened(b"".join([*whole, _missing_operators(model)]), labels)
 
 
 def _is_sequence(data: Buffer, value: Field) -> bool:
