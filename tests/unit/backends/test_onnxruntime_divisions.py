@@ -400,4 +400,21 @@ def test_a_guard_that_does_not_fit_is_left_out(
     assert counts(content) == (1, 0)
     made = opened(tmp_path / "model.onnx", content).instance(instance_spec(config()))
     assert made.execute({"A": np.array([4], np.float32)}, ("C",))["C"].tolist() == [1]
-    assert "divides in 1 nodes what may be integers, of a type that cannot be told" in caplog.text
+    assert "divides in 1 nodes what may be integers, and has no guard there" in caplog.text
+
+
+def test_a_model_that_does_not_load_says_why_though_it_has_guards(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Unheard", ["A"], ["B"]), helper.make_node("Div", ["A", "B"], ["C"])]
+    with pytest.raises(ModserveError, match="Unheard") as caught:
+        opened(tmp_path / "model.onnx", model(nodes, [value("A")], [value("C")]))
+    assert "modserve" not in caught.value.message
+
+
+def test_weights_in_a_file_of_their_own(tmp_path: Path) -> None:
+    """Which are found, and are no constants that anything is known of."""
+    content = model([helper.make_node("Div", ["A", "B"], ["C"])], [value("A")], [value("C")], {"B": np.array([3, 3])})
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.load_from_string(content), path, save_as_external_data=True, location="weights", size_threshold=0)
+    assert counts(path.read_bytes()) == (1, 0)
+    made = opened(path, path.read_bytes()).instance(instance_spec(config()))
+    assert made.execute({"A": np.array([7, 9])}, ("C",))["C"].tolist() == [2, 3]

@@ -124,8 +124,9 @@ class OnnxRuntimeModel:
             )
         if divisions.others:
             _log.warning(
-                "model '%s' divides in %d nodes what may be integers, of a type that cannot be told from the file: a "
-                "division of integers by 0 there, or of the lowest number by -1, may end the server",
+                "model '%s' divides in %d nodes what may be integers, and has no guard there (its type cannot be told "
+                "from the file, or ONNX Runtime does not take the guard): a division of integers by 0, or of the "
+                "lowest number by -1, may end the server",
                 name,
                 divisions.others,
             )

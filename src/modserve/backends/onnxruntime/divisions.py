@@ -84,9 +84,9 @@ def division_by_zero(error: str) -> str | None:
     return rest.partition("' ")[0] if mark else None
 
 
-def is_about_guards(error: str) -> bool:
-    """Whether a graph could not be loaded because of a guard, as where its type was not followed rightly."""
-    return _PREFIX in error or MARK in error
+def is_constant_zero(error: str) -> bool:
+    """Whether a guarded graph could not be loaded because it divides by a constant 0, which would trap without."""
+    return "indices element out of data bounds" in error
 
 
 def _guarded(model: Buffer) -> Guarded | None:

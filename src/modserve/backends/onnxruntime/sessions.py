@@ -64,8 +64,13 @@ class ModelFile:
         """Of the columns of outputs that the file has as dictionaries; known once it was read."""
         self.divisions: Guarded | None = None
         """What is known of divisions of integers, once the file was read: without the content."""
-
         self._guards = True
+        """Divisions of integers get them, as far as is known."""
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether what was read is not the file, but has guards."""
+        return self.divisions is not None and self.divisions.count > 0
 
     def without_guards(self) -> str | bytes:
         """As `read`, from now on without the guards, which do not fit."""
@@ -126,9 +131,9 @@ def open_session(source: ModelSource, file: ModelFile, placement: Placement, sha
         try:
             session = make(content)
         except Exception as error:
-            if not divisions.is_about_guards(text_of(error)):
+            if not file.is_guarded or divisions.is_constant_zero(text_of(error)):
                 raise
-            session = make(file.without_guards())
+            session = make(file.without_guards())  # the guards may be to blame; else it fails again
     except Exception as error:  # ONNX Runtime's exceptions share no base class but this
         text = text_of(error)
         hint = next((hint for part, hint in _LOAD_HINTS.items() if part in text), "")
