@@ -206,24 +206,25 @@ def _as_it_is(name: str, output: Tensor, rows: int | None, config: ModelConfig) 
     if output.datatype is not spec.datatype:
         raise _of_type(output.datatype.name, spec, config)
     _check_rows(name, output.shape, rows, config)
-    return _as_clients_see(name, output, config)
+    return _as_clients_see(name, output, spec, config)
 
 
 def _handed_on(name: str, output: Tensor, rows: int | None, config: ModelConfig) -> Tensor:
     """As `_as_it_is`, but as in Triton what the configuration does not promise goes to the client: the log says so."""
-    try:
-        return _as_it_is(name, output, rows, config)
-    except ModserveError as error:
-        tensor = _as_clients_see(name, output, config)
-        if name not in config.deviations:
-            config.deviations.add(name)
-            _log.warning("%s; it is handed on as it is, and nothing more is said of this output", error.message)
-        return tensor
-
-
-def _as_clients_see(name: str, output: Tensor, config: ModelConfig) -> Tensor:
-    """A tensor in the shape that the configuration promises. Raises INTERNAL where its bytes do not fit its shape."""
     spec = config.outputs_by_name[name]
+    shape = output.shape
+    fits = not config.max_batch_size or (len(shape) > 0 and (rows is None or shape[0] == rows))
+    if (not fits or output.datatype is not spec.datatype) and name not in config.deviations:
+        config.deviations.add(name)
+        try:
+            _as_it_is(name, output, rows, config)
+        except ModserveError as error:
+            _log.warning("%s; it is handed on as it is, and nothing more is said of this output", error.message)
+    return _as_clients_see(name, output, spec, config)
+
+
+def _as_clients_see(name: str, output: Tensor, spec: TensorSpec, config: ModelConfig) -> Tensor:
+    """A tensor in the shape that the configuration promises. Raises INTERNAL where its bytes do not fit its shape."""
     shape = output.shape
     received = output.received
     if received is not None:

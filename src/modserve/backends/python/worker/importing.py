@@ -43,8 +43,9 @@ def imported(target: str, directory: str) -> Any:
     if target in HELD:
         return HELD[target]
     place, _, path = target.rpartition(":")
-    with _locks.setdefault(os.path.join(directory, place) if place.endswith(".py") else place, threading.RLock()):
-        value: Any = _from_file(os.path.join(directory, place)) if place.endswith(".py") else _module(place, directory)
+    file = os.path.join(directory, place) if place.endswith(".py") else ""
+    with _locks.setdefault(file or place, threading.RLock()):
+        value: Any = _from_file(file) if file else _module(place, directory)
     where = getattr(value, "__file__", place)
     for name in path.split("."):
         if not hasattr(value, name):
