@@ -4,6 +4,7 @@ One server has all the faulty models. They break at the same time, while two mod
 all the time; what came of it is compared afterwards. Two more servers end in the middle of it.
 """
 
+import json
 import re
 import signal
 import time
@@ -74,7 +75,6 @@ RAISED = {
     "raises_a_strange_exception": "StrangeError: <its text cannot be made: RuntimeError>",
     "reads_stdin": "EOFError: EOF when reading a line",
 }
-OUTPUT = "output 'OUTPUT' of model 'faulty'"
 REFUSED = {
     "nothing": "model 'faulty', instance 'faulty_0_0' let go of a request without a final response",
     "too_few": f"{FAILED}Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
@@ -89,10 +89,9 @@ REFUSED = {
     "'<class 'ValueError'>'.",
     "wrong_name": f"{FAILED}The response has the outputs ['OUTPUTT'], and none of those that were requested: "
     "['OUTPUT'].",
-    "wrong_type": f"{OUTPUT} is of type INT32, but the model configuration says TYPE_FP32",
-    "wrong_shape": f"{OUTPUT} has shape [2], expected 1 in the first dimension, as in the inputs",
-    "wrong_rows": f"{OUTPUT} has shape [2,2], expected 1 in the first dimension, as in the inputs",
 }
+HANDED_ON = {"wrong_type": ("INT32", [1, 2]), "wrong_shape": ("FP32", [2]), "wrong_rows": ("FP32", [2, 2])}
+"""Outputs that the configuration does not promise, as their callers get them."""
 HARMLESS = (
     "prints",
     "logs",
@@ -373,7 +372,7 @@ def act(server: ServerProcess, story: Story, names: list[str]) -> None:
             *[partial(crash, server, story, name) for name in CRASHES],
             *[partial(ask_ready, server, story, name) for name in READY],
             *[partial(execute_async, server, story, name) for name in ASYNC],
-            partial(misbehave, server, story, [*RAISED, *REFUSED, "raises_a_long_text", *HARMLESS]),
+            partial(misbehave, server, story, [*RAISED, *REFUSED, *HANDED_ON, "raises_a_long_text", *HARMLESS]),
             partial(keep, server, story),
             partial(die_for_good, server, story),
         )
@@ -429,6 +428,20 @@ def test_wrong_responses_fail_their_request_alone(story: Story, name: str) -> No
         line = MODEL.read_text().splitlines().index("    def execute(self, requests: list[Any]) -> Any:") + 1
         assert place == f"  {story.paths['faulty']}({line}): execute\n"
     assert is_right(story.later[name])
+
+
+@pytest.mark.parametrize("name", HANDED_ON)
+def test_outputs_that_are_not_as_configured_are_handed_on(story: Story, name: str) -> None:
+    outcome = story.outcomes[name]
+    assert outcome.status == 200
+    (output,) = json.loads(outcome.text)["outputs"]
+    assert (output["datatype"], output["shape"]) == HANDED_ON[name]
+    assert is_right(story.later[name])
+
+
+def test_the_log_says_once_that_an_output_is_not_as_configured(story: Story) -> None:
+    (line,) = re.findall(r" WARNING +.*output 'OUTPUT' of model 'faulty'.*", story.log)
+    assert "is of type INT32, but the model configuration says TYPE_FP32; it is handed on as it is" in line
 
 
 def test_a_long_text_is_cut(story: Story) -> None:

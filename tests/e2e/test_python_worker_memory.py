@@ -7,6 +7,7 @@ import signal
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from server_process import eventually
 from modserve.backends.api import InstanceLostError, ModelSource
 from modserve.backends.python.backend import PythonBackend
 from modserve.backends.python.instance import WorkerInstance
+from modserve.backends.python.process import Worker
 from modserve.core.model_config import ModelConfig
 from modserve.testing.builders import instance_spec
 
@@ -24,7 +26,15 @@ class TritonPythonModel:
         return True
 
     def execute(self, requests):
-        pass
+        import time
+        time.sleep(600)
+"""
+DIES = """
+import os
+
+class TritonPythonModel:
+    def initialize(self, args):
+        os._exit(3)
 """
 
 
@@ -45,6 +55,15 @@ class Handle:
         self.error.set_result(error)
 
 
+class Owner:
+    """Whose batches an instance runs, and who has the instance: as the server's pool does."""
+
+    def __init__(self, instance: WorkerInstance) -> None:
+        self.instance = instance
+
+    def done(self, *_: Any) -> None: ...
+
+
 def make(path: Path, loop: asyncio.AbstractEventLoop) -> WorkerInstance:
     config = ModelConfig(name="m", backend="python")
     model = PythonBackend().open(ModelSource(config, 1, path, path.parent, loop=loop))
@@ -53,8 +72,9 @@ def make(path: Path, loop: asyncio.AbstractEventLoop) -> WorkerInstance:
     return instance
 
 
+@pytest.mark.parametrize("busy", [True, False], ids=["busy", "idle"])
 @pytest.mark.parametrize("dies", [True, False], ids=["killed", "closed"])
-async def test_nothing_is_left_of_a_worker(tmp_path: Path, no_collector: None, dies: bool) -> None:
+async def test_nothing_is_left_of_a_worker(tmp_path: Path, no_collector: None, dies: bool, busy: bool) -> None:
     path = tmp_path / "model.py"
     path.write_text(MODEL)
     files = len(os.listdir("/proc/self/fd"))
@@ -65,13 +85,39 @@ async def test_nothing_is_left_of_a_worker(tmp_path: Path, no_collector: None, d
     block[:] = 1
     worker, array = weakref.ref(instance.worker), weakref.ref(block)
     assert isinstance(block, np.ndarray)
-    if dies:
+    owner = Owner(instance)
+    if busy:
+        instance.start_requests([], owner.done)
+    if dies or busy:
         os.killpg(instance.worker.process.pid, signal.SIGKILL)
+    if dies:
         assert "was killed by SIGKILL" in (await asyncio.wait_for(handle.error, 20)).message
+        with pytest.raises(InstanceLostError, match="was killed by SIGKILL"):
+            instance.attach(handle)
     instance.detach()
     await asyncio.to_thread(instance.close)
-    del instance, handle, block
+    del instance, handle, block, owner
     await asyncio.sleep(0)
     eventually(lambda: worker() is None)  # the thread that has waited for the end may be about to go
     assert array() is None
     eventually(lambda: len(os.listdir("/proc/self/fd")) <= files)
+
+
+async def test_nothing_is_left_of_a_worker_that_does_not_start(
+    tmp_path: Path, no_collector: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(DIES)
+    workers: list[weakref.ref[Worker]] = []
+    spawn = Worker.spawn
+
+    def spawned(worker: Worker, *arguments: Any) -> None:
+        workers.append(weakref.ref(worker))
+        spawn(worker, *arguments)
+
+    monkeypatch.setattr(Worker, "spawn", spawned)
+    with pytest.raises(InstanceLostError, match=r"in initialize, its process .* exited with status 3"):
+        await asyncio.to_thread(make, path, asyncio.get_running_loop())
+    await asyncio.sleep(0)
+    (worker,) = workers
+    eventually(lambda: worker() is None)

@@ -13,9 +13,7 @@ from datetime import datetime
 from http.client import HTTPException
 from pathlib import Path
 
-import onnx
 import pytest
-from onnx import TensorProto, helper
 from repositories import EXAMPLES, HELD, write_held
 from server_process import LOADED, ServerProcess, eventually, started
 from wire import HOST, SECONDS, Answer, Ask, Input, assert_serving, binary_outputs, http, http_infer, ints
@@ -32,16 +30,25 @@ def free_port() -> int:
 
 
 def write_division(repository: Path) -> None:
-    """`divide`: INT32 [1] A / B, whose only overflow the CPU answers with a trap."""
-    graph = helper.make_graph(
-        [helper.make_node("Div", ["A", "B"], ["C"])],
-        "divide",
-        [helper.make_tensor_value_info(name, TensorProto.INT32, [1]) for name in "AB"],
-        [helper.make_tensor_value_info("C", TensorProto.INT32, [1])],
+    """`divide`: INT32 [1] A / B, inside the server; for B = -1 it does as native code whose division overflows."""
+    folder = repository / "divide" / "1"
+    folder.mkdir(parents=True)
+    (folder / "model.py").write_text(
+        "import signal\n"
+        "import triton_python_backend_utils as pb_utils\n"
+        "class TritonPythonModel:\n"
+        "    def execute(self, requests):\n"
+        "        a, b = [one.as_numpy() for one in requests[0].inputs()]\n"
+        "        if b[0] == -1:\n"
+        "            signal.raise_signal(signal.SIGFPE)\n"
+        "        return [pb_utils.InferenceResponse([pb_utils.Tensor('C', a // b)])]\n"
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
-    (repository / "divide" / "1").mkdir(parents=True)
-    onnx.save(model, repository / "divide" / "1" / "model.onnx")
+    (folder.parent / "config.pbtxt").write_text(
+        'backend: "python"\n'
+        'parameters { key: "EXECUTION_MODE" value { string_value: "thread" } }\n'
+        'input [ { name: "A" data_type: TYPE_INT32 dims: [ 1 ] }, { name: "B" data_type: TYPE_INT32 dims: [ 1 ] } ]\n'
+        'output { name: "C" data_type: TYPE_INT32 dims: [ 1 ] }\n'
+    )
 
 
 def division(a: int, b: int) -> Ask:

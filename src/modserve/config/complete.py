@@ -21,15 +21,15 @@ def complete(message: pb.ModelConfig, description: ModelDescription, problems: P
     """Completes the message in place. False, with a problem added, when max_batch_size does not fit the model."""
     # Like Triton, leaves max_batch_size as it is if inputs and outputs are configured.
     fits = bool(message.input and message.output) or _batching(message, description, problems)
-    if not message.input:
-        ours = tensors.server_inputs(message)
+    if not message.input or description.adds_tensors:
+        listed = {*tensors.server_inputs(message), *(tensor.name for tensor in message.input)}
         for tensor in description.inputs:
-            if tensor.name not in ours:
+            if tensor.name not in listed:
                 message.input.add(name=tensor.name, optional=tensor.optional)
-    if not message.output:
-        states = sequences.state_outputs(message)
+    if not message.output or description.adds_tensors:
+        listed = {*sequences.state_outputs(message), *(tensor.name for tensor in message.output)}
         for tensor in description.outputs:
-            if tensor.name not in states:
+            if tensor.name not in listed:
                 message.output.add(name=tensor.name)
     batching = message.max_batch_size > 0
     _tensors(message.input, description.inputs, batching)

@@ -222,6 +222,11 @@ class ModelConfig:
         return () if sequences is None else tuple(name for name, _ in sequences.state_outputs)
 
     @cached_property
+    def deviations(self) -> set[str]:
+        """The outputs of which the log has said that they are not as configured: once is enough."""
+        return set()
+
+    @cached_property
     def batch_sizes(self) -> tuple[int, ...]:
         """The only sizes that are executed, ascending; empty: any size."""
         return () if self.dynamic_batching is None else self.dynamic_batching.batch_sizes
@@ -277,5 +282,7 @@ class ModelDescription:
     """Whether requests are merged into batches; None: if the model can batch."""
     cpu_instances: int = 0
     """How many instances there are on the CPU where the configuration does not say it; 0: the backend's default."""
+    adds_tensors: bool = False
+    """Whether those of its inputs and outputs that the configuration does not list are added to those it does."""
     sequence_batching: Mapping[str, object] | None = None
     """``sequence_batching`` as the JSON form of a configuration has it, for a model that keeps state."""

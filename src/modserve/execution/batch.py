@@ -1,5 +1,6 @@
 """Merging requests into the arrays of one execution, and its outputs back into responses."""
 
+import logging
 import math
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,6 +16,8 @@ from modserve.core.model_config import ModelConfig, TensorSpec
 from modserve.core.request import ParameterValue
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Array, Buffer, DeviceTensor, Shape, Tensor, format_shape
+
+_log = logging.getLogger(__name__)
 
 _SMALL = 16 * 1024
 
@@ -177,12 +180,12 @@ def single(
     """One of the responses to one request. Raises INTERNAL as `split` does, but for outputs that are not there.
 
     Models that respond to each request may leave outputs out, as Triton's may; decoupled ones may give any number of
-    rows.
+    rows. What comes as a tensor is handed on with the type and the rows that it has.
     """
     names = tuple([name for name in member.output_names if name in outputs])
     rows = None if config.decoupled else member.batch_size
     tensors = {
-        name: _as_it_is(name, _placed(name, output, member), rows, config)
+        name: _handed_on(name, _placed(name, output, member), rows, config)
         if isinstance(output := outputs.get(name), Tensor)
         else _whole(name, outputs, rows, config, member)
         for name in names
@@ -200,10 +203,29 @@ def _placed(name: str, output: Tensor, member: Inflight) -> Tensor:
 def _as_it_is(name: str, output: Tensor, rows: int | None, config: ModelConfig) -> Tensor:
     """An output that comes as a tensor, in its raw form perhaps. Raises INTERNAL as `split` does."""
     spec = config.outputs_by_name[name]
-    shape = output.shape
     if output.datatype is not spec.datatype:
         raise _of_type(output.datatype.name, spec, config)
-    _check_rows(name, shape, rows, config)
+    _check_rows(name, output.shape, rows, config)
+    return _as_clients_see(name, output, spec, config)
+
+
+def _handed_on(name: str, output: Tensor, rows: int | None, config: ModelConfig) -> Tensor:
+    """As `_as_it_is`, but as in Triton what the configuration does not promise goes to the client: the log says so."""
+    spec = config.outputs_by_name[name]
+    shape = output.shape
+    fits = not config.max_batch_size or (len(shape) > 0 and (rows is None or shape[0] == rows))
+    if (not fits or output.datatype is not spec.datatype) and name not in config.deviations:
+        config.deviations.add(name)
+        try:
+            _as_it_is(name, output, rows, config)
+        except ModserveError as error:
+            _log.warning("%s; it is handed on as it is, and nothing more is said of this output", error.message)
+    return _as_clients_see(name, output, spec, config)
+
+
+def _as_clients_see(name: str, output: Tensor, spec: TensorSpec, config: ModelConfig) -> Tensor:
+    """A tensor in the shape that the configuration promises. Raises INTERNAL where its bytes do not fit its shape."""
+    shape = output.shape
     received = output.received
     if received is not None:
         count, size = math.prod(shape), output.datatype.size

@@ -422,3 +422,13 @@ def test_an_engine_that_contradicts_the_configuration(text: str, described: dict
 def test_nothing_of_it_is_filled_in_without_automatic_completion() -> None:
     found = finish(ONE_EACH, traits(decoupled=True), auto_complete=False).config
     assert not found.decoupled
+
+
+def test_an_engine_may_add_tensors_to_those_that_are_configured() -> None:
+    """Where it says them itself. What is read from a file has to be all there, or not at all."""
+    text = 'input { name: "IN1" } output { name: "OUT" data_type: TYPE_FP32 dims: 4 }'
+    description = described(tensor("IN0", 4), tensor("IN1", 2), tensor("OUT", 4), tensor("OTHER", 1))
+    message = finish(text, replace(description, adds_tensors=True)).message
+    assert [(one.name, one.data_type) for one in message.input] == [("IN1", pb.TYPE_FP32), ("IN0", pb.TYPE_FP32)]
+    assert [one.name for one in message.output] == ["OUT", "OTHER"]
+    assert any("configuration expects 1 inputs, model provides 2" in each for each in problems(text, description))

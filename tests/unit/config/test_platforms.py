@@ -150,3 +150,11 @@ def test_the_table_of_other_names(name: str) -> None:
     meaning = backend_names.OTHER_NAMES[name]
     assert meaning.backend in BACKENDS | {"identity"}
     assert not meaning.platform or PLATFORMS[meaning.platform] == meaning.backend
+
+
+@pytest.mark.parametrize("beside", ["saved_model.pb", "model.tflite", "model.pdmodel", "model.joblib"])
+def test_a_program_may_have_files_beside_it_that_triton_does_not_know(tmp_path: Path, beside: str) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "model.py").touch()
+    (tmp_path / "1" / beside).touch()
+    assert config.read(tmp_path / "config.pbtxt", "foo").backend == "python"

@@ -19,6 +19,7 @@ from modserve.core.model_config import TensorSpec
 from modserve.core.request import ParameterValue
 from modserve.core.statistics import FailureReason
 from modserve.core.tensor import Tensor
+from modserve.execution.running import RunningRequest
 from modserve.resources.flow import Flow
 from modserve.testing import Execution, config
 
@@ -374,8 +375,21 @@ async def test_outputs_as_tensors(plain: Bench) -> None:
     assert answer(entry) == [[7] * 4]
 
 
+async def test_a_tensor_whose_bytes_are_not_its_shape(plain: Bench) -> None:
+    entry = member(1)
+    execution = plain.run(entry)
+    execution.requests[0].respond({"OUTPUT0": Tensor.from_raw(dtypes.INT32, (1, 4), bytes(15))})
+    end(execution)
+    await plain.until_settled(1)
+    assert refused(entry) == (
+        Code.INTERNAL,
+        "output 'OUTPUT0' of model 'model' has 15 bytes, which are no 4 elements of type INT32, as its shape [1,4] "
+        "says",
+    )
+
+
 @pytest.mark.parametrize(
-    ("output", "problem"),
+    ("output", "remark"),
     [
         (
             Tensor.from_raw(dtypes.FP32, (1, 4), bytes(16)),
@@ -386,20 +400,34 @@ async def test_outputs_as_tensors(plain: Bench) -> None:
             "output 'OUTPUT0' of model 'model' has shape [2,4], expected 1 in the first dimension, as in the inputs",
         ),
         (
-            Tensor.from_raw(dtypes.INT32, (1, 4), bytes(15)),
-            "output 'OUTPUT0' of model 'model' has 15 bytes, which are no 4 elements of type INT32, as its shape [1,4] "
-            "says",
+            Tensor.from_raw(dtypes.FP64, (0,), b""),
+            "output 'OUTPUT0' of model 'model' is of type FP64, but the model configuration says TYPE_INT32",
+        ),
+        (
+            Tensor.from_raw(dtypes.INT32, (), bytes(4)),
+            "output 'OUTPUT0' of model 'model' has shape [], expected 1 in the first dimension, as in the inputs",
         ),
     ],
-    ids=["type", "rows", "bytes"],
+    ids=["type", "rows", "empty", "scalar"],
 )
-async def test_tensors_that_are_no_output(plain: Bench, output: Tensor, problem: str) -> None:
-    entry = member(1)
-    execution = plain.run(entry)
-    execution.requests[0].respond({"OUTPUT0": output})
-    end(execution)
-    await plain.until_settled(1)
-    assert refused(entry) == (Code.INTERNAL, problem)
+async def test_tensors_that_are_not_as_configured_are_handed_on(
+    plain: Bench, output: Tensor, remark: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As Triton does: what is sent is up to the model. The log says so once."""
+    for count in (1, 2):
+        entry = member(1)
+        execution = plain.run(entry)
+        request = execution.requests[0]
+        assert isinstance(request, RunningRequest)
+        if count == 1:  # the configuration is that of all tests
+            request._config.deviations.clear()
+        request.respond({"OUTPUT0": output})
+        end(execution)
+        await plain.until_settled(count)
+        (response,) = sink(entry).responses
+        tensor = response.outputs["OUTPUT0"]
+        assert (tensor.datatype, tensor.shape, bytes(tensor.raw)) == (output.datatype, output.shape, bytes(output.raw))
+    assert caplog.messages == [f"{remark}; it is handed on as it is, and nothing more is said of this output"]
 
 
 class Recorded:

@@ -108,7 +108,28 @@ class OnnxRuntimeModel:
         gpu = placements[0].device if placements and all(map(_is_gpu, placements)) else None
         self._first = self._session(gpu)
         self._spare = gpu, self._first
+        self._log_divisions()
         self._data_dependent = file_depends_on_data(self._file.path)
+
+    def _log_divisions(self) -> None:
+        divisions, name = self._file.divisions, self._source.config.name
+        if divisions is None:
+            return
+        if divisions.count:
+            _log.info(
+                "model '%s' divides integers (in %d nodes): requests with a 0 there are refused, and the lowest number "
+                "divided by -1 is itself, where ONNX Runtime might end the server",
+                name,
+                divisions.count,
+            )
+        if divisions.others:
+            _log.warning(
+                "model '%s' divides in %d nodes what may be integers, and has no guard there (its type cannot be told "
+                "from the file, or ONNX Runtime does not take the guard): a division of integers by 0, or of the "
+                "lowest number by -1, may end the server",
+                name,
+                divisions.others,
+            )
 
     def describe(self) -> ModelDescription:
         try:

@@ -10,6 +10,7 @@ from modserve.core.errors import internal, invalid, unsupported
 from modserve.core.model_config import ModelConfig
 from modserve.core.tensor import Array
 
+from .divisions import division_by_zero
 from .options import SHRINKAGE, log_severity
 from .sessions import text_of
 from .tensors import decoded, to_array, to_bfloat16
@@ -59,6 +60,10 @@ class OnnxRuntimeInstance:
             return dict(zip(outputs, self._session.run(outputs, feeds, self._run_options), strict=True))
         except Exception as error:  # ONNX Runtime's exceptions share no base class but this
             text = text_of(error)
+            if (division := division_by_zero(text)) is not None:
+                raise invalid(
+                    f"the request has a 0 by which the graph divides integers, in node '{division}'"
+                ) from None
             if type(error).__name__ == "InvalidArgument":  # the inputs do not fit the graph
                 raise invalid(f"onnxruntime refused the request: {text}") from error
             if _NO_MEMORY in text:

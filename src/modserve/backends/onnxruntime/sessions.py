@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,11 @@ from modserve.core.errors import invalid
 
 from ..api import ModelSource, Placement
 from ..options import library_path
-from . import builds
+from . import builds, divisions, zipmap
+from .divisions import Guarded
 from .options import session_options, session_threads, threads_of
 from .providers import CPU, RECORD, check, node_counts, requested
-from .zipmap import Labels, flattened_file
+from .zipmap import Labels
 
 _log = logging.getLogger(__name__)
 
@@ -60,14 +62,51 @@ class ModelFile:
         self.path = path / "model.onnx" if path.is_dir() else path  # a directory holds external weights too
         self.labels: Mapping[str, Labels] = {}
         """Of the columns of outputs that the file has as dictionaries; known once it was read."""
+        self.divisions: Guarded | None = None
+        """What is known of divisions of integers, once the file was read: without the content."""
+        self._guards = True
+        """Divisions of integers get them, as far as is known."""
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether what was read is not the file, but has guards."""
+        return self.divisions is not None and self.divisions.count > 0
+
+    def without_guards(self) -> str | bytes:
+        """As `read`, from now on without the guards, which do not fit."""
+        self._guards = False
+        if self.divisions is not None:
+            self.divisions = Guarded(b"", 0, self.divisions.count + self.divisions.others)
+        return self.read()
 
     def read(self) -> str | bytes:
-        """The file, or what it holds with tensors in place of dictionaries. Not kept: it may be large."""
-        flattened = flattened_file(self.path)
-        if flattened is None:
+        """The file, or what it holds with tensors in place of dictionaries, and with divisions of integers guarded.
+
+        Not kept: it may be large.
+        """
+        try:
+            with (
+                self.path.open("rb") as file,
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+                memoryview(mapped) as view,
+            ):
+                return self._changed(view)
+        except (OSError, ValueError):  # an empty file cannot be mapped
             return str(self.path)
-        self.labels = flattened.labels
-        return flattened.content
+
+    def _changed(self, view: memoryview) -> str | bytes:
+        flattened = zipmap.flattened(view)
+        if flattened is not None:
+            self.labels = flattened.labels
+        guarded = None
+        if self._guards:
+            guarded = divisions.guarded(view if flattened is None else flattened.content)
+            self._guards = guarded is not None  # for the next session
+        if guarded is not None:
+            self.divisions = Guarded(b"", guarded.count, guarded.others)
+            if guarded.count:
+                return guarded.content
+        return str(self.path) if flattened is None else flattened.content
 
 
 def open_session(source: ModelSource, file: ModelFile, placement: Placement, sharing: int) -> Session:
@@ -77,15 +116,24 @@ def open_session(source: ModelSource, file: ModelFile, placement: Placement, sha
     providers = requested(config, placement, threads, sharing)
     options = session_options(source, sharing)
     content = file.read()
-    if isinstance(content, bytes):
+    if isinstance(content, bytes):  # without a place of its own from which it could find weights
         options.add_session_config_entry(_EXTERNAL_FOLDER, str(file.path.parent))
     if providers:
         options.add_session_config_entry(RECORD, "1")
     for name in config.operation_libraries:
         _register_operators(options, source, name)
-    try:
+
+    def make(content: str | bytes) -> ort.InferenceSession:
         # With the fallback, ONNX Runtime would print what went wrong and try again without the provider.
-        session = ort.InferenceSession(content, options, providers=[*providers, CPU], enable_fallback=0)
+        return ort.InferenceSession(content, options, providers=[*providers, CPU], enable_fallback=0)
+
+    try:
+        try:
+            session = make(content)
+        except Exception as error:
+            if not file.is_guarded or divisions.is_constant_zero(text_of(error)):
+                raise
+            session = make(file.without_guards())  # the guards may be to blame; else it fails again
     except Exception as error:  # ONNX Runtime's exceptions share no base class but this
         text = text_of(error)
         hint = next((hint for part, hint in _LOAD_HINTS.items() if part in text), "")

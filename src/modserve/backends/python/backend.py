@@ -84,7 +84,7 @@ class PythonModel:
         with self._hints():
             completed = instance.complete(json.dumps(before))
         if completed is None:
-            return None
+            return self._without_tensors(before)
         try:
             return _description(before, json.loads(completed))
         except (KeyError, TypeError, ValueError) as error:
@@ -92,6 +92,17 @@ class PythonModel:
                 f"auto_complete_config of model '{self._name}' made a configuration that cannot be read: "
                 f"{type(error).__name__}: {error}"
             ) from error
+
+    def _without_tensors(self, config: Mapping[str, Any]) -> ModelDescription | None:
+        """Of a model that says nothing of its tensors, and whose configuration lists none: as in Triton, it loads."""
+        if config["input"] or config["output"]:
+            return None
+        _log.warning(
+            "model '%s' has no inputs and no outputs: its configuration lists none, and its model.py has no "
+            "auto_complete_config that does",
+            self._name,
+        )
+        return ModelDescription((), ())
 
     def instance(self, spec: InstanceSpec) -> AsyncRequestInstance | RequestInstance:
         who = f"model '{self._name}', instance '{spec.name}'"
@@ -143,9 +154,19 @@ class PythonModel:
 
 
 def _config(text: str) -> dict[str, Any]:
-    """The configuration with the fields that models look at, which Triton always has."""
+    """The configuration with the fields that models look at, which Triton has filled in before it asks them."""
     config: dict[str, Any] = json.loads(text)
-    return {"max_batch_size": 0, "input": [], "output": [], **config}
+    pinned = {"input_pinned_memory": {"enable": True}, "output_pinned_memory": {"enable": True}}
+    optimization = pinned | config.get("optimization", {})
+    latest = {"latest": {"num_versions": 1}}
+    return {
+        "version_policy": latest,
+        "max_batch_size": 0,
+        "input": [],
+        "output": [],
+        **config,
+        "optimization": optimization,
+    }
 
 
 def _description(before: Mapping[str, Any], config: Mapping[str, Any]) -> ModelDescription:
@@ -157,6 +178,7 @@ def _description(before: Mapping[str, Any], config: Mapping[str, Any]) -> ModelD
         batch_dimension=False,
         decoupled=None if policy is None else bool(policy.get("decoupled")),
         dynamic_batching="dynamic_batching" in config,
+        adds_tensors=True,
     )
 
 

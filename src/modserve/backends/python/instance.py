@@ -64,7 +64,8 @@ class WorkerInstance:
         self._numbers = itertools.count(1)
         self._batches: deque[_Batch] = deque()
         self._handle: InstanceHandle | None = None
-        self._lost: InstanceLostError | None = None
+        self._lost: str | None = None
+        """Why, if it is. Not as an exception: one that is raised keeps the frames that it goes through."""
         self._execution_timeout_s = execution_timeout_s
         self._timer: asyncio.TimerHandle | None = None
         self._calls = WorkerCalls(worker, source, self._requests)
@@ -135,7 +136,7 @@ class WorkerInstance:
 
     def attach(self, handle: InstanceHandle) -> None:
         if self._lost is not None:
-            raise self._lost
+            raise InstanceLostError(self._lost)
         self._handle = handle
 
     def detach(self) -> None:
@@ -150,12 +151,13 @@ class WorkerInstance:
         self._calls.close()
         # What refers to itself is not freed before the cyclic garbage collector comes, which may be never.
         self._takers.clear()
+        self._batches.clear()
         self._calls.forget()
         self._handle = self._timer = None
         self.__dict__.pop("check_ready", None)
 
     def _ended(self, error: InstanceLostError) -> None:
-        self._lost = error
+        self._lost = error.message
         self._calls.close()
         if self._handle is not None:
             self._handle.lost(error)

@@ -122,29 +122,31 @@ class Worker:
         Raises `InstanceLostError` if the process ends meanwhile, TimeoutError, and `WorkerFailedError`.
         """
         future: Future[Any] = Future()
-
-        def send() -> None:
-            if self._ended:
-                future.set_exception(InstanceLostError(f"{self.who} has ended"))
-                return
-            self._questions.append(future)
-            self.send(wire.json_frame(kind, value))
-
-        self.loop.call_soon_threadsafe(send)
+        self.loop.call_soon_threadsafe(self._put, future, kind, value)
         end = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            left = 1.0 if end is None else min(1.0, end - time.monotonic())
-            try:
-                return future.result(max(0.0, left))
-            except (FutureTimeoutError, TimeoutError):
-                if future.done():
-                    raise
-                if self.loop.is_closed():
-                    raise unavailable("the server has ended") from None
-                if end is not None and time.monotonic() >= end:
-                    raise TimeoutError(f"{self.who} did not respond within {timeout_s:g} s") from None
+        try:
+            while True:
+                left = 1.0 if end is None else min(1.0, end - time.monotonic())
+                try:
+                    return future.result(max(0.0, left))
+                except (FutureTimeoutError, TimeoutError):
+                    if future.done():
+                        raise
+                    if self.loop.is_closed():
+                        raise unavailable("the server has ended") from None
+                    if end is not None and time.monotonic() >= end:
+                        raise TimeoutError(f"{self.who} did not respond within {timeout_s:g} s") from None
+        finally:
+            del future  # whose exception has this frame in its traceback
 
     # The conversation. On the event loop's thread
+
+    def _put(self, future: "Future[Any]", kind: int, value: Any) -> None:
+        if self._ended:
+            future.set_exception(InstanceLostError(f"{self.who} has ended"))
+            return
+        self._questions.append(future)
+        self.send(wire.json_frame(kind, value))
 
     def _listen(self) -> None:
         if self._ended:

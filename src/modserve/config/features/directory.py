@@ -26,21 +26,22 @@ class ModelFormat(NamedTuple):
     """Whether other files with the same ending are likely to be such models, too."""
 
 
-# In Triton's order: the first one counts if a directory holds several. Beside an MLmodel lie the files of its library.
-# Triton does not have saved_model.pb: TensorFlow Serving keeps its models so, a version's folder being the SavedModel.
+# In Triton's order, and behind them those that Triton does not have: the first one counts if a directory holds several,
+# as where a model.py has weights beside it. Beside an MLmodel lie the files of its library. saved_model.pb is how
+# TensorFlow Serving keeps its models, a version's folder being the SavedModel.
 FORMATS = (
     ModelFormat("MLmodel", "mlflow", by_suffix=False),
     ModelFormat("model.savedmodel", "tensorflow", "tensorflow_savedmodel"),
     ModelFormat("model.graphdef", "tensorflow", "tensorflow_graphdef"),
-    ModelFormat("saved_model.pb", "tensorflow", "tensorflow_savedmodel", by_suffix=False),
     ModelFormat("model.plan", "tensorrt", "tensorrt_plan"),
     ModelFormat("model.onnx", "onnxruntime", "onnxruntime_onnx"),
     ModelFormat("model.xml", "openvino"),
-    ModelFormat("model.tflite", "openvino"),
-    ModelFormat("model.pdmodel", "openvino"),
     ModelFormat("model.pt", "pytorch", "pytorch_libtorch"),
     ModelFormat("model.pt2", "pytorch", "torch_aoti"),
     ModelFormat("model.py", "python"),
+    ModelFormat("saved_model.pb", "tensorflow", "tensorflow_savedmodel", by_suffix=False),
+    ModelFormat("model.tflite", "openvino"),
+    ModelFormat("model.pdmodel", "openvino"),
     ModelFormat("xgboost.json", "fil", by_suffix=False),
     ModelFormat("xgboost.ubj", "fil"),
     ModelFormat("xgboost.model", "fil", by_suffix=False),

@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+import threading
 import types
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -257,3 +259,26 @@ def test_the_decorator_is_there_in_an_interpreter_without_modserve(tmp_path: Pat
     command = [sys.executable, "-I", "-S", "-c", STRANGER, *arguments]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(result.stdout)["input"] == [{"name": "x", "data_type": "TYPE_FP64", "dims": [1]}]
+
+
+def test_threads_that_import_a_changed_module_wait_until_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "crowd", crowd := types.ModuleType("crowd"))
+    vars(crowd).update(reading=threading.Event(), others=threading.Event())
+    code = "import crowd, modserve\n{}@modserve.model\ndef f(x: float) -> float: return {}\n"
+    file = tmp_path / "crowded.py"
+    file.write_text(code.format("", "1.0"))
+    try:
+        importing.imported("crowded:f", str(tmp_path))
+        file.write_text(code.format("crowd.reading.set()\ncrowd.others.wait()\n", "2.0"))
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(importing.imported, "crowded:f", str(tmp_path))
+            crowd.reading.wait()
+            second = pool.submit(lambda: importing.imported("crowded:f", str(tmp_path))(1.0))
+            wait([second], 0.05)  # one that does not wait has the old function by then
+            crowd.others.set()
+            assert first.result()(1.0) == second.result() == 2.0
+    finally:
+        sys.modules.pop("crowded", None)

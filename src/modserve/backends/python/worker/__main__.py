@@ -26,4 +26,7 @@ def _package() -> None:
 
 if __name__ == "__main__":
     _package()
-    importlib.import_module("modserve_worker.main").main(*map(int, sys.argv[1:]))
+    descriptors = [int(argument) for argument in sys.argv[1:]]
+    # As in Triton: a model.py may use argparse or unittest when it is imported, and these arguments are not for it.
+    sys.argv[:] = [""]
+    importlib.import_module("modserve_worker.main").main(*descriptors)

@@ -2,7 +2,8 @@
 
 There are two, one that the server writes to and one that the worker writes to. Each is one file of the kernel's memory
 (``memfd``), which both have open: no name is left behind, whoever is killed first, and no size is fixed, nor is
-``/dev/shm`` used. Its owner divides it into blocks, one for a tensor, and tells the other side where it has put what.
+``/dev/shm`` used. On Linux nobody who has it open can make it smaller, which would kill whoever reads the lost part
+next. Its owner divides it into blocks, one for a tensor, and tells the other side where it has put what.
 
 A block is free, or it is leased: the other side has heard of it, and has not said `RELEASE` as often. The other side
 keeps one mapping for each block that it knows; the array over it that it makes for each lease gives the lease back when
@@ -10,6 +11,7 @@ nobody refers to it, or to anything made of it, any more. Free blocks are used a
 not been used for a while lose their pages to the system, and are mapped anew when they are needed again.
 """
 
+import fcntl
 import mmap
 import os
 import tempfile
@@ -29,10 +31,15 @@ _PAGE = 4096
 
 
 def new_file(name: str) -> int:
-    """A file descriptor of an empty file in memory, or where the system has no such thing, of an unlinked one."""
+    """A file descriptor of an empty file in memory that can only grow.
+
+    Where the system has no such thing, it is an unlinked file, which a process that truncates it can harm.
+    """
     create = getattr(os, "memfd_create", None)
     if create is not None:
-        return int(create(name, os.MFD_CLOEXEC))
+        fd = int(create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+        return fd
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
@@ -73,7 +80,8 @@ class Arena:
     @property
     def mapped(self) -> int:
         """Bytes of the blocks that may have pages."""
-        return sum([block.capacity for block in self._blocks.values() if block.mapping is not None])
+        with self._lock:
+            return sum([block.capacity for block in self._blocks.values() if block.mapping is not None])
 
     def allocate(self, size: int) -> Tuple[Location, Any]:
         """A block with room for `size` bytes, leased once, and the array of bytes to write them to.
@@ -185,7 +193,7 @@ class Mirror:
 
     def find(self, address: int, size: int) -> Optional[Tuple[int, int, int]]:
         """Offset and capacity of the block that memory is in, and where in it; None for memory elsewhere."""
-        for offset, (mapping, begin) in self._mappings.items():
+        for offset, (mapping, begin) in self._mappings.copy().items():  # of which another thread may fetch more
             if begin <= address and address + size <= begin + len(mapping):
                 return offset, len(mapping), address - begin
         return None

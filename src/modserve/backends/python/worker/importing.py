@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import sys
+import threading
 from typing import Any, Dict, Tuple
 
 from . import failure
@@ -21,6 +22,9 @@ HELD: Dict[str, Any] = {}
 _marks: Dict[str, Tuple[int, int]] = {}
 """The times and sizes of the files of modules when they were imported."""
 _numbers = itertools.count(1)
+_locks: "Dict[str, threading.RLock]" = {}
+"""By module: in the server, several threads may import the same one, or read it again, at a time."""
+_path_lock = threading.Lock()
 _PREFIX = "modserve_file_"
 
 
@@ -39,7 +43,9 @@ def imported(target: str, directory: str) -> Any:
     if target in HELD:
         return HELD[target]
     place, _, path = target.rpartition(":")
-    value: Any = _from_file(os.path.join(directory, place)) if place.endswith(".py") else _module(place, directory)
+    file = os.path.join(directory, place) if place.endswith(".py") else ""
+    with _locks.setdefault(file or place, threading.RLock()):
+        value: Any = _from_file(file) if file else _module(place, directory)
     where = getattr(value, "__file__", place)
     for name in path.split("."):
         if not hasattr(value, name):
@@ -70,9 +76,10 @@ def _module(name: str, directory: str) -> Any:
 
 def _search(directory: str) -> None:
     """Look for modules in `directory`: before the installed packages, and after the standard library."""
-    if directory not in sys.path:
-        packages = [at for at, entry in enumerate(sys.path) if entry.endswith(("site-packages", "dist-packages"))]
-        sys.path.insert(min(packages, default=len(sys.path)), directory)
+    with _path_lock:
+        if directory not in sys.path:
+            packages = [at for at, entry in enumerate(sys.path) if entry.endswith(("site-packages", "dist-packages"))]
+            sys.path.insert(min(packages, default=len(sys.path)), directory)
 
 
 def _mark(module: Any) -> Tuple[int, int]:
@@ -113,7 +120,9 @@ def main() -> None:
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     stand_in()
-    description = describe(sys.argv[1], os.getcwd())
+    target = sys.argv[1]
+    sys.argv[:] = [""]  # as in a worker
+    description = describe(target, os.getcwd())
     json.dump(description, output)
     output.flush()
     os._exit(0)  # whatever threads the module has started

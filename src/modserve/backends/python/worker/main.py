@@ -146,7 +146,7 @@ class Worker:
         return self._model.auto_complete_config(question)
 
     def _initialize(self, question: Dict[str, Any]) -> Dict[str, bool]:
-        self._decoupled = question["decoupled"]
+        self._decoupled = self._server.decoupled = question["decoupled"]
         model = self._model
         model.initialize(question["arguments"])
         if model.has_is_ready:

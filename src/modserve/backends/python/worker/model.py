@@ -79,6 +79,7 @@ class LoadedModel:
         self._scope = scope
         self._of = _Of(of_host if scope.isolated else None)
         self._instance: Any = None
+        self._initialized = False
         self._execute: Callable[[List[InferenceRequest]], Any] = _not_initialized
         self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._before = f"Failed to process the request(s) for model '{name}', message: "
@@ -103,6 +104,7 @@ class LoadedModel:
         initialize = getattr(self._instance, "initialize", None)
         if initialize is not None:
             self._run(lambda: initialize(arguments), "initialize")
+        self._initialized = True
         is_ready = getattr(self._instance, "is_ready", None)
         self.has_is_ready = callable(is_ready)
         self.is_ready_is_async = inspect.iscoroutinefunction(is_ready)
@@ -194,8 +196,8 @@ class LoadedModel:
         return is_ready
 
     def finalize(self) -> None:
-        """Call `finalize` if there is one, and let go of the instance."""
-        finalize = getattr(self._instance, "finalize", None)
+        """Call `finalize` if there is one and `initialize` has succeeded, and let go of the instance."""
+        finalize = getattr(self._instance, "finalize", None) if self._initialized else None
         try:
             if finalize is not None:
                 self._run(finalize, "finalize")

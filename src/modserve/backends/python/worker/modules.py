@@ -53,7 +53,7 @@ class Scope:
     def run(self) -> ModuleType:
         """Import model.py; raises whatever that raises."""
         offer_api()
-        importlib.invalidate_caches()
+        forget_listings()
         if self.isolated:
             self._make_private_package()
         else:
@@ -100,8 +100,9 @@ class Scope:
             return
         with _lock:
             _scopes.pop(self.package, None)
-        for name in [name for name in sys.modules if name == self.package or name.startswith(self.package + ".")]:
-            sys.modules.pop(name, None)
+        for name in list(sys.modules):  # in one step: other threads import meanwhile
+            if name == self.package or name.startswith(self.package + "."):
+                sys.modules.pop(name, None)
 
     def _import(
         self,
@@ -170,6 +171,20 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
+def forget_listings() -> None:
+    """Let the next import see files and directories that are new, as `importlib.invalidate_caches` does.
+
+    That one goes through a dictionary to which every import of another thread may add, and removes entries that another
+    call may have removed.
+    """
+    with _lock:
+        for place, finder in sys.path_importer_cache.copy().items():
+            if finder is None:  # there was no such directory
+                sys.path_importer_cache.pop(place, None)
+            elif hasattr(finder, "invalidate_caches"):
+                finder.invalidate_caches()
+
+
 def offer_api() -> None:
     """Make the module that models import importable, by its names in Triton."""
     api = importlib.import_module(".triton_python_backend_utils", __package__)
@@ -199,4 +214,4 @@ def _end_of_standard_library() -> int:
     return len(sys.path)
 
 
-__all__: List[str] = ["Scope", "model_directory", "offer_api"]
+__all__: List[str] = ["Scope", "forget_listings", "model_directory", "offer_api"]

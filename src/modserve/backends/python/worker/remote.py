@@ -38,9 +38,12 @@ class RemoteRequest:
         self.rescheduled = False
 
     def send(self, response: Optional[InferenceResponse], final: bool) -> None:
-        if self.ended:
-            raise TritonModelException("a request has had its final response already")
         server = self._server
+        if self.ended:
+            if response is None and not server.decoupled:
+                return  # its one response was the end
+            raise TritonModelException("a request has had its final response already")
+        final = final or not server.decoupled
         if final:
             self.ended = True
             server.requests.pop(self.number, None)
@@ -104,6 +107,8 @@ class RemoteServer:
     def __init__(self, link: Link, work: Callable[[Frame], object]) -> None:
         self.link = link
         self.requests: Dict[int, RemoteRequest] = {}
+        self.decoupled = False
+        """A request of the model may have any number of responses."""
         self.executing: Tuple[int, ...] = ()
         """The batch that the main thread executes, for threads that the model has started."""
         self.work = work

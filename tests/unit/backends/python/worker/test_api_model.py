@@ -323,3 +323,33 @@ def test_private_modules_are_forgotten(loaded: Make) -> None:
     assert scope.package in modules._scopes
     made.finalize()
     assert scope.package not in modules._scopes
+
+
+@pytest.mark.parametrize("fails", ["__init__(self)", "initialize(self, args)"])
+def test_what_is_not_initialized_is_not_finalized(loaded: Make, tmp_path: Path, fails: str) -> None:
+    made = loaded(
+        f"""
+        def {fails}:
+            raise ValueError("not today")
+        def execute(self, requests): pass
+        def finalize(self):
+            open(pb_utils.get_model_dir() + "/finalized", "w").close()
+        """,
+        initialize=False,
+    )
+    assert refused(lambda: made.initialize({})).message.startswith("ValueError: not today")
+    made.finalize()
+    assert not (tmp_path / "m" / "1" / "finalized").exists()
+
+
+def test_what_is_initialized_is_finalized_though_it_cannot_execute(loaded: Make, tmp_path: Path) -> None:
+    made = loaded(
+        """
+        def finalize(self):
+            open(pb_utils.get_model_dir() + "/finalized", "w").close()
+        """,
+        initialize=False,
+    )
+    assert "does not implement `execute` method" in refused(lambda: made.initialize({})).message
+    made.finalize()
+    assert (tmp_path / "m" / "1" / "finalized").exists()

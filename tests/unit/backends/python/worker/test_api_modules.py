@@ -1,8 +1,11 @@
 """What a model.py can import, alone in a process and beside other models."""
 
+import importlib.util
+import itertools
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -205,3 +208,65 @@ def test_a_model_alone_in_a_process(tmp_path: Path) -> None:
     command = [sys.executable, "-c", ALONE, path, str(tmp_path / "lib")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("good\n", "")
+
+
+def test_a_load_while_another_thread_looks_for_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's cache of directories gains an entry in the middle of the look at it, as by another thread's import."""
+    path = write(tmp_path / "m", model=EMPTY)
+    numbers = itertools.count()
+
+    class Growing(dict[str, Any]):
+        def items(self) -> Any:
+            for item in super().items():
+                self[str(tmp_path / f"new {next(numbers)}")] = None
+                yield item
+
+    monkeypatch.setattr(sys, "path_importer_cache", Growing(sys.path_importer_cache))
+    assert load(path).TritonPythonModel
+
+
+def test_two_loads_that_both_forget_a_directory_that_was_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "m", model=EMPTY)
+    late = str(tmp_path / "late")
+    first = str(tmp_path / "first")
+    cache: dict[str, Any] = {}
+
+    class Other:
+        def invalidate_caches(self) -> None:
+            cache.pop(late, None)
+
+    cache = {first: Other(), late: None}
+    monkeypatch.setattr(sys, "path_importer_cache", cache)
+    assert load(path).TritonPythonModel
+    assert late not in cache
+
+
+def test_a_directory_that_comes_late_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = tmp_path / "late"
+    monkeypatch.syspath_prepend(str(late))
+    assert importlib.util.find_spec("comes_late") is None
+    late.mkdir()
+    (late / "comes_late.py").write_text("", encoding="utf-8")
+    assert load(write(tmp_path / "m", model="import comes_late\n" + EMPTY)).comes_late
+
+
+def test_a_model_is_closed_while_another_thread_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = model.load(write(tmp_path / "m", model=EMPTY), "m", None, isolated=True)
+    name = loaded.module.__name__
+
+    class Name(str):
+        """A name that is looked at while somebody else's import ends."""
+
+        def startswith(self, *arguments: Any) -> bool:
+            sys.modules.setdefault("imported_meanwhile", ModuleType("imported_meanwhile"))
+            return False
+
+        __hash__ = str.__hash__
+
+    monkeypatch.delitem(sys.modules, "imported_meanwhile", raising=False)
+    monkeypatch.setitem(sys.modules, Name("looked_at"), ModuleType("looked_at"))
+    loaded.finalize()
+    assert name not in sys.modules
+    del sys.modules["imported_meanwhile"]

@@ -1,7 +1,9 @@
 """Shared memory of a server and a worker, both in this process."""
 
+import fcntl
 import gc
 import os
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -161,3 +163,53 @@ def test_nothing_is_left_behind_by_name() -> None:
     after = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
     assert before == after
     os.close(both.fd)
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no such files")
+def test_the_file_grows_but_never_shrinks(both: Both) -> None:
+    places = [both.owner.place(b"x" * size, size) for size in (5000, 1 << 20)]
+    with pytest.raises(PermissionError):
+        os.ftruncate(both.fd, 0)
+    with pytest.raises(PermissionError):  # nor can anyone keep it from growing
+        fcntl.fcntl(both.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
+    assert [len(both.reader.fetch(place)) for place in places] == [5000, 1 << 20]
+    place = both.owner.place(b"y" * (4 << 20), 4 << 20)
+    assert text(both.reader.fetch(place)[-1:]) == b"y"
+    for each in (*places, place):
+        both.owner.release(each.offset)
+    both.owner.trim(time.monotonic() + IDLE_SECONDS + 1)
+    assert both.pages == 0
+
+
+def test_what_is_mapped_is_counted_while_another_thread_allocates(both: Both) -> None:
+    both.owner.place(b"x" * 5000, 5000)
+    others: list[threading.Thread] = []
+
+    class Watched(dict[int, Any]):
+        def values(self) -> Any:
+            for block in super().values():
+                if not others:
+                    others.append(threading.Thread(target=both.owner.allocate, args=(1 << 20,)))
+                    others[0].start()
+                    others[0].join(0.05)  # it may go on now, or only when the count is over
+                yield block
+
+    both.owner._blocks = Watched(both.owner._blocks)
+    assert both.owner.mapped >= 5000
+    others[0].join()
+    assert both.owner.mapped > 1 << 20
+
+
+def test_a_place_is_looked_for_while_another_thread_fetches(both: Both) -> None:
+    kept = [both.reader.fetch(both.owner.place(bytes(size), size)) for size in (5000, 9000)]
+    late = both.owner.place(bytes(20_000), 20_000)
+
+    class Watched(dict[int, Any]):
+        def items(self) -> Any:
+            for item in super().items():
+                kept.append(both.reader.fetch(late))
+                yield item
+
+    both.reader._mappings = Watched(both.reader._mappings)
+    address = kept[1].__array_interface__["data"][0]
+    assert both.reader.find(address, 9000) is not None

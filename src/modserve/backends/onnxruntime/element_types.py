@@ -1,0 +1,319 @@
+"""Which nodes of an ONNX graph divide integers by what is no safe constant? Types of elements are followed from node to
+node: files rarely say what is between them.
+
+The rules are those of ONNX's operators (github.com/onnx/onnx, docs/Operators.md). What other domains make is unknown.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeAlias
+
+from modserve.core.protobuf_wire import Field, fields, integers
+from modserve.core.tensor import Buffer
+
+from .onnx_file import (
+    ATTRIBUTE_GRAPH,
+    ATTRIBUTE_GRAPHS,
+    ATTRIBUTE_INT,
+    ATTRIBUTE_NAME,
+    ATTRIBUTE_REFERENCE,
+    ATTRIBUTE_TENSOR,
+    ELEMENT,
+    FUNCTION_DEFAULT,
+    FUNCTION_DOMAIN,
+    FUNCTION_INPUT,
+    FUNCTION_NAME,
+    FUNCTION_NODE,
+    FUNCTION_OUTPUT,
+    GRAPH_INITIALIZER,
+    GRAPH_INPUT,
+    GRAPH_NODE,
+    GRAPH_OUTPUT,
+    GRAPH_VALUE,
+    MODEL_FUNCTION,
+    MODEL_GRAPH,
+    OWN_DOMAINS,
+    TENSOR_EXTERNAL,
+    TENSOR_INT32,
+    TENSOR_INT64,
+    TENSOR_NAME,
+    TENSOR_RAW,
+    TENSOR_TYPE,
+    TENSOR_UINT64,
+    TYPE_OPTIONAL,
+    TYPE_SEQUENCE,
+    TYPE_TENSOR,
+    VALUE_NAME,
+    VALUE_TYPE,
+    Node,
+    number_of,
+    of,
+    read_node,
+    text,
+    texts,
+)
+
+UNKNOWN: Final = 0
+FLOAT, UINT8, INT32, INT64, BOOL = 1, 2, 6, 7, 9
+INTEGER_BYTES: Final[Mapping[int, int]] = {2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 12: 4, 13: 8}
+"""The types of integers, by the numbers of ``TensorProto.DataType``, with the bytes of an element."""
+_UNSIGNED: Final = frozenset({2, 4, 12, 13})
+_DIVIDED_AS_INTEGERS: Final = frozenset({UNKNOWN, *INTEGER_BYTES})
+
+Divisions: TypeAlias = dict[int, set[int]]
+"""By where nodes begin: the types that they divide. A function's node may have several."""
+
+_Types: TypeAlias = Sequence[int]
+_LIKE_EITHER: Final = frozenset(("Add", "Sub", "Mul", "Div", "Mod", "Max", "Min", "Sum", "Mean", "Concat", "PRelu"))
+"""All their inputs are of one type, which is that of the output."""
+_FIXED: Final[Mapping[str, _Types]] = {
+    **dict.fromkeys(("Shape", "Size", "ArgMax", "ArgMin", "NonZero", "NonMaxSuppression", "SequenceLength"), (INT64,)),
+    **dict.fromkeys(("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "IsNaN", "IsInf"), (BOOL,)),
+    **dict.fromkeys(("MatMulInteger", "ConvInteger"), (INT32,)),
+    "DynamicQuantizeLinear": (UINT8, FLOAT, UINT8),
+    "TfIdfVectorizer": (FLOAT,),
+    "ImageDecoder": (UINT8,),
+}
+_FROM_INPUT: Final[Mapping[str, int]] = {
+    "Where": 1,
+    "CastLike": 1,
+    "DequantizeLinear": 1,
+    "OneHot": 2,
+    "QLinearMatMul": 7,
+    "QLinearConv": 7,
+}
+"""The input whose type the outputs have, where it is not the first."""
+_OTHERS: Final[Mapping[str, _Types]] = {
+    "TopK": (INT64,),
+    "MaxPool": (INT64,),
+    "Unique": (INT64, INT64, INT64),
+    "StringSplit": (INT64,),
+    "Dropout": (BOOL,),
+}
+"""The types of the second output and those that follow, where they differ from that of the first."""
+_NAMED: Final[Mapping[str, tuple[str, int]]] = {
+    "Cast": ("to", UNKNOWN),
+    "RandomNormal": ("dtype", FLOAT),
+    "RandomUniform": ("dtype", FLOAT),
+    "Multinomial": ("dtype", INT32),
+    "SequenceEmpty": ("dtype", FLOAT),
+    "MelWeightMatrix": ("output_datatype", FLOAT),
+    "HannWindow": ("output_datatype", FLOAT),
+    "HammingWindow": ("output_datatype", FLOAT),
+    "BlackmanWindow": ("output_datatype", FLOAT),
+}
+"""The attribute that says the type, and what holds without it."""
+_NAMED_OR_FIRST: Final = frozenset(("EyeLike", "RandomNormalLike", "RandomUniformLike", "Bernoulli"))
+_DEEPEST = 64
+"""Graphs within graphs, and functions that call functions: no more can be meant."""
+
+
+def divisions(model: Buffer) -> Divisions:
+    """The nodes with the operators Div and Mod whose divisors are integers that may be 0 or -1, or of unknown type.
+
+    Raises ValueError and IndexError for bytes that are no model.
+    """
+    reader = _Reader(model)
+    for field in fields(model):
+        if field.number == MODEL_FUNCTION:
+            reader.functions[text(model, field, FUNCTION_DOMAIN), text(model, field, FUNCTION_NAME)] = field
+    for field in fields(model):
+        if field.number == MODEL_GRAPH:
+            reader.graph(field, {}, {}, {}, (), 0)
+    return {head: types for head, types in reader.divisions.items() if not types.isdisjoint(_DIVIDED_AS_INTEGERS)}
+
+
+class _Reader:
+    """Goes through graphs in the order of their nodes. `types` are of the values by name, `safe` the safe divisors."""
+
+    def __init__(self, model: Buffer) -> None:
+        self._data = model
+        self.functions: dict[tuple[str, str], Field] = {}
+        self.divisions: Divisions = {}
+        self._calls: dict[tuple[object, ...], list[int]] = {}
+
+    def graph(
+        self,
+        graph: Field,
+        outer: Mapping[str, int],
+        outer_safe: Mapping[str, bool],
+        outer_attributes: Mapping[str, Field],
+        arguments: _Types,
+        depth: int,
+    ) -> list[int]:
+        """The types of a graph's outputs. Inputs that say no type have those of `arguments`."""
+        if depth > _DEEPEST:
+            raise ValueError("graphs are nested too deeply")
+        data = self._data
+        types, safe = dict(outer), dict(outer_safe)
+        nodes, inputs, outputs = [], [], []
+        for part in fields(data, graph.start, graph.end):
+            if part.number == GRAPH_NODE:
+                nodes.append(part)
+            elif part.number == GRAPH_INITIALIZER:
+                name = text(data, part, TENSOR_NAME)
+                types[name] = number_of(data, part, TENSOR_TYPE)
+                safe[name] = self._is_safe(part)
+            elif part.number in (GRAPH_INPUT, GRAPH_OUTPUT, GRAPH_VALUE):
+                name = text(data, part, VALUE_NAME)
+                types[name] = self._declared(part) or types.get(name, UNKNOWN)
+                if part.number == GRAPH_INPUT:
+                    inputs.append(name)
+                elif part.number == GRAPH_OUTPUT:
+                    outputs.append(name)
+        for name, argument in zip(inputs, arguments, strict=False):
+            types[name] = types[name] or argument
+        for name in inputs:
+            safe[name] = False  # a request, or a loop, may give another value than the file does
+        for node in nodes:
+            self._node(read_node(data, node), types, safe, outer_attributes, depth)
+        return [types.get(name, UNKNOWN) for name in outputs]
+
+    def _node(
+        self,
+        node: Node,
+        types: dict[str, int],
+        safe: dict[str, bool],
+        outer_attributes: Mapping[str, Field],
+        depth: int,
+    ) -> None:
+        attributes = self._resolved(node.attributes, outer_attributes)
+        inputs = [types.get(name, UNKNOWN) for name in node.inputs]
+        function = self.functions.get((node.domain, node.op_type))
+        if function is not None:
+            made = self._call(function, inputs, attributes, depth)
+        else:
+            made = self._graphs_of(node, attributes, inputs, types, safe, depth)
+            if node.domain in OWN_DOMAINS and not made:
+                made = self._made(node, inputs, attributes)
+        for name, one in zip(node.outputs, [*made, *[UNKNOWN] * len(node.outputs)], strict=False):
+            types[name] = types.get(name, UNKNOWN) or one
+            safe[name] = False
+        if node.domain not in OWN_DOMAINS:
+            return
+        if node.op_type == "Constant" and "value" in attributes:
+            safe[node.outputs[0]] = self._is_safe(next(of(self._data, attributes["value"], ATTRIBUTE_TENSOR), None))
+            return
+        is_division = node.op_type == "Div" or (node.op_type == "Mod" and not self._named(attributes, "fmod", 0))
+        if is_division and not safe.get(node.inputs[1]):
+            self.divisions.setdefault(node.field.head, set()).add(types[node.outputs[0]])
+
+    def _resolved(self, attributes: Mapping[str, Field], outer: Mapping[str, Field]) -> dict[str, Field]:
+        """A function's node may have an attribute of the call, by another name."""
+        if not outer:
+            return dict(attributes)
+        resolved = {}
+        for name, attribute in attributes.items():
+            reference = text(self._data, attribute, ATTRIBUTE_REFERENCE)
+            if not reference:
+                resolved[name] = attribute
+            elif reference in outer:
+                resolved[name] = outer[reference]
+        return resolved
+
+    def _call(self, function: Field, inputs: _Types, attributes: Mapping[str, Field], depth: int) -> list[int]:
+        if depth > _DEEPEST:
+            raise ValueError("functions call each other too deeply")
+        data = self._data
+        key = function, *inputs, *sorted(attributes.items())
+        if key not in self._calls:
+            defaults = {text(data, each, ATTRIBUTE_NAME): each for each in of(data, function, FUNCTION_DEFAULT)}
+            types = dict(zip(texts(data, function, FUNCTION_INPUT), inputs, strict=False))
+            safe: dict[str, bool] = {}
+            for node in of(data, function, FUNCTION_NODE):
+                self._node(read_node(data, node), types, safe, {**defaults, **attributes}, depth + 1)
+            self._calls[key] = [types.get(name, UNKNOWN) for name in texts(data, function, FUNCTION_OUTPUT)]
+        return self._calls[key]
+
+    def _graphs_of(
+        self,
+        node: Node,
+        attributes: Mapping[str, Field],
+        inputs: _Types,
+        types: Mapping[str, int],
+        safe: Mapping[str, bool],
+        depth: int,
+    ) -> list[int]:
+        """The types of the outputs of a node with graphs inside; none for other nodes."""
+        arguments = [INT64, BOOL, *inputs[2:]] if node.op_type == "Loop" else inputs
+        made: list[int] = []
+        for attribute in attributes.values():
+            for field in fields(self._data, attribute.start, attribute.end):
+                if field.number in (ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS):
+                    of_graph = self.graph(field, types, safe, attributes, arguments, depth + 1)
+                    made = [a or b for a, b in zip(made, of_graph, strict=False)] or of_graph
+        return made[1:] if node.op_type == "Loop" else made  # whose graph gives the condition as well
+
+    def _made(self, node: Node, inputs: _Types, attributes: Mapping[str, Field]) -> list[int]:
+        op, count = node.op_type, len(node.outputs)
+        first = inputs[0] if inputs else UNKNOWN
+        if op in _FIXED:
+            return [*_FIXED[op]]
+        if op in _LIKE_EITHER:
+            first = next(filter(None, inputs), UNKNOWN)
+        elif op in _FROM_INPUT:
+            first = inputs[_FROM_INPUT[op]] if len(inputs) > _FROM_INPUT[op] else UNKNOWN
+        elif op in _NAMED:
+            first = self._named(attributes, *_NAMED[op])
+        elif op in _NAMED_OR_FIRST:
+            first = self._named(attributes, "dtype", first)
+        elif op == "QuantizeLinear":
+            first = inputs[2] if len(inputs) > 2 else self._named(attributes, "output_dtype", UINT8)
+        elif op in _CONSTANTS:
+            first = self._constant(op, attributes)
+        return [first, *(_OTHERS.get(op) or [first] * (count - 1))]
+
+    def _named(self, attributes: Mapping[str, Field], name: str, default: int) -> int:
+        return number_of(self._data, attributes[name], ATTRIBUTE_INT) if name in attributes else default
+
+    def _constant(self, op: str, attributes: Mapping[str, Field]) -> int:
+        for name, one in _CONSTANTS[op].items():
+            if name in attributes:
+                tensor = next(of(self._data, attributes[name], ATTRIBUTE_TENSOR), None)
+                return number_of(self._data, tensor, TENSOR_TYPE) if tensor is not None else one
+        return FLOAT if op == "ConstantOfShape" else UNKNOWN
+
+    def _declared(self, value: Field) -> int:
+        """The type of elements of a value, also in a sequence or an optional one."""
+        data = self._data
+        kinds = list(of(data, value, VALUE_TYPE))
+        for kind in kinds:
+            for part in fields(data, kind.start, kind.end):
+                if part.number == TYPE_TENSOR:
+                    return number_of(data, part, ELEMENT)
+                if part.number in (TYPE_SEQUENCE, TYPE_OPTIONAL):
+                    kinds += of(data, part, ELEMENT)
+        return UNKNOWN
+
+    def _is_safe(self, tensor: Field | None) -> bool:
+        """Whether a constant tensor has no 0, and no -1, by which the lowest number cannot be divided."""
+        if tensor is None:
+            return False
+        data = self._data
+        one = number_of(data, tensor, TENSOR_TYPE)
+        if one not in INTEGER_BYTES or any(of(data, tensor, TENSOR_EXTERNAL)):
+            return False
+        values: list[int] = []
+        for part in fields(data, tensor.start, tensor.end):
+            if part.number in (TENSOR_INT32, TENSOR_INT64, TENSOR_UINT64):
+                values += integers(data, part)
+            elif part.number == TENSOR_RAW:
+                raw, size, is_signed = bytes(data[part.start : part.end]), INTEGER_BYTES[one], one not in _UNSIGNED
+                values += [
+                    int.from_bytes(raw[at : at + size], "little", signed=is_signed) for at in range(0, len(raw), size)
+                ]
+        return bool(values) and 0 not in values and -1 not in values
+
+
+_CONSTANTS: Final[Mapping[str, Mapping[str, int]]] = {
+    "Constant": {
+        "value": UNKNOWN,
+        "value_int": INT64,
+        "value_ints": INT64,
+        "value_float": FLOAT,
+        "value_floats": FLOAT,
+        "value_string": 8,
+        "value_strings": 8,
+    },
+    "ConstantOfShape": {"value": UNKNOWN},
+}
+"""The attributes of operators that make constants, and the types that these stand for; UNKNOWN: that of the tensor."""
