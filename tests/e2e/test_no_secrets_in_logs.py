@@ -7,7 +7,7 @@ import grpc
 import pytest
 from otlp_receiver import receiving
 from repositories import EXAMPLES
-from server_process import GRPC_ENGINES, ServerProcess, eventually, grpc_engine, serving
+from server_process import ServerProcess, eventually, serving
 from wire import HOST, SECONDS, Ask, binary_request, channel, http, infer_path, message, stub
 
 SECRET = "c0ffee-secret-5f3a"
@@ -59,12 +59,11 @@ def _outcome(call: Any, request: Any) -> None:
         pass
 
 
-@pytest.mark.parametrize("engine", GRPC_ENGINES)
 @pytest.mark.parametrize("form", ["default", "ISO8601", "json"])
-def test_logs_and_traces_of_tritons_form(engine: str, form: str, tmp_path: Path) -> None:
+def test_logs_and_traces_of_tritons_form(form: str, tmp_path: Path) -> None:
     log, traces = tmp_path / "log", tmp_path / "trace.json"
     options = [*OPTIONS, f"--trace-config=triton,file={traces}", f"--log-file={log}", f"--log-format={form}"]
-    with grpc_engine(engine), serving(EXAMPLES, options=options) as server:
+    with serving(EXAMPLES, options=options) as server:
         call_everything(server, "simple")
         eventually(lambda: "RepositoryIndex" in log.read_text())
     texts = {path.name: path.read_text() for path in tmp_path.iterdir()} | {"standard error": server.log}
