@@ -137,14 +137,12 @@ class PuppetBackend:
 
 
 class PuppetModel:
-    SIZE: ClassVar = 60 * MEGABYTE
-
     def __init__(self, engines: Engines, kind: "type[PuppetInstance]", source: ModelSource) -> None:
         self._engines = engines
         self._kind = kind
         self._source = source
         engines.models.append(self)
-        engines.process_bytes += self.SIZE
+        engines.process_bytes += kind.size
 
     def describe(self) -> ModelDescription | None:
         return None
@@ -157,11 +155,14 @@ class PuppetModel:
 
     def close(self) -> None:
         self._engines.models.remove(self)
-        self._engines.process_bytes -= self.SIZE
+        self._engines.process_bytes -= self._kind.size
 
 
 class PuppetInstance:
     """What the kinds have in common, which implement `AsyncInstance` and `AsyncRequestInstance`."""
+
+    size: ClassVar = 60 * MEGABYTE
+    """What a model with them takes in memory."""
 
     def __init__(self, engines: Engines, source: ModelSource) -> None:
         self.engines = engines
@@ -198,6 +199,8 @@ class RequestsInstance(PuppetInstance):
 
 class CallingInstance(PuppetInstance):
     """It responds with what another model responds with: the one in the parameter `callee`, else the model `plain`."""
+
+    size: ClassVar = 5 * MEGABYTE  # it has to be in memory beside the other
 
     def start_requests(self, requests: Sequence[EngineRequest], done: Callable[[Any], None]) -> None:
         for request in requests:

@@ -146,7 +146,8 @@ class World:
         for each in MODELS[name].needs:
             self.need(each)
         self.write(name)
-        self.complete(self.server.load_model(name), LONG_S if self.loop.holds else 0.0)
+        self.operate(self.server.load_model(name))
+        self.run()
 
     def change(self, name: str, **fields: Any) -> None:
         """Load a model with another configuration: in place, where that can be."""
