@@ -5,20 +5,19 @@ event loop, or nothing, so that the next thing meets it half done. Hypothesis ma
 and the first of these is the simplest.
 """
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from .models import MODELS, ROUTINGS
+from .models import MODELS, ROUTINGS, Kind
 from .world import World
 
 ALL, TURN, NOTHING = "all", "turn", "nothing"
 
 AFTER: Final = st.sampled_from((ALL, TURN, NOTHING))
 NAMES: Final = tuple(MODELS)
-PLAIN: Final = tuple(name for name in NAMES if not MODELS[name].sequences)
-SEQUENCES: Final = tuple(name for name in NAMES if MODELS[name].sequences)
 INDEX: Final = st.integers(0, 3)
 SIZES: Final = st.sampled_from((0, 70_000_000, 130_000_000))
 """Of the memory for models: without a limit, room for one, room for two."""
@@ -34,19 +33,32 @@ VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "levels": (0, 2),
     "cached": (False, True),
 }
-FIELDS: Final = st.one_of(
-    *(st.tuples(st.just(name), st.sampled_from(values)) for name, values in VALUES.items()),
-)
 
 
 class ProductMachine(RuleBasedStateMachine):
-    """A server, its clients, its engines, and whoever runs it."""
+    """A server, its clients, its engines, and whoever runs it.
+
+    Each run is about a few models, so that what happens meets what has happened.
+    """
 
     world: World
 
-    @initialize(limit=SIZES)
-    def start(self, limit: int) -> None:
+    @initialize(
+        limit=SIZES, models=st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True)
+    )
+    def start(self, limit: int, models: list[str]) -> None:
+        self.models = models
         self.world = World(limit)
+
+    def pick(self, index: int) -> str:
+        return self.models[index % len(self.models)]
+
+    def has(self, what: Callable[[Kind], bool]) -> bool:
+        return any(what(MODELS[name]) for name in self.models)
+
+    def one(self, what: Callable[[Kind], bool], index: int) -> str:
+        names = [name for name in self.models if what(MODELS[name])]
+        return names[index % len(names)]
 
     def teardown(self) -> None:
         world = getattr(self, "world", None)
@@ -77,6 +89,7 @@ class ProductMachine(RuleBasedStateMachine):
         for _ in range(times):
             self.world.turn()
 
+    @precondition(lambda self: not self.world.loop.holds)
     @rule()
     def other_threads_stall(self) -> None:
         self.world.loop.hold_threads(True)
@@ -89,8 +102,9 @@ class ProductMachine(RuleBasedStateMachine):
 
     # Requests
 
+    @precondition(lambda self: self.has(_without_sequences))
     @rule(
-        model=st.sampled_from(PLAIN),
+        model=INDEX,
         count=st.integers(1, 3),
         timeout_s=st.sampled_from((0.0, 0.0, 0.3, 3.0)),
         queue_timeout_ms=st.sampled_from((0, 0, 200)),
@@ -100,7 +114,7 @@ class ProductMachine(RuleBasedStateMachine):
     )
     def submit(
         self,
-        model: str,
+        model: int,
         count: int,
         timeout_s: float,
         queue_timeout_ms: int,
@@ -108,27 +122,31 @@ class ProductMachine(RuleBasedStateMachine):
         reaction: str,
         after: str,
     ) -> None:
+        name = self.one(_without_sequences, model)
         parameters = {"priority": priority} if priority else {}
         for _ in range(count):
             self.world.submit(
-                model, timeout_s=timeout_s, queue_timeout_ms=queue_timeout_ms, reaction=reaction, **parameters
+                name, timeout_s=timeout_s, queue_timeout_ms=queue_timeout_ms, reaction=reaction, **parameters
             )
         self.after(after)
 
+    @precondition(lambda self: self.has(_without_sequences))
     @rule(
-        model=st.sampled_from(("cached", "plain", "chain", "bare")),
+        model=INDEX,
         value=st.integers(1, 2),
         timeout_s=st.sampled_from((0.0, 0.0, 0.3)),
         reaction=REACTIONS,
         after=AFTER,
     )
-    def submit_again(self, model: str, value: int, timeout_s: float, reaction: str, after: str) -> None:
+    def submit_again(self, model: int, value: int, timeout_s: float, reaction: str, after: str) -> None:
         """What others have sent before: a cache may have the response."""
-        self.world.submit(model, value=value, timeout_s=timeout_s, reaction=reaction)
+        name = self.one(_without_sequences, model)
+        self.world.submit(name, value=value, timeout_s=timeout_s, reaction=reaction)
         self.after(after)
 
+    @precondition(lambda self: self.has(_with_sequences))
     @rule(
-        model=st.sampled_from(SEQUENCES),
+        model=INDEX,
         sequence=st.integers(1, 3),
         start=st.booleans(),
         end=st.booleans(),
@@ -136,24 +154,27 @@ class ProductMachine(RuleBasedStateMachine):
         after=AFTER,
     )
     def submit_of_sequence(
-        self, model: str, sequence: int, start: bool, end: bool, timeout_s: float, after: str
+        self, model: int, sequence: int, start: bool, end: bool, timeout_s: float, after: str
     ) -> None:
-        self.world.submit(
-            model, timeout_s=timeout_s, sequence_id=sequence, sequence_start=start, sequence_end=end
-        )
+        name = self.one(_with_sequences, model)
+        self.world.submit(name, timeout_s=timeout_s, sequence_id=sequence, sequence_start=start, sequence_end=end)
         self.after(after)
 
+    @precondition(lambda self: "stream" in self.models)
     @rule(reads=st.booleans(), reaction=REACTIONS, after=AFTER)
     def submit_to_stream(self, reads: bool, reaction: str, after: str) -> None:
         self.world.submit("stream", reads=reads, reaction=reaction)
         self.after(after)
 
-    @rule(callee=st.sampled_from(tuple(name for name in PLAIN if name != "stream")), after=AFTER)
-    def submit_a_call_of(self, callee: str, after: str) -> None:
+    @precondition(lambda self: "caller" in self.models and self.has(_without_sequences))
+    @rule(model=INDEX, after=AFTER)
+    def submit_a_call(self, model: int, after: str) -> None:
+        callee = self.one(_without_sequences, model)
         self.world.need(callee)
         self.world.submit("caller", callee=callee)
         self.after(after)
 
+    @precondition(lambda self: "routed" in self.models)
     @rule(version=st.sampled_from((None, 1, 2)), user=st.sampled_from(("", "a", "b")), after=AFTER)
     def submit_to_routed(self, version: int | None, user: str, after: str) -> None:
         self.world.submit("routed", version=version, user=user)
@@ -192,34 +213,40 @@ class ProductMachine(RuleBasedStateMachine):
 
     # Models
 
-    @rule(model=st.sampled_from(NAMES), fields=st.lists(FIELDS, min_size=1, max_size=2), after=AFTER)
-    def change(self, model: str, fields: list[tuple[str, Any]], after: str) -> None:
-        self.world.need(model)
-        self.world.change(model, **dict(fields))
+    @precondition(lambda self: self.has(_varies))
+    @rule(model=INDEX, changes=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 2)), min_size=1, max_size=2), after=AFTER)
+    def change(self, model: int, changes: list[tuple[int, int]], after: str) -> None:
+        name = self.one(_varies, model)
+        self.world.need(name)
+        fields = {}
+        for field, value in changes:
+            key = MODELS[name].varies[field % len(MODELS[name].varies)]
+            fields[key] = VALUES[key][value % len(VALUES[key])]
+        self.world.change(name, **fields)
         self.after(after)
 
-    @rule(model=st.sampled_from(NAMES), broken=st.booleans(), after=AFTER)
-    def load_again(self, model: str, broken: bool, after: str) -> None:
-        self.world.need(model)
-        self.world.load_again(model, broken=broken)
+    @rule(model=INDEX, broken=st.booleans(), after=AFTER)
+    def load_again(self, model: int, broken: bool, after: str) -> None:
+        name = self.pick(model)
+        self.world.need(name)
+        self.world.load_again(name, broken=broken)
         self.after(after)
 
+    @precondition(lambda self: self.world.engines.broken)
     @rule()
     def mend(self) -> None:
         self.world.mend()
 
     @precondition(lambda self: self.world.variations)
-    @rule(index=INDEX, dependents=st.booleans(), after=AFTER)
-    def unload(self, index: int, dependents: bool, after: str) -> None:
-        names = list(self.world.variations)
-        self.world.unload(names[index % len(names)], dependents=dependents)
+    @rule(model=INDEX, dependents=st.booleans(), after=AFTER)
+    def unload(self, model: int, dependents: bool, after: str) -> None:
+        self.world.unload(self.pick(model), dependents=dependents)
         self.after(after)
 
     @precondition(lambda self: self.world.variations)
-    @rule(index=INDEX, after=AFTER)
-    def evict(self, index: int, after: str) -> None:
-        names = list(self.world.variations)
-        self.world.evict(names[index % len(names)])
+    @rule(model=INDEX, after=AFTER)
+    def evict(self, model: int, after: str) -> None:
+        self.world.evict(self.pick(model))
         self.after(after)
 
     @precondition(lambda self: "routed" in self.world.variations)
@@ -233,3 +260,15 @@ class ProductMachine(RuleBasedStateMachine):
     def stop(self, after: str) -> None:
         self.world.stop()
         self.after(after)
+
+
+def _with_sequences(kind: Kind) -> bool:
+    return kind.sequences
+
+
+def _without_sequences(kind: Kind) -> bool:
+    return not kind.sequences
+
+
+def _varies(kind: Kind) -> bool:
+    return bool(kind.varies)

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-_MOST_TURNS = 50_000
+_MOST_TURNS = 3_000
 """Of the event loop, at one moment: whoever needs more goes round in circles."""
 
 
