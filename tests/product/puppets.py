@@ -167,6 +167,7 @@ class PuppetInstance:
     def __init__(self, engines: Engines, source: ModelSource) -> None:
         self.engines = engines
         self.model = source.config.name
+        self.version = source.version
         self.models = source.models
         self.handle: InstanceHandle | None = None
         engines.made += 1
