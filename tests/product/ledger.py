@@ -50,8 +50,8 @@ class Entry:
     ended: bool = False
     gone: bool = False
     """Its client has cancelled it."""
-    interrupted: bool = False
-    """It was sent through what was not to be there for long: see `World.cut`."""
+    in_sequence: bool = False
+    """It ends with its sequence, of which another request may be cancelled."""
 
     def __repr__(self) -> str:
         state = "refused" if self.refusal else "failed" if self.failure else "answered" if self.ended else "open"
@@ -76,7 +76,7 @@ class Entry:
             self.failure = outcome
             if outcome.code is not Code.CANCELLED and any(part in outcome.message for part in NEVER):
                 self.note(f"{self!r} was accepted, and then failed with '{outcome.message}'")
-            if outcome.code is Code.CANCELLED and not self.gone:
+            if outcome.code is Code.CANCELLED and not (self.gone or self.in_sequence):
                 self.note(f"{self!r} was cancelled by nobody: '{outcome.message}'")
         if not self.decoupled and (not final or outcome is None or self.responses > 1):
             self.note(f"{self!r} is not decoupled, and got {outcome!r}, final: {final}")

@@ -19,7 +19,7 @@ ALL, TURN, NOTHING = "all", "turn", "nothing"
 AFTER: Final = st.sampled_from((ALL, TURN, NOTHING))
 NAMES: Final = tuple(MODELS)
 INDEX: Final = st.integers(0, 3)
-SIZES: Final = st.sampled_from((0, 70_000_000, 130_000_000))
+SIZES: Final = st.sampled_from((0, 0, 70_000_000, 130_000_000))
 """Of the memory for models: without a limit, room for one, room for two."""
 REACTIONS: Final = st.sampled_from(("", "", "", "cancel", "submit", "raise"))
 VALUES: Final[dict[str, tuple[Any, ...]]] = {
@@ -44,7 +44,7 @@ class ProductMachine(RuleBasedStateMachine):
     world: World
 
     @initialize(
-        limit=SIZES, models=st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True)
+        limit=SIZES, models=st.lists(st.sampled_from(NAMES), min_size=1, max_size=2, unique=True)
     )
     def start(self, limit: int, models: list[str]) -> None:
         self.models = models
@@ -105,7 +105,8 @@ class ProductMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.has(_without_sequences))
     @rule(
         model=INDEX,
-        count=st.integers(1, 3),
+        count=st.integers(1, 4),
+        apart=st.booleans(),
         timeout_s=st.sampled_from((0.0, 0.0, 0.3, 3.0)),
         queue_timeout_ms=st.sampled_from((0, 0, 200)),
         priority=st.sampled_from((0, 0, 1, 2)),
@@ -116,6 +117,7 @@ class ProductMachine(RuleBasedStateMachine):
         self,
         model: int,
         count: int,
+        apart: bool,
         timeout_s: float,
         queue_timeout_ms: int,
         priority: int,
@@ -128,6 +130,8 @@ class ProductMachine(RuleBasedStateMachine):
             self.world.submit(
                 name, timeout_s=timeout_s, queue_timeout_ms=queue_timeout_ms, reaction=reaction, **parameters
             )
+            if apart:
+                self.world.run()
         self.after(after)
 
     @precondition(lambda self: self.has(_without_sequences))
@@ -186,6 +190,16 @@ class ProductMachine(RuleBasedStateMachine):
         self.world.cancel(-1 - index)
         self.after(after)
 
+    @precondition(lambda self: self.world.ledger.open)
+    @rule(index=INDEX, after=AFTER)
+    def try_again(self, index: int, after: str) -> None:
+        """A client has no patience any more, and sends the same once more."""
+        entry = self.world.cancel(-1 - index)
+        if entry is not None and not MODELS[entry.model].sequences:
+            self.world.submit(entry.model, value=entry.value)
+        self.after(after)
+
+    @precondition(lambda self: any(each.unread for each in self.world.ledger.entries))
     @rule(most=st.integers(1, 3), after=AFTER)
     def slow_clients_read(self, most: int, after: str) -> None:
         self.world.read(most)
@@ -221,7 +235,8 @@ class ProductMachine(RuleBasedStateMachine):
         fields = {}
         for field, value in changes:
             key = MODELS[name].varies[field % len(MODELS[name].varies)]
-            fields[key] = VALUES[key][value % len(VALUES[key])]
+            others = [each for each in VALUES[key] if each != getattr(self.world.variations[name], key)]
+            fields[key] = others[value % len(others)]
         self.world.change(name, **fields)
         self.after(after)
 
@@ -238,12 +253,16 @@ class ProductMachine(RuleBasedStateMachine):
         self.world.mend()
 
     @precondition(lambda self: self.world.variations)
-    @rule(model=INDEX, dependents=st.booleans(), after=AFTER)
-    def unload(self, model: int, dependents: bool, after: str) -> None:
-        self.world.unload(self.pick(model), dependents=dependents)
+    @rule(model=INDEX, dependents=st.booleans(), again=st.booleans(), after=AFTER)
+    def unload(self, model: int, dependents: bool, again: bool, after: str) -> None:
+        name = self.pick(model)
+        self.world.unload(name, dependents=dependents)
         self.after(after)
+        if again:
+            self.world.load_again(name)
+            self.after(after)
 
-    @precondition(lambda self: self.world.variations)
+    @precondition(lambda self: self.world.variations and self.world.limit)
     @rule(model=INDEX, after=AFTER)
     def evict(self, model: int, after: str) -> None:
         self.world.evict(self.pick(model))
@@ -255,7 +274,7 @@ class ProductMachine(RuleBasedStateMachine):
         self.world.route("routed", document)
         self.after(after)
 
-    @precondition(lambda self: len(self.world.ledger.entries) > 2)
+    @precondition(lambda self: len(self.world.ledger.entries) > 9)
     @rule(after=AFTER)
     def stop(self, after: str) -> None:
         self.world.stop()

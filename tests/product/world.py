@@ -42,6 +42,7 @@ class World:
     """`limit`: bytes that all models together may take, so that they come and go; 0: all of them stay in memory."""
 
     def __init__(self, limit: int = 0) -> None:
+        self.limit = limit
         self.loop = SimulatedLoop()
         self._stack = ExitStack()
         self._root = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="product-")))
@@ -215,6 +216,7 @@ class World:
         self.need(model)
         entry = self.ledger.enter(model, value, MODELS[model].decoupled)
         entry.reads, entry.react = reads, self._reaction(reaction, entry)
+        entry.in_sequence = MODELS[model].sequences
         request = InferenceRequest(
             model,
             {"IN": Tensor.from_array(np.array([[entry.value]], np.int64))},
@@ -258,10 +260,14 @@ class World:
 
         return {"": nothing, "cancel": cancel, "submit": submit, "raise": fail}[name]
 
-    def cancel(self, index: int = -1) -> None:
-        """The client of one of the open requests goes."""
-        if entries := self.ledger.open:
-            self.loop.act(entries[index % len(entries)].cancel)
+    def cancel(self, index: int = -1) -> Entry | None:
+        """The client of one of the open requests goes, the latest by default."""
+        entries = self.ledger.open
+        if not entries:
+            return None
+        entry = entries[index % len(entries)]
+        self.loop.act(entry.cancel)
+        return entry
 
     def read(self, most: int) -> None:
         """Those that are slow read some of their responses."""
