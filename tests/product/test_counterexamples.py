@@ -79,3 +79,21 @@ def test_a_version_that_was_rolled_back_gets_nothing_when_the_other_one_is_lost(
         assert world.submit("routed").refusal is None
         world.run()
         assert world.executions[0].instance.version == 1
+
+
+def test_instances_with_resources_while_a_batch_waits_for_more() -> None:
+    """Two instances that could not run at once were granted the resource in turns, without a pause."""
+    with World() as world:
+        world.need("greedy")
+        world.change("greedy", delay_ms=100, count=2)
+        world.run()
+        world.submit("modest")
+        world.run()
+        for _ in range(2):
+            world.submit("greedy")
+        world.run()  # they wait for what "modest" has
+        world.finish()
+        world.run()
+        assert not world.executions
+        world.run(0.2)
+        assert len(world.executions) == 1

@@ -103,9 +103,11 @@ class World:
             entry.note = lambda text: None
             entry.react = lambda: None
         self.loop.hold_threads(False)
-        self.loop.run()
-        self.loop.close()
-        self._stack.close()
+        try:
+            self.loop.run()
+        finally:
+            self.loop.close()
+            self._stack.close()
 
     # Time
 
