@@ -48,8 +48,9 @@ class LimitedPool:
         return self._pool.count
 
     def reserve(self) -> Instance | None:
-        numbers = range(len(self._turns))
-        for number in sorted(numbers, key=lambda number: (self._turns[number].clock, number)):
+        # A turn that was granted comes first: another one would begin to wait, and be granted as soon as this is over.
+        order = [(turn.state is not State.GRANTED, turn.clock, number) for number, turn in enumerate(self._turns)]
+        for *_, number in sorted(order):
             if (slot := self.reserve_number(number)) is not None:
                 return slot
         return None

@@ -8,12 +8,15 @@ is not overtaken by those behind it that need one of the same resources; otherwi
 
 import asyncio
 import enum
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from modserve.core.errors import invalid
 from modserve.core.model_config import InstanceKind, ModelConfig
+
+_log = logging.getLogger(__name__)
 
 _GLOBAL = -2
 _EACH_DEVICE = -1
@@ -197,7 +200,11 @@ class RateLimiter:
                 held.update(turn.needs)
         self._waiting = [turn for turn in self._waiting if turn.state is State.WAITING]
         for turn in granted:
-            if turn.state is State.GRANTED:
-                turn.on_grant()
-            if turn.state is State.GRANTED:
-                self.end(turn)
+            try:
+                if turn.state is State.GRANTED:
+                    turn.on_grant()
+            except Exception:  # it is one model's, and the others wait for their turns
+                _log.exception("starting an execution whose turn it was failed")
+            finally:
+                if turn.state is State.GRANTED:
+                    self.end(turn)

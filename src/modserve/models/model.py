@@ -25,7 +25,7 @@ from modserve.execution.quick import could_be_quick
 from modserve.execution.revival import Make
 from modserve.execution.settlement import Observe
 from modserve.execution.warming import MakeSamples, Sample
-from modserve.scheduling.queued import QueuedScheduler, behind
+from modserve.scheduling.queued import FormerQueues, QueuedScheduler
 from modserve.scheduling.scheduler import Clock, LoopClock, OnDrop, PinnedRunner, Scheduler
 from modserve.scheduling.sequence import SequenceScheduler
 
@@ -145,8 +145,7 @@ class Model:
         except BaseException:
             self.pool.end()
             raise
-        self._former: list[QueuedScheduler[Instance]] = []
-        """Schedulers that others have taken the place of, while requests wait there."""
+        self._former: FormerQueues[Instance] = FormerQueues(self.pool)
         self._leaving: set[asyncio.Task[None]] = set()
         self.pool.on_left = self._left
         self._enqueue = self._scheduler.enqueue
@@ -218,11 +217,8 @@ class Model:
         if queueing is not None:
             self._accept, observe, old = queueing.accept, queueing.observe, self._scheduler
             assert isinstance(old, QueuedScheduler), "sequences keep their instances and queues: this is a bug"
-            before = pool.on_free
             self._scheduler = queueing.make_scheduler(pool, self._clock, self._on_drop)
-            pool.on_free = behind(old, before, pool)
-            self._former = [each for each in (*self._former, old) if each.count]
-            old.stop()
+            self._former.add(old)
         self._observe = observe
         pool.learn(observe, opened.make_samples)
         self._health_changed()

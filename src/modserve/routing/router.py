@@ -2,7 +2,8 @@
 
 The `Router` keeps what outlives loads: the weights as they are now, whose turn it is, and all counts. Whenever another
 set of versions is READY, the table gets another `Routed`, which knows the servables. A version that is not READY, or
-has nothing to run it, leaves its share to the others; if none is left, requests go to the latest version.
+has nothing to run it, leaves its share to the others; if none is left, requests go to the latest version of those that
+were not rolled back.
 
 Requests of a sequence go to the version that has it, whatever the weights are by then.
 """
@@ -237,9 +238,23 @@ class Routed:
     def _choose(self, request: InferenceRequest) -> tuple[Servable, Route | None]:
         routes = [route for route, servable in self._legs.values() if route.open and servable.unready_reason is None]
         if not routes:
-            return self._latest, None
+            return self._spare, None
         route = self._router.choose(request, routes)
         return self._legs[route.name][1], route
+
+    @property
+    def _spare(self) -> Servable:
+        """Gets the requests that no route can take: the latest version, but none that was rolled back beside others."""
+        rolled_back = {route.version for route in self._router.routes if route.rolled_back is not None}
+        if self._latest.id.version not in rolled_back:
+            return self._latest
+        others = [each for each in self.parts if each.id.version not in rolled_back]
+        return max(others, key=lambda each: each.id.version, default=self._latest)
+
+    @property
+    def _receivers(self) -> list[Servable]:
+        """All that requests without a version may go to."""
+        return [*(servable for route, servable in self._legs.values() if route.open), self._spare]
 
     def _submit(
         self, request: InferenceRequest, sink: ResponseSink, now_ns: int, servable: Servable, route: Route | None
@@ -262,9 +277,8 @@ class Routed:
     @property
     def unready_reason(self) -> str | None:
         """None if any version can take what comes."""
-        servables = [servable for route, servable in self._legs.values() if route.open] or [self._latest]
-        reasons = [servable.unready_reason for servable in servables]
-        return None if None in reasons or self._latest.unready_reason is None else reasons[0]
+        reasons = [servable.unready_reason for servable in self._receivers]
+        return None if None in reasons else reasons[0]
 
     @property
     def engine_report(self) -> Mapping[str, object]:
@@ -287,8 +301,7 @@ class Routed:
 
     async def check_ready(self) -> bool:
         """Whether any version that requests go to is ready."""
-        servables = [servable for route, servable in self._legs.values() if route.open] or [self._latest]
-        for servable in servables:
+        for servable in self._receivers:
             if servable.unready_reason is None and (
                 not isinstance(servable, ReadinessChecker) or await servable.check_ready()
             ):

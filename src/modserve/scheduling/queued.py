@@ -1,6 +1,6 @@
 """The thin loop around a batching rule: the direct scheduler and the dynamic batcher are this, with their rules."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic
 
 from mypy_extensions import mypyc_attr
@@ -238,16 +238,36 @@ class QueuedScheduler(Generic[SlotT]):
         return queue.next_time_ns()
 
 
-def behind(
-    old: QueuedScheduler[SlotT], old_on_free: Callable[[], None], runner: BatchRunner[SlotT]
-) -> Callable[[], None]:
-    """For `runner.on_free`, when another scheduler has taken the place of `old`: what waits there goes first."""
-    on_free = runner.on_free
+class FormerQueues(Generic[SlotT]):
+    """The queues of a model that others have taken the place of, the oldest first, while requests wait there.
 
-    def both() -> None:
-        old_on_free()
-        if not old.count:
-            runner.on_free = on_free
-        on_free()
+    What waits there runs first. So as long as there are any, this is told of free slots, and tells all queues in order;
+    otherwise the runner tells the present queue itself.
+    """
 
-    return both
+    def __init__(self, runner: BatchRunner[SlotT]) -> None:
+        self._runner = runner
+        self._queues: list[QueuedScheduler[SlotT]] = []
+        self._present = runner.on_free
+
+    def __iter__(self) -> Iterator[QueuedScheduler[SlotT]]:
+        return iter(self._queues)
+
+    def add(self, former: QueuedScheduler[SlotT]) -> None:
+        """Another queue has just been made for the same runner: `former` takes nothing new, and runs what it has."""
+        self._present = self._runner.on_free
+        self._queues.append(former)
+        former.stop()
+        self._runner.on_free = self._on_free
+        self._forget_empty()
+
+    def _on_free(self) -> None:
+        for queue in tuple(self._queues):
+            queue._pump()
+        self._forget_empty()
+        self._present()
+
+    def _forget_empty(self) -> None:
+        self._queues = [queue for queue in self._queues if queue.count]
+        if not self._queues:
+            self._runner.on_free = self._present

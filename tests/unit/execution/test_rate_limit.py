@@ -191,3 +191,26 @@ def test_the_instances_of_a_model() -> None:
     ]
     assert [turn.weight for turn in made] == [3, 3, 1, 1]
     assert turns(config(instance_groups=(InstanceGroup("a", InstanceKind.CPU, 2, (), (), 3),))) == []
+
+
+def test_a_grant_that_fails_costs_no_others(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench({("R", None): 2})
+    bench.add("all", Resource("R", 2))
+    for name in "abc":
+        bench.add(name, Resource("R", 1))
+    bench.begin("all")
+    for name in "abc":
+        bench.begin(name)
+
+    def fail() -> None:
+        raise ValueError("its scheduler is broken")
+
+    bench.turns["a"].on_grant = fail
+    bench.end("all")
+    assert bench.running() == ["b", "c"]
+    assert bench.turns["a"].state is State.IDLE
+    assert "its scheduler is broken" in caplog.text
+    for name in "bc":
+        bench.end(name)
+    bench.begin("all")
+    assert bench.running() == ["all"]

@@ -33,7 +33,7 @@ class Loaded:
         self.statistics = statistics
         self.inflights: list[Inflight] = []
         self.bench = bench
-        self.closed = False
+        self.closed = self.abandoned = False
         self._settled = asyncio.Event()
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
@@ -57,7 +57,7 @@ class Loaded:
 
     @property
     def busy(self) -> bool:
-        return self.outstanding > 0
+        return self.outstanding > 0 and not self.abandoned
 
     def hurry(self) -> None: ...
 
@@ -69,7 +69,7 @@ class Loaded:
         await self.idle()
 
     async def close(self) -> None:
-        assert not self.outstanding, "a model with work in flight was closed"
+        assert not self.busy, "a model with work in flight was closed"
         self.closed = True
         self.bench.process -= self.bench.sizes[self.id.name]
         self.bench.log.append(f"-{self.id.name}")

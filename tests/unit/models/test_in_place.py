@@ -211,6 +211,24 @@ async def test_what_waits_in_the_old_queue_runs_first(bench: Bench) -> None:
     await bench.run(4)
 
 
+async def test_three_changes_while_requests_wait_in_each_queue(bench: Bench) -> None:
+    tasks = [bench.infer(1)]
+    execution = await bench.begun()
+    for value, text in enumerate((ONE + SLOW, ONE + DYNAMIC, ONE + SLOW), 2):
+        tasks.append(bench.infer(value))
+        await until(lambda: bench.model.statistics.pending == value - 1)  # noqa: B023 - it is over by then
+        await bench.change(text)
+    values = []
+    for _ in range(4):
+        values.append(execution.inputs["INPUT0"][:, 0].tolist())
+        execution.finish({"OUTPUT0": execution.inputs["INPUT0"]})
+        if len(values) < 4:
+            execution = await bench.begun()
+    assert values == [[1], [2], [3], [4]]  # the oldest queue first
+    await asyncio.gather(*tasks)
+    assert not list(bench.model._former)
+    assert bench.opened == 1
+
 async def test_the_cache_is_put_before_the_model_and_taken_away(bench: Bench) -> None:
     cached = ONE + DYNAMIC + "response_cache { enable: true }"
     await bench.change(cached)

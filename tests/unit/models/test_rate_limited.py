@@ -176,3 +176,19 @@ async def test_without_a_limiter(caplog: pytest.LogCaptureFixture) -> None:
         model = bare_model(ModelId("m", 1), opened, LoopClock(asyncio.get_running_loop()))
     assert "Start the server with --rate-limit=execution_count" in caplog.text
     await model.close()
+
+
+async def test_instances_whose_batch_waits_for_more_are_not_granted_in_turns(bench: Bench) -> None:
+    bench.load(R)
+    bench.load(R, count=2, dynamic_batching=DynamicBatching(max_queue_delay_ns=600_000_000_000))
+    first = bench.ask(0)
+    running = await bench.execution(0)
+    waiting = bench.ask(1)
+    assert await bench.rests(1)  # both of its instances wait for their turns
+    end(running)
+    await settled(first)
+    assert await bench.rests(1)
+    clocks = [turn.clock for turn in bench.limiter._turns]
+    assert await bench.rests(1)
+    assert [turn.clock for turn in bench.limiter._turns] == clocks  # nobody takes turns
+    assert not waiting.ended

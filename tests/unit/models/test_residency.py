@@ -507,3 +507,62 @@ async def test_a_version_that_is_not_in_memory_ends_at_once() -> None:
     await model.drain()
     await model.close()
     assert (bench.log, model.busy, model.outstanding) == ([], False, 0)
+
+
+async def test_who_comes_when_the_last_one_that_waits_has_just_been_cancelled_is_served() -> None:
+    bench = Bench(100, a=60, b=60)
+    bench.send("a")
+    await settle()
+    gone = bench.models["b"].submit(request(model="b"), RecordingSink(), bench.clock.now_ns())
+    await settle()
+    assert bench.models["b"].residency.presence.value == "waits for memory"
+    gone.cancel()
+    late = bench.send("b")  # its load is being given up
+    await settle()
+    assert not late.errors
+    bench.loaded["a"].answer()
+    await settle()
+    bench.loaded["b"].answer()
+    assert late.responses
+
+
+async def test_a_model_that_is_loaded_when_the_load_for_others_is_being_given_up() -> None:
+    bench = Bench(100, a=60, b=60)
+    bench.send("a")
+    await settle()
+    gone = bench.models["b"].submit(request(model="b"), RecordingSink(), bench.clock.now_ns())
+    await settle()
+    gone.cancel()
+    bringing = asyncio.create_task(bench.models["b"].ensure())
+    await settle()
+    bench.loaded["a"].answer()
+    await asyncio.wait_for(bringing, 10)
+    assert bench.resident == "b"
+
+
+async def test_what_waits_at_the_end_of_a_load_that_was_given_up_is_still_served_when_the_model_drains() -> None:
+    bench = Bench(100, a=60, b=60)
+    bench.send("a")
+    await settle()
+    gone = bench.models["b"].submit(request(model="b"), RecordingSink(), bench.clock.now_ns())
+    await settle()
+    gone.cancel()
+    late = bench.send("b")
+    draining = asyncio.create_task(bench.models["b"].drain())
+    await settle()
+    bench.loaded["a"].answer()
+    await settle()
+    bench.loaded["b"].answer()
+    await asyncio.wait_for(draining, 10)
+    assert late.responses
+
+
+async def test_a_model_that_waits_for_nobody_may_leave() -> None:
+    bench = Bench(100, a=60, b=60)
+    bench.send("a")
+    await settle()
+    bench.loaded["a"].abandoned = True  # its engine goes on with a request of a client that has gone
+    late = bench.send("b")
+    await settle()
+    bench.loaded["b"].answer()
+    assert late.responses

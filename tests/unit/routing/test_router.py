@@ -215,3 +215,28 @@ def test_it_shows_the_latest() -> None:
     assert stage.front.id.version == 2
     assert stage.front.parts == tuple(stage.versions.values())
     assert repr(stage.front) == "Routed(m, ['stable', 'canary'] of 2 versions)"
+
+
+async def test_a_version_that_was_rolled_back_takes_nothing_for_one_that_is_lost() -> None:
+    stage = Stage(ROLLBACK)
+    stage.router.roll_back("canary", "a test")
+    stage.versions[1].unready_reason = "no instance left"
+    send(stage, 3)
+    assert stage.taken_by == {1: 3, 2: 0}  # which refuses them, as long as it has no instance
+    assert stage.front.unready_reason == "no instance left"
+    assert not await stage.front.check_ready()
+    stage.front = stage.routed(2)
+    send(stage, 2)
+    assert stage.taken_by == {1: 3, 2: 2}  # somebody has unloaded all others
+    assert stage.front.unready_reason is None
+
+
+def test_beside_a_version_that_was_rolled_back_the_latest_other_one_takes_what_no_route_can_take() -> None:
+    stage = Stage(ROLLBACK, Version(1), Version(2), Version(3))
+    stage.router.roll_back("canary", "a test")
+    stage.versions[1].unready_reason = "no instance left"
+    send(stage, 2)
+    assert stage.taken_by == {1: 0, 2: 0, 3: 2}
+    stage.front = stage.routed(1, 2)
+    send(stage, 2)
+    assert stage.taken_by == {1: 2, 2: 0, 3: 2}

@@ -75,6 +75,8 @@ class OnDemandModel:
         self._waiting = WaitingRequests(clock, self.statistics, self._nobody_waits)
         self._task: asyncio.Task[None] | None = None
         """Brings it into memory."""
+        self._gave_up = False
+        """That task was cancelled since nobody waited any more: who has come since needs another one."""
         self._watchers = 0
         """Those that wait for the model without a request."""
         self._leaving: asyncio.Task[None] | None = None
@@ -174,6 +176,7 @@ class OnDemandModel:
 
     def _bring(self) -> "asyncio.Task[None]":
         if self._task is None:
+            self._gave_up = False
             self._task = self._memory.start(self._load())
             self._task.add_done_callback(_seen)
         return self._task
@@ -196,7 +199,10 @@ class OnDemandModel:
             inner = await self._memory.load(self, begin, wait)
         except asyncio.CancelledError:
             self._task, self.presence = None, Presence.ABSENT
-            self._waiting.fail(unavailable(STOPPING))
+            if not self._gave_up:
+                self._waiting.fail(unavailable(STOPPING))
+            elif self._waiting or self._watchers:
+                self._bring()
             raise
         except Exception as error:
             failure = from_exception(error, f"failed to load model '{name}' version {version}")
@@ -240,6 +246,7 @@ class OnDemandModel:
     def _nobody_waits(self) -> None:
         """Those that made it wait for memory have gone: the memory is for others."""
         if self._task is not None and self.presence is Presence.WAITING and not self._waiting and not self._watchers:
+            self._gave_up = True
             self._task.cancel()
 
     async def make(self) -> Servable:
@@ -360,6 +367,7 @@ class OnDemandModel:
         self._backoff.end()
         self._idle.stop()
         if self._task is not None:
+            self._gave_up = False
             self._task.cancel()
             await asyncio.wait((self._task,))
         self._waiting.fail(unavailable(f"model '{self.id.name}' was unloaded before the request ran"))

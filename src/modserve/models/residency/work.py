@@ -23,12 +23,13 @@ class Lending(NamedTuple):
 
 
 def at_work(servable: object) -> str:
-    """What a servable is doing, for people; empty if nothing."""
-    if count := outstanding(servable):
+    """What a servable is doing, for people; empty if nothing: a `Finisher` knows of requests that nobody waits for."""
+    idle = isinstance(servable, Finisher) and not servable.busy
+    if not idle and (count := outstanding(servable)):
         return f"{count} requests in flight" if count > 1 else "1 request in flight"
     if begun := open_sequences(servable):
         return f"{begun} open sequences" if begun > 1 else "1 open sequence"
-    return "busy" if isinstance(servable, Finisher) and servable.busy else ""
+    return "busy" if isinstance(servable, Finisher) and not idle else ""
 
 
 def outstanding(servable: object) -> int:

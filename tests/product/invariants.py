@@ -1,0 +1,154 @@
+"""What is true when nothing runs any more, whatever has happened before."""
+
+from collections.abc import Iterator
+
+from modserve.core.servable import RequestHolder, SequenceKeeper, Servable, base
+from modserve.execution.rate_limit import State
+from modserve.models.cached import CachedModel
+from modserve.models.model import Model
+from modserve.models.residency.on_demand import OnDemandModel
+from modserve.models.wrappers import ModelWrapper
+
+from .models import MODELS
+from .world import LONG_S, World
+
+
+def check_end(world: World) -> None:
+    """Let all engines end what they have, and look at everything; stop the server, and look again."""
+    world.ledger.check()
+    world.loop.hold_threads(False)
+    world.mend()
+    world.loop.act(world.engines.run_by_themselves)
+    for entry in world.ledger.entries:
+        entry.reads = True
+        world.loop.act(entry.read)
+    world.run(LONG_S)
+    _check_settled(world)
+    if world.stopping is None:
+        _check_rest(world)
+        _check_ready_models_answer(world)
+        _check_rest(world)
+        world.stop()
+    _check_stopped(world)
+
+
+def _check_settled(world: World) -> None:
+    assert not world.ledger.open, f"after {LONG_S} s without a reason to wait: {world.ledger.open}"
+    world.ledger.check_sums()
+    left = [task for task in world.operations if not task.done()]
+    assert not left, f"calls of clients have not ended: {left}"
+    for task in world.operations:
+        error = None if task.cancelled() else task.exception()
+        assert error is None or hasattr(error, "code"), f"a call of a client failed with {error!r}"
+    assert not world.loop.failures, world.loop.failures
+
+
+def _check_ready_models_answer(world: World) -> None:
+    """A model that says it is ready answers, and every model that is served has become ready again by now."""
+    for name in world.variations:
+        for servable in world.served(name):
+            assert servable.unready_reason is None, f"{servable!r} is not ready: {servable.unready_reason}"
+        if not all(world.served(each) for each in MODELS[name].needs):
+            continue  # it takes requests, and cannot answer them
+        versions = [servable.id.version for servable in world.served(name)]
+        for version in (None, *versions) if versions else ():
+            sequence = (
+                {"sequence_id": 999, "sequence_start": True, "sequence_end": True} if MODELS[name].sequences else {}
+            )
+            entry = world.submit(name, version=version, **sequence)
+            world.run(60.0)
+            assert entry.ended, f"'{name}' is ready, and does not answer"
+            assert entry.failure is None, f"'{name}' is ready, and answers: {entry.failure}"
+            assert entry.refusal is None, f"'{name}' is ready, and refuses a request: {entry.refusal}"
+
+
+def _layers(servable: Servable) -> Iterator[Servable]:
+    """A servable, and all that is behind it."""
+    yield servable
+    if isinstance(servable, ModelWrapper):
+        yield from _layers(servable.behind)
+    elif isinstance(servable, OnDemandModel) and servable._inner is not None:
+        yield from _layers(servable._inner)
+
+
+def _check_rest(world: World) -> None:
+    """Nothing runs: all that is lent or counted is back."""
+    table, server = world.manager.table, world.server
+    assert server.memory.held == 0, f"{server.memory!r}"
+    assert not table.loans._handles, "models are lent, and nobody uses them"
+    assert not table.locks.busy, f"{table.locks.busy} are being changed, by nobody"
+    assert not table.locks._queue
+    assert not any(model.finishing for model in table.models.values()), "retired models are not closed"
+    for model in (each for model in table.models.values() for each in model.served.values()):
+        for layer in _layers(model):
+            _check_layer(layer)
+    _check_engines(world)
+    _check_limiter(world)
+    _check_memory(world)
+
+
+def _check_layer(layer: Servable) -> None:
+    assert not isinstance(layer, RequestHolder) or layer.outstanding == 0, f"{layer!r} counts requests that are over"
+    assert layer.statistics.pending == 0, f"{layer!r}: {layer.statistics.pending} pending"
+    assert not isinstance(layer, SequenceKeeper) or layer.open_sequences == 0, f"{layer!r} has open sequences"
+    if isinstance(layer, CachedModel):
+        assert not layer._flights, f"{layer!r} waits for {layer._flights}"
+    if isinstance(layer, OnDemandModel):
+        assert len(layer._waiting) == layer._watchers == 0
+        assert layer._task is None, f"{layer!r} still comes"
+        assert layer._leaving is None, f"{layer!r} still leaves"
+        assert not layer._held_back, f"{layer!r} is held back, for nobody"
+    if isinstance(layer, Model):
+        pool = layer.pool
+        assert not layer.busy
+        assert not layer._leaving, "instances that were removed are not closed"
+        assert pool.trouble is None, f"{pool!r}: {pool.trouble}"
+        assert not pool._leaving, f"{pool!r} has instances that should have left"
+        places = sum(instance.places for instance in pool._instances.values())
+        assert pool.free_places() == places, f"{pool!r}: {pool.free_places()} of {places} places are free"
+        assert layer.statistics.instances == pool.count
+        assert layer.statistics.instances_lost == 0
+
+
+def _check_engines(world: World) -> None:
+    """What is open of the engines is what the server has in memory."""
+    models = [
+        layer
+        for row in world.manager.table.models.values()
+        for servable in row.served.values()
+        for layer in _layers(servable)
+        if isinstance(layer, Model)
+    ]
+    assert len(world.engines.models) == len(models), "engines' models are open that nobody serves, or closed ones served"
+    assert world.engines.made == sum(model.pool.count for model in models), "instances are open that nobody has"
+    assert not world.executions
+
+
+def _check_limiter(world: World) -> None:
+    limiter = world.limiter
+    assert not any(limiter._used.values()), f"resources are in use by nobody: {limiter._used}"
+    assert not limiter._waiting
+    assert all(turn.state is State.IDLE for turn in limiter._turns)
+
+
+def _check_memory(world: World) -> None:
+    report = world.server.model_memory()
+    residents = [each for name in world.variations for each in world.served(name) if isinstance(each, OnDemandModel)]
+    held = sum(each.held for each in residents)
+    assert report.held == held, f"{report.held} bytes are held for models, which hold {held}"
+    assert not report.limit or report.held <= report.limit
+    for each in residents:
+        assert (each.held > 0) == (each._inner is not None), f"{each!r} holds {each.held} bytes"
+        assert base(each) is each
+
+
+def _check_stopped(world: World) -> None:
+    assert world.stopping is not None
+    world.run(LONG_S)
+    assert world.stopping.done(), "the server does not stop"
+    assert world.stopping.result(), "the server did not stop in time"
+    assert (len(world.engines.models), world.engines.made) == (0, 0), "engines are open after the end"
+    assert world.server.memory.held == 0
+    assert not world.loop.failures, world.loop.failures
+    world.ledger.check()
+    world.ledger.check_sums()

@@ -1,0 +1,142 @@
+"""The models of the product test: one or two for each feature, and what may change about them."""
+
+from dataclasses import dataclass
+from typing import Final
+
+TENSORS: Final = """
+input [ { name: "IN" data_type: TYPE_INT64 dims: [ 1 ] } ]
+output [ { name: "OUT" data_type: TYPE_INT64 dims: [ 1 ] } ]
+"""
+
+
+@dataclass(frozen=True)
+class Variation:
+    """What a change in place may change. The defaults say nothing of a field."""
+
+    count: int = 1
+    batching: bool = True
+    delay_ms: int = 0
+    preferred: int = 0
+    queue_size: int = 0
+    timeout_ms: int = 0
+    """Of the queue."""
+    delays_late: bool = False
+    """What has waited too long runs last, and is not refused."""
+    ordered: bool = False
+    levels: int = 0
+    cached: bool = False
+
+    def text(self, group: str = "") -> str:
+        return "".join(
+            (
+                f"instance_group [ {{ count: {self.count} kind: KIND_CPU {group} }} ]\n",
+                self._batching() if self.batching else "",
+                "response_cache { enable: true }\n" if self.cached else "",
+            )
+        )
+
+    def _batching(self) -> str:
+        policy = []
+        if self.queue_size:
+            policy.append(f"max_queue_size: {self.queue_size}")
+        if self.timeout_ms:
+            policy.append(f"default_timeout_microseconds: {self.timeout_ms * 1000}")
+            policy.append("allow_timeout_override: true")
+        if self.delays_late:
+            policy.append("timeout_action: DELAY")
+        fields = [f"max_queue_delay_microseconds: {self.delay_ms * 1000}"]
+        if self.preferred:
+            fields.append(f"preferred_batch_size: [ {self.preferred} ]")
+        if policy:
+            fields.append(f"default_queue_policy {{ {' '.join(policy)} }}")
+        if self.ordered:
+            fields.append("preserve_ordering: true")
+        if self.levels:
+            fields.append(f"priority_levels: {self.levels} default_priority_level: 1")
+        return f"dynamic_batching {{ {' '.join(fields)} }}\n"
+
+
+USUAL: Final = Variation()
+CACHED: Final = Variation(cached=True)
+BARE: Final = Variation(batching=False)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One of the models: its configuration but for what varies."""
+
+    head: str
+    variation: Variation = USUAL
+    varies: tuple[str, ...] = ()
+    """The fields of a `Variation` that mean something for it."""
+    group: str = ""
+    """More for its instance group."""
+    versions: tuple[int, ...] = (1,)
+    needs: tuple[str, ...] = ()
+    """The models that it is made of, or calls."""
+    sequences: bool = False
+    decoupled: bool = False
+    ensemble: bool = False
+
+    def text(self, variation: Variation) -> str:
+        if not self.ensemble:
+            return self.head + TENSORS + variation.text(self.group)
+        return self.head + TENSORS + ("response_cache { enable: true }\n" if variation.cached else "")
+
+
+QUEUE: Final = (
+    "count",
+    "delay_ms",
+    "preferred",
+    "queue_size",
+    "timeout_ms",
+    "delays_late",
+    "ordered",
+    "levels",
+    "cached",
+)
+BATCHES: Final = 'backend: "puppet" max_batch_size: 4\n'
+_SEQUENCES = "sequence_batching {{ max_sequence_idle_microseconds: 5000000 {strategy} }}\n"
+_RESOURCE = 'rate_limiter {{ resources [ {{ name: "R" count: {count} }} ] priority: {priority} }}'
+_STEP = """{{ model_name: "{model}" model_version: -1
+  input_map {{ key: "IN" value: "{source}" }} output_map {{ key: "OUT" value: "{target}" }} }}"""
+_CHAIN = (
+    'platform: "ensemble" max_batch_size: 4 ensemble_scheduling { step [ '
+    + _STEP.format(model="plain", source="IN", target="MIDDLE")
+    + ", "
+    + _STEP.format(model="cached", source="MIDDLE", target="OUT")
+    + " ] }\n"
+)
+ROUTINGS: Final = (
+    '{"labels": {"stable": 1, "canary": 2}, "split": {"stable": 1, "canary": 1}, '
+    '"rollback": {"version": "canary", "error_share": 0.3, "last_requests": 4, "least_requests": 2}}',
+    '{"split": {"1": 1, "2": 0}, "shadow": {"version": "2", "share": 1}}',
+    '{"split": {"1": 0, "2": 1}, "sticky": "parameter:user"}',
+)
+_ROUTED = (
+    BATCHES
+    + "version_policy { all {} }\n"
+    + 'parameters { key: "routing" value { string_value: \''
+    + ROUTINGS[0]
+    + "' } }\n"
+)
+
+MODELS: Final[dict[str, Kind]] = {
+    "plain": Kind(BATCHES, varies=QUEUE),
+    "cached": Kind(BATCHES, CACHED, QUEUE),
+    "bare": Kind(BATCHES, BARE, ("count", "cached")),
+    "direct": Kind(BATCHES + _SEQUENCES.format(strategy="direct {}"), BARE, ("count",), sequences=True),
+    "oldest": Kind(
+        BATCHES + _SEQUENCES.format(strategy="oldest { max_candidate_sequences: 2 }"), BARE, ("count",), sequences=True
+    ),
+    "stream": Kind(
+        'backend: "requests" max_batch_size: 4 model_transaction_policy { decoupled: true }\n',
+        varies=("count", "delay_ms", "queue_size", "timeout_ms"),
+        decoupled=True,
+    ),
+    "caller": Kind('backend: "calling" max_batch_size: 4\n', varies=QUEUE, needs=("plain",)),
+    "greedy": Kind(BATCHES, varies=QUEUE, group=_RESOURCE.format(count=2, priority=1)),
+    "modest": Kind(BATCHES, varies=QUEUE, group=_RESOURCE.format(count=1, priority=2)),
+    "chain": Kind(_CHAIN, BARE, ("cached",), needs=("plain", "cached"), ensemble=True),
+    "routed": Kind(_ROUTED, varies=("count", "delay_ms", "queue_size", "timeout_ms"), versions=(1, 2)),
+}

@@ -1,0 +1,230 @@
+"""Engines of the product test: their executions begin when the server says so, and end when the test does.
+
+All of them respond to a request with the number that came with it, so that a response shows whose it is.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from modserve.backends.api import (
+    INSTANCES,
+    EngineRequest,
+    Executor,
+    InstanceHandle,
+    InstanceLostError,
+    InstanceSpec,
+    ModelSource,
+)
+from modserve.core.errors import ModserveError, from_exception, internal
+from modserve.core.model_config import ModelConfig, ModelDescription
+from modserve.core.request import InferenceRequest
+from modserve.core.response import InferenceResponse, Outcome
+from modserve.core.tensor import Array, Tensor
+
+MEGABYTE = 10**6
+
+
+@dataclass(eq=False)
+class Execution:
+    """One execution under way: of a merged batch, or of requests that are responded to one by one."""
+
+    instance: "PuppetInstance"
+    done: Callable[[Any], None]
+    inputs: Mapping[str, Array] = field(default_factory=dict)
+    requests: Sequence[EngineRequest] = ()
+    open: list[EngineRequest] = field(default_factory=list)
+    """Those of `requests` without a final response."""
+
+    @property
+    def model(self) -> str:
+        return self.instance.model
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """End it: every request gets its number back, or the whole fails."""
+        self.instance.engines.leave(self)
+        if error is not None:
+            self.done(error)
+        elif not self.requests:
+            self.done({"OUT": np.array(self.inputs["IN"])})
+        else:
+            for request in self.open:
+                request.respond(_number_of(request), final=True, wait=False)
+            self.open.clear()
+            self.done(None)
+
+    def respond(self) -> None:
+        """One more response to the first open request, if its client has room for it."""
+        if self.open:
+            request = self.open[0]
+            request.on_room(lambda: self._respond(request))
+
+    def _respond(self, request: EngineRequest) -> None:
+        if request in self.open:
+            request.respond(_number_of(request), final=False, wait=False)
+
+    def complete(self) -> None:
+        """The first open request has had all of its responses."""
+        if self.open:
+            self.open.pop(0).complete()
+
+
+def _number_of(request: EngineRequest) -> dict[str, Array]:
+    return {"OUT": np.array(request.inputs["IN"])}
+
+
+class Engines:
+    """What all puppets have in common: the executions under way, and what there is open of them."""
+
+    def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
+        self.executions: list[Execution] = []
+        self.instances: list[PuppetInstance] = []
+        """Those that are attached."""
+        self.models: list[PuppetModel] = []
+        self.made = 0
+        """Instances that are not closed."""
+        self.broken: set[str] = set()
+        """The models that cannot be opened, and of which no instance can be made."""
+        self.process_bytes = 500 * MEGABYTE
+        self.runs_by_itself = False
+        self._call_soon = call_soon
+
+    def begin(self, execution: Execution) -> None:
+        self.executions.append(execution)
+        if self.runs_by_itself:
+            self._call_soon(lambda: self._end(execution))
+
+    def _end(self, execution: Execution) -> None:
+        if execution in self.executions:
+            execution.finish()
+
+    def leave(self, execution: Execution) -> None:
+        if execution in self.executions:
+            self.executions.remove(execution)
+
+    def run_by_themselves(self) -> None:
+        """From now on every execution ends soon after it has begun."""
+        self.runs_by_itself = True
+        for execution in list(self.executions):
+            execution.finish()
+
+
+class PuppetBackend:
+    """`kind` makes the instances of its models."""
+
+    default_model_filename = ""
+    default_cpu_instances = 1
+    any_thread = False
+    in_place = INSTANCES
+
+    def __init__(self, engines: Engines, kind: "type[PuppetInstance]") -> None:
+        self._engines = engines
+        self._kind = kind
+
+    def code_in(self, config: ModelConfig, path: Path) -> str:
+        return ""
+
+    def gpu_count(self) -> int:
+        return 0
+
+    def open(self, source: ModelSource) -> "PuppetModel":
+        if source.config.name in self._engines.broken:
+            raise internal("the file is broken")
+        return PuppetModel(self._engines, self._kind, source)
+
+
+class PuppetModel:
+    def __init__(self, engines: Engines, kind: "type[PuppetInstance]", source: ModelSource) -> None:
+        self._engines = engines
+        self._kind = kind
+        self._source = source
+        engines.models.append(self)
+        engines.process_bytes += kind.size
+
+    def describe(self) -> ModelDescription | None:
+        return None
+
+    def instance(self, spec: InstanceSpec) -> Executor:
+        if self._source.config.name in self._engines.broken:
+            raise internal("no instance can be made")
+        executor: Any = self._kind(self._engines, self._source)
+        return executor  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        self._engines.models.remove(self)
+        self._engines.process_bytes -= self._kind.size
+
+
+class PuppetInstance:
+    """What the kinds have in common, which implement `AsyncInstance` and `AsyncRequestInstance`."""
+
+    size: ClassVar = 60 * MEGABYTE
+    """What a model with them takes in memory."""
+
+    def __init__(self, engines: Engines, source: ModelSource) -> None:
+        self.engines = engines
+        self.model = source.config.name
+        self.version = source.version
+        self.models = source.models
+        self.handle: InstanceHandle | None = None
+        engines.made += 1
+
+    def attach(self, handle: InstanceHandle) -> None:
+        self.handle = handle
+        self.engines.instances.append(self)
+
+    def detach(self) -> None:
+        self.engines.instances.remove(self)
+
+    def close(self) -> None:
+        self.engines.made -= 1
+
+    def lose(self) -> None:
+        """Its process has died. What it ran may still be ended, for an engine may be late to say so."""
+        assert self.handle is not None
+        self.handle.lost(InstanceLostError("the process of the instance has died"))
+
+
+class BatchInstance(PuppetInstance):
+    def start(self, inputs: Mapping[str, Array], outputs: tuple[str, ...], done: Callable[[Any], None]) -> None:
+        self.engines.begin(Execution(self, done, inputs))
+
+
+class RequestsInstance(PuppetInstance):
+    def start_requests(self, requests: Sequence[EngineRequest], done: Callable[[Any], None]) -> None:
+        self.engines.begin(Execution(self, done, requests=requests, open=list(requests)))
+
+
+class CallingInstance(PuppetInstance):
+    """It responds with what another model responds with: the one in the parameter `callee`, else the model `plain`."""
+
+    size: ClassVar = 5 * MEGABYTE  # it has to be in memory beside the other
+
+    def start_requests(self, requests: Sequence[EngineRequest], done: Callable[[Any], None]) -> None:
+        for request in requests:
+            self._call(request)
+        done(None)
+
+    def _call(self, request: EngineRequest) -> None:
+        callee = str(request.parameters.get("callee", "plain"))
+        inputs = {"IN": Tensor.from_array(np.array(request.inputs["IN"]))}
+        outcomes: list[InferenceResponse | ModserveError] = []
+
+        def take(outcome: Outcome, final: bool) -> None:
+            if outcome is not None:
+                outcomes.append(outcome)
+            if not final:
+                return
+            last = outcomes[-1] if outcomes else internal("no response")
+            if isinstance(last, ModserveError):
+                request.fail(internal(f"the call of '{callee}' failed: {last.message}"), wait=False)
+            else:
+                request.respond({"OUT": last.outputs["OUT"].array}, final=True, wait=False)
+
+        try:
+            self.models.submit(InferenceRequest(callee, inputs), take, parent=request)
+        except Exception as error:
+            request.fail(from_exception(error, "calling failed"), wait=False)

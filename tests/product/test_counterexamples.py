@@ -1,0 +1,99 @@
+"""What the product test has found, each as the fewest steps that show it. Leaving the `World` looks at everything."""
+
+from .models import ROUTINGS
+from .world import World
+
+ONE = 70_000_000
+"""Memory for one model."""
+
+
+def test_two_changes_in_place_while_requests_wait() -> None:
+    """The first queue was never looked at again once the second was empty: its requests waited for ever."""
+    with World() as world:
+        world.submit("plain")
+        world.run()  # it runs
+        world.submit("plain")
+        world.run()  # it waits in the first queue
+        world.change("plain", delay_ms=100)
+        world.run()
+        world.submit("plain")
+        world.run()  # and this in the second
+        world.change("plain", delay_ms=0)
+        world.run()
+        last = world.submit("plain")
+        world.run()
+        for _ in range(4):
+            world.finish()
+            world.run()
+        assert last.responses == 1
+
+
+def test_a_request_in_the_turn_in_which_the_last_one_that_waits_for_memory_is_cancelled() -> None:
+    """It got 503 "Server is stopping", from a load that was being given up."""
+    with World(ONE) as world:
+        world.submit("plain")
+        world.run()  # it is in memory, and at work
+        world.submit("bare")
+        world.run()  # it waits for memory
+        world.cancel()
+        late = world.submit("bare")
+        world.run()
+        assert late.open
+        world.finish()
+        world.run()
+        world.finish()
+        world.run()
+        assert late.responses == 1
+
+
+def test_a_model_whose_engine_goes_on_for_nobody_leaves_memory() -> None:
+    """Whoever waited for its memory looked at it without a pause: the event loop did nothing else for ever."""
+    with World(ONE) as world:
+        world.submit("plain")
+        world.run()
+        world.cancel()  # its engine does not hear of that
+        waiting = world.submit("bare")
+        world.run(20.0)
+        world.finish(1)
+        world.run()
+        assert waiting.responses == 1
+
+
+def test_a_version_that_was_rolled_back_gets_nothing_when_the_other_one_is_lost() -> None:
+    """It got everything, for it was the latest."""
+    with World() as world:
+        world.need("routed")
+        world.route("routed", ROUTINGS[0])
+        while not world.server.routings.rollbacks:
+            world.submit("routed")
+            world.run()
+            version = world.executions[0].instance.version
+            world.finish(how="error" if version == 2 else "ok")
+            world.run()
+        (stable,) = [each for each in world.engines.instances if each.version == 1]
+        world.loop.act(stable.lose)
+        world.run()
+        assert not world.server.model_ready("routed", None)
+        assert world.submit("routed").refusal is not None
+        world.run(2.0)  # another instance is there
+        assert world.submit("routed").refusal is None
+        world.run()
+        assert world.executions[0].instance.version == 1
+
+
+def test_instances_with_resources_while_a_batch_waits_for_more() -> None:
+    """Two instances that could not run at once were granted the resource in turns, without a pause."""
+    with World() as world:
+        world.need("greedy")
+        world.change("greedy", delay_ms=100, count=2)
+        world.run()
+        world.submit("modest")
+        world.run()
+        for _ in range(2):
+            world.submit("greedy")
+        world.run()  # they wait for what "modest" has
+        world.finish()
+        world.run()
+        assert not world.executions
+        world.run(0.2)
+        assert len(world.executions) == 1

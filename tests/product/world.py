@@ -1,0 +1,345 @@
+"""A whole server without ports, in simulated time, on puppets; and everything that may happen to it.
+
+Each method is one thing that happens, between two turns of the event loop; nothing that follows from it has happened
+when it returns. `turn` lets the next turn happen, `run` all of them, with or without time that passes.
+"""
+
+import asyncio
+import json
+import logging
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from unittest.mock import patch
+
+import numpy as np
+
+from modserve import InferenceServer, ModserveError, Settings
+from modserve.core.errors import internal
+from modserve.core.request import InferenceRequest, ParameterValue
+from modserve.core.servable import Servable
+from modserve.core.tensor import Tensor
+from modserve.execution.rate_limit import RateLimiter
+from modserve.models.residency.on_demand import OnDemandModel
+from modserve.models.residency.sizes import Meter
+from modserve.repository.manager import ModelManager
+
+from .ledger import Entry, Ledger, SinkError
+from .models import MODELS, Variation
+from .puppets import BatchInstance, CallingInstance, Engines, Execution, PuppetBackend, RequestsInstance
+from .simulation import SimulatedLoop, simulated
+
+LONG_S = 400.0
+"""Everything is over by then that goes on by itself: the longest wait is that before a load which was too large."""
+
+
+class World:
+    """`limit`: bytes that all models together may take, so that they come and go; 0: all of them stay in memory."""
+
+    def __init__(self, limit: int = 0) -> None:
+        self.limit = limit
+        self.loop = SimulatedLoop()
+        self._stack = ExitStack()
+        self._root = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="product-")))
+        self._stack.enter_context(simulated(self.loop))
+        self.engines = Engines(self.loop.call_soon)
+        meter = Meter(own=lambda: self.engines.process_bytes, processes=frozenset, share=lambda pid: 0)
+        self._stack.enter_context(patch("modserve.app.Meter", lambda *_: meter))
+        self._stack.enter_context(patch("modserve.app.ModelManager", self._manager))
+        self._stack.enter_context(patch("modserve.app.RateLimiter", self._limiter))
+        self.backends: dict[str, Any] = {
+            "puppet": PuppetBackend(self.engines, BatchInstance),
+            "requests": PuppetBackend(self.engines, RequestsInstance),
+            "calling": PuppetBackend(self.engines, CallingInstance),
+        }
+        settings = Settings(
+            model_repository=[self._root],
+            model_control_mode="explicit",
+            cache_config=1_000_000,
+            rate_limit="execution_count",
+            exit_timeout_secs=300,
+            **({"model_memory_limit": str(limit)} if limit else {}),
+        )
+        self.server: InferenceServer = self.loop.act(lambda: InferenceServer(settings, backends=self.backends))
+        self.ledger = Ledger(self.server.memory)
+        self.variations: dict[str, Variation] = {}
+        self.operations: list[asyncio.Task[Any]] = []
+        self.stopping: asyncio.Task[bool] | None = None
+        self._contents = 0
+        self._log = _Watch(self.ledger.wrong)
+        self._stack.enter_context(self._log.watching())
+        self.complete(self.server.load())
+
+    def _manager(self, *arguments: Any) -> ModelManager:
+        self.manager = ModelManager(*arguments)
+        return self.manager
+
+    def _limiter(self, *arguments: Any) -> RateLimiter:
+        self.limiter = RateLimiter(*arguments)
+        return self.limiter
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self.end()
+        finally:
+            self.dispose()
+
+    def dispose(self) -> None:
+        """Nothing happens any more."""
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+        for entry in self.ledger.entries:
+            entry.note = lambda text: None
+            entry.react = lambda: None
+        self.loop.hold_threads(False)
+        try:
+            self.loop.run()
+        finally:
+            self.loop.close()
+            self._stack.close()
+
+    # Time
+
+    def turn(self) -> None:
+        self.loop.turn()
+        self.ledger.check()
+
+    def run(self, seconds: float = 0.0) -> None:
+        self.loop.run(seconds)
+        self.ledger.check()
+
+    def complete(self, work: Coroutine[Any, Any, Any], seconds: float = 0.0) -> Any:
+        """Run something of the server's to its end."""
+        task = self.loop.create_task(work)
+        self.run(seconds)
+        assert task.done(), f"it takes more than {seconds} s"
+        return task.result()
+
+    # Models
+
+    def _path(self, name: str) -> Path:
+        return self._root / name
+
+    def write(self, name: str, variation: Variation | None = None) -> None:
+        """Write a model's configuration, and its files if there are none."""
+        kind = MODELS[name]
+        self.variations[name] = variation or self.variations.get(name, kind.variation)
+        for version in kind.versions:
+            folder = self._path(name) / str(version)
+            if not folder.exists():
+                folder.mkdir(parents=True)
+                (folder / "weights").write_text("first")
+        (self._path(name) / "config.pbtxt").write_text(kind.text(self.variations[name]))
+
+    def need(self, name: str) -> None:
+        """Load a model that was never loaded, with those it needs."""
+        if name in self.variations or self.stopping is not None:
+            return
+        for each in MODELS[name].needs:
+            self.need(each)
+        self.write(name)
+        self.operate(self.server.load_model(name))
+        self.run()
+
+    def change(self, name: str, **fields: Any) -> None:
+        """Load a model with another configuration: in place, where that can be."""
+        former = self.variations.get(name, MODELS[name].variation)
+        varied = {field: value for field, value in fields.items() if field in MODELS[name].varies}
+        self.write(name, replace(former, **varied))
+        self.operate(self.server.load_model(name))
+
+    def load_again(self, name: str, *, broken: bool = False) -> None:
+        """Load a model with other files, which may be broken."""
+        self.write(name)
+        self._contents += 1
+        for version in MODELS[name].versions:
+            (self._path(name) / str(version) / "weights").write_text(f"content {self._contents}")
+        self.engines.broken.discard(name)
+        if broken:
+            self.engines.broken.add(name)
+        self.operate(self.server.load_model(name))
+
+    def unload(self, name: str, *, dependents: bool = False) -> None:
+        self.operate(self.server.unload_model(name, dependents))
+
+    def mend(self) -> None:
+        """No file is broken any more."""
+        self.engines.broken.clear()
+
+    def evict(self, name: str) -> None:
+        """A model that comes and goes leaves memory now, if it can."""
+        for each in self.served(name):
+            if isinstance(each, OnDemandModel) and each.movable and not each.at_work and not each.borrowed:
+                self.loop.act(partial(each.leave, "the test says so"))
+
+    def route(self, name: str, document: str | None) -> None:
+        """Another routing, in place of the configuration's."""
+        self._attempt(lambda: self.server.set_routing(name, None if document is None else json.loads(document)))
+
+    def operate(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Begin something that a client asks of the server, beside whatever else goes on."""
+        self.operations.append(self.loop.create_task(work))
+
+    def served(self, name: str) -> list[Servable]:
+        return self.manager.table.ready_versions(name)
+
+    def _attempt(self, call: Callable[[], Any]) -> None:
+        try:
+            self.loop.act(call)
+        except ModserveError:
+            pass  # which the client hears
+
+    # Requests
+
+    def submit(
+        self,
+        model: str,
+        *,
+        value: int | None = None,
+        version: int | None = None,
+        timeout_s: float = 0.0,
+        queue_timeout_ms: int = 0,
+        reads: bool = True,
+        reaction: str = "",
+        **parameters: ParameterValue,
+    ) -> Entry:
+        """Send a request as front ends do. `timeout_s`: its client's patience; `reaction`: see `_reaction`."""
+        self.need(model)
+        entry = self.ledger.enter(model, value, MODELS[model].decoupled)
+        entry.reads, entry.react = reads, self._reaction(reaction, entry)
+        entry.in_sequence = MODELS[model].sequences
+        request = InferenceRequest(
+            model,
+            {"IN": Tensor.from_array(np.array([[entry.value]], np.int64))},
+            (),
+            version,
+            str(entry.number),
+            parameters,
+            self.loop.now_ns + round(timeout_s * 1e9) if timeout_s else 0,
+            queue_timeout_ms * 1_000_000,
+        )
+        self.loop.act(partial(self._submit, entry, request))
+        return entry
+
+    def _submit(self, entry: Entry, request: InferenceRequest) -> None:
+        try:
+            servable = self.server.model(request.model_name, request.version)
+            entry.inflight = servable.submit(request, entry, self.loop.now_ns)
+        except ModserveError as error:
+            entry.refusal = error
+            return
+        if entry.decoupled:
+            self.server.pace(entry.inflight)
+
+    def _reaction(self, name: str, entry: Entry) -> Callable[[], None]:
+        """What a client's side does in the middle of its last outcome."""
+
+        def nothing() -> None: ...
+
+        def cancel() -> None:
+            others = [each for each in self.ledger.open if each is not entry]
+            if others:
+                others[-1].cancel()
+
+        def submit() -> None:
+            other = self.ledger.enter(entry.model, None, entry.decoupled)
+            inputs = {"IN": Tensor.from_array(np.array([[other.value]], np.int64))}
+            self._submit(other, InferenceRequest(entry.model, inputs, id=str(other.number)))
+
+        def fail() -> None:
+            raise SinkError("the receiver of a response has failed")
+
+        return {"": nothing, "cancel": cancel, "submit": submit, "raise": fail}[name]
+
+    def cancel(self, index: int = -1) -> Entry | None:
+        """The client of one of the open requests goes, the latest by default."""
+        entries = self.ledger.open
+        if not entries:
+            return None
+        entry = entries[index % len(entries)]
+        self.loop.act(entry.cancel)
+        return entry
+
+    def read(self, most: int) -> None:
+        """Those that are slow read some of their responses."""
+        for entry in self.ledger.entries:
+            if entry.unread:
+                self.loop.act(partial(entry.read, most))
+
+    # Engines
+
+    @property
+    def executions(self) -> list[Execution]:
+        return self.engines.executions
+
+    def finish(self, index: int = 0, how: str = "ok") -> None:
+        """End one of the executions under way."""
+        if not self.executions:
+            return
+        execution = self.executions[index % len(self.executions)]
+        error = None if how == "ok" else internal("the engine says no") if how == "error" else ValueError("unforeseen")
+        self.loop.act(partial(execution.finish, error))
+
+    def respond(self, index: int = 0, *, complete: bool = False) -> None:
+        """One of the engines that respond to each request by itself says something."""
+        running = [each for each in self.executions if each.open]
+        if running:
+            execution = running[index % len(running)]
+            self.loop.act(execution.complete if complete else execution.respond)
+
+    def lose(self, index: int = 0) -> None:
+        """One of the engines' instances is gone, with what it runs."""
+        if self.engines.instances:
+            self.loop.act(self.engines.instances[index % len(self.engines.instances)].lose)
+
+    # The end
+
+    def stop(self) -> None:
+        """The server is to stop."""
+        if self.stopping is None:
+            self.stopping = self.loop.create_task(self.server.shut_down())
+
+    def end(self) -> None:
+        """Let everything come to its end, and look whether all is as it was; then stop the server, and look again."""
+        from . import invariants
+
+        invariants.check_end(self)
+
+
+class _Watch(logging.Handler):
+    """Notes what the log says of failures that nobody has foreseen."""
+
+    def __init__(self, wrong: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._wrong = wrong
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Nobody else gets to see the log: thousands of failures are meant."""
+        logger = logging.getLogger("modserve")
+        logger.addHandler(self)
+        propagate, logger.propagate = logger.propagate, False
+        try:
+            yield
+        finally:
+            logger.propagate = propagate
+            logger.removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, SinkError | ValueError) or (error is None and record.levelno < logging.ERROR):
+            return
+        text = record.getMessage()
+        if (error is not None and not isinstance(error, ModserveError)) or "this is a bug" in text:
+            self._wrong.append(f"the log says: {text}: {error!r}")
