@@ -9,6 +9,7 @@ import re
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection, HTTPException
@@ -22,14 +23,14 @@ from server_process import LOADED, ServerProcess
 from wire import Answer, http
 
 from product.wire import models
-from product.wire.clients import KEPT, STREAM_WAYS, WAYS, Clients
+from product.wire.clients import EVENTS, KEPT, STREAM_WAYS, WAYS, Clients
 from product.wire.ledger import ANSWERED, CUT, Disturbance, Ledger, Ticket, error
 from product.wire.questions import HOST, Question, by_kept_connection
 
 PATIENCE_S = 30.0
 """In which something must go on, not counting what the server waited for a core."""
 
-_ROUNDS_S = 60.0
+_ROUNDS_S = 30.0
 """In which counts must be back, and models ready: their processes may have to start again."""
 
 _MORE_THREADS = 8
@@ -252,8 +253,12 @@ class Product:
         for disturbance in self.ledger.disturbances:
             if disturbance not in self._excused.values():
                 disturbance.close()
-        for name in models.ECHOES:
-            self.send(name, KEPT)
+        for names in (models.LARGE, [name for name in models.ECHOES if name not in models.LARGE]):
+            for name in names:
+                self.send(name, KEPT)
+            self.settle()  # the others come back into memory after the large ones, for which they may have left
+        self.send_stream(EVENTS, 1)
+        self.clients.send_sequence([1], over_grpc=False)
         self.settle()
 
     def settle(self) -> None:
@@ -314,8 +319,8 @@ class Product:
             grown.append(f"memory: {before.rss_mb:.0f} -> {now.rss_mb:.0f} MB")
         if now.threads > before.threads + _MORE_THREADS:
             grown.append(f"threads: {before.threads} -> {now.threads}")
-        if len(files) > len(self._files):
-            grown.append(f"files: {self._files} -> {files}")
+        if more := Counter(files) - Counter(self._files):
+            grown.append(f"files: {dict(more)} more than at the start")
         if now.descriptors > before.descriptors + _MORE_SOCKETS:
             grown.append(f"descriptors: {before.descriptors} -> {now.descriptors}")
         if len(self.children()) > self._children:

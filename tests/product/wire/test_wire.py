@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from product.wire import models
 from product.wire.clients import STREAM_WAYS, WAYS
@@ -68,6 +68,7 @@ class WireMachine(RuleBasedStateMachine):
         super().__init__()
         self.product: Product
         self.cancels: list[Callable[[], object]] = []
+        self.slow_readers = 0
         self.hurt = False
 
     def step(self, text: str, action: Callable[[], Any]) -> Any:
@@ -135,6 +136,7 @@ class WireMachine(RuleBasedStateMachine):
 
         self.step(f"{count} to {model} that may be cancelled{' at once' * at_once}", send)
 
+    @precondition(lambda self: self.cancels)
     @rule()
     def cancel(self) -> None:
         self.step("cancel all", self._cancel_all)
@@ -158,13 +160,16 @@ class WireMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 30), width=st.sampled_from([1, 20_000]))
     def read_slowly(self, count: int, width: int) -> None:
+        self.slow_readers += 1
         self.step(f"a slow reader of {count} times {width}", lambda: self.product.send_slow_reader(count, width))
 
+    @precondition(lambda self: self.slow_readers)
     @rule()
     def read_on(self) -> None:
         def go_on() -> None:
             self.product.clients.on.set()
             self.product.clients.on.clear()
+            self.slow_readers = 0
 
         self.step("slow readers go on", go_on)
 
