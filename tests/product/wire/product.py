@@ -34,6 +34,7 @@ PATIENCE_S = 30.0
 _ROUNDS_S = 30.0
 """In which counts must be back, and models ready: their processes may have to start again."""
 
+_MOST_KILLS = 2
 _MORE_THREADS = 8
 """Pools fill as they are first used."""
 _MORE_MB = 96.0
@@ -70,9 +71,8 @@ class Violation(AssertionError):
 
 
 def _files(pid: int) -> list[str]:
-    """What is open. Each block of an instance's shared memory is there once more, as long as it is kept for others."""
-    files = open_files(pid)
-    return [file for place, file in enumerate(files) if not file.startswith("/memfd:") or file != files[place - 1]]
+    """What is open but for shared memory, each block of which costs a descriptor as long as it is kept for the next."""
+    return [file for file in open_files(pid) if not file.startswith("/memfd:")]
 
 
 def _sockets(pid: int) -> int:
@@ -103,6 +103,7 @@ class Product:
         self.server.wait_for(LOADED, 120.0)
         self.clients = Clients(self.server, self.ledger)
         self.routed = False
+        self._kills: Counter[str] = Counter()
         for name, place in self.forms.items():
             self._excuse(name, place)
         self._tour()
@@ -202,6 +203,7 @@ class Product:
             disturbance.close()
 
     def load_other_files(self, name: str) -> None:
+        self._kills[name] = 0
         models.touch_files(self._repository, name)
         self.must_load(name)
 
@@ -234,7 +236,13 @@ class Product:
         return sorted(found)
 
     def kill(self, name: str, place: int) -> int:
-        """One instance's process, which costs no more than what that ran."""
+        """One instance's process, which costs no more than what that ran.
+
+        An instance that is lost again and again is made anew later and later; here it is loaded anew before that.
+        """
+        self._kills[name] += 1
+        if self._kills[name] > _MOST_KILLS:
+            self.load_other_files(name)
         pids = self.children(name)
         if not pids:
             return 0
