@@ -12,11 +12,11 @@ from pathlib import Path
 from repositories import write_accumulator, write_onnx_identity
 
 PLAIN, SLOW, MANY, SUMS, CHAIN, CALLER = "plain", "slow", "many", "sums", "chain", "caller"
-CACHED, LIMITED, VERSIONS = "cached", "limited", "versions"
+CACHED, LIMITED, QUEUED, VERSIONS = "cached", "limited", "queued", "versions"
 LARGE = ("large0", "large1", "large2")
 """They come into memory when they are called, and no more than two of them fit."""
 
-ECHOES = (PLAIN, SLOW, CHAIN, CALLER, CACHED, LIMITED, VERSIONS, *LARGE)
+ECHOES = (PLAIN, SLOW, CHAIN, CALLER, CACHED, LIMITED, QUEUED, VERSIONS, *LARGE)
 """One response for each request, whose tensors are alike."""
 PROCESSES = (SLOW, MANY, CALLER)
 """Each of their instances has a process of its own."""
@@ -106,7 +106,7 @@ def _forms() -> dict[str, tuple[Form, ...]]:
         (_ORDERED, ()),
     ]
     rate = "rate_limiter { resources { name: \"desk\" count: 1 } priority: %d }"
-    delay = 'parameters { key: "execute_delay_ms" value { string_value: "3" } }'
+    delay = 'parameters { key: "execute_delay_ms" value { string_value: "%d" } }'
     lazy = 'parameters { key: "residency.load" value { string_value: "lazy" } }'
     every = "version_policy { all { } }"
     thread = 'parameters { key: "EXECUTION_MODE" value { string_value: "thread" } }'
@@ -126,7 +126,12 @@ def _forms() -> dict[str, tuple[Form, ...]]:
             Form(f"{identity}{_group(1)}{text}{kept}") for kept in (cache, "") for text in (_WAITING, "", _ORDERED)
         ),
         LIMITED: tuple(
-            Form(f"{identity}{_group(count, rate % priority)}{_WAITING}{delay}") for count, priority in ((2, 1), (3, 2))
+            Form(f"{identity}{_group(count, rate % priority)}{_WAITING}{delay % 3}") for count, priority in ((2, 1), (3, 2))
+        ),
+        QUEUED: tuple(
+            Form(f"{identity}{_group(count)}{text}{delay % 70}", refusals)
+            for count in (1, 2)
+            for text, refusals in queued[1:]
         ),
         VERSIONS: tuple(Form(f"{python}{_group(count)}{every}{thread}") for count in (1, 2)),
         **{name: tuple(Form(f"{identity}{_group(count)}{lazy}") for count in (1, 2)) for name in LARGE},

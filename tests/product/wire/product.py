@@ -43,6 +43,7 @@ _MORE_SOCKETS = 2
 _EXPECTED_ERRORS = (
     r"cannot be loaded: 1 problem in the configuration",
     r"instance '\S+' was lost: its process \d+ was killed by SIGKILL",
+    r"instance '\S+' was lost and cannot be made anew: when it started, its process \d+ was killed by SIGKILL",
 )
 _ZERO = re.compile(
     r"^(modserve_requests_in_flight|nv_inference_pending_request_count|modserve_model_requests_waiting"
@@ -55,7 +56,7 @@ _OF_CONNECTIONS = ("modserve_request_memory_bytes", "modserve_connections")
 """What clients hold by being connected."""
 
 KILLED = r"INTERNAL: .*its process \d+ (was killed by SIGKILL|had closed its connection)"
-NO_INSTANCE = r"UNAVAILABLE: .*was lost: its process \d+"
+NO_INSTANCE = r"(UNAVAILABLE|ERROR): .*was lost"
 UNKNOWN = r"NOT_FOUND: Request for unknown model|^ERROR: Request for unknown model"
 STOPPING = (
     r"UNAVAILABLE: .*(Server is stopping|Server not ready|shutting down)",
@@ -182,12 +183,18 @@ class Product:
         users = [user for user, used in models.USES.items() if name in used]
         self._excused[name] = self.ledger.disturb([name, *users], *patterns)
 
-    def change(self, name: str, places: Sequence[int], *, at_once: bool = False) -> None:
-        """Load these forms, one after the other, or without waiting for the load before."""
+    def change(
+        self, name: str, places: Sequence[int], *, at_once: bool = False, around: Callable[[], object] = lambda: None
+    ) -> None:
+        """Load these forms, one after the other, or without waiting for the load before.
+
+        `around` is done before each of them, and after the last.
+        """
         former = []
         with ThreadPoolExecutor(4) as threads:
             loads = []
             for place in places:
+                around()
                 models.put_form(self._repository, name, place)
                 former.append(self._excused[name])
                 self._excuse(name, place)
@@ -199,6 +206,7 @@ class Product:
             self.check(each.result().status == 200, f"'{name}' does not load: {each.result()}")
         if at_once:  # the last look at the repository may have been at any of them
             self.must_load(name)
+        around()
         for disturbance in former:
             disturbance.close()
 

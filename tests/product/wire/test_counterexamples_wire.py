@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from product.wire import models
+from product.wire.clients import KEPT
 from product.wire.product import Product
 
 
@@ -27,3 +28,21 @@ def test_a_change_in_place_leaves_no_process_of_a_python_model(product: Product)
     assert product.children(models.MANY) == before
     product.change(models.MANY, [1, 0])
     product.until(lambda: len(product.children(models.MANY)) == len(before), "processes are left")
+
+
+@pytest.mark.parametrize("places", [(6, 0), (1, 2, 3), (7, 12, 5)], ids=str)
+def test_two_changes_in_place_while_requests_wait(product: Product, places: tuple[int, ...]) -> None:
+    """When the first queue was empty, nobody looked at the last one any more, and the model was READY."""
+
+    def send() -> None:
+        for _ in range(9):
+            product.send(models.QUEUED, KEPT)
+
+    product.change(models.QUEUED, places, around=send)
+    product.settle()
+
+
+def test_kept_connections_are_served_until_the_server_has_told_them(product: Product) -> None:
+    """SIGTERM cut those between two requests."""
+    for _ in range(3):
+        product.restart(count=4, ms=50, racers=4)

@@ -123,8 +123,8 @@ class WireMachine(RuleBasedStateMachine):
             lambda: self.product.send(model, "tritonclient.grpc", ms, deadline_s=deadline_ms / 1000),
         )
 
-    @rule(model=_models, count=st.integers(1, 6), ms=_ms, at_once=st.booleans())
-    def send_cancellable(self, model: str, count: int, ms: int, at_once: bool) -> None:
+    @rule(model=_models, count=st.integers(1, 6), ms=_ms, at_once=st.booleans(), then=st.lists(_ways, max_size=3))
+    def send_cancellable(self, model: str, count: int, ms: int, at_once: bool, then: list[str]) -> None:
         def send() -> None:
             for _ in range(count):
                 number = self.product.ledger.number()
@@ -133,8 +133,10 @@ class WireMachine(RuleBasedStateMachine):
                 self.cancels.append(cancel)
             if at_once:
                 self._cancel_all()
+            for way in then:
+                self.product.send(model, way, ms)
 
-        self.step(f"{count} to {model} that may be cancelled{' at once' * at_once}", send)
+        self.step(f"{count} to {model} that may be cancelled{' at once' * at_once}, then {then}", send)
 
     @precondition(lambda self: self.cancels)
     @rule()
@@ -184,20 +186,22 @@ class WireMachine(RuleBasedStateMachine):
         )
 
     @rule(
-        model=st.sampled_from([models.PLAIN, models.SLOW]),
+        model=st.sampled_from([models.QUEUED, models.QUEUED, models.SLOW]),
         places=st.lists(st.integers(0, 31), min_size=2, max_size=3),
-        ways=st.lists(_ways, min_size=4, max_size=16),
+        ways=st.lists(_ways, min_size=4, max_size=12),
         at_once=st.booleans(),
     )
     def change_while_requests_wait(self, model: str, places: list[int], ways: list[str], at_once: bool) -> None:
         forms = [place % len(models.FORMS[model]) for place in places]
 
-        def change() -> None:
+        def send() -> None:
             for way in ways:
-                self.product.send(model, way, 30)
-            self.product.change(model, forms, at_once=at_once)
+                self.product.send(model, way, 70)
 
-        self.step(f"{len(ways)} to {model}, change it to {forms}, at once: {at_once}", change)
+        self.step(
+            f"around the changes of {model} to {forms}, at once: {at_once}, {len(ways)} requests each time",
+            lambda: self.product.change(model, forms, at_once=at_once, around=send),
+        )
 
     @rule(model=_changeable)
     def load_other_files(self, model: str) -> None:
