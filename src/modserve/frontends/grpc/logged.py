@@ -121,11 +121,11 @@ class LoggedCall(NativeCall):
             return
         if status < 0:
             status = heads.OK
+        traceparent = entries.traceparent_in(self.call_head.metadata)
         if call is not None:
             call.request_id = self.request_id
-            entries.record(
-                self._access, call, self._client, name, status, self._received, self._sent, 1, self._began_ns
-            )
+            counts = status, self._received, self._sent, 1
+            entries.record(self._access, call, self._client, name, *counts, self._began_ns, traceparent)
             return
         entry = "gRPC", self._client, name, "", -1, status, self._received, self._sent, self._responses
-        self._access.record(*entry, "", self.request_id, self._began_ns, 0, None)
+        self._access.record(*entry, "", self.request_id, self._began_ns, 0, None, traceparent)

@@ -91,8 +91,9 @@ class LoggedRpc:
     def _log(self) -> None:
         counts = self._status, self._received, self._sent
         call, self._inference = self._inference, None
+        traceparent = entries.traceparent_in(self.metadata)
         if call is not None:
-            entries.record(self._access, call, self.peer, self._name, *counts, 1, self._began_ns)
+            entries.record(self._access, call, self.peer, self._name, *counts, 1, self._began_ns, traceparent)
             return
         entry = "gRPC", self.peer, self._name, "", -1, *counts, self._responses, "", self.request_id
-        self._access.record(*entry, self._began_ns, 0, None)
+        self._access.record(*entry, self._began_ns, 0, None, traceparent)
