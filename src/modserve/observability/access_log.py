@@ -159,8 +159,8 @@ class AccessLog:
 
         `protocol` is ``HTTP`` or ``gRPC``; `client` the address as a socket has it, or a text; `call` what was called.
         `status` is that of the protocol; `received` and `sent` are bytes of bodies or messages; `start_ns` is when the
-        request had come, `queue_ns` when it was queued, 0 if it was not. `trace` is the id of its trace, or the client's
-        ``traceparent``, in which the thread that writes looks for it.
+        request had come, `queue_ns` when it was queued, 0 if it was not. `trace` is the id of its trace, or the
+        client's ``traceparent``, in which the thread that writes looks for it.
         """
         if not self._rate:
             return

@@ -117,18 +117,15 @@ class Ledger:
     def pending(self) -> list[Ticket]:
         return [ticket for ticket in self.tickets if ticket.outcome is None]
 
-    def wait(self, seconds: float, done: Callable[[], bool]) -> bool:
-        with self._changed:
-            return self._changed.wait_for(done, seconds)
-
     def wait_for_all(self, patience_s: float, idle_s: Callable[[], float]) -> list[Ticket]:
-        """Those that have no outcome though nothing was settled for `patience_s` seconds, in which the server could run.
+        """Those that have no outcome though nothing was settled for `patience_s` seconds by the clock `idle_s`.
 
-        `idle_s` is a clock that stands still while the server waits for a core.
+        It stands still while the server waits for a core.
         """
         left, since = self.pending, idle_s()
         while left:
-            self.wait(0.25, lambda count=len(left): len(self.pending) < count)  # type: ignore[misc]
+            with self._changed:
+                self._changed.wait(0.25)
             now = self.pending
             if len(now) < len(left):
                 since = idle_s()

@@ -105,7 +105,7 @@ def _forms() -> dict[str, tuple[Form, ...]]:
         (_PREFERRED, ()),
         (_ORDERED, ()),
     ]
-    rate = "rate_limiter { resources { name: \"desk\" count: 1 } priority: %d }"
+    rate = 'rate_limiter { resources { name: "desk" count: 1 } priority: %d }'
     delay = 'parameters { key: "execute_delay_ms" value { string_value: "%d" } }'
     lazy = 'parameters { key: "residency.load" value { string_value: "lazy" } }'
     every = "version_policy { all { } }"
@@ -126,7 +126,8 @@ def _forms() -> dict[str, tuple[Form, ...]]:
             Form(f"{identity}{_group(1)}{text}{kept}") for kept in (cache, "") for text in (_WAITING, "", _ORDERED)
         ),
         LIMITED: tuple(
-            Form(f"{identity}{_group(count, rate % priority)}{_WAITING}{delay % 3}") for count, priority in ((2, 1), (3, 2))
+            Form(f"{identity}{_group(count, rate % priority)}{_WAITING}{delay % 3}")
+            for count, priority in ((2, 1), (3, 2))
         ),
         QUEUED: tuple(
             Form(f"{identity}{_group(count)}{text}{delay % 70}", refusals)

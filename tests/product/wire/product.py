@@ -13,16 +13,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
-from attack.measuring import Footprint, footprint
-from attack.probe import queue_seconds
 from python_faults import open_files
 from server_process import LOADED, ServerProcess
 from wire import Answer, http
 
+from attack.measuring import Footprint, footprint
+from attack.probe import queue_seconds
 from product.wire import models
 from product.wire.clients import EVENTS, KEPT, STREAM_WAYS, WAYS, Clients
 from product.wire.ledger import ANSWERED, CUT, Disturbance, Ledger, Ticket, error
@@ -255,7 +256,7 @@ class Product:
         if not pids:
             return 0
         users = [user for user, used in models.USES.items() if name in used]
-        self.ledger.disturb([name, *users], KILLED, rf"^ERROR: .*its process", most=4)
+        self.ledger.disturb([name, *users], KILLED, r"^ERROR: .*its process", most=4)
         self.ledger.disturb([name, *users], NO_INSTANCE)
         os.kill(pids[place % len(pids)], signal.SIGKILL)
         return pids[place % len(pids)]
@@ -279,8 +280,7 @@ class Product:
         self.settle()
         self.until(self._nothing_runs, "the counts do not return to 0")
         for name in (*models.FORMS, models.SUMS):
-            path = f"/v2/models/{name}/ready"
-            self.until(lambda path=path: http(self.server.http_port, "GET", path).status == 200, f"not ready: {name}")
+            self.until(partial(self._ready, name), f"not ready: {name}")
         for disturbance in self.ledger.disturbances:
             if disturbance not in self._excused.values():
                 disturbance.close()
@@ -291,6 +291,9 @@ class Product:
         self.send_stream(EVENTS, 1)
         self.clients.send_sequence([1], over_grpc=False)
         self.settle()
+
+    def _ready(self, name: str) -> bool:
+        return http(self.server.http_port, "GET", f"/v2/models/{name}/ready").status == 200
 
     def settle(self) -> None:
         self.clients.on.set()
@@ -418,7 +421,9 @@ class Product:
 
     def _end(self) -> None:
         lines = self.server.log.splitlines()
-        errors = [text for text in _EXPECTED_ERRORS if any(re.search(text, line) for line in lines if " ERROR " in line)]
+        errors = [
+            text for text in _EXPECTED_ERRORS if any(re.search(text, line) for line in lines if " ERROR " in line)
+        ]
         try:
             self.server.wait(0, errors=errors, seconds=120.0)
         except AssertionError as failure:

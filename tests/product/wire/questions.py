@@ -67,9 +67,7 @@ class Question:
 
     @property
     def message(self) -> service_pb2.ModelInferRequest:
-        message = service_pb2.ModelInferRequest(
-            model_name=self.model, model_version=self.version, id=str(self.number)
-        )
+        message = service_pb2.ModelInferRequest(model_name=self.model, model_version=self.version, id=str(self.number))
         message.inputs.add(name="INPUT0", datatype="INT32", shape=self.shape)
         message.raw_input_contents.append(self.array.tobytes())
         message.parameters["triton_enable_empty_final_response"].bool_param = True

@@ -76,13 +76,17 @@ def number(result: Any) -> int:
     return int(result["b"][0])
 
 
+async def read(transport: AsyncHttpTransport, seconds: float, take: Callable[[int], object] = lambda _: None) -> None:
+    async with aclosing(transport.stream(Call("m", None, TENSORS, timeout=seconds))) as results:
+        async for result in results:
+            take(number(result))
+
+
 async def test_the_time_of_a_stream_runs_out_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     async with client(monkeypatch, one_and_no_more()) as transport:
-        numbers = []
+        numbers: list[int] = []
         with pytest.raises(ClientTimeoutError):
-            async with aclosing(transport.stream(Call("m", None, TENSORS, timeout=0.05))) as results:
-                async for result in results:
-                    numbers.append(number(result))
+            await read(transport, 0.05, numbers.append)
         assert numbers == [1]
     task = asyncio.current_task()
     assert task is not None
@@ -91,13 +95,15 @@ async def test_the_time_of_a_stream_runs_out_while_it_waits(monkeypatch: pytest.
 
 async def test_a_caller_that_does_something_else_by_then_is_not_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     late = asyncio.Event()
-    async with client(monkeypatch, one_and_no_more()) as transport:
-        async with aclosing(transport.stream(Call("m", None, TENSORS, timeout=0.02))) as results:
-            assert number(await anext(results)) == 1
-            asyncio.get_running_loop().call_later(0.1, late.set)
-            await late.wait()  # the time runs out meanwhile: the error is that of the next step
-            with pytest.raises(ClientTimeoutError):
-                await anext(results)
+    async with (
+        client(monkeypatch, one_and_no_more()) as transport,
+        aclosing(transport.stream(Call("m", None, TENSORS, timeout=0.02))) as results,
+    ):
+        assert number(await anext(results)) == 1
+        asyncio.get_running_loop().call_later(0.1, late.set)
+        await late.wait()  # the time runs out meanwhile: the error is that of the next step
+        with pytest.raises(ClientTimeoutError):
+            await anext(results)
     task = asyncio.current_task()
     assert task is not None
     assert not task.cancelling()
@@ -105,11 +111,13 @@ async def test_a_caller_that_does_something_else_by_then_is_not_cancelled(monkey
 
 async def test_a_stream_that_is_left_late_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     late = asyncio.Event()
-    async with client(monkeypatch, one_and_no_more()) as transport:
-        async with aclosing(transport.stream(Call("m", None, TENSORS, timeout=0.02))) as results:
-            assert number(await anext(results)) == 1
-            asyncio.get_running_loop().call_later(0.1, late.set)
-            await late.wait()
+    async with (
+        client(monkeypatch, one_and_no_more()) as transport,
+        aclosing(transport.stream(Call("m", None, TENSORS, timeout=0.02))) as results,
+    ):
+        assert number(await anext(results)) == 1
+        asyncio.get_running_loop().call_later(0.1, late.set)
+        await late.wait()
     task = asyncio.current_task()
     assert task is not None
     assert not task.cancelling()
@@ -118,9 +126,7 @@ async def test_a_stream_that_is_left_late_is_no_error(monkeypatch: pytest.Monkey
 async def test_the_time_of_a_stream_that_always_has_more_runs_out_too(monkeypatch: pytest.MonkeyPatch) -> None:
     async with client(monkeypatch, endless) as transport:
         with pytest.raises(ClientTimeoutError):
-            async with aclosing(transport.stream(Call("m", None, TENSORS, timeout=0.2))) as results:
-                async for _ in results:
-                    pass
+            await read(transport, 0.2)
 
 
 async def test_another_task_may_go_on_with_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,13 +140,8 @@ async def test_another_task_may_go_on_with_a_stream(monkeypatch: pytest.MonkeyPa
 async def test_a_caller_that_is_cancelled_is(monkeypatch: pytest.MonkeyPatch) -> None:
     first = asyncio.Event()
 
-    async def read(transport: AsyncHttpTransport) -> None:
-        async with aclosing(transport.stream(Call("m", None, TENSORS, timeout=60))) as results:
-            async for _ in results:
-                first.set()
-
     async with client(monkeypatch, one_and_no_more()) as transport:
-        task = asyncio.create_task(read(transport))
+        task = asyncio.create_task(read(transport, 60, lambda _: first.set()))
         await first.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

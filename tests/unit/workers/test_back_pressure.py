@@ -72,11 +72,16 @@ async def test_requests_for_a_worker_that_reads_nothing_are_refused(
     monkeypatch.setattr(sequences, "MOST_UNSENT", 3 * MB)
     router = Router(Place(0, 2, 0, directory))
     count = 0
-    with pytest.raises(OverloadedError, match="worker 1, which has the sequence, does not read"):
+
+    async def go_on() -> None:
+        nonlocal count
         for _ in range(100):
             router.forward(1, request(MB), Sink(), 0)
             count += 1
             await asyncio.sleep(0)
+
+    with pytest.raises(OverloadedError, match="worker 1, which has the sequence, does not read"):
+        await go_on()
     reader = await deaf.get()
     for _ in range(3):
         with pytest.raises(OverloadedError):
