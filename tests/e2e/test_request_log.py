@@ -90,6 +90,48 @@ def served_with(folder: Path, *options: str) -> Iterator[Served]:
         yield Served(server, file)
 
 
+def test_lines_have_the_trace_of_the_client(served: Served) -> None:
+    port, numbers = served.server.http_port, itertools.count(1)
+
+    def span() -> tuple[str, str, str]:
+        """A trace, the header that names it, and the id of the request."""
+        trace_id = f"{next(numbers):032x}"
+        return trace_id, f"00-{trace_id}-b7ad6b7169203331-01", f"traced-{trace_id[-2:]}"
+
+    body, headers = binary_request(Ask())
+    texts = json.dumps(SIMPLE).encode()
+    calls: list[tuple[str, str, bytes, dict[str, str]]] = [
+        *[("POST", infer_path("simple"), body, headers)] * 3,  # heads that are remembered
+        ("POST", "/v2/models/simple/generate", texts, {}),
+        ("POST", "/v2/models/simple/generate_stream", texts, {}),
+        ("GET", "/v2/models/simple", b"", {}),
+        ("GET", "/v2/nothing", b"", {}),
+    ]
+    for method, path, content, more in calls:
+        trace_id, traceparent, request_id = span()
+        http(port, method, path, content, {**more, "Traceparent": traceparent, "X-Request-ID": request_id})
+        assert served.of(request_id)["trace_id"] == trace_id, path
+    with channel(served.server.grpc_port) as opened:
+        for name, argument in (
+            ("ModelInfer", message(Ask())),
+            ("ModelStreamInfer", iter([message(Ask())])),
+            ("ServerMetadata", service_pb2.ServerMetadataRequest()),
+        ):
+            trace_id, traceparent, request_id = span()
+            metadata = (("traceparent", traceparent), ("x-request-id", request_id))
+            answer = getattr(stub(opened), name)(argument, metadata=metadata, timeout=SECONDS)
+            if name == "ModelStreamInfer":
+                [_] = answer
+                [record] = eventually(
+                    lambda known=trace_id: [each for each in served.records() if each.get("trace_id") == known]  # type: ignore[misc]
+                )
+                assert record["call"] == name
+            else:
+                assert served.of(request_id)["trace_id"] == trace_id, name
+    infer(served, Ask(), "untraced")
+    assert "trace_id" not in served.of("untraced")
+
+
 def test_an_inference_over_http(served: Served) -> None:
     answer = infer(served, Ask(id="mine"), "http-1")
     assert echoed(answer) == "http-1"

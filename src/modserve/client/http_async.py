@@ -47,14 +47,15 @@ class AsyncHttpTransport:
 
     async def stream(self, call: Call) -> AsyncGenerator[Result]:
         request = messages.stream(self._address, call)
-        async with self._exchange(request) as connection:
-            status, headers = await connection.head()
-            if status != 200:
-                messages.check(
-                    HttpReply(status, headers, b"".join([piece async for piece in connection.body(headers)]))
-                )
+        end = _end(request)
+        async with self._exchange(request, end) as connection:
+            async with asyncio.timeout_at(end):
+                status, headers = await connection.head()
+                if status != 200:
+                    messages.check(HttpReply(status, headers, await _whole(connection.body(headers))))
             async with aclosing(_lines(connection.body(headers))) as lines:
-                async for line in lines:
+                # No timeout is open at a yield: it would cancel the caller, whatever that does by then.
+                while (line := await _next(lines, end)) is not None:
                     result = messages.streamed(line)
                     if not result.is_bare_end:
                         yield result
@@ -67,20 +68,23 @@ class AsyncHttpTransport:
         await asyncio.sleep(0)  # in which their sockets are closed, though the loop should end
 
     async def _call(self, request: HttpRequest) -> HttpReply:
-        async with self._exchange(request) as connection:
+        end = _end(request)
+        async with self._exchange(request, end) as connection, asyncio.timeout_at(end):
             status, headers = await connection.head()
-            pieces = [piece async for piece in connection.body(headers)]
-        return HttpReply(status, headers, pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            return HttpReply(status, headers, await _whole(connection.body(headers)))
 
     @asynccontextmanager
-    async def _exchange(self, request: HttpRequest) -> "AsyncIterator[_Connection]":
-        """A connection on which `request` has been sent. What is not read to its end closes it."""
+    async def _exchange(self, request: HttpRequest, end: float | None) -> "AsyncIterator[_Connection]":
+        """A connection on which `request` has been sent. What is not read to its end closes it.
+
+        The caller waits for the response until `end`; a TimeoutError becomes the client's.
+        """
         connection: _Connection | None = None
         try:
-            async with asyncio.timeout(request.timeout):
+            async with asyncio.timeout_at(end):
                 connection = await self._connection()
                 await connection.send(self._head(request), request.parts)
-                yield connection
+            yield connection
         except TimeoutError as error:
             raise timed_out(request.timeout or CONNECT_SECONDS) from error
         except (OSError, EOFError, asyncio.LimitOverrunError, _ProtocolError) as error:
@@ -114,6 +118,24 @@ class AsyncHttpTransport:
             *(f"{name}: {value}" for name, value in headers.items()),
         ]
         return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+
+def _end(request: HttpRequest) -> float | None:
+    """When its time is up, by the event loop's clock."""
+    return None if request.timeout is None else asyncio.get_running_loop().time() + request.timeout
+
+
+async def _whole(pieces: AsyncIterator[bytes]) -> bytes:
+    parts = [piece async for piece in pieces]
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def _next(lines: AsyncIterator[bytes], end: float | None) -> bytes | None:
+    """None at the end of the stream. Raises TimeoutError at `end`, also if lines are always there."""
+    if end is not None and asyncio.get_running_loop().time() >= end:
+        raise TimeoutError
+    async with asyncio.timeout_at(end):
+        return await anext(lines, None)
 
 
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:

@@ -56,6 +56,15 @@ def from_headers(headers: TraceHeaders | None) -> SpanContext | None:
     return SpanContext(int(trace_id, 16), int(span_id, 16), sampled, _text(headers.tracestate), _text(headers.baggage))
 
 
+def from_pairs(pairs: Iterable[tuple[bytes, bytes]]) -> TraceHeaders | None:
+    """The headers among others, whose names are in lower case; None if there is no ``traceparent``."""
+    values: dict[bytes, bytes] = {}
+    for name, value in pairs:
+        if name in NAMES:
+            add(values, name, value)
+    return of_values(values)
+
+
 def from_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> TraceHeaders | None:
     """The headers among the metadata of a gRPC call; None if there is no ``traceparent``."""
     values: dict[bytes, bytes] = {}

@@ -41,8 +41,11 @@ a core that nobody else uses."""
 _LEAST, _MOST = 2, 8
 """Threads: one long body must not wait for another that is longer by far, and the lock lets few compute."""
 
-_threads: concurrent.futures.Executor | None = None
-"""Where work goes; None for the event loop's own threads."""
+_executors: list[concurrent.futures.Executor] = []
+"""Those of the servers in this process, of which work goes to the last; none: to the event loop's own threads."""
+
+_LOOK_S = 1.0
+"""So often a thread that waits for the event loop looks whether that still runs."""
 
 _TEXT_BYTES = 64
 """Bytes that each element of BYTES takes beside its own once an engine reads it."""
@@ -51,14 +54,14 @@ _TEXT_BYTES = 64
 @contextmanager
 def background_threads(cores: int) -> Iterator[None]:
     """Let work go to threads for this purpose alone, about as many as there are `cores`, with a lower priority."""
-    global _threads
     count = max(_LEAST, min(cores, _MOST))
-    _threads = concurrent.futures.ThreadPoolExecutor(count, "front-end", initializer=_step_back)
+    executor = concurrent.futures.ThreadPoolExecutor(count, "front-end", initializer=_step_back)
+    _executors.append(executor)
     try:
         yield
-    finally:
-        ended, _threads = _threads, None
-        ended.shutdown(wait=False)
+    finally:  # servers may end in any order
+        _executors.remove(executor)
+        executor.shutdown(wait=False)
 
 
 def _step_back() -> None:
@@ -73,7 +76,7 @@ def _step_back() -> None:
 
 def in_background(work: Callable[[], T]) -> "asyncio.Future[T]":
     """Begin `work` on a thread, for callers that go on by a callback. On the event loop's thread."""
-    return asyncio.get_running_loop().run_in_executor(_threads, work)
+    return asyncio.get_running_loop().run_in_executor(_executors[-1] if _executors else None, work)
 
 
 async def on_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -160,11 +163,19 @@ class RequestMemory:
     def take(self, size: int) -> None:
         """Hold `size` more bytes. For other threads than the event loop's, which it waits for.
 
-        Raises `MemoryExhaustedError`, and CANCELLED if nobody wants the response any more.
+        Raises `MemoryExhaustedError`, and CANCELLED if nobody wants the response any more, or the event loop has ended,
+        which those of embedded servers do as their owners like: the end of the process would wait for this thread.
         """
         outcome: concurrent.futures.Future[ModserveError | None] = concurrent.futures.Future()
-        self._loop.call_soon_threadsafe(self._take, size, outcome)
-        refusal = outcome.result()
+        with suppress(RuntimeError):  # it has closed
+            self._loop.call_soon_threadsafe(self._take, size, outcome)
+        while True:
+            try:
+                refusal = outcome.result(_LOOK_S)
+                break
+            except TimeoutError:
+                if not self._loop.is_running():
+                    raise cancelled() from None
         if refusal is not None:
             try:
                 raise refusal

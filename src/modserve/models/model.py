@@ -12,7 +12,7 @@ from typing import TypeAlias
 from modserve.backends.api import BackendModel, Executor, InstanceSpec
 from modserve.core.errors import Code, ModserveError, unavailable
 from modserve.core.inflight import Inflight
-from modserve.core.model_config import ModelConfig
+from modserve.core.model_config import ModelConfig, ModelDescription
 from modserve.core.request import InferenceRequest
 from modserve.core.response import ResponseSink
 from modserve.core.sequence import SequenceId
@@ -69,6 +69,8 @@ class Opened:
     """The same for an instance that is made anew, much later; None: it takes requests at once."""
     warmed_at_a_time: int = 1
     """The instances that run them side by side."""
+    description: ModelDescription | None = None
+    """What the engine said of the model when it was opened: finding out may take a process."""
     specs: dict[int, InstanceSpec] = field(default_factory=dict)
     """What the instances are to be, by number. `make` reads it; it changes when they are added and removed."""
     statistics: ModelStatistics = field(default_factory=ModelStatistics)

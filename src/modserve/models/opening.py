@@ -105,7 +105,8 @@ class Opener:
             raise advice.advised(error, hint) from error
         instances: list[tuple[str, Executor]] = []
         try:
-            complete = self._finish(draft, backend, description_of(draft.backend, engine), path)
+            description = description_of(draft.backend, engine)
+            complete = self._finish(draft, backend, description, path)
             specs = dict(enumerate(specs_of(complete, place(complete.config, backend))))
             sampling = functools.partial(make_samples, complete.config, self._options.warm_up, path, initial_states)
             samples, threads = sampling(), threads_for(backend, len(specs), self._options.cores)
@@ -130,6 +131,7 @@ class Opener:
             samples,
             functools.partial(self._executor.submit, sampling) if samples else None,
             threads,
+            description,
             specs,
         )
 
@@ -144,7 +146,7 @@ class Opener:
             return None  # the last would be two groups of one name
         backend, _ = self._reader.backend(draft)
         engine = former.engine
-        complete = self._completed(draft, backend, description_of(draft.backend, engine), path)
+        complete = self._completed(draft, backend, former.description, path)
         fields = changed_fields(former.message, complete, getattr(backend, "in_place", ()))
         if fields is None:
             return None

@@ -16,9 +16,10 @@ from typing import Final, final
 import orjson
 from mypy_extensions import mypyc_attr
 
-from modserve.core import grpc_status
+from modserve.core import grpc_status, trace_context
 from modserve.core.log_settings import AccessMode, AccessSettings, LogFormat
 from modserve.core.timing import ExecutionTiming
+from modserve.core.trace_context import TraceHeaders
 
 from .log_formats import json_string
 from .logging import Logs
@@ -63,6 +64,7 @@ class Entry:
         "start_ns",
         "status",
         "timing",
+        "trace",
         "version",
     )
 
@@ -83,6 +85,7 @@ class Entry:
         end_ns: int,
         queue_ns: int,
         timing: ExecutionTiming | None,
+        trace: str,
     ) -> None:
         self.protocol = protocol
         self.client = client
@@ -99,6 +102,7 @@ class Entry:
         self.end_ns = end_ns
         self.queue_ns = queue_ns
         self.timing = timing
+        self.trace = trace
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -149,12 +153,14 @@ class AccessLog:
         start_ns: int,
         queue_ns: int,
         timing: ExecutionTiming | None,
+        trace: str = "",
     ) -> None:
         """A request is over: what it was, and what came of it.
 
         `protocol` is ``HTTP`` or ``gRPC``; `client` the address as a socket has it, or a text; `call` what was called.
         `status` is that of the protocol; `received` and `sent` are bytes of bodies or messages; `start_ns` is when the
-        request had come, `queue_ns` when it was queued, 0 if it was not.
+        request had come, `queue_ns` when it was queued, 0 if it was not. `trace` is the id of its trace, or the
+        client's ``traceparent``, in which the thread that writes looks for it.
         """
         if not self._rate:
             return
@@ -167,7 +173,7 @@ class AccessLog:
             return
         end_ns = time.monotonic_ns()
         about = protocol, client, call, model, version, status, received, sent, responses, id, request_id
-        self._entries.append(Entry(*about, start_ns, end_ns, queue_ns, timing))
+        self._entries.append(Entry(*about, start_ns, end_ns, queue_ns, timing, trace))
         if self._asleep:
             self._wake()
 
@@ -272,6 +278,8 @@ def values(entry: Entry) -> dict[str, object]:
         said["id"] = entry.id if len(entry.id) <= _LONGEST else entry.id[:_LONGEST]
     if entry.request_id:
         said["request_id"] = entry.request_id
+    if trace_id := _trace_id(entry):
+        said["trace_id"] = trace_id
     return said
 
 
@@ -297,7 +305,18 @@ def text(entry: Entry) -> str:
         line += f" id={_word(entry.id)}"
     if entry.request_id:
         line += f" request_id={_word(entry.request_id)}"
+    if trace_id := _trace_id(entry):
+        line += f" trace_id={trace_id}"
     return line
+
+
+def _trace_id(entry: Entry) -> str:
+    """Empty where there is none; a ``traceparent`` that is not valid has none."""
+    trace = entry.trace
+    if "-" not in trace:
+        return trace
+    context = trace_context.from_headers(TraceHeaders(trace.encode("latin-1", "replace")))
+    return "" if context is None else f"{context.trace_id:032x}"
 
 
 def _status(entry: Entry) -> object:

@@ -1,6 +1,10 @@
 """One connection between two workers: frames both ways, each with the number of the request that it is about.
 
 length of what follows (4 bytes) | number (8 bytes) | kind (1 byte) | content
+
+What a peer does not read waits in this process, so both ends bound it. The end that responds reads no further requests
+while its peer does not take what it has for it. The end that requests always reads, or each could wait for the other;
+whoever sends looks at `unsent` first.
 """
 
 import asyncio
@@ -32,27 +36,62 @@ class Kind(enum.IntEnum):
     """There are no more responses."""
 
 
-class Link(asyncio.Protocol):
-    """Reads and writes frames. `on_frame` gets each, `on_lost` hears of the end of the connection."""
+_MOST_RESPONSES: Final = 4 * 1024 * 1024
+"""Bytes of responses that wait for a peer before no further requests of it are read."""
 
-    def __init__(self, on_frame: "Callable[[Link, int, int, bytes], None]", on_lost: "Callable[[Link], None]") -> None:
+
+class Link(asyncio.Protocol):
+    """Reads and writes frames. `on_frame` gets each, `on_lost` hears of the end of the connection.
+
+    `responds`: what comes are requests, which are not read while the responses are not taken.
+    """
+
+    def __init__(
+        self,
+        on_frame: "Callable[[Link, int, int, bytes], None]",
+        on_lost: "Callable[[Link], None]",
+        *,
+        responds: bool = False,
+    ) -> None:
         self._on_frame = on_frame
         self._on_lost = on_lost
+        self._responds = responds
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
+        self._held = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if self._responds:
+            self._transport.set_write_buffer_limits(high=_MOST_RESPONSES)
+
+    def pause_writing(self) -> None:
+        if self._responds and self._transport is not None:
+            self._held = True
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._held and self._transport is not None:
+            self._held = False
+            self._transport.resume_reading()
+            self._read()
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait for the peer to read."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._on_lost(self)
 
     def data_received(self, data: bytes) -> None:
-        buffer = self._buffer
-        buffer += data
-        at = 0
-        while len(buffer) - at >= HEAD.size:
+        self._buffer += data
+        self._read()
+
+    def _read(self) -> None:
+        buffer, at = self._buffer, 0
+        while not self._held and len(buffer) - at >= HEAD.size:
             length, number, kind = HEAD.unpack_from(buffer, at)
             end = at + 4 + length
             if len(buffer) < end:

@@ -12,7 +12,7 @@ import time
 import zlib
 from typing import Final
 
-from modserve.core.errors import ModserveError, unavailable
+from modserve.core.errors import ModserveError, OverloadedError, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, Outcome, ResponseSink
@@ -27,6 +27,9 @@ from .link import Kind, Link
 from .place import Place
 
 _log = logging.getLogger(__name__)
+
+MOST_UNSENT: Final = 64 * 1024 * 1024
+"""Bytes of requests that wait for another worker to read them. There is no room for more while it does not."""
 
 _HEAD: Final = struct.Struct("<QI")
 """Nanoseconds that the client of a request still waits, 0 for ever; and the bytes of its span, which come first."""
@@ -87,11 +90,19 @@ class _Way:
     def __init__(self) -> None:
         self.link: Link | None = None
         self.waiting: list[tuple[int, Kind, bytes]] = []
+        self.waiting_bytes = 0
         self.requests: dict[int, Inflight] = {}
+        self.full = False
+        """Requests are refused, and the log says so."""
+
+    @property
+    def unsent(self) -> int:
+        return self.waiting_bytes if self.link is None else self.link.unsent
 
     def send(self, number: int, kind: Kind, content: bytes = b"") -> None:
         if self.link is None:
             self.waiting.append((number, kind, content))
+            self.waiting_bytes += len(content)
         else:
             self.link.send(number, kind, content)
 
@@ -106,13 +117,15 @@ class Router:
         self._connecting: set[asyncio.Task[None]] = set()
 
     def forward(self, worker: int, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
-        """As `Servable.submit`, at another worker."""
+        """As `Servable.submit`, at another worker. Raises OverloadedError while that reads nothing."""
+        way = self._ways.get(worker)
+        if way is not None:
+            self._check_room(worker, way, request)
         patience_ns = 0
         if request.deadline_ns:
             patience_ns = max(1, request.deadline_ns - time.monotonic_ns())
         context = context_to_pass_on().encode()
         content = _HEAD.pack(patience_ns, len(context)) + context + inference.write_request(request)
-        way = self._ways.get(worker)
         if way is None:
             way = self._ways[worker] = _Way()
             task = asyncio.get_running_loop().create_task(self._connect(worker, way))
@@ -125,6 +138,25 @@ class Router:
         way.requests[number] = inflight
         way.send(number, Kind.REQUEST, content)
         return inflight
+
+    def _check_room(self, worker: int, way: _Way, request: InferenceRequest) -> None:
+        full = way.unsent > MOST_UNSENT
+        if full is not way.full:
+            way.full = full
+            if full:
+                _log.warning(
+                    "worker %d does not read what the others send to it, %.0f MB by now: requests of its sequences are "
+                    "refused until it does",
+                    worker,
+                    way.unsent / 1e6,
+                )
+            else:
+                _log.info("worker %d reads again what the others send to it", worker)
+        if full:
+            raise OverloadedError(
+                f"{request.label}worker {worker}, which has the sequence, does not read the requests that it has been "
+                "sent: try again later"
+            )
 
     def close(self) -> None:
         for way in list(self._ways.values()):
@@ -146,6 +178,7 @@ class Router:
         for frame in way.waiting:
             link.send(*frame)
         way.waiting.clear()
+        way.waiting_bytes = 0
 
     def _lose(self, worker: int, way: _Way, why: str) -> None:
         if self._ways.get(worker) is way:
@@ -191,7 +224,7 @@ class Owner:
 
     def link(self) -> Link:
         """The protocol of a new connection."""
-        return Link(self._receive, self._lost)
+        return Link(self._receive, self._lost, responds=True)
 
     def close(self) -> None:
         for link in list(self._requests):

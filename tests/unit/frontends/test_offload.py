@@ -4,16 +4,19 @@ import asyncio
 import os
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
 from modserve.core import dtypes
-from modserve.core.errors import Code, invalid
+from modserve.core.errors import Code, ModserveError, invalid
+from modserve.core.memory import MemoryBudget
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor
+from modserve.frontends import offload
 from modserve.frontends.errors import to_client_error
-from modserve.frontends.offload import background_threads, in_background, is_long_response, on_thread
+from modserve.frontends.offload import RequestMemory, background_threads, in_background, is_long_response, on_thread
 from modserve.protocol.reply import BINARY, Reply
 from modserve.settings.limits import Limits
 from modserve.testing import tensor
@@ -69,6 +72,50 @@ async def test_a_server_of_its_own_has_threads_that_go_after_the_event_loop() ->
     name, own = await on_thread(who)
     assert not name.startswith("front-end")
     assert own == nice
+
+
+async def test_servers_of_one_process_end_in_any_order() -> None:
+    first, second = background_threads(1), background_threads(1)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert (await on_thread(who))[0].startswith("front-end")
+    second.__exit__(None, None, None)
+    assert not (await on_thread(who))[0].startswith("front-end")
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["stopped", "closed"])
+def test_a_thread_does_not_wait_for_an_event_loop_that_has_ended(
+    monkeypatch: pytest.MonkeyPatch, *, closed: bool
+) -> None:
+    monkeypatch.setattr(offload, "_LOOK_S", 0.01)
+    loop = asyncio.new_event_loop()
+    memory = RequestMemory(MemoryBudget(), loop)
+    if closed:
+        loop.close()
+    with ThreadPoolExecutor(1) as threads:
+        taking = threads.submit(memory.take, 1)
+        try:
+            error = taking.exception(30)
+        finally:  # or the test would wait for ever, too
+            if not taking.done():
+                loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    assert isinstance(error, ModserveError)
+    assert error.code is Code.CANCELLED
+
+
+async def test_a_thread_waits_for_an_event_loop_that_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload, "_LOOK_S", 0.001)
+    budget = MemoryBudget()
+    memory = RequestMemory(budget, asyncio.get_running_loop())
+    with ThreadPoolExecutor(1) as threads:
+        taking = threads.submit(memory.take, 5)
+        threading.Event().wait(0.05)  # the event loop computes
+        await asyncio.wrap_future(taking)
+    assert budget.held == 5
+    memory.release()
+    assert budget.held == 0
 
 
 @pytest.mark.parametrize(("cores", "expected"), [(1, 2), (2, 2), (3, 3), (64, 8)])

@@ -16,6 +16,7 @@ from modserve.backends.api import INSTANCES, QUEUES, InstanceSpec
 from modserve.core.response import InferenceResponse
 from modserve.models.model import Model
 from modserve.testing import Execution, PuppetBackend, write_model
+from modserve.testing.puppets import _PuppetModel
 
 CONFIG = """backend: "puppet"
 max_batch_size: 8
@@ -107,6 +108,16 @@ async def test_applied_in_place(bench: Bench, caplog: pytest.LogCaptureFixture, 
     assert f"model 'm', version 1: applied in place: {fields}" in caplog.text
     [entry] = await bench.server.repository_index(False)
     assert (entry.state.value, entry.reason) == ("READY", "")
+
+
+async def test_an_engine_describes_its_model_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def describe(model: object) -> None:
+        raise AssertionError("an engine may have started a process for the answer, which is nobody's now")
+
+    monkeypatch.setattr(_PuppetModel, "describe", describe)
+    await bench.change(TWO + DYNAMIC)
+    await bench.change("# only a remark\n" + TWO + DYNAMIC)
+    assert bench.opened == 1
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,29 @@ def test_a_line_for_people(file: Path) -> None:
     assert about in second
 
 
+@pytest.mark.parametrize(
+    ("trace", "trace_id"),
+    [
+        ("", ""),
+        ("17", "17"),
+        ("0af7651916cd43dd8448eb211c80319c", "0af7651916cd43dd8448eb211c80319c"),
+        ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00", "0af7651916cd43dd8448eb211c80319c"),
+        ("00-00000000000000000000000000000000-b7ad6b7169203331-00", ""),
+        ("00-evil id=1\n-b7ad6b7169203331-\u2028", ""),
+    ],
+)
+@pytest.mark.parametrize("form", [LogFormat.ISO8601, LogFormat.JSON])
+def test_the_trace_of_a_request(file: Path, form: LogFormat, trace: str, trace_id: str) -> None:
+    log = AccessLog(ALL, installed(file, form), start=False)
+    log.record("HTTP", None, "infer", "m", 1, 200, 1, 2, 1, "", "r-1", 1, 0, None, trace)
+    log.drain()
+    [line] = file.read_text().splitlines()
+    if form is LogFormat.JSON:
+        assert json.loads(line).get("trace_id", "") == trace_id
+    else:
+        assert line.endswith(f" request_id=r-1 trace_id={trace_id}" if trace_id else " request_id=r-1")
+
+
 def test_a_line_of_json(file: Path) -> None:
     logs = installed(file, LogFormat.JSON)
     logs.worker = 2

@@ -43,9 +43,10 @@ class CallLog:
             return
         call, self.inference = self.inference, None
         counts = status, self.received, self.sent
+        traceparent = entries.traceparent_in(head.metadata)
         if call is not None:
             call.request_id = request_id
-            entries.record(self._access, call, self._client, name, *counts, 1, self._began_ns)
+            entries.record(self._access, call, self._client, name, *counts, 1, self._began_ns, traceparent)
             return
         entry = "gRPC", self._client, name, "", -1, *counts, self.responses
-        self._access.record(*entry, "", request_id, self._began_ns, 0, None)
+        self._access.record(*entry, "", request_id, self._began_ns, 0, None, traceparent)

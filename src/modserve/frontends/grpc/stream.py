@@ -145,7 +145,9 @@ class _Call(StreamCall):
     def log(self, access: AccessLog) -> None:
         """It is over."""
         client, method = self.stream.client, "ModelStreamInfer"
-        entries.record(access, self, client, method, self.status, self.size, self.sent_bytes, self.responses)
+        counts = self.status, self.size, self.sent_bytes, self.responses
+        traceparent = entries.traceparent_of(self.stream.trace_headers)
+        entries.record(access, self, client, method, *counts, 0, traceparent)
 
     def close(self) -> None:
         access = self.stream.access

@@ -41,6 +41,7 @@ class Kept(AccessLog):
         start_ns: int,
         queue_ns: int,
         timing: object,
+        trace: str = "",
     ) -> None:
         assert protocol == "gRPC"
         assert start_ns

@@ -6,7 +6,7 @@ from typing import Any, Final
 from fastapi import Request
 from starlette.types import Receive, Send
 
-from modserve.core import request_ids
+from modserve.core import request_ids, trace_context
 from modserve.frontends import access as entries
 from modserve.frontends.call import Call
 from modserve.frontends.http.wire.asgi import SLASH
@@ -121,10 +121,12 @@ def logged_app(app: AsgiApp, access: AccessLog) -> AsgiApp:
             status = status if over else entries.GONE
             client = scope.get("client")
             call, note.call = note.call, None
+            traceparent = entries.traceparent_of(trace_context.from_pairs(scope["headers"]))
             if call is not None:
-                entries.record(access, call, client, what, status, received, sent, note.count, start_ns)
+                counts = status, received, sent, note.count
+                entries.record(access, call, client, what, *counts, start_ns, traceparent)
             else:
                 entry = "HTTP", client, what, "", -1, status, received, sent, 1, "", note.request_id
-                access.record(*entry, start_ns, 0, None)
+                access.record(*entry, start_ns, 0, None, traceparent)
 
     return logged

@@ -95,11 +95,7 @@ def forwarded_headers(request: Request, options: HttpSettings) -> Forwarded:
 
 def trace_headers(request: Request) -> TraceHeaders | None:
     """Which span of the client's the request belongs to."""
-    values: dict[bytes, bytes] = {}
-    for name, value in request.headers.raw:
-        if name in trace_context.NAMES:
-            trace_context.add(values, name, value)
-    return trace_context.of_values(values)
+    return trace_context.from_pairs(request.headers.raw)
 
 
 def deadline_ns(request: Request, now_ns: int) -> int:

@@ -141,7 +141,7 @@ class HttpContext:
         self.turns = Turns(loop)
         self.turn = turn_of(loop)
         self.connections: set[OpenConnection] = set()
-        self.heads = HeadMemory(options, self.memory, server.tracer.propagates)
+        self.heads = HeadMemory(options, self.memory, server.tracer.propagates or server.access_log is not None)
         self.statuses = [0] * STATUSES
         """Responses by their status."""
         self.closing = False

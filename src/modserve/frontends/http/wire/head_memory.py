@@ -50,6 +50,7 @@ one that is read apart."""
 
 _LENGTH = re.compile(rb"\r\n(?i:content-length):[ \t]*([0-9]{1,18})(?=\r\n)")
 _REQUEST_ID = re.compile(rb"\r\n(?i:x-request-id):")
+_TRACEPARENT = re.compile(rb"\r\n(?i:traceparent):")
 _LINE = re.compile(rb"\r\n([^:\r]+):[ \t]*([^\r]*)")
 
 
@@ -87,7 +88,8 @@ class HeadMemory:
         if length > self._max_json or 0 < self._memory.limit < length:
             return None  # perhaps too long: the reader checks it
         own_id = _REQUEST_ID.search(raw) is not None
-        if own_id or self._traced or self._pattern is not None:
+        traced = self._traced and _TRACEPARENT.search(raw) is not None
+        if own_id or traced or self._pattern is not None:
             head = self._with_its_own(head, raw)
         known = head, length
         _keep(self.exact, raw, known)

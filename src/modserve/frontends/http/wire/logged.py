@@ -28,6 +28,7 @@ class LoggedConnection(Connection):
         self._size = 0
         """Bytes of the body at hand."""
         self._began_ns = 0
+        self._traceparent = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._client = transport.get_extra_info("peername")
@@ -41,6 +42,7 @@ class LoggedConnection(Connection):
 
     def _infer(self, head: RequestHead, body: Buffer, received_ns: int = 0) -> None:
         self._size = len(body)
+        self._traceparent = entries.traceparent_of(head.trace_headers)
         self._began_ns = time.monotonic_ns()
         super()._infer(head, body, received_ns)
 
@@ -66,4 +68,5 @@ class LoggedConnection(Connection):
         super()._refuse(status, message, linger)
 
     def _log(self, call: InferCall, status: int, received: int, sent: int) -> None:
-        entries.record(self._access, call, self._client, "infer", status, received, sent, 1, self._began_ns)
+        about = "infer", status, received, sent, 1, self._began_ns, self._traceparent
+        entries.record(self._access, call, self._client, *about)
