@@ -15,6 +15,8 @@ class ConnectionLimits:
     """Names and values of a header block, with 32 bytes each, as it is told (RFC 9113, section 6.5.2)."""
     decoded: int = 64 * 1024
     """The same for a block that is decoded to its end; beyond it the connection ends."""
+    longest_block: int = 1024 * 1024
+    """Bytes of a header block, however it comes; beyond it the connection ends."""
     header_block: int = 64 * 1024
     """Bytes of a header block as it comes, in one frame or several."""
     continuations: int = 16
@@ -37,10 +39,13 @@ class ConnectionLimits:
     """Streams that end before their time: reset within two seconds, refused, or wrong. Each that is served to its end
     makes up for one."""
     resets_a_second: int = 50
+    updates: int = 2_000
+    """WINDOW_UPDATE frames. Each call, each frame of data that is sent and each message make up for some (`budgets`)."""
+    updates_a_second: int = 200
     noise: int = 2_000
-    """Frames that do not further any call: SETTINGS, PING, PRIORITY, unknown ones, DATA and CONTINUATION without
-    bytes, WINDOW_UPDATE, and what comes for streams that are over. Each call, and each frame of data that is sent,
-    makes up for some."""
+    """Other frames that do not further any call: SETTINGS, PING, PRIORITY, unknown ones, DATA and CONTINUATION without
+    bytes, and what comes for streams that are over. Each call, and each frame of data that is sent, makes up for
+    some."""
     noise_a_second: int = 200
     work: int = 4_000
     """Frames that are read in one turn of the event loop. Two bytes of a header block that is decoded count as one."""

@@ -16,6 +16,7 @@ from typing import Final
 from modserve.core.turn import BURST
 
 from . import frames
+from .budgets import INTERNAL
 from .controlling import Controlling
 from .frames import (
     ACK,
@@ -117,10 +118,10 @@ class Reading(Controlling):
             elif self._half and self._block is None:
                 self._half = 0.0
         except Http2Error as error:
-            self.fail(error.code, error.message)
+            self.fail(error.code, error.message, error.ending)
         except Exception:
             _log.exception("a gRPC connection is closed, since what came on it had an effect unforeseen")
-            self.fail(frames.INTERNAL_ERROR, "internal error")
+            self.fail(frames.INTERNAL_ERROR, INTERNAL.text, INTERNAL)
         self.site.received += 1
         if self.ready:
             ready, self.ready = self.ready, []

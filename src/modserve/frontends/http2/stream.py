@@ -133,7 +133,9 @@ class Stream:
             self.moved = self.connection.site.seconds
             if self.pending is None:
                 self.pending = deque()
-        self.pending.extend(chunks)
+        for chunk in chunks:
+            if len(chunk):  # what has no bytes would wait for a window that it does not need
+                self.pending.append(chunk)
 
     def finish(self, block: bytes) -> None:
         """End it with a header block, behind all that was sent before."""
