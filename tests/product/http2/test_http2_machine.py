@@ -26,8 +26,10 @@ from modserve.frontends.http2 import frames
 
 SECONDS: Final = float(os.environ.get("PRODUCT_SECONDS", "0"))
 SEED: Final = int(os.environ.get("PRODUCT_SEED", "1"))
-EXAMPLES: Final = int(os.environ.get("EX","5"))
+EXAMPLES: Final = int(os.environ.get("EX", "5"))
 STEPS: Final = 20
+
+MOST_PIECES: Final = 300
 
 _FOLDER: Final = tempfile.TemporaryDirectory()
 _SIZES: Final = st.sampled_from((0, 1, 5, 100, 400, 1_019, 1_023, 1_024, 5_000, 16_379, 70_000, 300_000))
@@ -61,7 +63,7 @@ class OneConnection(RuleBasedStateMachine):
         while peer.outgoing or port.transport.written:
             sent = bytes(peer.outgoing)
             peer.outgoing.clear()
-            size = self.pieces or len(sent) or 1
+            size = max(self.pieces or len(sent), len(sent) // MOST_PIECES, 1)
             for at in range(0, len(sent), size):
                 port.receive(sent[at : at + size])
             peer.hear(port.written())
@@ -107,6 +109,16 @@ class OneConnection(RuleBasedStateMachine):
             self.peer.close(call)
         self.exchange()
 
+    @rule(
+        fields=st.sampled_from((1, 20, 2_000)), size=st.sampled_from((17_000, 70_000, 300_000)), parts=st.integers(1, 9)
+    )
+    def say_too_much(self, fields: int, size: int, parts: int) -> None:
+        """A call with far too much metadata."""
+        value = "z" * (size // fields)
+        call = self.open("unary", [(f"long-{number}", value) for number in range(fields)], parts)
+        call.refused = True
+        self.exchange()
+
     @precondition(lambda self: self.calls("client", "both"))
     @rule(data=st.data(), count=st.integers(0, 5), size=_SIZES)
     def go_on(self, data: st.DataObject, count: int, size: int) -> None:
@@ -138,7 +150,9 @@ class OneConnection(RuleBasedStateMachine):
             for call in calls:
                 if pieces and call.unread:
                     self.peer.take(call, pieces)
-        raise AssertionError(f"they never end: {[call for call in calls if not call.over]}, {self.peer.room} bytes left")
+        raise AssertionError(
+            f"they never end: {[call for call in calls if not call.over]}, {self.peer.room} bytes left"
+        )
 
     # Windows
 

@@ -275,6 +275,10 @@ class AioListener:
     def responses(self) -> dict[str, int]:
         return self._dispatcher.responses
 
+    @property
+    def endings(self) -> dict[str, int]:
+        return {}
+
     async def start(self) -> int:
         """Open the port and return its number. Raises OSError, or CertificateError."""
         try:

@@ -64,6 +64,10 @@ class NativeListener:
     def responses(self) -> dict[str, int]:
         return self._dispatcher.responses
 
+    @property
+    def endings(self) -> dict[str, int]:
+        return {} if self._site is None else self._site.endings
+
     async def start(self) -> int:
         """Open the port and return its number. Raises OSError, or CertificateError."""
         loop, options = asyncio.get_running_loop(), self._options

@@ -119,6 +119,11 @@ class GrpcListener(Protocol):
         """How many calls ended, by the names of their status."""
         ...
 
+    @property
+    def endings(self) -> dict[str, int]:
+        """How many connections it has ended before their time, by the reason; empty if the library does not say."""
+        ...
+
     async def start(self) -> int:
         """Open the port and return its number. Raises OSError, or CertificateError."""
         ...

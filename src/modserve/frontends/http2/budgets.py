@@ -1,8 +1,8 @@
 """Of what a client may do so much and no more: the budgets of one connection, and why connections end.
 
-A budget begins with so many frames (`ConnectionLimits`), and gains some a second up to that, and some by what the server
-does for the client. What it has sent earns WINDOW_UPDATE without an upper bound: a client may give back the windows of a
-burst of responses long after the last of them was sent.
+A budget begins with so many frames (`ConnectionLimits`), and gains some a second up to that, and some by what the
+server does for the client. What it has sent earns WINDOW_UPDATE without an upper bound: a client may give back the
+windows of a burst of responses long after the last of them was sent.
 """
 
 from typing import Final, NamedTuple
@@ -13,8 +13,8 @@ UPDATES_OF_STREAM: Final = 10
 """WINDOW_UPDATEs that a stream earns with its end."""
 
 UPDATES_OF_DATA: Final = 10
-"""The same for each frame of data that is worth something, and for each message that ends in one. gRPC's core sends 2 or
-3 for a response, and 4 at most."""
+"""The same for each frame of data that is worth something, and for each message that ends in one. gRPC's core sends 2
+or 3 for a response, and 4 at most."""
 
 NOISE_OF_STREAM: Final = 8
 """Other frames that further no call, for each stream that ends."""
@@ -85,3 +85,20 @@ NO_SETTINGS: Final = Ending("no_settings")
 UNFINISHED: Final = Ending("unfinished")
 UNREAD: Final = Ending("unread")
 KEEPALIVE: Final = Ending("keepalive")
+
+REASONS: Final = tuple(
+    each.reason
+    for each in (
+        TOO_MANY_UPDATES,
+        TOO_MUCH_NOISE,
+        TOO_MANY_RESETS,
+        TOO_MANY_PINGS,
+        TOO_LONG_BLOCK,
+        PROTOCOL,
+        INTERNAL,
+        NO_SETTINGS,
+        UNFINISHED,
+        UNREAD,
+        KEEPALIVE,
+    )
+)

@@ -14,13 +14,15 @@ class ConnectionLimits:
     header_list: int = 16 * 1024
     """Names and values of a header block, with 32 bytes each, as it is told (RFC 9113, section 6.5.2)."""
     decoded: int = 64 * 1024
-    """The same for a block that is decoded to its end; beyond it the connection ends."""
+    """The same of the fields that are kept; those behind them are read for what they do to the table, and the call is
+    refused."""
     longest_block: int = 1024 * 1024
-    """Bytes of a header block, however it comes; beyond it the connection ends."""
-    header_block: int = 64 * 1024
-    """Bytes of a header block as it comes, in one frame or several."""
-    continuations: int = 16
-    """CONTINUATION frames of one header block."""
+    """Bytes of a header block, as it comes; beyond it the connection ends."""
+    header_block: int = 16 * 1024
+    """Bytes of a header block, as it comes, that is read at once, in one frame or several. A longer one is read as its
+    bytes come, and never held as a whole."""
+    continuations: int = 80
+    """CONTINUATION frames of one header block: as many as it takes if none is larger than it must be."""
     table: int = 4096
     """Of the table that a client's encoder fills (RFC 7541, section 4.2)."""
     blocks: int = 32
@@ -40,7 +42,7 @@ class ConnectionLimits:
     makes up for one."""
     resets_a_second: int = 50
     updates: int = 2_000
-    """WINDOW_UPDATE frames. Each call, each frame of data that is sent and each message make up for some (`budgets`)."""
+    """WINDOW_UPDATE frames. Calls, frames of data that are sent and messages make up for some (`budgets`)."""
     updates_a_second: int = 200
     noise: int = 2_000
     """Other frames that do not further any call: SETTINGS, PING, PRIORITY, unknown ones, DATA and CONTINUATION without

@@ -381,7 +381,7 @@ class Sending:
 
     def drop_all(self, ending: Ending) -> None:
         """The same, and count why: the client takes nothing any more, or has said nothing."""
-        if self.transport is not None:
+        if self.transport is not None and not self.transport.is_closing():
             self.site.ended(ending, self.transport)
         self.abort()
 

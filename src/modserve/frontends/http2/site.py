@@ -12,8 +12,9 @@ from mypy_extensions import mypyc_attr
 from modserve.core.turn import turn_of
 
 from . import frames
-from .budgets import Ending
-from .headers import Fields, Head
+from .budgets import INTERNAL, REASONS, Ending
+from .decoding import Fields
+from .headers import Head
 from .limits import LIMITS, ConnectionLimits
 from .stream import Stream
 
@@ -94,7 +95,7 @@ class Site:
         )
         self.last_descriptor = 0
         """Connections whose file descriptor is beyond it are refused: the rest is for other ports. 0: any may be."""
-        self.endings: dict[str, int] = {}
+        self.endings = dict.fromkeys(REASONS, 0)
         """Connections that the server has ended before their time, by the reason."""
         self._turned_away = Seldom()
         self._cut_off = Seldom()
@@ -103,9 +104,9 @@ class Site:
 
     # What a subclass does
 
-    def understand(self, fields: Fields) -> Head:
-        """Raises `MalformedError`."""
-        return Head(fields)
+    def understand(self, fields: Fields, size: int) -> Head:
+        """`size`: bytes of the whole list, of which `fields` may be the beginning. Raises `MalformedError`."""
+        return Head(fields, size)
 
     def open(self, connection: "Sending", number: int, head: Head, window: int, room: int) -> Stream:
         """A client has opened a stream."""
@@ -141,7 +142,7 @@ class Site:
 
     def ended(self, ending: Ending, transport: asyncio.Transport, text: str = "") -> None:
         """The server ends a connection. A client that has passed a limit gets into the log, from time to time."""
-        self.endings[ending.reason] = self.endings.get(ending.reason, 0) + 1
+        self.endings[ending.reason] += 1
         if not ending.limit:
             return
         count = self._cut_off.due(self.loop.time())
@@ -178,7 +179,11 @@ class Site:
         dirty, self._dirty = self._dirty, []
         for connection in dirty:
             connection.scheduled = False
-            connection.flush()
+            try:
+                connection.flush()
+            except Exception:  # others have something to say as well
+                _log.exception("a gRPC connection is dropped, since it could not be written to, unforeseen")
+                connection.drop_all(INTERNAL)
 
     def _tick(self) -> None:
         self.start_ticking()

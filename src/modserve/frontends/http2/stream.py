@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from mypy_extensions import mypyc_attr
 
-from .frames import CANCEL, window_update
+from .frames import CANCEL, INTERNAL_ERROR, window_update
 from .headers import Head
 
 if TYPE_CHECKING:
@@ -95,6 +95,10 @@ class Stream:
     def finished(self) -> None:
         """Everything has been sent."""
         raise NotImplementedError
+
+    def broken(self) -> None:
+        """Whoever serves it has raised, unforeseen."""
+        self.reset(INTERNAL_ERROR)
 
     def drained(self) -> None:
         """All that was pending has been sent, and the stream goes on."""
