@@ -7,6 +7,7 @@ from typing import Final
 
 import h2.connection
 import h2.events
+import pytest
 from server_process import ServerProcess, eventually
 from wire import Ask, assert_serving, message
 

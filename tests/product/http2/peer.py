@@ -132,7 +132,8 @@ class Peer:
         self._last += 2
         number = self._last
         fields = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "host"), ("te", "trailers")]
-        block = self.encoder.encode([*fields, ("content-type", "application/grpc"), *more])
+        coded = number % 4 == 1 and all(len(value) < 100 for _, value in more)  # which takes very long of long ones
+        block = self.encoder.encode([*fields, ("content-type", "application/grpc"), *more], huffman=coded)
         size = max(1, min(-(-len(block) // parts), self._server_frame - padding - 1))
         pieces = [block[at : at + size] for at in range(0, len(block), size)]
         for at, piece in enumerate(pieces):

@@ -26,7 +26,7 @@ from modserve.frontends.http2 import frames
 
 SECONDS: Final = float(os.environ.get("PRODUCT_SECONDS", "0"))
 SEED: Final = int(os.environ.get("PRODUCT_SEED", "1"))
-EXAMPLES: Final = int(os.environ.get("EX", "5"))
+EXAMPLES: Final = 12
 STEPS: Final = 20
 
 MOST_PIECES: Final = 300
