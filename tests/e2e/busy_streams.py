@@ -26,8 +26,11 @@ PINGS: Final = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 REQUEST: Final = message(Ask())
-AHEAD: Final = 4
+AHEAD: Final = 1
 """Requests of a stream that wait for their responses."""
+
+SELDOM: Final = 0.05
+"""Seconds between unary calls: each of them makes up for many frames."""
 
 
 class Tally:
@@ -54,7 +57,7 @@ class Tally:
 def sync(port: int, streams: int, tally: Tally) -> None:
     """grpcio's channel: a thread for each stream."""
     with grpc.insecure_channel(f"{HOST}:{port}", PINGS) as opened:
-        stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(opened)  # type: ignore[no-untyped-call]
+        stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(opened)
 
         def stream() -> None:
             slots = threading.Semaphore(AHEAD)
@@ -74,6 +77,7 @@ def sync(port: int, streams: int, tally: Tally) -> None:
             while not tally.over:
                 stub.ModelInfer(REQUEST)
                 tally.unary += 1
+                time.sleep(SELDOM)
 
         _on_threads([stream] * streams + [unary], tally)
 
@@ -107,6 +111,7 @@ def triton(port: int, streams: int, tally: Tally) -> None:
             while not tally.over:
                 client.infer("simple", _inputs(tritonclient.grpc))
                 tally.unary += 1
+                time.sleep(SELDOM)
 
     _on_threads([stream] * streams + [unary], tally)
 
@@ -116,7 +121,7 @@ def aio(port: int, streams: int, tally: Tally) -> None:
 
     async def main() -> None:
         async with grpc.aio.insecure_channel(f"{HOST}:{port}", PINGS) as opened:
-            stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(opened)  # type: ignore[no-untyped-call]
+            stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(opened)
 
             async def stream() -> None:
                 slots = asyncio.Semaphore(AHEAD)
@@ -136,6 +141,7 @@ def aio(port: int, streams: int, tally: Tally) -> None:
                 while not tally.over:
                     await stub.ModelInfer(REQUEST)
                     tally.unary += 1
+                    await asyncio.sleep(SELDOM)
 
             await _together([stream() for _ in range(streams)] + [unary()], tally)
 
@@ -167,6 +173,7 @@ def triton_aio(port: int, streams: int, tally: Tally) -> None:
                 while not tally.over:
                     await client.infer("simple", inputs)
                     tally.unary += 1
+                    await asyncio.sleep(SELDOM)
 
             await _together([stream() for _ in range(streams)] + [unary()], tally)
 

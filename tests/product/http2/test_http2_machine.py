@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from http2_peer import Call, Peer, order
+from http2_port import KINDS, Port, path
 from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -19,8 +21,6 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from peer import Call, Peer, order
-from port import KINDS, Port, path
 
 from modserve.frontends.http2 import frames
 

@@ -195,7 +195,7 @@ class Breaking(Echo):
 class BreakingSite(EchoSite):
     """Every second stream cannot be begun."""
 
-    def open(self, connection: object, number: int, *rest: object) -> Echo:  # type: ignore[override]
+    def open(self, connection: object, number: int, *rest: object) -> Echo:
         kind = Breaking if number % 4 == 1 else Echo
         return kind(self, connection, number, *rest)  # type: ignore[arg-type]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hpack import Decoder, Encoder
 
-from modserve.frontends.http2 import headers
+from modserve.frontends.http2.decoding import FIELD_COST
 from modserve.frontends.http2.headers import Blocks, Head, block, literal, status
 from modserve.frontends.http2.limits import LIMITS
 
@@ -80,4 +80,4 @@ def test_statuses(code: int) -> None:
     decoder = Decoder()
     assert decoder.decode(status(code), raw=True) == [(b":status", b"%d" % code)]
     assert not decoder.header_table.dynamic_entries
-    assert headers.FIELD_COST == 32
+    assert FIELD_COST == 32

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
-from peer import orders
+from http2_peer import orders
 from puppet_server import PuppetLoader, server_over
 
 from http2_client import Transport
