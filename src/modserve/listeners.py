@@ -65,7 +65,8 @@ class Listeners:
         self._http: HttpListener | None = None
         self._grpc: GrpcListener | None = None
         self._metrics: MetricsListener | None = None
-        page = self.page = MetricsPage(server, metrics, settings, self._connections, self._responses, [watchdog])
+        ports = self._connections, self._responses
+        page = self.page = MetricsPage(server, metrics, settings, *ports, [watchdog], self._endings)
         if settings.http.allow:
             connections = open_files.connections(settings.http.max_connections)
             http = replace(settings.http, max_connections=connections)
@@ -92,6 +93,9 @@ class Listeners:
     def _responses(self) -> dict[str, dict[str, int]]:
         ports = {"http": self._http, "grpc": self._grpc}
         return {name: port.responses for name, port in ports.items() if port is not None}
+
+    def _endings(self) -> dict[str, int]:
+        return self._grpc.endings if self._grpc is not None else {}
 
     async def start(self) -> Ports:
         """Open every port. Raises PortError, or CertificateError."""

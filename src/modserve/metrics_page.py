@@ -25,7 +25,9 @@ from .settings import Settings
 
 
 class MetricsPage:
-    """`connections` and `responses` are those of the ports, by protocol; the latter by code."""
+    """`connections` and `responses` are those of the ports, by protocol; the latter by code. `endings` are those of
+    gRPC's connections, by reason.
+    """
 
     def __init__(
         self,
@@ -35,10 +37,12 @@ class MetricsPage:
         connections: Callable[[], Mapping[str, int]],
         responses: Callable[[], Mapping[str, Mapping[str, int]]],
         others: Sequence[Collector] = (),
+        endings: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._server = server
         self._connections = connections
         self._responses = responses
+        self._endings = endings
         self._servables: list[Servable] = []
         self._figures: ServerFigures | None = None
         config = settings.metrics_config
@@ -106,6 +110,7 @@ class MetricsPage:
             failed,
             self._responses(),
             server.tracer.figures,
+            self._endings(),
         )
 
 

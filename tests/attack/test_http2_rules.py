@@ -7,6 +7,7 @@ from typing import Final
 
 import h2.connection
 import h2.events
+import pytest
 from server_process import ServerProcess, eventually
 from wire import Ask, assert_serving, message
 
@@ -60,6 +61,7 @@ def announced(length: bytes, flags: int = END_HEADERS, *more: tuple[bytes, bytes
     return frame(HEADERS, flags, 1, call_headers("ModelInfer", (b"content-length", length), *more))
 
 
+_LONG = http2.field(b"x", b"y" * 65_536)
 _POST = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/x"))
 
 ROWS: Final = (
@@ -115,7 +117,9 @@ ROWS: Final = (
     Row("a text longer than its block", frame(HEADERS, END_HEADERS, 1, b"\0\x7e" + _BLOCK[:20]), COMPRESSION),
     Row("a Huffman text that ends wrong", frame(HEADERS, END_HEADERS, 1, b"\0\x81\0\x01a"), COMPRESSION),
     Row("64 KB of one field, named again and again",
-        frame(HEADERS, END_HEADERS, 1, http2.indexed_field(b"x", b"y" * 3_900) + b"\xbe" * 4_000), CALM),
+        frame(HEADERS, END_HEADERS, 1, http2.indexed_field(b"x", b"y" * 3_900) + b"\xbe" * 4_000), PROTOCOL, False),
+    Row("a header block of more than 1 MB",
+        frame(HEADERS, 0, 1, _BLOCK + _LONG * 15) + frame(CONTINUATION, 0, 1, _LONG * 2), CALM),
     # Requests that are none (RFC 9113, 8)
     Row("no path", frame(HEADERS, 5, 1, fields(*_POST[:2])), PROTOCOL, False),
     Row("an empty path", frame(HEADERS, 5, 1, fields(*_POST[:2], (b":path", b""))), PROTOCOL, False),
@@ -250,6 +254,35 @@ def test_long_metadata(server: ServerProcess) -> None:
         assert connection.wait_for_status(1, 5) == 8
         connection.send(on_stream(3))
         assert connection.wait_for_status(3, 5) == 0
+    assert_serving(server)
+
+
+TOO_MUCH: Final = {
+    "70 KB in one field": [(b"x", b"y" * 70_000)],
+    "300 KB in one field": [(b"x", b"y" * 300_000)],
+    "900 KB": [(b"x%d" % number, b"y" * 30_000) for number in range(30)],
+    "2,000 fields": [(b"x%d" % number, b"y") for number in range(2_000)],
+}
+
+
+@pytest.mark.parametrize("name", TOO_MUCH)
+def test_far_too_much_metadata(server: ServerProcess, name: str) -> None:
+    """The call is refused, and those on the same connection are answered: before it, beside it, behind it."""
+    block = call_headers("ServerLive", *TOO_MUCH[name])
+    with (
+        attacked(server, f"HTTP/2: metadata, {name}"),
+        innocent(server),
+        http2.connected(server.grpc_port) as connection,
+    ):
+        opened = frame(HEADERS, END_HEADERS, 1, call_headers("ModelInfer"))
+        connection.send(opened)  # whose message comes when all is over
+        for stream in range(3, 43, 4):
+            connection.send(on_stream(stream) + frame(HEADERS, END_HEADERS | END_STREAM, stream + 2, block))
+        assert [connection.wait_for_status(stream, 10) for stream in range(3, 43, 4)] == [0] * 10
+        assert [connection.wait_for_status(stream, 10) for stream in range(5, 45, 4)] == [8] * 10
+        connection.send(frame(DATA, END_STREAM, 1, http2.message(bytes(message(Ask()).SerializeToString()))))
+        assert connection.wait_for_status(1, 5) == 0
+        assert connection.going_away is None
     assert_serving(server)
 
 

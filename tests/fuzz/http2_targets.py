@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TypeAlias
 
 from hpack import Decoder
-from hpack.exceptions import HPACKError, OversizedHeaderListError
+from hpack.exceptions import HPACKError
 
 from modserve.core.errors import Code, ModserveError
 from modserve.frontends.grpc.heads import GrpcHead
+from modserve.frontends.http2.decoding import Fields
 from modserve.frontends.http2.frames import INTERNAL_ERROR, PREFACE, SETTINGS, Http2Error, frame
-from modserve.frontends.http2.headers import Blocks, Fields, Head, MalformedError
+from modserve.frontends.http2.headers import Blocks, Head, MalformedError
 from modserve.frontends.http2.limits import LIMITS
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -28,8 +29,8 @@ _Outcome: TypeAlias = tuple[int | None, bytes, list[tuple[int, bytes, bool]]]
 class _Site(EchoSite):
     """Its heads are understood as those of calls."""
 
-    def understand(self, fields: Fields) -> Head:
-        head = GrpcHead(fields, {}, (), self.limits.header_list)
+    def understand(self, fields: Fields, size: int) -> Head:
+        head = GrpcHead(fields, {}, (), self.limits.header_list, size)
         assert head.refusal, "a call is accepted of which there is none"
         assert all(isinstance(name, str) for name, _ in head.metadata)
         return head
@@ -87,7 +88,7 @@ def header_blocks(data: bytes) -> None:
 
     Raises INVALID_ARG for one that ends the connection, or that is no request.
     """
-    blocks, alone = Blocks(LIMITS), Decoder(LIMITS.decoded)
+    blocks, alone = Blocks(LIMITS), Decoder(1 << 30)
     alone.max_allowed_table_size = LIMITS.table
     malformed = ""
     while data:
@@ -95,20 +96,23 @@ def header_blocks(data: bytes) -> None:
         block, data = data[2:end], data[end:]
         try:
             expected = [(bytes(name), bytes(value)) for name, value in alone.decode(block, raw=True)]
-        except (HPACKError, OversizedHeaderListError, IndexError, ValueError):
+        except (HPACKError, IndexError, ValueError):
             expected = None
         head = blocks.known(block)
         if head is not None:
             assert head.fields == expected, "a block is remembered that means something else by now"
             continue
         try:
-            fields, lasting = blocks.decode(block)
+            decoding, lasting = blocks.decode(block)
         except Http2Error as error:
             assert expected is None, "only the library can read it"
             raise ModserveError(Code.INVALID_ARG, error.message) from None
-        assert fields == expected
+        assert expected is not None
+        fields = decoding.fields
+        assert fields == expected[: len(fields)]
+        assert decoding.cut == (len(fields) < len(expected)) == (decoding.size > LIMITS.decoded)
         try:
-            head = GrpcHead(fields, {}, (), LIMITS.header_list)
+            head = GrpcHead(fields, {}, (), LIMITS.header_list, decoding.size)
         except MalformedError as error:
             malformed = str(error) or "malformed"
             continue

@@ -119,7 +119,9 @@ def _check_engines(world: World) -> None:
         for layer in _layers(servable)
         if isinstance(layer, Model)
     ]
-    assert len(world.engines.models) == len(models), "engines' models are open that nobody serves, or closed ones served"
+    assert len(world.engines.models) == len(models), (
+        "engines' models are open that nobody serves, or closed ones served"
+    )
     assert world.engines.made == sum(model.pool.count for model in models), "instances are open that nobody has"
     assert not world.executions
 

@@ -45,9 +45,7 @@ class ProductMachine(RuleBasedStateMachine):
 
     world: World
 
-    @initialize(
-        limit=SIZES, models=st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True)
-    )
+    @initialize(limit=SIZES, models=st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True))
     def start(self, limit: int, models: list[str]) -> None:
         self.models = models
         self.world = World(limit)

@@ -40,6 +40,8 @@ class ServerFigures:
     responses: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """By protocol, then by code; codes that never occurred may be absent."""
     spans: SpanFigures | None = None
+    endings: Mapping[str, int] = field(default_factory=dict)
+    """gRPC connections that the server has ended before their time, by the reason."""
 
 
 _MEMORY: tuple[tuple[str, str, str, Callable[[MemoryBudget], float]], ...] = (
@@ -84,6 +86,9 @@ def server_families(figures: ServerFigures) -> Iterator[Metric]:
         counts = figures.responses.get(protocol, {})
         rows = [(labelled({"code": code}), count) for code, count in counts.items()]
         yield family(f"modserve_{protocol}_responses_total", "counter", text, rows)
+    rows = [(labelled({"reason": reason}), count) for reason, count in sorted(figures.endings.items())]
+    text = "gRPC connections that the server has ended before their time, by the reason"
+    yield family("modserve_grpc_connections_ended_total", "counter", text, rows)
     for name, kind, text, value in _MEMORY:
         yield family(name, kind, text, [("", value(figures.memory))])
     if figures.model_memory.limit:

@@ -8,7 +8,8 @@ from typing import Final
 from urllib.parse import quote_from_bytes
 
 from modserve.core import request_ids
-from modserve.frontends.http2.headers import Fields, Head, MalformedError, block, literal, status
+from modserve.frontends.http2.decoding import Fields
+from modserve.frontends.http2.headers import Head, MalformedError, block, literal, status
 
 from .rpc import Rpc
 
@@ -53,9 +54,13 @@ _SAFE: Final = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 class GrpcHead(Head):
     """What a request's header block says; `refusal` is the header block that answers what is no call that is served."""
 
-    def __init__(self, fields: Fields, rpcs: Mapping[str, Rpc], codings: Sequence[str], most: int) -> None:
-        """`codings`: those for responses, the best one first; `most`: bytes that a header list may have."""
-        super().__init__(fields)
+    def __init__(
+        self, fields: Fields, rpcs: Mapping[str, Rpc], codings: Sequence[str], most: int, size: int = -1
+    ) -> None:
+        """`codings`: those for responses, the best one first; `most`: bytes that a header list may have; `size`: as
+        `Head` has it.
+        """
+        super().__init__(fields, size)
         self.rpc: Rpc | None = None
         """None for what is refused."""
         self.timeout_ns = -1
@@ -92,13 +97,13 @@ class GrpcHead(Head):
     def _judge(self, kind: bytes, rpcs: Mapping[str, Rpc], most: int) -> bytes:
         if self.pseudo[b":method"] != b"POST":
             return status(405) + literal(b"allow", b"POST")
-        if not kind.startswith(b"application/grpc") or kind[16:17] not in (b"", b"+", b";"):
-            return status(415)
-        if self.size > most:
+        if self.size > most:  # before the rest, of which there may be only a part
             self.refusal_status = RESOURCE_EXHAUSTED
             return refused(
                 RESOURCE_EXHAUSTED, f"the call has {self.size} bytes of metadata, at most {most} are possible"
             )
+        if not kind.startswith(b"application/grpc") or kind[16:17] not in (b"", b"+", b";"):
+            return status(415)
         rpc = rpcs.get(self.pseudo[b":path"].decode("latin-1"))
         self.refusal_status = UNIMPLEMENTED
         if rpc is None:

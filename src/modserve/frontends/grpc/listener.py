@@ -65,6 +65,11 @@ class GrpcListener:
         """How many calls ended, by the names of their status."""
         return self._dispatcher.responses
 
+    @property
+    def endings(self) -> dict[str, int]:
+        """How many connections it has ended before their time, by the reason."""
+        return {} if self._site is None else self._site.endings
+
     async def start(self) -> int:
         """Open the port and return its number. Raises OSError, or CertificateError."""
         loop, options = asyncio.get_running_loop(), self._options

@@ -230,6 +230,9 @@ class NativeCall(Collecting):
     def finished(self) -> None:
         self._settle()
 
+    def broken(self) -> None:
+        self.fail(INTERNAL, "internal error")
+
     def drained(self) -> None:
         if self._writer is not None and not self._writer.done():
             self._writer.set_result(None)

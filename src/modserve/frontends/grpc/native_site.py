@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
-from modserve.frontends.http2.headers import Fields, Head
+from modserve.frontends.http2.decoding import Fields
+from modserve.frontends.http2.headers import Head
 from modserve.frontends.http2.limits import LIMITS, ConnectionLimits
 from modserve.frontends.http2.site import Policies, Site
 from modserve.frontends.http2.stream import Stream
@@ -51,8 +52,8 @@ class GrpcSite(Site):
         self._rpcs = rpcs
         self._codings = codings
 
-    def understand(self, fields: Fields) -> Head:
-        return GrpcHead(fields, self._rpcs, self._codings, self.limits.header_list)
+    def understand(self, fields: Fields, size: int) -> Head:
+        return GrpcHead(fields, self._rpcs, self._codings, self.limits.header_list, size)
 
     def count_unsent(self, change: int) -> None:
         if change > 0:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final, cast
 
 from . import frames
+from .budgets import KEEPALIVE, NO_SETTINGS, UNFINISHED, UNREAD, after
 from .reading import Reading
 from .site import Site
 from .stream import Stream
@@ -91,8 +92,9 @@ class Connection(Reading):
         limits, policies, transport = self.site.limits, self.site.policies, self.transport
         if transport is None:
             return
-        self.noise = min(self.noise + int(limits.noise_a_second * passed), limits.noise)
-        self.resets = min(self.resets + int(limits.resets_a_second * passed), limits.resets)
+        self.updates = after(self.updates, int(limits.updates_a_second * passed), limits.updates)
+        self.noise = after(self.noise, int(limits.noise_a_second * passed), limits.noise)
+        self.resets = after(self.resets, int(limits.resets_a_second * passed), limits.resets)
         if self._active:
             self._active = False
             self._heard = now
@@ -103,18 +105,19 @@ class Connection(Reading):
             self.abort()
         elif not self._settled:
             if now - self._made > limits.preface:
-                self.abort()
+                self.drop_all(NO_SETTINGS)
         elif self.paused:
             unsent = transport.get_write_buffer_size()
             if unsent != self._unsent:
                 self._unsent, self.moved = unsent, now
             elif now - self.moved > limits.blockage:
-                self.abort()
+                self.drop_all(UNREAD)
         elif self._half and now - self._half > limits.silence:
-            self.fail(frames.PROTOCOL_ERROR, f"the rest of a frame has not come for {limits.silence:g} s")
+            text = f"the rest of a frame has not come for {limits.silence:g} s"
+            self.fail(frames.PROTOCOL_ERROR, text, UNFINISHED)
         elif self._keepalive_sent:
             if now - self._keepalive_sent > policies.keepalive_timeout:
-                self.abort()
+                self.drop_all(KEEPALIVE)
         elif now - self._heard > policies.keepalive and (self.streams or policies.keepalive_when_idle):
             self._send_keepalive(now)
         if self.goodbye and now >= self.goodbye:

@@ -1,9 +1,9 @@
 """What the frames do that carry no part of a call: SETTINGS, PING, WINDOW_UPDATE, RST_STREAM (RFC 9113, section 6)."""
 
 from . import frames
+from .budgets import TOO_MANY_PINGS, TOO_MANY_UPDATES
 from .frames import (
     ACK,
-    ENHANCE_YOUR_CALM,
     FLOW_CONTROL_ERROR,
     FRAME_SIZE_ERROR,
     LARGEST_WINDOW,
@@ -11,12 +11,13 @@ from .frames import (
     Http2Error,
 )
 from .headers import SIZE_UPDATE
-from .keeping import FAREWELL, Keeping
+from .keeping import FAREWELL, Keeping, spent
 from .site import Site
 
 
 class Controlling(Keeping):
-    """Each method raises `Http2Error` for what ends the connection. Every such frame counts as noise."""
+    """Each method raises `Http2Error` for what ends the connection. WINDOW_UPDATE has a budget of its own, and each of
+    the others counts as noise."""
 
     __slots__ = ("_settled",)
 
@@ -64,12 +65,14 @@ class Controlling(Keeping):
         if self.pinged and now - self.pinged < least and policies.ping_strikes:
             self.strikes += 1
             if self.strikes > policies.ping_strikes:
-                raise Http2Error(ENHANCE_YOUR_CALM, "too_many_pings")
+                raise spent(TOO_MANY_PINGS)
         self.pinged = now
         self.control(frames.ping(payload, ack=True))
 
     def _on_window_update(self, number: int, size: int) -> None:
-        self.count_noise()
+        self.updates -= 1
+        if self.updates < 0:
+            raise spent(TOO_MANY_UPDATES)
         if not number:
             self.window += size
             if not size or self.window > LARGEST_WINDOW:

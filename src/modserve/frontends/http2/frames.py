@@ -3,6 +3,8 @@
 from struct import Struct
 from typing import Final
 
+from .budgets import PROTOCOL, Ending
+
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD_SIZE: Final = 9
 
@@ -63,12 +65,13 @@ _UPDATE: Final = b"\0\0\x04\x08\0"
 
 
 class Http2Error(Exception):
-    """What ends the whole connection (RFC 9113, section 5.4.1): its code, and what was wrong."""
+    """What ends the whole connection (RFC 9113, section 5.4.1): its code, what was wrong, and what that is called."""
 
-    def __init__(self, code: int, message: str) -> None:
+    def __init__(self, code: int, message: str, ending: Ending = PROTOCOL) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.ending = ending
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:

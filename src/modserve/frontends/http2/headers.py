@@ -1,4 +1,4 @@
-"""Header blocks: decoded with `hpack` or known by their bytes, and written without the dynamic table (RFC 7541).
+"""Header blocks: decoded or known by their bytes, and written without the dynamic table (RFC 7541).
 
 A block whose bytes came before is known as long as the connection's dynamic table is what it was then: decoding the
 same bytes on the same table gives the same fields. So a block is remembered only if decoding it left the table alone,
@@ -6,18 +6,10 @@ and all are forgotten as soon as one changes it. Clients that name their headers
 from their second or third call on.
 """
 
-from typing import Any, Final, TypeAlias
+from typing import Final
 
-from hpack import Decoder
-from hpack.exceptions import HPACKError, OversizedHeaderListError
-
-from .frames import COMPRESSION_ERROR, ENHANCE_YOUR_CALM, Http2Error
+from .decoding import FIELD_COST, Decoding, Fields, Table
 from .limits import ConnectionLimits
-
-Fields: TypeAlias = list[tuple[bytes, bytes]]
-
-FIELD_COST: Final = 32
-"""What a field counts beside its bytes (RFC 9113, section 6.5.2)."""
 
 SIZE_UPDATE: Final = b"\x20"
 """At the beginning of a block: the encoder's table has no room (RFC 7541, section 6.3)."""
@@ -40,11 +32,11 @@ class MalformedError(Exception):
 class Head:
     """The header block of a request, understood: the same one for all requests whose block is the same."""
 
-    def __init__(self, fields: Fields) -> None:
-        """Raises `MalformedError`."""
+    def __init__(self, fields: Fields, size: int = -1) -> None:
+        """`size`: bytes of the whole list, where `fields` are only its beginning. Raises `MalformedError`."""
         self.fields = fields
         self.pseudo = pseudo_fields(fields)
-        self.size = sum([len(name) + len(value) + FIELD_COST for name, value in fields])
+        self.size = sum([len(name) + len(value) + FIELD_COST for name, value in fields]) if size < 0 else size
         self.length = content_length(fields)
         """Bytes that the request's DATA must have; -1: any number."""
 
@@ -90,39 +82,37 @@ def has_pseudo(fields: Fields) -> bool:
 class Blocks:
     """The header blocks of one connection."""
 
-    __slots__ = ("_decoder", "_known", "_limits", "_table")
+    __slots__ = ("_known", "_known_at", "_limits", "_table")
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
         self._known: dict[bytes, Head] = {}
-        self._decoder = Decoder(limits.decoded)
-        self._decoder.max_allowed_table_size = limits.table
-        self._table = self._decoder.header_table
+        self._known_at = 0
+        """The table's `changes` when they were what they are."""
+        self._table = Table(limits.table)
 
     def known(self, block: bytes) -> Head | None:
         return self._known.get(block)
 
-    def decode(self, block: bytes) -> tuple[Fields, bool]:
+    def begin(self) -> Decoding:
+        """A block that comes in parts; `finish` is called when it has ended."""
+        return Decoding(self._table, self._limits.decoded)
+
+    def finish(self, decoding: Decoding) -> bool:
+        """Whether the table is what it was. Raises `Http2Error`."""
+        decoding.end()
+        if self._known_at == self._table.changes:
+            return True
+        self._known_at = self._table.changes
+        self._known.clear()
+        return False
+
+    def decode(self, block: bytes) -> tuple[Decoding, bool]:
         """The fields, and whether the block may be remembered. Raises `Http2Error`."""
-        table = self._table
-        entries: Any = table.dynamic_entries
-        # As objects: a tuple of two bytes has no identity once it is compiled.
-        first: object = entries[0] if entries else None
-        count, most = len(entries), table.maxsize
-        try:
-            fields = [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]
-        except OversizedHeaderListError:
-            text = f"a header list has more than {self._limits.decoded} bytes"
-            raise Http2Error(ENHANCE_YOUR_CALM, text) from None
-        except (HPACKError, IndexError, ValueError) as error:
-            # Not the error's text, which may be long, and may have the addresses of objects.
-            text = f"a header block cannot be read ({type(error).__name__})"
-            raise Http2Error(COMPRESSION_ERROR, text) from None
-        now: object = entries[0] if entries else None
-        if now is not first or len(entries) != count or table.maxsize != most:
-            self._known.clear()
-            return fields, False
-        return fields, len(block) <= self._limits.block and len(fields) <= self._limits.fields
+        decoding = self.begin()
+        decoding.feed(block)
+        lasting = self.finish(decoding)
+        return decoding, lasting and len(block) <= self._limits.block and len(decoding.fields) <= self._limits.fields
 
     def remember(self, block: bytes, head: Head) -> None:
         if len(self._known) >= self._limits.blocks:

@@ -3,6 +3,7 @@
 from typing import Final
 
 from . import frames
+from .budgets import PROTOCOL, TOO_MANY_RESETS, TOO_MUCH_NOISE, Ending
 from .frames import ENHANCE_YOUR_CALM, Http2Error
 from .sending import Sending
 from .site import Site
@@ -13,6 +14,11 @@ FAREWELL: Final = b"farewell"
 
 _RAPID: Final = 2.0
 """Seconds within which the end of a stream is before its time."""
+
+
+def spent(ending: Ending) -> Http2Error:
+    """What ends a connection whose client has done too much of something."""
+    return Http2Error(ENHANCE_YOUR_CALM, ending.text, ending)
 
 
 class Keeping(Sending):
@@ -60,12 +66,12 @@ class Keeping(Sending):
     def count_noise(self, count: int = 1) -> None:
         self.noise -= count
         if self.noise < 0:
-            raise Http2Error(ENHANCE_YOUR_CALM, "too many frames that do nothing")
+            raise spent(TOO_MUCH_NOISE)
 
     def count_reset(self) -> None:
         self.resets -= 1
         if self.resets < 0:
-            raise Http2Error(ENHANCE_YOUR_CALM, "too many streams that end before their time")
+            raise spent(TOO_MANY_RESETS)
 
     def count_rapid(self, stream: Stream) -> None:
         """The client has reset a stream."""
@@ -90,11 +96,12 @@ class Keeping(Sending):
 
     # The end
 
-    def fail(self, code: int, text: str) -> None:
+    def fail(self, code: int, text: str, ending: Ending = PROTOCOL) -> None:
         """End the connection, and say why."""
         self.failed = True
         if self.transport is None:
             return
+        self.site.ended(ending, self.transport, text)
         self._out.append(frames.going_away(self.highest, code, text.encode()))
         self._write()
         for stream in list(self.streams.values()):

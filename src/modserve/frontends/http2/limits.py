@@ -14,11 +14,15 @@ class ConnectionLimits:
     header_list: int = 16 * 1024
     """Names and values of a header block, with 32 bytes each, as it is told (RFC 9113, section 6.5.2)."""
     decoded: int = 64 * 1024
-    """The same for a block that is decoded to its end; beyond it the connection ends."""
-    header_block: int = 64 * 1024
-    """Bytes of a header block as it comes, in one frame or several."""
-    continuations: int = 16
-    """CONTINUATION frames of one header block."""
+    """The same of the fields that are kept; those behind them are read for what they do to the table, and the call is
+    refused."""
+    longest_block: int = 1024 * 1024
+    """Bytes of a header block, as it comes; beyond it the connection ends."""
+    header_block: int = 16 * 1024
+    """Bytes of a header block, as it comes, that is read at once, in one frame or several. A longer one is read as its
+    bytes come, and never held as a whole."""
+    continuations: int = 80
+    """CONTINUATION frames of one header block: as many as it takes if none is larger than it must be."""
     table: int = 4096
     """Of the table that a client's encoder fills (RFC 7541, section 4.2)."""
     blocks: int = 32
@@ -37,10 +41,13 @@ class ConnectionLimits:
     """Streams that end before their time: reset within two seconds, refused, or wrong. Each that is served to its end
     makes up for one."""
     resets_a_second: int = 50
+    updates: int = 2_000
+    """WINDOW_UPDATE frames. Calls, frames of data that are sent and messages make up for some (`budgets`)."""
+    updates_a_second: int = 200
     noise: int = 2_000
-    """Frames that do not further any call: SETTINGS, PING, PRIORITY, unknown ones, DATA and CONTINUATION without
-    bytes, WINDOW_UPDATE, and what comes for streams that are over. Each call, and each frame of data that is sent,
-    makes up for some."""
+    """Other frames that do not further any call: SETTINGS, PING, PRIORITY, unknown ones, DATA and CONTINUATION without
+    bytes, and what comes for streams that are over. Each call, and each frame of data that is sent, makes up for
+    some."""
     noise_a_second: int = 200
     work: int = 4_000
     """Frames that are read in one turn of the event loop. Two bytes of a header block that is decoded count as one."""

@@ -5,7 +5,6 @@ complete is kept, in `_rest`. Its state beside that of `Sending`, `Keeping` and 
 
 - `_left` bytes of the frame at hand are still to come: DATA for `_stream`, or for nobody if that is None. The last
   `_padding` of them mean nothing, and with `_last` the client's side of the stream ends behind them.
-- `_block` has the parts of a header block whose end has not come; until then no other frame may come.
 - `_work` is what the frames of this turn of the event loop have cost. When it is too much the rest waits in `_rest` for
   the next turn, and nothing more is received meanwhile. The same holds for a client that sends much: `_burst`.
 """
@@ -16,7 +15,7 @@ from typing import Final
 from modserve.core.turn import BURST
 
 from . import frames
-from .controlling import Controlling
+from .budgets import INTERNAL
 from .frames import (
     ACK,
     CONTINUATION,
@@ -33,7 +32,7 @@ from .frames import (
     PROTOCOL_ERROR,
     Http2Error,
 )
-from .headers import Blocks, MalformedError, has_pseudo
+from .opening import CALL_WORK, Opening
 from .site import Site
 from .stream import Stream
 
@@ -45,53 +44,35 @@ _FIXED: Final = {frames.PRIORITY: 5, frames.RST_STREAM: 4, frames.PING: 8, frame
 _UNUSUAL: Final = END_HEADERS | PADDED | frames.WITH_PRIORITY
 """Most HEADERS have only the first of these flags."""
 
-_CALL_WORK: Final = 40
-"""To begin a call, or to end it before its time, costs about as much as so many frames: it may have a task."""
 _OF_STREAMS: Final = frozenset((DATA, HEADERS, frames.PRIORITY, frames.RST_STREAM, CONTINUATION))
 _OF_CONNECTIONS: Final = frozenset((frames.SETTINGS, frames.PING, frames.GOAWAY))
 
 
-class Reading(Controlling):
+class Reading(Opening):
     """What the transport hands over goes to `data_received`."""
 
     __slots__ = (
         "_active",
-        "_block",
-        "_block_ends",
-        "_block_size",
-        "_block_stream",
-        "_blocks",
         "_burst",
         "_greeted",
         "_half",
         "_last",
-        "_left",
-        "_padding",
         "_received",
         "_rest",
         "_stream",
         "_waiting",
-        "_work",
     )
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         self._rest = b""
         self._greeted = False
-        self._left = 0
-        self._padding = 0
         self._last = False
         self._stream: Stream | None = None
-        self._block: list[bytes] | None = None
-        self._block_size = 0
-        self._block_stream = 0
-        self._block_ends = False
-        self._blocks: Blocks | None = None
         self._received = 0
         self._active = False
         self._half = 0.0
         """When the frame or header block was first seen whose end has not come; 0: there is none."""
-        self._work = 0
         self._burst = 0
         """Bytes that have come since reading last rested."""
         self._waiting = False
@@ -117,10 +98,10 @@ class Reading(Controlling):
             elif self._half and self._block is None:
                 self._half = 0.0
         except Http2Error as error:
-            self.fail(error.code, error.message)
+            self.fail(error.code, error.message, error.ending)
         except Exception:
             _log.exception("a gRPC connection is closed, since what came on it had an effect unforeseen")
-            self.fail(frames.INTERNAL_ERROR, "internal error")
+            self.fail(frames.INTERNAL_ERROR, INTERNAL.text, INTERNAL)
         self.site.received += 1
         if self.ready:
             ready, self.ready = self.ready, []
@@ -128,7 +109,7 @@ class Reading(Controlling):
             turn.begin()
             for stream in ready:
                 if not stream.over:
-                    stream.begin()
+                    self._begin(stream)
             turn.end()
         if self._received >= self.site.connection_window // 2:
             self._out.append(frames.window_update(0, self._received))
@@ -140,6 +121,14 @@ class Reading(Controlling):
             self._wait()
         if self._out or self._sendable is not None or self.closing:
             self.flush()
+
+    def _begin(self, stream: Stream) -> None:
+        """Serve it. What goes wrong is the end of this stream, and no other's."""
+        try:
+            stream.begin()
+        except Exception:
+            _log.exception("a gRPC call is ended, since it could not be begun, unforeseen")
+            stream.broken()
 
     def _wait(self) -> None:
         """Read on in the next turn of the event loop: others come first."""
@@ -174,7 +163,12 @@ class Reading(Controlling):
                 end = min(at + self._left, size)
                 if end == at:
                     return at
-                self._take(data, at, end)
+                if self._long is None:
+                    self._take(data, at, end)
+                else:
+                    if self._work > self.site.most_work:
+                        return at
+                    end = self._read_on(data, at, end)
                 at = end
                 continue
             self._work += 1
@@ -227,6 +221,12 @@ class Reading(Controlling):
                 at += HEAD_SIZE
                 self._stream, self._left, self._padding, self._last = None, length, 0, False
                 continue
+            if kind in (HEADERS, CONTINUATION) and self.is_long(kind, length):
+                begins = self._begin_long(data, at, kind, flags, number, length)
+                if begins < 0:
+                    return at
+                at = begins
+                continue
             self._check_frame(kind, flags, number, length)
             end = at + HEAD_SIZE + length
             if end > size:
@@ -236,9 +236,11 @@ class Reading(Controlling):
 
     def _check_frame(self, kind: int, flags: int, number: int, length: int) -> None:
         """Raises `Http2Error` for a frame that is wrong by its head."""
-        limits = self.site.limits
-        most = limits.header_block if kind in (HEADERS, CONTINUATION) else limits.control_frame
-        if length > most or length != _FIXED.get(kind, length) or (kind == frames.GOAWAY and length < 8):
+        if (
+            length > self.site.limits.control_frame
+            or length != _FIXED.get(kind, length)
+            or (kind == frames.GOAWAY and length < 8)
+        ):
             raise Http2Error(FRAME_SIZE_ERROR, f"a frame of kind {kind} has {length} bytes")
         if (not number and kind in _OF_STREAMS) or (number and kind in _OF_CONNECTIONS):
             raise Http2Error(PROTOCOL_ERROR, f"a frame of kind {kind} is on stream {number}")
@@ -257,7 +259,7 @@ class Reading(Controlling):
         elif kind == frames.SETTINGS:
             self._on_settings(flags, payload)
         elif kind == frames.RST_STREAM:
-            self._work += _CALL_WORK
+            self._work += CALL_WORK
             self._on_reset(number)
         elif kind == frames.GOAWAY:
             self.count_noise()
@@ -311,87 +313,3 @@ class Reading(Controlling):
                 stream.credit(self._padding)
             if self._last and not stream.over:
                 self._end(stream)
-
-    def _end(self, stream: Stream) -> None:
-        if stream.due > 0 and not stream.over:
-            self.wrong(stream, PROTOCOL_ERROR)  # less came than announced (RFC 9113, section 8.1.1)
-        elif not stream.ended and not stream.over:
-            stream.ended = True
-            stream.end_received()
-
-    # Header blocks
-
-    def _on_headers(self, flags: int, number: int, payload: bytes) -> None:
-        start, end = 0, len(payload)
-        if flags & PADDED:
-            start, end = 1, end - (payload[0] if payload else end)
-        if flags & frames.WITH_PRIORITY:
-            start += 5
-        if start > end:
-            raise Http2Error(PROTOCOL_ERROR, "the padding is longer than its frame")
-        block = payload[start:end] if start or end < len(payload) else payload
-        if flags & END_HEADERS:
-            self._open(number, block, bool(flags & END_STREAM))
-            return
-        self._block, self._block_size, self._block_stream = [block], len(block), number
-        self._block_ends = bool(flags & END_STREAM)
-
-    def _on_continuation(self, flags: int, payload: bytes) -> None:
-        limits, parts = self.site.limits, self._block
-        if parts is None:
-            raise Http2Error(PROTOCOL_ERROR, "CONTINUATION without HEADERS before it")
-        parts.append(payload)
-        self._block_size += len(payload)
-        if len(parts) > limits.continuations or self._block_size > limits.header_block:
-            raise Http2Error(frames.ENHANCE_YOUR_CALM, "a header block is too long")
-        if not payload:
-            self.count_noise()
-        if flags & END_HEADERS:
-            self._block = None
-            self._open(self._block_stream, b"".join(parts), self._block_ends)
-
-    def _open(self, number: int, block: bytes, ends: bool) -> None:
-        """A stream begins, or ends with trailers."""
-        blocks = self._blocks
-        if blocks is None:
-            blocks = self._blocks = Blocks(self.site.limits)
-        if number <= self.highest:
-            self._on_trailers(blocks, number, block, ends)
-            return
-        if not number & 1:
-            raise Http2Error(PROTOCOL_ERROR, f"clients cannot open stream {number}")
-        self.highest = number
-        head = blocks.known(block)
-        if head is None:
-            self._work += len(block) // 2
-            fields, lasting = blocks.decode(block)
-            try:
-                head = self.site.understand(fields)
-            except MalformedError:
-                self.refuse(number, PROTOCOL_ERROR)
-                return
-            if lasting:
-                blocks.remember(block, head)
-        site = self.site
-        if number > self.last_stream or len(self.streams) >= (site.limits.streams or site.limits.most_streams):
-            self.refuse(number, frames.REFUSED_STREAM)
-            return
-        stream = site.open(self, number, head, self.initial_window, site.limits.stream_window)
-        if stream.over:
-            return
-        self._work += _CALL_WORK
-        self.streams[number] = stream
-        self.ready.append(stream)
-        if ends:
-            self._end(stream)
-
-    def _on_trailers(self, blocks: Blocks, number: int, block: bytes, ends: bool) -> None:
-        self._work += len(block) // 2
-        fields, _ = blocks.decode(block)  # it may change the table
-        stream = self.streams.get(number)
-        if stream is None:
-            self.count_noise()
-        elif stream.ended or not ends or has_pseudo(fields):
-            self.wrong(stream, frames.STREAM_CLOSED if stream.ended else PROTOCOL_ERROR)
-        else:
-            self._end(stream)

@@ -13,6 +13,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from . import frames
+from .budgets import NOISE_OF_DATA, NOISE_OF_STREAM, UNREAD, UPDATES_OF_DATA, UPDATES_OF_STREAM, Ending
 from .frames import DATA, END_HEADERS, END_STREAM, HEADERS, head
 from .stream import Chunk, Stream, gathered
 
@@ -29,7 +30,8 @@ _AT_ONCE: Final = 1024 * 1024
 """Bytes of bodies between two looks whether the client takes them."""
 
 _WORTH: Final = 1024
-"""Bytes of a frame that makes up for frames of the client: it may not open its windows byte by byte."""
+"""Bytes of a frame that makes up for frames of the client, as the end of a message does: it may not open its windows
+byte by byte."""
 
 _TURN: Final = 4096 * 1024
 """Bytes of bodies in one turn of the event loop: up to a millisecond."""
@@ -65,6 +67,7 @@ class Sending:
         "strikes",
         "table_update",
         "transport",
+        "updates",
         "window",
     )
 
@@ -86,6 +89,7 @@ class Sending:
         """What the next header block begins with."""
         self.closing = False
         """The connection ends when its streams have."""
+        self.updates = site.limits.updates
         self.noise = site.limits.noise
         self.resets = site.limits.resets
         self.ready: list[Stream] = []
@@ -111,7 +115,7 @@ class Sending:
         if self.paused:
             self._control += len(frame)
             if self._control > self.site.limits.unsent_control:
-                self.abort()
+                self.drop_all(UNREAD)
                 return
         self._out.append(frame)
         self._later()
@@ -204,7 +208,8 @@ class Sending:
             if self.resets < limits.resets:
                 self.resets += 1
             if self.noise < limits.noise:
-                self.noise = min(self.noise + 8, limits.noise)
+                self.noise = min(self.noise + NOISE_OF_STREAM, limits.noise)
+            self.updates += UPDATES_OF_STREAM
         stream.over = True
         if self._watched is not None:
             self._watched.discard(stream)
@@ -275,6 +280,7 @@ class Sending:
         most = min(most, stream.window, self.window)
         sent = 0
         while pending and sent < most:
+            chunks = len(pending)
             chunk = pending.popleft()
             whole = min(len(chunk), most - sent) // longest * longest
             if whole:
@@ -289,8 +295,11 @@ class Sending:
                 pending.appendleft(chunk)
                 size = self._send_joined(stream.number, pending, min(most - sent, longest))
             sent += size
-            if size >= _WORTH or not pending:
-                self.noise = min(self.noise + 2 * max(1, size // longest), self.site.limits.noise)
+            ended = chunks - len(pending)  # messages, or parts of long ones
+            if ended or size >= _WORTH:
+                count = max(1, size // longest)
+                self.noise = min(self.noise + NOISE_OF_DATA * count, self.site.limits.noise)
+                self.updates += UPDATES_OF_DATA * max(ended, count)
         if sent:
             stream.window -= sent
             self.window -= sent
@@ -369,6 +378,12 @@ class Sending:
         self._out.clear()
         if self.transport is not None:
             self.transport.abort()
+
+    def drop_all(self, ending: Ending) -> None:
+        """The same, and count why: the client takes nothing any more, or has said nothing."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.site.ended(ending, self.transport)
+        self.abort()
 
     def _later(self) -> None:
         if not self.reading and not self.scheduled:

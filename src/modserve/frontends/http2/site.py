@@ -12,7 +12,9 @@ from mypy_extensions import mypyc_attr
 from modserve.core.turn import turn_of
 
 from . import frames
-from .headers import Fields, Head
+from .budgets import INTERNAL, REASONS, Ending
+from .decoding import Fields
+from .headers import Head
 from .limits import LIMITS, ConnectionLimits
 from .stream import Stream
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _WARN: Final = 10.0
-"""Seconds between two warnings that connections were refused."""
+"""Seconds between two warnings that connections were refused, or ended."""
 
 _TICK: Final = 1.0
 """Seconds between two looks at all connections, unless a policy needs them more often."""
@@ -93,16 +95,18 @@ class Site:
         )
         self.last_descriptor = 0
         """Connections whose file descriptor is beyond it are refused: the rest is for other ports. 0: any may be."""
-        self._turned_away = 0
-        self._next_warning = 0.0
+        self.endings = dict.fromkeys(REASONS, 0)
+        """Connections that the server has ended before their time, by the reason."""
+        self._turned_away = Seldom()
+        self._cut_off = Seldom()
         self._dirty: list[Sending] = []
         self._ticking: asyncio.TimerHandle | None = None
 
     # What a subclass does
 
-    def understand(self, fields: Fields) -> Head:
-        """Raises `MalformedError`."""
-        return Head(fields)
+    def understand(self, fields: Fields, size: int) -> Head:
+        """`size`: bytes of the whole list, of which `fields` may be the beginning. Raises `MalformedError`."""
+        return Head(fields, size)
 
     def open(self, connection: "Sending", number: int, head: Head, window: int, room: int) -> Stream:
         """A client has opened a stream."""
@@ -126,18 +130,31 @@ class Site:
         """Whether a connection with this descriptor is one too many; that it is goes to the log from time to time."""
         if not self.last_descriptor or descriptor <= self.last_descriptor:
             return False
-        self._turned_away += 1
-        now = self.loop.time()
-        if now >= self._next_warning:
-            self._next_warning = now + _WARN
+        refused = self._turned_away.due(self.loop.time())
+        if refused:
             _log.warning(
                 "%d gRPC connections are open, and few descriptors are left, which other ports need: %d new ones were "
                 "refused; raise the limit on open files (ulimit -n)",
                 len(self.connections),
-                self._turned_away,
+                refused,
             )
-            self._turned_away = 0
         return True
+
+    def ended(self, ending: Ending, transport: asyncio.Transport, text: str = "") -> None:
+        """The server ends a connection. A client that has passed a limit gets into the log, from time to time."""
+        self.endings[ending.reason] += 1
+        if not ending.limit:
+            return
+        count = self._cut_off.due(self.loop.time())
+        if count:
+            _log.warning(
+                "the gRPC connection of %s is ended: %s (limit '%s': %s)%s",
+                _address(transport.get_extra_info("peername")),
+                text or ending.text,
+                ending.reason,
+                ending.limit,
+                f"; {count - 1} more since the last such line" if count > 1 else "",
+            )
 
     def age(self) -> float:
         """When a connection that is made now is told to end; 0: never."""
@@ -162,7 +179,11 @@ class Site:
         dirty, self._dirty = self._dirty, []
         for connection in dirty:
             connection.scheduled = False
-            connection.flush()
+            try:
+                connection.flush()
+            except Exception:  # others have something to say as well
+                _log.exception("a gRPC connection is dropped, since it could not be written to, unforeseen")
+                connection.drop_all(INTERNAL)
 
     def _tick(self) -> None:
         self.start_ticking()
@@ -173,6 +194,29 @@ class Site:
         passed = self.seconds - before
         for connection in list(self.connections):
             connection.check(self.seconds, passed)
+
+
+def _address(peer: object) -> str:
+    if isinstance(peer, tuple) and len(peer) >= 2:
+        return f"[{peer[0]}]:{peer[1]}" if ":" in str(peer[0]) else f"{peer[0]}:{peer[1]}"
+    return str(peer or "an unknown client")
+
+
+class Seldom:
+    """What may happen often, and is said once in a while."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._next = 0.0
+
+    def due(self, now: float) -> int:
+        """It has happened: how often since it was last said, or 0 if it is not to be said yet."""
+        self._count += 1
+        if now < self._next:
+            return 0
+        self._next = now + _WARN
+        count, self._count = self._count, 0
+        return count
 
 
 def announced(limits: ConnectionLimits) -> dict[int, int]:

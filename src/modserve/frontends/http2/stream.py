@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from mypy_extensions import mypyc_attr
 
-from .frames import CANCEL, window_update
+from .frames import CANCEL, INTERNAL_ERROR, window_update
 from .headers import Head
 
 if TYPE_CHECKING:
@@ -96,6 +96,10 @@ class Stream:
         """Everything has been sent."""
         raise NotImplementedError
 
+    def broken(self) -> None:
+        """Whoever serves it has raised, unforeseen."""
+        self.reset(INTERNAL_ERROR)
+
     def drained(self) -> None:
         """All that was pending has been sent, and the stream goes on."""
 
@@ -133,7 +137,9 @@ class Stream:
             self.moved = self.connection.site.seconds
             if self.pending is None:
                 self.pending = deque()
-        self.pending.extend(chunks)
+        for chunk in chunks:
+            if len(chunk):  # what has no bytes would wait for a window that it does not need
+                self.pending.append(chunk)
 
     def finish(self, block: bytes) -> None:
         """End it with a header block, behind all that was sent before."""

@@ -47,6 +47,7 @@ def opened() -> bytes:
     return headers(1).serialize()
 
 
+LONG = literal(b"long", b"x" * 70_000)
 CONNECTION_ERRORS = {
     "DATA on stream 0": (frame(DATA, 0, 0, b"x"), PROTOCOL_ERROR),
     "HEADERS on stream 0": (frame(frames.HEADERS, 4, 0, HEADERS), PROTOCOL_ERROR),
@@ -81,7 +82,19 @@ CONNECTION_ERRORS = {
     "padding longer than DATA": (opened() + frame(DATA, 8, 1, b"\x01"), PROTOCOL_ERROR),
     "padding longer than HEADERS": (frame(frames.HEADERS, 12, 1, b"\xff" + HEADERS), PROTOCOL_ERROR),
     "HEADERS without their padding": (frame(frames.HEADERS, 12, 1), PROTOCOL_ERROR),
-    "HEADERS of 70 KB": (frame(frames.HEADERS, 4, 1, bytes(70_000)), FRAME_SIZE_ERROR),
+    "HEADERS of 2 MB": (frame(frames.HEADERS, 4, 1, bytes(2_000_000)), FRAME_SIZE_ERROR),
+    "long HEADERS on stream 0": (frame(frames.HEADERS, 4, 0, bytes(70_000)), PROTOCOL_ERROR),
+    "long HEADERS on a stream of the server's": (frame(frames.HEADERS, 4, 2, HEADERS + LONG), PROTOCOL_ERROR),
+    "long CONTINUATION without HEADERS": (frame(CONTINUATION, 4, 1, bytes(70_000)), PROTOCOL_ERROR),
+    "a long block that is cut": (frame(frames.HEADERS, 4, 1, HEADERS + LONG[:-1]), COMPRESSION_ERROR),
+    "a long block with an index that is not there": (
+        frame(frames.HEADERS, 4, 1, HEADERS + LONG + b"\xff\x80\x01"),
+        COMPRESSION_ERROR,
+    ),
+    "PING within a long block": (
+        frame(frames.HEADERS, 0, 1, HEADERS + LONG) + frame(PING, 0, 0, bytes(8)),
+        PROTOCOL_ERROR,
+    ),
     "a frame of 16 MB": (b"\xff\xff\xff\0\0\0\0\0\1", FRAME_SIZE_ERROR),
     "an unknown frame of 16 MB": (b"\xff\xff\xff\xbe\0\0\0\0\0", FRAME_SIZE_ERROR),
     "an index that is not there": (frame(frames.HEADERS, 4, 1, b"\xff\x80\x01"), COMPRESSION_ERROR),
@@ -195,10 +208,11 @@ FLOODS = {
     "DATA for a stream that is over": opened() + RstStreamFrame(1).serialize() + frame(DATA, 0, 1) * NOISE,
     "trailers of a stream that is over": opened() + RstStreamFrame(1).serialize() + opened() * NOISE,
     "RST_STREAM again and again": opened() + RstStreamFrame(1).serialize() * NOISE,
-    "CONTINUATION": frame(frames.HEADERS, 0, 1, HEADERS) + frame(CONTINUATION, 0, 1, b"\x82") * 20,
-    "empty CONTINUATION": frame(frames.HEADERS, 0, 1, HEADERS) + frame(CONTINUATION, 0, 1) * 20,
-    "long CONTINUATION": frame(frames.HEADERS, 0, 1, HEADERS) + frame(CONTINUATION, 0, 1, b"\x82" * 16_000) * 5,
-    "an HPACK bomb": frame(frames.HEADERS, 5, 1, block(POST) + b"\x40\x01x\x7f\xbd\x1d" + b"y" * 3900 + b"\xbe" * 4000),
+    "CONTINUATION": frame(frames.HEADERS, 0, 1, HEADERS) + frame(CONTINUATION, 0, 1, b"\x82") * 90,
+    "empty CONTINUATION": frame(frames.HEADERS, 0, 1, HEADERS) + frame(CONTINUATION, 0, 1) * 90,
+    "long CONTINUATION": frame(frames.HEADERS, 0, 1, HEADERS) + frame(CONTINUATION, 0, 1, b"\x82" * 16_000) * 70,
+    "CONTINUATION behind a long block": frame(frames.HEADERS, 0, 1, HEADERS + LONG)
+    + frame(CONTINUATION, 0, 1, b"\x82") * 90,
 }
 
 
