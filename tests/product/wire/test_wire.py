@@ -304,7 +304,7 @@ def _settings(examples: int, steps: int, fixed: bool) -> settings:
 def test_whatever_happens_each_request_has_one_outcome(servers: Servers) -> None:
     try:
         if not SECONDS:
-            run_state_machine_as_test(WireMachine, settings=_settings(4, 30, True))
+            run_state_machine_as_test(WireMachine, settings=_settings(3, 20, True))
         end, number = time.monotonic() + SECONDS, SEED
         while time.monotonic() < end:
             print(f"seed {number}", flush=True)
