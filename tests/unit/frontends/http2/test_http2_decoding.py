@@ -3,6 +3,8 @@ does not change what the next one means.
 """
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -128,3 +130,15 @@ def test_little_is_kept_of_a_long_block() -> None:
         decoding.feed(piece)
     assert decoding.fields == [(b"a", b"b")]
     assert decoding._rest == b""
+
+
+@pytest.mark.parametrize(
+    "change", ["del hpack.table.HeaderTable.STATIC_TABLE", "hpack.huffman_table.decode_huffman = lambda text: text"]
+)
+def test_another_hpack_is_refused_at_the_start(change: str) -> None:
+    """With the reason, and what to do."""
+    program = f"import hpack.table, hpack.huffman_table; {change}; import modserve.frontends.http2.decoding"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "lacks what modserve uses of it" in done.stderr
+    assert "pip install 'hpack>=4.0,<4.3'" in done.stderr
