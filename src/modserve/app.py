@@ -256,7 +256,7 @@ async def serve(
                 return 1
             stack.enter_context(watchdog)
             if library is not None:
-                stack.callback(allocator.Trimmer(loop, library).stop)
+                stack.callback(allocator.Trimmer(loop, library, allocator.usage(library)).stop)
             stack.enter_context(server.changes.listening(freezer.changed))
             stack.enter_context(listeners.page.counting())
             loading = tasks.create_task(load())

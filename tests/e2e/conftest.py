@@ -26,6 +26,7 @@ LONGEST = (
     "test_memory_of_unloaded_models",
     "test_console_in_a_browser",
     "test_soak",
+    "test_memory_comes_back",
 )
 """What takes longest comes first: of several processes, none is left with it in the end (`--no-loadscope-reorder`)."""
 

@@ -4,14 +4,21 @@ By default, glibc returns a freed tensor's memory to the system, which clears th
 fifths of the CPU of a request of 4.8 MB. With these settings it keeps some memory, and after a busy time, or an attack,
 the `Trimmer` returns what is not used again soon. Other allocators stay as they are, and glibc's if the environment
 configures it.
+
+What is worth returning cannot be read from the size of the process: memory that responses hold while their clients are
+slow to read looks like memory that the allocator keeps. So the `Trimmer` goes by the *slack*: what the process has
+beyond what the allocator has given out, with what engines keep in allocators of their own (`core.spare_memory`). It
+rises when memory is freed, however long that was in use.
 """
 
 import asyncio
 import ctypes
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from modserve.core import spare_memory
 
 _log = logging.getLogger(__name__)
 
@@ -28,8 +35,12 @@ _ARENAS = 1
 so that a model which has left might stay there, or be counted with the next one."""
 
 LOOK_S = 2.0
-_SURPLUS = 64 * 1024 * 1024
-"""Bytes of growth since the last trimming that are worth returning."""
+_SURPLUS = 32 * 1024 * 1024
+"""Bytes of slack, more than after the last trimming, that are worth returning."""
+_REST = 8 * 1024 * 1024
+"""As `_SURPLUS`, when the slack stays as it is: what is left when a busy time is over."""
+_REPORT = ["arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"]
+"""The fields of ``struct mallinfo``: `uordblks` is what is in use of the heap, `hblkhd` of mappings of their own."""
 _STATM = Path("/proc/self/statm")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -53,33 +64,67 @@ def tune(library: ctypes.CDLL) -> None:
     library.mallopt(_M_ARENA_MAX, _ARENAS)
 
 
-class Trimmer:
-    """Returns memory to the system after a busy time. Checks every `LOOK_S` seconds, on the event loop."""
+def usage(library: ctypes.CDLL) -> Callable[[], int]:
+    """What tells how many bytes glibc has given out and not got back. It looks at each free block: microseconds.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, library: ctypes.CDLL) -> None:
+    Before glibc 2.33 it tells the number modulo 4 GiB.
+    """
+    name, number = ("mallinfo2", ctypes.c_size_t) if hasattr(library, "mallinfo2") else ("mallinfo", ctypes.c_uint)
+
+    class Report(ctypes.Structure):
+        _fields_ = [(field, number) for field in _REPORT]
+
+    report = ctypes.CFUNCTYPE(Report)((name, library))
+
+    def used() -> int:
+        numbers = report()
+        return int(numbers.uordblks + numbers.hblkhd)
+
+    return used
+
+
+class Trimmer:
+    """Returns memory to the system after a busy time. Looks every `LOOK_S` seconds, on the event loop.
+
+    Memory that is freed goes back at the second look, after 4 s at most; while still more is freed, at the first look
+    at which the slack has grown by less than what is worth returning.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, library: ctypes.CDLL, used: Callable[[], int]) -> None:
+        """`used` is that of `usage`."""
         self._loop = loop
         self._library = library
-        self._floor = self._last = resident()
+        self._used = used
+        self._floor = self._last = self._slack()
         self._timer = loop.call_later(LOOK_S, self._look)
 
     def stop(self) -> None:
         self._timer.cancel()
 
+    def _slack(self) -> int:
+        return resident() - self._used() + sum([each.spare() for each in spare_memory.keepers()])
+
     def _look(self) -> None:
-        now = resident()
-        growing = now > self._last
+        now = self._slack()
+        growth = now - self._last
         self._last = now
         self._floor = min(self._floor, now)
-        if growing or now < self._floor + _SURPLUS:
+        surplus = now - self._floor
+        if growth > _SURPLUS or surplus < (_REST if abs(growth) < _REST else _SURPLUS):
             self._timer = self._loop.call_later(LOOK_S, self._look)
         else:
             # It walks the whole heap, so it must not run on the event loop's thread.
-            trimming = self._loop.run_in_executor(None, self._library.malloc_trim, 0)
+            trimming = self._loop.run_in_executor(None, self._trim)
             trimming.add_done_callback(self._trimmed)
 
-    def _trimmed(self, trimming: "asyncio.Future[int]") -> None:
+    def _trim(self) -> None:
+        for each in spare_memory.keepers():
+            each.give_back()
+        self._library.malloc_trim(0)
+
+    def _trimmed(self, trimming: "asyncio.Future[None]") -> None:
         if not trimming.cancelled() and not self._loop.is_closed():
-            before, self._floor = self._last, resident()
+            before, self._floor = self._last, self._slack()
             self._last = self._floor
             _log.debug("gave %d MB of memory back to the system", max(0, before - self._floor) // 2**20)
             self._timer = self._loop.call_later(LOOK_S, self._look)

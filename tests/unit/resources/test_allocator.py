@@ -3,16 +3,16 @@ import ctypes
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
+from modserve.core import spare_memory
 from modserve.resources import allocator
 
 MIB = 1024 * 1024
 FREEING = """
 import ctypes, threading
-from modserve.resources.allocator import glibc, resident, tune
+from modserve.resources.allocator import glibc, resident, tune, usage
 
 library = glibc({})
 tune(library)
@@ -20,7 +20,8 @@ library.malloc.restype = ctypes.c_void_p
 library.malloc.argtypes = [ctypes.c_size_t]
 library.free.argtypes = [ctypes.c_void_p]
 library.malloc_trim(0)
-before = resident()
+used = usage(library)
+before, before_used = resident(), used()
 blocks = []
 
 def allocate():
@@ -33,11 +34,11 @@ for each in threads:
     each.start()
 for each in threads:
     each.join()
-held = resident() - before
+held, held_used = resident() - before, used() - before_used
 for each in blocks:
     library.free(each)
 library.malloc_trim(0)
-print(held, resident() - before)
+print(held, resident() - before, held_used, used() - before_used)
 """
 
 
@@ -77,12 +78,38 @@ class Loop:
         return False
 
 
+class Process:
+    """What the process has and what its allocator has given out of that, in MiB; the test sets both."""
+
+    def __init__(self) -> None:
+        self.resident = 100
+        self.used = 60
+
+    def in_use(self) -> int:
+        return self.used * MIB
+
+
+class Engine:
+    """An engine that keeps memory which the C library counts as in use."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.kept = 0
+
+    def spare(self) -> int:
+        return self.kept * MIB
+
+    def give_back(self) -> None:
+        self.process.used -= self.kept
+        self.process.resident -= self.kept
+        self.kept = 0
+
+
 @pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The process's memory in MiB, which the test sets."""
-    size = [100]
-    monkeypatch.setattr(allocator, "resident", lambda: size[0] * MIB)
-    return size
+def process(monkeypatch: pytest.MonkeyPatch) -> Process:
+    process = Process()
+    monkeypatch.setattr(allocator, "resident", lambda: process.resident * MIB)
+    return process
 
 
 async def look(loop: Loop) -> None:
@@ -93,26 +120,63 @@ async def look(loop: Loop) -> None:
     assert loop.timer is not None, "it goes on looking"
 
 
-async def test_memory_is_given_back_when_it_has_stopped_growing(memory: list[int]) -> None:
-    loop, library = Loop(), Library()
-    trimmer: Any = allocator.Trimmer(loop, library)  # type: ignore[arg-type]  # all that it uses of them
-    for size in (163, 500, 501, 500):
-        memory[0] = size
+async def looks(loop: Loop, process: Process, library: Library, *states: tuple[int, int]) -> list[int]:
+    """How often memory was given back after each look, at which the process has and uses so much."""
+    counts = []
+    for process.resident, process.used in states:
         await look(loop)
-    assert library.trimmed == 1
-    await look(loop)
-    assert library.trimmed == 1, "what could not be given back is in use: it is not tried again and again"
-    memory[0] = 563
-    await look(loop)
-    await look(loop)
-    assert library.trimmed == 1, "too little to be worth it"
-    memory[0] = 120
-    await look(loop)
-    memory[0] = 200
-    await look(loop)
-    await look(loop)
-    assert library.trimmed == 2
+        counts.append(library.trimmed)
+    return counts
+
+
+def started(process: Process) -> tuple[Loop, Library, allocator.Trimmer]:
+    loop, library = Loop(), Library()
+    trimmer = allocator.Trimmer(loop, library, process.in_use)  # type: ignore[arg-type]  # all that it uses of them
+    return loop, library, trimmer
+
+
+async def test_memory_is_given_back_when_the_slack_has_stopped_growing(process: Process) -> None:
+    loop, library, trimmer = started(process)
+    assert await looks(loop, process, library, (500, 100), (700, 200), (701, 200)) == [0, 0, 1]
+    assert await looks(loop, process, library, (701, 200)) == [1], "what could not be given back is not tried again"
+    assert await looks(loop, process, library, (721, 200), (732, 200)) == [1, 1], "too little to be worth it"
+    assert await looks(loop, process, library, (240, 200), (280, 200), (281, 201)) == [1, 1, 2]
     trimmer.stop()
+
+
+async def test_memory_in_use_is_no_slack_however_long_it_is_held(process: Process) -> None:
+    """Responses that waited for slow readers for minutes: their memory goes back when these have gone."""
+    loop, library, trimmer = started(process)
+    assert await looks(loop, process, library, *[(2100, 2060)] * 30) == [0] * 30
+    assert await looks(loop, process, library, (1800, 60), (1800, 60)) == [0, 1]
+    trimmer.stop()
+
+
+async def test_a_busy_process_gives_back_while_its_slack_changes(process: Process) -> None:
+    loop, library, trimmer = started(process)
+    assert await looks(loop, process, library, (200, 60), (215, 60), (230, 60)) == [0, 1, 1]
+    trimmer.stop()
+
+
+async def test_the_rest_goes_back_when_the_process_is_quiet(process: Process) -> None:
+    loop, library, trimmer = started(process)
+    assert await looks(loop, process, library, (110, 60), (120, 60), (120, 60)) == [0, 0, 1]
+    assert await looks(loop, process, library, (127, 60), (127, 60)) == [1, 1], "a few megabytes are no rest"
+    trimmer.stop()
+
+
+async def test_what_engines_have_to_spare_is_slack(process: Process) -> None:
+    loop, library, trimmer = started(process)
+    engine = Engine(process)
+    spare_memory.register(engine)
+    try:
+        assert await looks(loop, process, library, *[(2100, 2060)] * 5) == [0] * 5
+        engine.kept = 1900
+        assert await looks(loop, process, library, (2100, 2060), (2100, 2060)) == [0, 1]
+        assert (process.resident, process.used, engine.kept) == (200, 160, 0)
+    finally:
+        spare_memory.unregister(engine)
+        trimmer.stop()
 
 
 def test_the_thresholds_are_set() -> None:
@@ -124,9 +188,27 @@ def test_the_thresholds_are_set() -> None:
 def test_what_threads_have_freed_goes_back_to_the_system() -> None:
     """In a process of its own, since the settings hold for all of it."""
     done = subprocess.run([sys.executable, "-c", FREEING], capture_output=True, text=True, check=True, timeout=60)
-    held, kept = map(int, done.stdout.split())
+    held, kept, held_used, kept_used = map(int, done.stdout.split())
     assert 110 * MIB < held < 140 * MIB
     assert kept < 10 * MIB
+    assert 119 * MIB < held_used < 121 * MIB
+    assert abs(kept_used) < MIB
+
+
+@pytest.mark.parametrize("name", ["mallinfo2", "mallinfo"])
+def test_what_is_in_use_is_known_of_older_libraries(name: str) -> None:
+    """Before glibc 2.33 there is only `mallinfo`."""
+    library = allocator.glibc({})
+    assert library is not None
+    handle = library._handle
+
+    class Older:
+        def __init__(self) -> None:
+            self._handle = handle
+            if name == "mallinfo2":
+                self.mallinfo2 = None
+
+    assert 0 < allocator.usage(Older())() < 2**32  # type: ignore[arg-type]  # all that it uses of it
 
 
 @pytest.mark.parametrize("name", ["LD_PRELOAD", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES"])

@@ -5,13 +5,14 @@ from collections.abc import Mapping
 import numpy as np
 import onnxruntime as ort
 
-from modserve.core import dtypes
+from modserve.core import dtypes, spare_memory
 from modserve.core.errors import internal, invalid, unsupported
 from modserve.core.model_config import ModelConfig
 from modserve.core.tensor import Array
 
 from .divisions import division_by_zero
 from .options import SHRINKAGE, log_severity
+from .output_memory import LARGE, output_memory
 from .sessions import text_of
 from .tensors import decoded, to_array, to_bfloat16
 
@@ -45,6 +46,9 @@ class OnnxRuntimeInstance:
                 f"model '{config.name}': ONNX Runtime's Python interface cannot give BF16 outputs to a model that "
                 f"takes strings, as input '{self._strings[0]}' is"
             )
+        self._memory = None if "cpu:0" in shrink else output_memory(session)
+        if self._memory is not None:
+            spare_memory.register(self._memory)
 
     def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
         feeds: dict[str, Array | ort.OrtValue] = dict(inputs)
@@ -57,7 +61,12 @@ class OnnxRuntimeInstance:
         try:
             if self._gives_bfloat16:
                 return self._execute_with_values(feeds, outputs)
-            return dict(zip(outputs, self._session.run(outputs, feeds, self._run_options), strict=True))
+            results = self._session.run(outputs, feeds, self._run_options)
+            if self._memory is not None:
+                for each in results:
+                    if each.nbytes >= LARGE:
+                        self._memory.hold(each)
+            return dict(zip(outputs, results, strict=True))
         except Exception as error:  # ONNX Runtime's exceptions share no base class but this
             text = text_of(error)
             if (division := division_by_zero(text)) is not None:
@@ -71,6 +80,8 @@ class OnnxRuntimeInstance:
             raise
 
     def close(self) -> None:
+        if self._memory is not None:
+            spare_memory.unregister(self._memory)
         del self._session
 
     def _execute_with_values(
