@@ -73,7 +73,9 @@ def test_the_values_of_a_full_configuration() -> None:
         InstanceGroup("foo_0", InstanceKind.MODEL, 1),
         InstanceGroup("two", InstanceKind.CPU, 3),
     )
-    assert found.dynamic_batching == DynamicBatching((4, 8), 100_000, default_policy=QueuePolicy(16, 2_000_000))
+    assert found.dynamic_batching == DynamicBatching(
+        (4, 8), 100_000, default_policy=QueuePolicy(16, 2_000_000), measured_sizes=False
+    )
     assert (found.parameters, found.metric_tags, found.graph_optimization_level) == ({"k": "v"}, {"t": "u"}, -1)
     assert (found.name, found.backend, found.platform) == ("foo", "onnxruntime", "onnxruntime_onnx")
     assert (found.max_batch_size, found.default_model_filename) == (8, "model.onnx")
@@ -432,3 +434,24 @@ def test_an_engine_may_add_tensors_to_those_that_are_configured() -> None:
     assert [(one.name, one.data_type) for one in message.input] == [("IN1", pb.TYPE_FP32), ("IN0", pb.TYPE_FP32)]
     assert [one.name for one in message.output] == ["OUT", "OTHER"]
     assert any("configuration expects 1 inputs, model provides 2" in each for each in problems(text, description))
+
+
+@pytest.mark.parametrize(
+    ("batching", "parameter", "measured"),
+    [
+        ("", "", True),
+        ("preferred_batch_size: [ 4 ]", "", False),
+        ("preferred_batch_size: [ 8 ]", "", False),
+        ("preferred_batch_size: [ 8 ]", "measured", True),
+        ("", "always", False),
+    ],
+    ids=["nothing", "a size", "the largest", "a size, and trials", "no trials"],
+)
+def test_batch_sizes_are_tried_out_only_where_none_are_preferred(batching: str, parameter: str, measured: bool) -> None:
+    key = (
+        f'parameters {{ key: "scheduling.grow_batches" value {{ string_value: "{parameter}" }} }}' if parameter else ""
+    )
+    found = finish(f"max_batch_size: 8 dynamic_batching {{ {batching} }} {key} {ONE_EACH}").config.dynamic_batching
+    assert found is not None
+    assert found.preferred_batch_sizes == ((4,) if "4" in batching else (8,))
+    assert found.measured_sizes is measured

@@ -79,7 +79,8 @@ def _ordering_faults(batching: pb.ModelDynamicBatching, name: str) -> Faults:
             yield (_BATCHING, *path, "timeout_action"), f"Queue policy can not have DELAY as timeout action {because}"
 
 
-def dynamic_batching(message: pb.ModelConfig) -> DynamicBatching | None:
+def dynamic_batching(message: pb.ModelConfig, *, prefers_sizes: bool) -> DynamicBatching | None:
+    """With `prefers_sizes`, the batch sizes are not found by trial, unless a parameter wants them to be."""
     if not message.HasField(_BATCHING):
         return None
     batching = message.dynamic_batching
@@ -94,7 +95,7 @@ def dynamic_batching(message: pb.ModelConfig) -> DynamicBatching | None:
             level: _queue_policy(policy, batching.preserve_ordering)
             for level, policy in batching.priority_queue_policy.items()
         },
-        **values(message, BATCHER),
+        **{"measured_sizes": not prefers_sizes, **values(message, BATCHER)},
     )
 
 
