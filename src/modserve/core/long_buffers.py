@@ -12,6 +12,8 @@ from collections.abc import Callable
 from functools import cache
 from io import BytesIO
 
+import numpy as np
+
 WORTHWHILE = 32 * 1024 * 1024
 """Bytes of the shortest buffer: shorter ones come from memory that the allocator keeps and has written to before."""
 
@@ -21,6 +23,13 @@ be used, is then a small part of the whole."""
 
 _MADV_HUGEPAGE = 14
 _OVERHEAD = sys.getsizeof(b"")
+
+
+def copy_of(raw: bytes | bytearray | memoryview) -> memoryview:
+    """Read-only. Other threads run meanwhile, which `bytes(raw)` would not let them."""
+    copy = np.empty(len(raw), np.uint8)
+    np.copyto(copy, np.frombuffer(raw, np.uint8))
+    return memoryview(copy).toreadonly()
 
 
 def room(size: int) -> BytesIO:
