@@ -29,7 +29,7 @@ def copy_of(raw: bytes | bytearray | memoryview) -> memoryview:
     """Read-only. Other threads run meanwhile, which `bytes(raw)` would not let them."""
     copy = np.empty(len(raw), np.uint8)
     np.copyto(copy, np.frombuffer(raw, np.uint8))
-    return memoryview(copy).toreadonly()
+    return copy.data.toreadonly()
 
 
 def room(size: int) -> BytesIO:

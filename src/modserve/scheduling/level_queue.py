@@ -11,7 +11,8 @@ lane of its group with its level's number. Levels, groups and lanes exist while 
 The head of the first level runs next, with those of its group: all of the lanes in the order of their levels. A group
 must not overtake others for ever. So those that arrived more than `look_ahead` arrivals after the first of their group
 wait for a later batch; this ends a lane, since who is behind such a request in it came later or was moved there. If
-nobody else waits, there is nobody to overtake, and the limit does not apply.
+nobody else waits, there is nobody to overtake, and the limit does not apply. With a `look_ahead` of 0 nobody overtakes
+at all: the batch ends, as in Triton, before the first request of another group.
 
 Behind a batch that waits for its delay others may be due: the groups that are `ripe`, which have enough requests for a
 batch, the group of the request that came first, and those of the requests that are pressed for time.
@@ -34,6 +35,9 @@ from .queue import GONE, Line, RequestQueue
 
 _RIPE_LOOKED_AT = 8
 """A group with enough requests for a batch may still wait for a larger one: a look asks no more than so many."""
+
+_ORDERED_LOOKED_AT = 1024
+"""As many requests at most make up a batch that overtakes nobody."""
 
 
 @dataclass(slots=True)
@@ -200,12 +204,27 @@ class LevelQueue(RequestQueue):
     def _looked_at(self, group: _Group) -> _Group:
         """A group that knows who joins its next batch."""
         alone = len(self._groups) == 1
-        group.last_arrival = self._arrivals if alone else group.first().arrival + self._look_ahead
+        if alone:
+            group.last_arrival = self._arrivals
+        elif self._look_ahead:
+            group.last_arrival = group.first().arrival + self._look_ahead
+        else:
+            group.last_arrival = self._last_in_order(group)
         group.whole = self._arrivals <= group.last_arrival
         group.closed = self._arrivals >= group.last_arrival and not alone
         if group.lengths is not None:
             group.lengths.last_arrival = group.last_arrival
         return group
+
+    def _last_in_order(self, group: _Group) -> int:
+        """The arrival of the last request that runs with the first of a group without overtaking any."""
+        first = group.first()
+        last, key = first.arrival, first.shape_key
+        for inflight in islice(self, _ORDERED_LOOKED_AT):
+            if inflight.shape_key != key:
+                break
+            last = max(last, inflight.arrival)
+        return last
 
     def _in_turn(self) -> Iterator[_Group]:
         levels = self._levels

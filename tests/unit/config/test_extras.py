@@ -159,3 +159,19 @@ def test_a_queue_delay_that_a_latency_goal_does_not_allow(text: str, problem: st
 )
 def test_a_queue_delay_that_goes_with_the_goals(text: str) -> None:
     assert finish(text + ONE_EACH).config.max_batch_size == (4 if "batching" in text else 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "look_ahead"),
+    [
+        ("dynamic_batching { }", 1024),
+        ("dynamic_batching { preserve_ordering: true }", 0),
+        ("dynamic_batching { } model_transaction_policy { decoupled: true }", 0),
+        ("dynamic_batching { preserve_ordering: true }" + parameter("scheduling.look_ahead", "7"), 7),
+    ],
+    ids=["usually", "responses in order", "decoupled", "as configured"],
+)
+def test_nobody_is_overtaken_where_clients_see_the_order(text: str, look_ahead: int) -> None:
+    found = finish(f"max_batch_size: 8 {text} {ONE_EACH}").config.dynamic_batching
+    assert found is not None
+    assert found.look_ahead == look_ahead

@@ -106,6 +106,18 @@ def test_who_came_much_later_does_not_overtake() -> None:
     assert queue.together(entries[0]) == [entries[0], entries[3]]
 
 
+def test_nobody_is_overtaken_without_look_ahead() -> None:
+    """A batch ends before the first request of another shape, however many of its own came before that."""
+    queue = Queue(look_ahead=0)
+    first, second, other, third = (inflight(shape_key=key) for key in ("a", "a", "b", "a"))
+    fill(queue, first, second, other, third)
+    together, *_ = queue.candidates()
+    assert (list(together), together.closed) == ([first, second], True)
+    assert take(queue, 2) == [first, second]
+    assert take(queue, 1) == [other]
+    assert take(queue, 1) == [third]
+
+
 def test_what_is_taken_is_what_is_together() -> None:
     queue = Queue(look_ahead=3)
     (first,) = fill(queue, inflight(shape_key="x"), level=1)

@@ -95,8 +95,20 @@ def dynamic_batching(message: pb.ModelConfig, *, prefers_sizes: bool) -> Dynamic
             level: _queue_policy(policy, batching.preserve_ordering)
             for level, policy in batching.priority_queue_policy.items()
         },
-        **{"measured_sizes": not prefers_sizes, **values(message, BATCHER)},
+        **{
+            **({"look_ahead": 0} if _shows_order(message) else {}),
+            "measured_sizes": not prefers_sizes,
+            **values(message, BATCHER),
+        },
     )
+
+
+def _shows_order(message: pb.ModelConfig) -> bool:
+    """Whether clients can see, or rely on, the order in which requests are executed.
+
+    They ask for it with `preserve_ordering`; the responses of decoupled models leave as their requests run.
+    """
+    return message.dynamic_batching.preserve_ordering or message.model_transaction_policy.decoupled
 
 
 def _queue_policy(policy: pb.ModelQueuePolicy, ordered: bool) -> QueuePolicy:
