@@ -605,6 +605,9 @@ class FakeSession:
     def get_providers(self) -> list[str]:
         return self.providers
 
+    def get_session_options(self) -> Any:
+        return self.options
+
     def get_inputs(self) -> list[object]:
         return []
 

@@ -198,7 +198,9 @@ class Opening(Controlling):
         self.highest = number
 
     def _open_stream(self, number: int, head: Head, ends: bool) -> None:
-        self._check_number(number)
+        if not number & 1:
+            self._check_number(number)
+        self.highest = number
         site = self.site
         if number > self.last_stream or len(self.streams) >= (site.limits.streams or site.limits.most_streams):
             self.refuse(number, frames.REFUSED_STREAM)

@@ -109,7 +109,11 @@ class Reading(Opening):
             turn.begin()
             for stream in ready:
                 if not stream.over:
-                    self._begin(stream)
+                    try:
+                        stream.begin()
+                    except Exception:  # it is the end of this stream, and of no other
+                        _log.exception("a gRPC call is ended, since it could not be begun, unforeseen")
+                        stream.broken()
             turn.end()
         if self._received >= self.site.connection_window // 2:
             self._out.append(frames.window_update(0, self._received))
@@ -121,14 +125,6 @@ class Reading(Opening):
             self._wait()
         if self._out or self._sendable is not None or self.closing:
             self.flush()
-
-    def _begin(self, stream: Stream) -> None:
-        """Serve it. What goes wrong is the end of this stream, and no other's."""
-        try:
-            stream.begin()
-        except Exception:
-            _log.exception("a gRPC call is ended, since it could not be begun, unforeseen")
-            stream.broken()
 
     def _wait(self) -> None:
         """Read on in the next turn of the event loop: others come first."""
