@@ -45,9 +45,7 @@ class ProductMachine(RuleBasedStateMachine):
 
     world: World
 
-    @initialize(
-        limit=SIZES, models=st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True)
-    )
+    @initialize(limit=SIZES, models=st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True))
     def start(self, limit: int, models: list[str]) -> None:
         self.models = models
         self.world = World(limit)
@@ -127,7 +125,7 @@ class ProductMachine(RuleBasedStateMachine):
         after: str,
     ) -> None:
         name = self.one(_without_sequences, model)
-        parameters = {"priority": priority} if priority else {}
+        parameters: dict[str, Any] = {"priority": priority} if priority else {}
         for _ in range(count):
             self.world.submit(
                 name, timeout_s=timeout_s, queue_timeout_ms=queue_timeout_ms, reaction=reaction, **parameters
@@ -255,7 +253,9 @@ class ProductMachine(RuleBasedStateMachine):
         name = self.one(_varies, model)
         for changes in (first, second):
             for _ in range(between):
-                sequence = {"sequence_id": 7, "sequence_start": True} if MODELS[name].sequences else {}
+                sequence: dict[str, Any] = {}
+                if MODELS[name].sequences:
+                    sequence = {"sequence_id": 7, "sequence_start": True}
                 self.world.submit(name, **sequence)
                 self.after(after)
             self.world.need(name)

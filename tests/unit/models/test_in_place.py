@@ -229,6 +229,7 @@ async def test_three_changes_while_requests_wait_in_each_queue(bench: Bench) -> 
     assert not list(bench.model._former)
     assert bench.opened == 1
 
+
 async def test_the_cache_is_put_before_the_model_and_taken_away(bench: Bench) -> None:
     cached = ONE + DYNAMIC + "response_cache { enable: true }"
     await bench.change(cached)
