@@ -82,7 +82,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
     def _write_to_self(self) -> None: ...
 
-    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
+    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:  # type: ignore[override]  # as below
         raise NotImplementedError("there is nothing to watch: timers go by the loop's time")
 
     def run_in_executor(  # type: ignore[override]  # typeshed's has type variables
