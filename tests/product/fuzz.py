@@ -10,11 +10,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from hypothesis import seed  # noqa: E402
-from hypothesis.stateful import get_state_machine_test  # noqa: E402
+from hypothesis import seed
+from hypothesis.stateful import get_state_machine_test
 
-from product.machine import ProductMachine  # noqa: E402
-from product.test_product import thorough  # noqa: E402
+from product.machine import ProductMachine
+from product.test_product import thorough
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """What is true when nothing runs any more, whatever has happened before."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from modserve.core.servable import RequestHolder, SequenceKeeper, Servable, base
 from modserve.execution.rate_limit import State
@@ -52,7 +53,7 @@ def _check_ready_models_answer(world: World) -> None:
             continue  # it takes requests, and cannot answer them
         versions = [servable.id.version for servable in world.served(name)]
         for version in (None, *versions) if versions else ():
-            sequence = (
+            sequence: dict[str, Any] = (
                 {"sequence_id": 999, "sequence_start": True, "sequence_end": True} if MODELS[name].sequences else {}
             )
             entry = world.submit(name, version=version, **sequence)
@@ -79,8 +80,8 @@ def _check_rest(world: World) -> None:
     assert not table.locks.busy, f"{table.locks.busy} are being changed, by nobody"
     assert not table.locks._queue
     assert not any(model.finishing for model in table.models.values()), "retired models are not closed"
-    for model in (each for model in table.models.values() for each in model.served.values()):
-        for layer in _layers(model):
+    for servable in (each for model in table.models.values() for each in model.served.values()):
+        for layer in _layers(servable):
             _check_layer(layer)
     _check_engines(world)
     _check_limiter(world)

@@ -125,7 +125,7 @@ class ProductMachine(RuleBasedStateMachine):
         after: str,
     ) -> None:
         name = self.one(_without_sequences, model)
-        parameters = {"priority": priority} if priority else {}
+        parameters: dict[str, Any] = {"priority": priority} if priority else {}
         for _ in range(count):
             self.world.submit(
                 name, timeout_s=timeout_s, queue_timeout_ms=queue_timeout_ms, reaction=reaction, **parameters
@@ -253,7 +253,9 @@ class ProductMachine(RuleBasedStateMachine):
         name = self.one(_varies, model)
         for changes in (first, second):
             for _ in range(between):
-                sequence = {"sequence_id": 7, "sequence_start": True} if MODELS[name].sequences else {}
+                sequence: dict[str, Any] = {}
+                if MODELS[name].sequences:
+                    sequence = {"sequence_id": 7, "sequence_start": True}
                 self.world.submit(name, **sequence)
                 self.after(after)
             self.world.need(name)

@@ -1,4 +1,4 @@
-"""Simulated time and threads: what a whole server does in minutes happens here in milliseconds, always in the same order.
+"""Simulated time and threads: what a server does in minutes happens in milliseconds, and always in the same order.
 
 `SimulatedLoop` is an event loop whose clock stands still while anything can run, and then jumps to the next timer. What
 would run on other threads, loads of models and closings of engines, runs on the loop's own, in order, one piece of work
@@ -82,10 +82,12 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
     def _write_to_self(self) -> None: ...
 
-    def add_reader(self, *_: Any) -> None:
+    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:  # type: ignore[override]  # as below
         raise NotImplementedError("there is nothing to watch: timers go by the loop's time")
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
+    def run_in_executor(  # type: ignore[override]  # typeshed's has type variables
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> "asyncio.Future[Any]":
         return asyncio.wrap_future(_submit(self, partial(func, *args)), loop=self)
 
     def on_thread(self, work: Callable[[], None]) -> None:

@@ -97,3 +97,18 @@ def test_instances_with_resources_while_a_batch_waits_for_more() -> None:
         assert not world.executions
         world.run(0.2)
         assert len(world.executions) == 1
+
+
+def test_a_load_and_requests_for_the_version_before_it_want_the_same_memory() -> None:
+    """The version before it was loaded again while it was held back, left with nothing done, and so on without an end."""
+    with World(ONE) as world:
+        world.submit("cached")
+        world.run()
+        world.change("cached", delay_ms=100)
+        world.run()
+        world.submit("cached")
+        world.run()
+        world.change("cached", preferred=2)
+        world.run(2.0)
+        world.submit("cached")
+        world.run(2.0)

@@ -239,8 +239,7 @@ class OnDemandModel:
         self._backoff.succeeded()
         if not self.pinned:
             self._idle.start()
-        if not self._held_back:
-            self._waiting.hand_over(inner)
+        self.hold_back(False)  # it has left for whoever held it back, and come again for those that wait
         self._memory.changed()  # it may leave from now on
 
     def _nobody_waits(self) -> None:
