@@ -110,7 +110,8 @@ def of_rpc(failure: grpc.RpcError) -> Outcome:
 
 
 def of_client(failure: InferenceServerException) -> Outcome:
-    status = str(failure.status()).removeprefix("StatusCode.")
+    """The errors of a stream are texts without a code."""
+    status = str(failure.status() or "ERROR").removeprefix("StatusCode.")
     return error(_CODES.get(int(status), status) if status.isdigit() else status, failure.message())
 
 

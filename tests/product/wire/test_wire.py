@@ -238,7 +238,7 @@ class WireMachine(RuleBasedStateMachine):
     @rule(weights=st.sampled_from([(1, 1), (9, 1), (0, 1), (1, 0)]), rollback=st.booleans(), shadow=st.booleans())
     def route(self, weights: tuple[int, int], rollback: bool, shadow: bool) -> None:
         routing: dict[str, Any] = {"split": {"1": weights[0], "2": weights[1]}}
-        if rollback:
+        if rollback and all(weights):  # another version has to take its place
             routing["rollback"] = {"version": 2, "error_share": 0.1, "least_requests": 3, "last_requests": 10}
         if shadow and not weights[0]:  # what serves clients is no shadow
             routing["shadow"] = {"version": 1, "share": 0.5}
