@@ -25,13 +25,13 @@ from .frontends.certificates import CertificateError
 from .frontends.offload import background_threads
 from .listeners import Listeners, Ports
 from .model_setup import backend_options, loader_options, models_to_load, repositories
-from .models.advice import absent_backends
-from .models.caching import Caching, make_cache
-from .models.loader import Loader
+from .models.diagnosis.advice import absent_backends
+from .models.loading.loader import Loader
 from .models.residency.admission import Residency
 from .models.residency.growth import Growth
 from .models.residency.sizes import Meter
 from .models.residency.work import Lending
+from .models.serving.caching import Caching, make_cache
 from .observability import prometheus
 from .observability.access_log import access_log
 from .observability.failure_log import FailureLog

@@ -12,9 +12,9 @@ from .config import from_json
 from .core.errors import ModserveError, invalid
 from .core.loading import CONFIG_FILE, Repository
 from .core.warm_up_config import WarmUpMode
-from .models.integrity import Guard
-from .models.loader import LoaderOptions
-from .models.one_file import ModelFile, is_model_directory, is_repository, model_file
+from .models.loading.integrity import Guard
+from .models.loading.loader import LoaderOptions
+from .models.loading.one_file import ModelFile, is_model_directory, is_repository, model_file
 from .repository.control import ALL
 from .repository.files import DirectoryRepository, FileModel, FileRepository
 from .repository.overrides import check_model_name

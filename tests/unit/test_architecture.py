@@ -52,8 +52,13 @@ RULES = {
     "observability": rule("core", "mypy_extensions opentelemetry orjson prometheus_client"),
     "scheduling": rule("core resources", "mypy_extensions"),
     "execution": rule("core backends.api resources", "mypy_extensions numpy"),
-    "models": rule(
-        "core resources config backends.api backends.catalogue backends.code backends.registry execution scheduling"
+    "models": rule(),
+    "models.diagnosis": rule("core config backends.catalogue"),
+    "models.residency": rule("core config scheduling"),
+    "models.serving": rule("core resources config backends.api execution scheduling"),
+    "models.loading": rule(
+        "core resources config backends.api backends.code backends.registry execution scheduling "
+        "models.diagnosis models.residency models.serving"
     ),
     "in_process": rule("core resources"),
     "server": rule("core in_process repository resources observability"),
@@ -91,6 +96,14 @@ RULES = {
     "__about__": rule(),
     "form": rule(),
 }
+"""The longest of these names that a module is in has its rule."""
+
+
+def unit(module: str) -> str:
+    """The package or module whose rule holds for a module, or for what is taken from one; empty if there is none."""
+    while module and module not in RULES:
+        module = module.rpartition(".")[0]
+    return module
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -132,7 +145,7 @@ def within(name: str, allowed: str) -> bool:
 
 def violations(module: str, text: str, is_package: bool = False) -> list[str]:
     """What a module imports against the rules of its package."""
-    own = module.split(".")[0]
+    own = unit(module)
     allowed = RULES[own]
     here = f"modserve.{module}"
     package = here if is_package else here.rpartition(".")[0]
@@ -140,7 +153,7 @@ def violations(module: str, text: str, is_package: bool = False) -> list[str]:
     for name in imports(text, package):
         if within(name, "modserve"):
             inner = name.removeprefix("modserve").removeprefix(".")
-            fine = any(within(inner, each) for each in {own, *ANYWHERE, *allowed.ours})
+            fine = unit(inner) == own or any(within(inner, each) for each in {*ANYWHERE, *allowed.ours})
         else:
             top = name.split(".")[0]
             fine = top in sys.stdlib_module_names or any(within(name, each) for each in allowed.foreign)
@@ -150,8 +163,9 @@ def violations(module: str, text: str, is_package: bool = False) -> list[str]:
 
 
 def test_every_package_has_a_rule() -> None:
-    assert {name.split(".")[0] for name, _ in modules()} <= set(RULES)
-    assert {name.split(".")[0] for each in RULES.values() for name in each.ours} <= set(RULES)
+    assert [name for name, _ in modules() if not unit(name)] == []
+    assert [name for each in RULES.values() for name in each.ours if not unit(name)] == []
+    assert {unit(name) for name, _ in modules()} == set(RULES), "rules for what is no longer there"
 
 
 def test_imports() -> None:
@@ -163,23 +177,35 @@ def test_imports() -> None:
 
 
 @functools.cache
-def package_graph() -> dict[str, set[str]]:
-    """Package → packages that it imports in fact."""
+def unit_graph() -> dict[str, set[str]]:
+    """What has a rule → what else that has one it imports in fact."""
     graph: dict[str, set[str]] = {}
     for module, path in modules():
-        own = module.split(".")[0]
         here = f"modserve.{module}"
         package = here if path.name == "__init__.py" and path.parent != SOURCE else here.rpartition(".")[0]
         for name in imports(path.read_text(encoding="utf-8"), package):
-            parts = name.split(".")
-            if parts[0] == "modserve" and parts[1] in EVERYTHING and parts[1] != own:
-                graph.setdefault(own, set()).add(parts[1])
-    return graph
+            if within(name, "modserve"):
+                graph.setdefault(unit(module), set()).add(unit(name.removeprefix("modserve.")))
+    return {own: others - {own, "", *ANYWHERE} for own, others in graph.items()}
+
+
+def package_graph() -> dict[str, set[str]]:
+    """Package → packages that it imports in fact."""
+    graph: dict[str, set[str]] = {}
+    for own, others in unit_graph().items():
+        graph.setdefault(own.split(".")[0], set()).update(other.split(".")[0] for other in others)
+    return {own: others - {own} for own, others in graph.items()}
 
 
 def test_the_package_graph_has_no_cycles() -> None:
     graph = package_graph()
     assert graph["scheduling"] == {"core", "resources"}  # or nothing was read
+    TopologicalSorter(graph).prepare()
+
+
+def test_packages_inside_a_package_import_each_other_in_one_direction() -> None:
+    graph = unit_graph()
+    assert {"models.diagnosis", "models.serving"} <= graph["models.loading"]  # or nothing was read
     TopologicalSorter(graph).prepare()
 
 
@@ -257,7 +283,7 @@ def test_a_circle_is_found() -> None:
 
 
 def test_only_the_command_line_and_the_library_import_app() -> None:
-    found = {package for package, others in package_graph().items() if "app" in others}
+    found = {package for package, others in unit_graph().items() if "app" in others}
     assert found <= {"cli", "connecting", "mounting", "testing", "__init__"}
 
 
@@ -280,8 +306,8 @@ FORBIDDEN = {
     "in a loop": ("core.tensor", "for a in b:\n    with a:\n        import modserve.app", "modserve.app"),
     "for type checkers": (
         "scheduling.queue",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from modserve.models.model import Model",
-        "modserve.models.model.Model",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from modserve.models.serving.model import Model",
+        "modserve.models.serving.model.Model",
     ),
     "another module of a package": (
         "execution.pool",
@@ -289,12 +315,18 @@ FORBIDDEN = {
         "modserve.backends.registry.BackendRegistry",
     ),
     "a whole package for one module": ("execution.pool", "import modserve.backends", "modserve.backends"),
+    "another package inside a package": (
+        "models.serving.model",
+        "from ..loading.loader import Loader",
+        "modserve.models.loading.loader.Loader",
+    ),
+    "the package above": ("models.serving.model", "from .. import x", "modserve.models.x"),
     "the package itself": ("core.tensor", "from modserve import Tensor", "modserve.Tensor"),
     "foreign": ("core.tensor", "import onnxruntime as ort", "onnxruntime"),
     "foreign namespace": ("pb.inference", "from google.cloud import storage", "google.cloud.storage"),
-    "likely named": ("models.loader", "import modserve.backends.api_extra", "modserve.backends.api_extra"),
+    "likely named": ("models.loading.loader", "import modserve.backends.api_extra", "modserve.backends.api_extra"),
     "app": ("frontends.metrics", "from modserve.app import serve", "modserve.app.serve"),
-    "testing": ("models.model", "from modserve.testing import FakeClock", "modserve.testing.FakeClock"),
+    "testing": ("models.serving.model", "from modserve.testing import FakeClock", "modserve.testing.FakeClock"),
 }
 
 
@@ -309,7 +341,7 @@ def test_a_forbidden_import_is_found(case: str) -> None:
     [
         ("core.tensor", "import math, os.path\nimport numpy as np\nfrom . import dtypes\nfrom .errors import x", False),
         ("execution.pool", "from modserve.backends.api import BackendInstance", False),
-        ("models.loader", "from modserve import config as model_config", False),
+        ("models.loading.loader", "from modserve import config as model_config", False),
         ("server", "from .core.errors import Code\nfrom .__about__ import __version__", False),
         ("config", "from .pbtxt import read\nfrom . import defaults\nfrom ..core import errors", True),
     ],

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class EngineControl:
-    """Implements `models.calls.ModelControl`: what the engines of one worker may do to the server's models.
+    """Implements `models.serving.calls.ModelControl`: what the engines of one worker may do to the server's models.
 
     A load or unload by an engine would be one worker's alone, and may come while all of them load: it is refused.
     """

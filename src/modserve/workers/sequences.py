@@ -19,7 +19,7 @@ from modserve.core.response import InferenceResponse, Outcome, ResponseSink
 from modserve.core.sequence import SequenceId, membership
 from modserve.core.servable import SequenceKeeper, Servable, context_to_pass_on, submit_traced
 from modserve.frontends.errors import to_client_error
-from modserve.models.wrappers import ModelWrapper
+from modserve.models.serving.wrappers import ModelWrapper
 from modserve.server import Server
 
 from . import inference

@@ -15,8 +15,8 @@ from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, ResponseSink
 from modserve.core.statistics import FailureReason, ModelStatistics
 from modserve.core.version import ModelId
-from modserve.models.assembly import wrapped
-from modserve.models.cached import CachedModel
+from modserve.models.loading.assembly import wrapped
+from modserve.models.serving.cached import CachedModel
 from modserve.resources.response_cache import ResponseCache
 from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import FakeClock, RecordingSink, config, request, tensor

@@ -22,8 +22,8 @@ from modserve.core.sequence_config import OldestStrategy, SequenceBatching
 from modserve.core.statistics import FailureReason
 from modserve.core.timing import ExecutionTiming
 from modserve.core.version import ModelId
-from modserve.models.assembly import assemble_model
-from modserve.models.model import Model, Opened
+from modserve.models.loading.assembly import assemble_model
+from modserve.models.serving.model import Model, Opened
 from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import Execution, PuppetBackend, RecordingSink, config, instance_spec, request, tensor
 

@@ -38,10 +38,10 @@ from modserve.core.sequence_config import (
 from modserve.core.servable import Servable
 from modserve.core.tensor import Array, Tensor
 from modserve.core.version import ModelId
-from modserve.models.assembly import assemble_model
-from modserve.models.cached import CachedModel
-from modserve.models.ensemble import EnsembleModel
-from modserve.models.model import Model, Opened
+from modserve.models.loading.assembly import assemble_model
+from modserve.models.serving.cached import CachedModel
+from modserve.models.serving.ensemble import EnsembleModel
+from modserve.models.serving.model import Model, Opened
 from modserve.resources.flow import pace
 from modserve.resources.response_cache import ResponseCache
 from modserve.scheduling.scheduler import LoopClock

@@ -17,8 +17,8 @@ from modserve.core.model_config import DynamicBatching, InstanceGroup, InstanceK
 from modserve.core.sequence_config import OldestStrategy, SequenceBatching
 from modserve.core.version import ModelId
 from modserve.execution.rate_limit import RateLimiter
-from modserve.models.assembly import bare_model
-from modserve.models.model import Model, Opened
+from modserve.models.loading.assembly import bare_model
+from modserve.models.serving.model import Model, Opened
 from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import Execution, PuppetBackend, RecordingSink, config, instance_spec, request, tensor
 

@@ -22,8 +22,8 @@ from modserve.core.sequence_config import Control, ControlKind, OldestStrategy, 
 from modserve.core.servable import SequenceKeeper
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
-from modserve.models.assembly import assemble_model
-from modserve.models.model import Opened, SequenceModel
+from modserve.models.loading.assembly import assemble_model
+from modserve.models.serving.model import Opened, SequenceModel
 from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import PuppetBackend, RecordingSink, config, instance_spec, request, tensor
 

@@ -19,9 +19,9 @@ from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.core.warm_up_config import DataKind, WarmUp, WarmUpInput, WarmUpMode
 from modserve.execution.warming import Sample
-from modserve.models.assembly import bare_model
-from modserve.models.model import Model, Opened
-from modserve.models.warm_up import make_samples
+from modserve.models.loading.assembly import bare_model
+from modserve.models.serving.model import Model, Opened
+from modserve.models.serving.warm_up import make_samples
 from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import Execution, PuppetBackend, instance_spec
 

@@ -19,8 +19,8 @@ from modserve.core.servable import Servable, submit_traced
 from modserve.core.statistics import ModelStatistics
 from modserve.core.timing import ExecutionTiming
 from modserve.core.version import ModelId
-from modserve.models.cached import CachedModel
-from modserve.models.ensemble import EnsembleModel
+from modserve.models.serving.cached import CachedModel
+from modserve.models.serving.ensemble import EnsembleModel
 from modserve.resources.response_cache import ResponseCache
 from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import FakeClock, RecordingSink, config, request, tensor

@@ -21,7 +21,7 @@ from modserve.core.timing import ExecutionTiming
 from modserve.core.trace_context import TraceHeaders, from_json
 from modserve.core.trace_settings import SpanSettings, TraceLevel, TraceSettings
 from modserve.core.version import ModelId
-from modserve.models.calls import trace_of_call
+from modserve.models.serving.calls import trace_of_call
 from modserve.observability.span_export import Losses, Spans, resource_of
 from modserve.observability.span_figures import EXPORT_FAILED, QUEUE_FULL, STOPPED, SpanFigures, span_families
 from modserve.observability.trace import Trace, Tracer

@@ -20,7 +20,7 @@ from modserve.core.statistics import ModelStatistics
 from modserve.core.tensor import Tensor
 from modserve.core.timing import ExecutionTiming
 from modserve.core.version import ModelId
-from modserve.models.ensemble import EnsembleModel
+from modserve.models.serving.ensemble import EnsembleModel
 from modserve.scheduling.ensemble import EnsembleScheduler
 from modserve.testing import FakeClock, RecordingSink, tensor
 from modserve.testing import config as plain

@@ -18,12 +18,13 @@ from modserve.core.servable import Servable
 from modserve.core.warm_up_config import WarmUpMode
 from modserve.execution.rate_limit import RateLimiter
 
-from . import advice, examination
-from .caching import Caching
+from ..diagnosis import advice
+from ..residency.admission import Residency
+from ..residency.growth import Growth
+from ..serving.caching import Caching
+from . import examination
 from .instances import count_cpu, place
 from .integrity import Guard
-from .residency.admission import Residency
-from .residency.growth import Growth
 
 _log = logging.getLogger(__name__)
 

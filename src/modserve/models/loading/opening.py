@@ -15,16 +15,16 @@ from modserve.core.errors import ModserveError
 from modserve.core.metrics import StoredMetrics
 from modserve.core.model_config import ModelDescription
 
-from . import advice
-from .calls import ModelCalls
+from ..diagnosis import advice
+from ..serving.calls import ModelCalls
+from ..serving.engine_report import engine_report
+from ..serving.ensemble import LoadedEnsemble
+from ..serving.model import Opened
+from ..serving.warm_up import make_samples
 from .changing import Revision, changed_fields
-from .engine_report import engine_report
-from .ensemble import LoadedEnsemble
 from .instances import count_cpu, description_of, gpu_count, make_anew, make_instances, place, specs_of, threads_for
-from .model import Opened
 from .model_files import read_initial_states, read_labels
 from .reading import LoaderOptions, ModelReader
-from .warm_up import make_samples
 
 _log = logging.getLogger(__name__)
 

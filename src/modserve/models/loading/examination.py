@@ -8,7 +8,7 @@ from modserve.config import FORMATS, Draft
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.model_config import ModelConfig
 
-from . import advice, file_contents
+from ..diagnosis import advice, file_contents
 from .integrity import Guard
 from .model_files import read_initial_states, read_labels
 

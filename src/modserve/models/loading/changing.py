@@ -23,8 +23,8 @@ from modserve.execution.instance import Instance
 from modserve.resources.response_cache import Cache
 from modserve.scheduling.scheduler import Clock
 
+from ..serving.model import Model, Opened
 from .assembly import change, rewrapped
-from .model import Model, Opened
 
 _NEEDS_QUEUE: Final = frozenset({"dynamic_batching", "instance_group"})
 """The fields that make a new queue."""

@@ -13,7 +13,7 @@ from modserve.core.errors import invalid
 from modserve.core.loading import CONFIG_FILE
 from modserve.core.version import parse_directory
 
-from .foreign_files import BY_SUFFIX, advice
+from ..diagnosis.foreign_files import BY_SUFFIX, advice
 
 
 class ModelFile(NamedTuple):

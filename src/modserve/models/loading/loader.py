@@ -16,14 +16,14 @@ from modserve.core.version import ModelId
 from modserve.execution.placement import thread_share
 from modserve.scheduling.scheduler import LoopClock
 
+from ..residency.growth import Growth
+from ..serving.calls import ModelCalls, ModelControl
+from ..serving.ensemble import LoadedEnsemble, assemble, nothing_to_borrow
+from ..serving.model import Model, Opened
 from .assembly import bare_model, wrapped
-from .calls import ModelCalls, ModelControl
 from .changing import Revision, prepare
-from .ensemble import LoadedEnsemble, assemble, nothing_to_borrow
-from .model import Model, Opened
 from .opening import Opener, close_instances, close_untaken
 from .reading import Design, LoaderOptions, ModelReader, mapped
-from .residency.growth import Growth
 
 __all__ = ["Loader", "LoaderOptions"]
 

@@ -40,8 +40,8 @@ def make_samples(
 ) -> Sequence[Sample]:
     """What each instance of a model is to run. Blocks; for a loading thread.
 
-    `directory` is that of the model, `initial_states` as `models.model_files` reads them. Raises INVALID_ARG for
-    samples that the model does not take; those that are made up are left out then, with a warning.
+    `directory` is that of the model, `initial_states` as `models.loading.model_files` reads them. Raises INVALID_ARG
+    for samples that the model does not take; those that are made up are left out then, with a warning.
     """
     if mode is WarmUpMode.OFF:
         return []

@@ -31,9 +31,9 @@ from modserve.scheduling.adaptive.buckets import LengthBuckets
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.scheduling.scheduler import Clock, LoopClock, OnDrop, Scheduler
 
-from .cached import CachedModel
-from .model import Accept, Model, Opened, Queueing, SequenceModel
-from .wrappers import ModelWrapper, OrderedModel, find, wrappers
+from ..serving.cached import CachedModel
+from ..serving.model import Accept, Model, Opened, Queueing, SequenceModel
+from ..serving.wrappers import ModelWrapper, OrderedModel, find, wrappers
 
 _log = logging.getLogger(__name__)
 
