@@ -184,6 +184,6 @@ def simulated(loop: SimulatedLoop) -> Iterator[None]:
         patch.object(time, "monotonic", loop.time),
         patch("modserve.models.serving.closing.threading", threads),
         patch("modserve.models.loading.instances.threading", threads),
-        patch("modserve.app.ThreadPoolExecutor", partial(_InlineExecutor, loop)),
+        patch("modserve.process.app.ThreadPoolExecutor", partial(_InlineExecutor, loop)),
     ):
         yield

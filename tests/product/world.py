@@ -49,9 +49,9 @@ class World:
         self._stack.enter_context(simulated(self.loop))
         self.engines = Engines(self.loop.call_soon)
         meter = Meter(own=lambda: self.engines.process_bytes, processes=frozenset, share=lambda pid: 0)
-        self._stack.enter_context(patch("modserve.app.Meter", lambda *_: meter))
-        self._stack.enter_context(patch("modserve.app.ModelManager", self._manager))
-        self._stack.enter_context(patch("modserve.app.RateLimiter", self._limiter))
+        self._stack.enter_context(patch("modserve.process.app.Meter", lambda *_: meter))
+        self._stack.enter_context(patch("modserve.process.app.ModelManager", self._manager))
+        self._stack.enter_context(patch("modserve.process.app.RateLimiter", self._limiter))
         self.backends: dict[str, Any] = {
             "puppet": PuppetBackend(self.engines, BatchInstance),
             "requests": PuppetBackend(self.engines, RequestsInstance),

@@ -32,7 +32,7 @@ def rule(ours: str = "", foreign: str = "") -> Rule:
     return Rule(frozenset(ours.split()), frozenset(foreign.split()))
 
 
-LIBRARY = {"client", "connecting", "mounting", "triton_client"}
+LIBRARY = {"client", "library", "triton_client"}
 """For programs that use modserve as a library: no server needs it."""
 
 RULES = {
@@ -66,32 +66,42 @@ RULES = {
         "core protocol server pb settings observability.access_log",
         "fastapi google.protobuf hpack httptools mypy_extensions orjson pydantic starlette uvicorn",
     ),
-    "app": Rule(EVERYTHING - {"cli", "commands", "console", "supervisor", "testing", "__init__", "__main__"} - LIBRARY),
+    "process": rule(),
+    "process.app": Rule(
+        EVERYTHING - {"cli", "commands", "process", "testing", "__init__", "__main__"} - LIBRARY
+        | {"process.listeners", "process.model_setup", "process.ports"}
+    ),
+    "process.console": rule("backends.inventory core protocol.examples"),
+    "process.listeners": rule(
+        "core frontends observability process.metrics_page process.ports resources server settings workers"
+    ),
+    "process.metrics_page": rule("backends.inventory core form observability server settings", "prometheus_client"),
+    "process.model_setup": rule("backends.python.functions backends.registry config core models repository settings"),
+    "process.ports": rule("resources.port_owner"),
+    "process.reserved_ports": rule("process.ports settings"),
+    "process.supervisor": rule("core observability"),
+    "process.worker_supervisor": rule("core observability process.supervisor workers.place"),
     "client": rule("core pb protocol server", "google.protobuf grpc numpy orjson"),
-    "connecting": rule("app client core settings", "uvloop"),
-    "mounting": rule("app client connecting core frontends server settings"),
-    "triton_client": rule("client connecting core", "numpy tritonclient"),
-    "console": rule("backends.inventory core protocol.examples"),
-    "supervisor": rule("core observability"),
-    "ports": rule("resources.port_owner"),
-    "listeners": rule("core frontends metrics_page observability ports resources server settings workers"),
-    "metrics_page": rule("backends.inventory core form observability server settings", "prometheus_client"),
+    "library": rule(),
+    "library.connecting": rule("client core process.app settings", "uvloop"),
+    "library.mounting": rule("client core frontends library.connecting process.app server settings"),
+    "triton_client": rule("client core library.connecting", "numpy tritonclient"),
     "workers": rule(
-        "core pb protocol server frontends models routing settings observability supervisor ports",
+        "core pb protocol server frontends models routing settings observability",
         "google.protobuf orjson",
     ),
-    "model_setup": rule("backends.python.functions backends.registry config core models repository settings"),
     "commands": rule(
-        "backends client config console core execution form in_process model_setup models observability pb ports "
-        "protocol repository resources settings",
+        "backends client config core execution form in_process models observability pb process.console "
+        "process.model_setup process.ports protocol repository resources settings",
         "google.protobuf hpack ml_dtypes numpy onnxruntime PIL pynvml rich shtab uvloop",
     ),
     "cli": rule(
-        "app commands console core form listeners model_setup observability ports settings supervisor workers",
+        "commands core form observability process.app process.console process.listeners process.model_setup "
+        "process.ports process.reserved_ports process.supervisor process.worker_supervisor settings workers",
         "uvloop",
     ),
     "testing": Rule(EVERYTHING - {"__init__", "__main__"}, frozenset({"numpy", "pytest"})),
-    "__init__": rule("app backends client connecting core listeners mounting settings"),
+    "__init__": rule("backends client core library process.app process.listeners settings"),
     "__main__": rule("cli"),
     "__about__": rule(),
     "form": rule(),
@@ -283,8 +293,8 @@ def test_a_circle_is_found() -> None:
 
 
 def test_only_the_command_line_and_the_library_import_app() -> None:
-    found = {package for package, others in unit_graph().items() if "app" in others}
-    assert found <= {"cli", "connecting", "mounting", "testing", "__init__"}
+    found = {package for package, others in unit_graph().items() if "process.app" in others}
+    assert found <= {"cli", "library.connecting", "library.mounting", "testing", "__init__"}
 
 
 def test_nothing_imports_testing() -> None:
@@ -298,12 +308,20 @@ FORBIDDEN = {
     "relative, package": ("core.tensor", "from .. import server", "modserve.server"),
     "relative from above": ("server", "from . import frontends", "modserve.frontends"),
     "deeper": ("frontends.http.infer", "from ...backends import api", "modserve.backends.api"),
-    "in a function": ("core.tensor", "def f():\n    import modserve.app", "modserve.app"),
-    "in a branch": ("core.tensor", "if a:\n    pass\nelif b:\n    import modserve.app", "modserve.app"),
-    "in an exception's handler": ("core.tensor", "try:\n    pass\nexcept E:\n    import modserve.app", "modserve.app"),
-    "at last": ("core.tensor", "try:\n    pass\nfinally:\n    import modserve.app", "modserve.app"),
-    "in a case": ("core.tensor", "match a:\n    case 1:\n        import modserve.app", "modserve.app"),
-    "in a loop": ("core.tensor", "for a in b:\n    with a:\n        import modserve.app", "modserve.app"),
+    "in a function": ("core.tensor", "def f():\n    import modserve.process.app", "modserve.process.app"),
+    "in a branch": ("core.tensor", "if a:\n    pass\nelif b:\n    import modserve.process.app", "modserve.process.app"),
+    "in an exception's handler": (
+        "core.tensor",
+        "try:\n    pass\nexcept E:\n    import modserve.process.app",
+        "modserve.process.app",
+    ),
+    "at last": ("core.tensor", "try:\n    pass\nfinally:\n    import modserve.process.app", "modserve.process.app"),
+    "in a case": ("core.tensor", "match a:\n    case 1:\n        import modserve.process.app", "modserve.process.app"),
+    "in a loop": (
+        "core.tensor",
+        "for a in b:\n    with a:\n        import modserve.process.app",
+        "modserve.process.app",
+    ),
     "for type checkers": (
         "scheduling.queue",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from modserve.models.serving.model import Model",
@@ -325,7 +343,7 @@ FORBIDDEN = {
     "foreign": ("core.tensor", "import onnxruntime as ort", "onnxruntime"),
     "foreign namespace": ("pb.inference", "from google.cloud import storage", "google.cloud.storage"),
     "likely named": ("models.loading.loader", "import modserve.backends.api_extra", "modserve.backends.api_extra"),
-    "app": ("frontends.metrics", "from modserve.app import serve", "modserve.app.serve"),
+    "app": ("frontends.metrics", "from modserve.process.app import serve", "modserve.process.app.serve"),
     "testing": ("models.serving.model", "from modserve.testing import FakeClock", "modserve.testing.FakeClock"),
 }
 

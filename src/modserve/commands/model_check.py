@@ -29,8 +29,8 @@ from modserve.core.servable import Servable
 from modserve.core.statistics import ModelStatistics
 from modserve.core.version import ModelId
 from modserve.execution.placement import available_cores
-from modserve.model_setup import loader_options
 from modserve.models.loading.loader import Loader
+from modserve.process.model_setup import loader_options
 from modserve.repository.control import ControlOptions, ModelControl
 from modserve.repository.manager import ModelManager
 from modserve.repository.table import ModelTable

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from modserve.supervisor import Ending
+from modserve.process.supervisor import Ending
+from modserve.process.worker_supervisor import PLACE, Fleet, Plan, remove
 from modserve.workers.place import Place
-from modserve.workers.supervising import PLACE, Fleet, Plan, remove
 
 KILLED = Ending(137, True, "was killed by SIGKILL")
 DONE = Ending(0, False, "ended with exit code 0")

@@ -11,17 +11,17 @@ from contextlib import AbstractContextManager
 
 from prometheus_client.registry import Collector
 
-from .backends.inventory import inventory
-from .core.metrics import MetricStore
-from .core.residency import residency
-from .core.servable import Servable
-from .form import form
-from .observability import prometheus
-from .observability.gpus import GpuCollector
-from .observability.machine import MachineCollector
-from .observability.server_families import ServerFigures
-from .server import Server
-from .settings import Settings
+from modserve.backends.inventory import inventory
+from modserve.core.metrics import MetricStore
+from modserve.core.residency import residency
+from modserve.core.servable import Servable
+from modserve.form import form
+from modserve.observability import prometheus
+from modserve.observability.gpus import GpuCollector
+from modserve.observability.machine import MachineCollector
+from modserve.observability.server_families import ServerFigures
+from modserve.server import Server
+from modserve.settings import Settings
 
 
 class MetricsPage:

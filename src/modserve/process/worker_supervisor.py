@@ -24,9 +24,8 @@ from pathlib import Path
 
 from modserve.core.log_settings import LogFormat, LogSettings
 from modserve.observability.logging import Logs
-from modserve.supervisor import BackOff, Ending, Signals, ending, start
-
-from .place import Place
+from modserve.process.supervisor import BackOff, Ending, Signals, ending, start
+from modserve.workers.place import Place
 
 _log = logging.getLogger("modserve.supervisor")
 
@@ -235,7 +234,7 @@ def arguments(logs: LogSettings, plan: Plan, descriptors: Sequence[int]) -> list
     """
     numbers = ",".join(map(str, descriptors))
     words = (logs.format.value, logs.file, str(plan.count), str(plan.grace_s), str(plan.directory), numbers)
-    return ["-m", "modserve.workers.supervising", *words, *plan.command]
+    return ["-m", "modserve.process.worker_supervisor", *words, *plan.command]
 
 
 def main() -> int:

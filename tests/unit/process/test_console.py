@@ -8,7 +8,6 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from modserve.backends.inventory import Entry
-from modserve.console import Place, engines_table, example_call, models_table, waiting_line
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.ensemble_config import Ensembling, Step
@@ -17,6 +16,7 @@ from modserve.core.model_config import ModelConfig, TensorSpec
 from modserve.core.normalize import Signature
 from modserve.core.sequence_config import Control, ControlKind, DirectStrategy, SequenceBatching
 from modserve.core.tensor import Shape
+from modserve.process.console import Place, engines_table, example_call, models_table, waiting_line
 from modserve.protocol.http import infer_request
 from modserve.testing import RecordingSink, config
 

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from modserve.backends.inventory import Entry
+from modserve.core.lifecycle import IndexEntry
+from modserve.core.model_config import ModelConfig
 from modserve.protocol import examples
-
-from .backends.inventory import Entry
-from .core.lifecycle import IndexEntry
-from .core.model_config import ModelConfig
 
 _MOST_ELEMENTS = 256
 _MOST_REPEATED = 100

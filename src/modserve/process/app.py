@@ -11,46 +11,47 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from . import backends
-from .backends.api import Backend
-from .backends.registry import BackendRegistry
-from .core.errors import ModserveError
-from .core.log_settings import AccessMode
-from .core.memory import MemoryBudget
-from .core.metrics import MetricStore
-from .core.residency import MemoryLimit
-from .execution.placement import available_cores
-from .execution.rate_limit import RateLimiter
-from .frontends.certificates import CertificateError
-from .frontends.offload import background_threads
+from modserve import backends
+from modserve.backends.api import Backend
+from modserve.backends.registry import BackendRegistry
+from modserve.core.errors import ModserveError
+from modserve.core.log_settings import AccessMode
+from modserve.core.memory import MemoryBudget
+from modserve.core.metrics import MetricStore
+from modserve.core.residency import MemoryLimit
+from modserve.execution.placement import available_cores
+from modserve.execution.rate_limit import RateLimiter
+from modserve.frontends.certificates import CertificateError
+from modserve.frontends.offload import background_threads
+from modserve.models.diagnosis.advice import absent_backends
+from modserve.models.loading.loader import Loader
+from modserve.models.residency.admission import Residency
+from modserve.models.residency.growth import Growth
+from modserve.models.residency.sizes import Meter
+from modserve.models.residency.work import Lending
+from modserve.models.serving.caching import Caching, make_cache
+from modserve.observability import prometheus
+from modserve.observability.access_log import access_log
+from modserve.observability.failure_log import FailureLog
+from modserve.observability.logging import Logs
+from modserve.observability.progress import LaterLoads, LoadingProgress
+from modserve.observability.trace import Tracer
+from modserve.observability.watchdog import Watchdog
+from modserve.repository.control import ControlMode, ControlOptions
+from modserve.repository.manager import ModelManager
+from modserve.repository.table import ModelTable
+from modserve.resources import allocator
+from modserve.resources.garbage import Freezer, set_aside
+from modserve.resources.machine_memory import allowed_memory
+from modserve.resources.shared_memory import SharedMemory
+from modserve.server import Phase, Server
+from modserve.settings import Settings
+from modserve.settings import log as log_options
+from modserve.workers.member import EngineControl, Member
+
 from .listeners import Listeners, Ports
 from .model_setup import backend_options, loader_options, models_to_load, repositories
-from .models.diagnosis.advice import absent_backends
-from .models.loading.loader import Loader
-from .models.residency.admission import Residency
-from .models.residency.growth import Growth
-from .models.residency.sizes import Meter
-from .models.residency.work import Lending
-from .models.serving.caching import Caching, make_cache
-from .observability import prometheus
-from .observability.access_log import access_log
-from .observability.failure_log import FailureLog
-from .observability.logging import Logs
-from .observability.progress import LaterLoads, LoadingProgress
-from .observability.trace import Tracer
-from .observability.watchdog import Watchdog
 from .ports import PortError
-from .repository.control import ControlMode, ControlOptions
-from .repository.manager import ModelManager
-from .repository.table import ModelTable
-from .resources import allocator
-from .resources.garbage import Freezer, set_aside
-from .resources.machine_memory import allowed_memory
-from .resources.shared_memory import SharedMemory
-from .server import Phase, Server
-from .settings import Settings
-from .settings import log as log_options
-from .workers.member import EngineControl, Member
 
 _log = logging.getLogger(__name__)
 

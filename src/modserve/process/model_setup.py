@@ -6,20 +6,20 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from .backends.python.functions import FunctionRepository
-from .backends.registry import BackendRegistry
-from .config import from_json
-from .core.errors import ModserveError, invalid
-from .core.loading import CONFIG_FILE, Repository
-from .core.warm_up_config import WarmUpMode
-from .models.loading.integrity import Guard
-from .models.loading.loader import LoaderOptions
-from .models.loading.one_file import ModelFile, is_model_directory, is_repository, model_file
-from .repository.control import ALL
-from .repository.files import DirectoryRepository, FileModel, FileRepository
-from .repository.overrides import check_model_name
-from .repository.places import repositories_at
-from .settings import Settings
+from modserve.backends.python.functions import FunctionRepository
+from modserve.backends.registry import BackendRegistry
+from modserve.config import from_json
+from modserve.core.errors import ModserveError, invalid
+from modserve.core.loading import CONFIG_FILE, Repository
+from modserve.core.warm_up_config import WarmUpMode
+from modserve.models.loading.integrity import Guard
+from modserve.models.loading.loader import LoaderOptions
+from modserve.models.loading.one_file import ModelFile, is_model_directory, is_repository, model_file
+from modserve.repository.control import ALL
+from modserve.repository.files import DirectoryRepository, FileModel, FileRepository
+from modserve.repository.overrides import check_model_name
+from modserve.repository.places import repositories_at
+from modserve.settings import Settings
 
 _log = logging.getLogger(__name__)
 

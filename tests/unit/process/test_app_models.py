@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from modserve import InferenceServer, ModserveError, Settings, model
-from modserve.model_setup import models_to_load, repositories
+from modserve.process.model_setup import models_to_load, repositories
 
 EXPLICIT = {"model_control_mode": "explicit"}
 

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .core.log_settings import LogFormat, LogSettings
-from .observability.logging import Logs
+from modserve.core.log_settings import LogFormat, LogSettings
+from modserve.observability.logging import Logs
 
 _log = logging.getLogger("modserve.supervisor")
 
@@ -198,7 +198,7 @@ def _stopped_within(delay: float, signals: Signals, on_hang_up: Callable[[], Non
 
 def arguments(logs: LogSettings, command: Sequence[str]) -> list[str]:
     """The command line, behind the interpreter's name, of the process that supervises `command`."""
-    return ["-m", "modserve.supervisor", logs.format.value, logs.file, *command]
+    return ["-m", "modserve.process.supervisor", logs.format.value, logs.file, *command]
 
 
 def main() -> int:

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .client import remote
-from .client.address import Access, is_url, parse
-from .client.errors import ClientError, in_client_terms
-from .client.facade import AsyncClient, Client
-from .core.errors import Code
+from modserve.client import remote
+from modserve.client.address import Access, is_url, parse
+from modserve.client.errors import ClientError, in_client_terms
+from modserve.client.facade import AsyncClient, Client
+from modserve.core.errors import Code
 
 if TYPE_CHECKING:
-    from .app import InferenceServer
-    from .settings import Settings
+    from modserve.process.app import InferenceServer
+    from modserve.settings import Settings
 
 Target: TypeAlias = "str | Path | Settings | InferenceServer"
 """What a client can be of."""
@@ -44,7 +44,7 @@ def connect(
         access = _access(headers, root_cert, client_cert, client_key)
         return Client(remote.transport(parse(target), access), timeout)
     _check_local(target, headers, root_cert, client_cert, client_key)
-    from .client.embedded import AsyncEmbeddedTransport, EmbeddedTransport
+    from modserve.client.embedded import AsyncEmbeddedTransport, EmbeddedTransport
 
     server = _server(target)
     inner = AsyncEmbeddedTransport(server, server.__aenter__, server.shut_down)
@@ -70,7 +70,7 @@ def connect_async(
         access = _access(headers, root_cert, client_cert, client_key)
         return AsyncClient(remote.async_transport(parse(target), access), timeout)
     _check_local(target, headers, root_cert, client_cert, client_key)
-    from .client.embedded import AsyncEmbeddedTransport
+    from modserve.client.embedded import AsyncEmbeddedTransport
 
     server = _server(target)
     return AsyncClient(AsyncEmbeddedTransport(server, server.__aenter__, server.shut_down), timeout)
@@ -96,7 +96,7 @@ def _check_local(target: object, *options: object) -> None:
 
 def _server(target: Target) -> "InferenceServer":
     """The server that serves `target`, started or not. Raises ClientError."""
-    from .app import InferenceServer
+    from modserve.process.app import InferenceServer
 
     if isinstance(target, InferenceServer):
         return target
@@ -109,7 +109,7 @@ def settings_of(target: "str | Path | Settings", **more: Any) -> "Settings":
 
     Raises ClientError for what is neither.
     """
-    from .settings import Settings
+    from modserve.settings import Settings
 
     if isinstance(target, Settings):
         return target

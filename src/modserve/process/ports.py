@@ -6,7 +6,7 @@ import errno
 import socket
 from collections.abc import Iterator
 
-from .resources.port_owner import owner
+from modserve.resources.port_owner import owner
 
 
 class PortError(Exception):

@@ -15,13 +15,13 @@ from prometheus_client.registry import Collector
 from modserve import InferenceServer, Settings
 from modserve.core.trace_settings import TraceLevel
 from modserve.frontends.metrics import takes_openmetrics
-from modserve.metrics_page import MetricsPage
+from modserve.process.metrics_page import MetricsPage
 
 IDENTITY = """backend: "identity" max_batch_size: 8
 input [ { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } ]
 output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
 """
-REPEAT = Path(__file__).parents[2] / "model_repository" / "repeat" / "config.pbtxt"
+REPEAT = Path(__file__).parents[3] / "model_repository" / "repeat" / "config.pbtxt"
 
 
 def write(repository: Path, name: str, text: str = IDENTITY) -> None:

@@ -6,20 +6,21 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from .core.metrics import MetricStore
-from .core.servable import Finisher, Servable
-from .frontends.grpc.listener import GrpcListener
-from .frontends.http.wire.listener import HttpListener
-from .frontends.metrics import MetricsListener, OpenMetrics
+from modserve.core.metrics import MetricStore
+from modserve.core.servable import Finisher, Servable
+from modserve.frontends.grpc.listener import GrpcListener
+from modserve.frontends.http.wire.listener import HttpListener
+from modserve.frontends.metrics import MetricsListener, OpenMetrics
+from modserve.observability import prometheus
+from modserve.observability.watchdog import Watchdog
+from modserve.resources import open_files
+from modserve.resources.machine_memory import allowed_memory
+from modserve.server import Server
+from modserve.settings import GrpcSettings, Settings
+from modserve.workers.member import Member
+
 from .metrics_page import MetricsPage
-from .observability import prometheus
-from .observability.watchdog import Watchdog
 from .ports import opening
-from .resources import open_files
-from .resources.machine_memory import allowed_memory
-from .server import Server
-from .settings import GrpcSettings, Settings
-from .workers.member import Member
 
 _log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import errno
 import os
 import socket
 
-from modserve.ports import opening
+from modserve.process.ports import opening
 from modserve.settings import Settings
 
 

@@ -5,8 +5,8 @@ from contextlib import closing
 
 import pytest
 
-from modserve.ports import PortError
-from modserve.workers.ports import Reservation
+from modserve.process.ports import PortError
+from modserve.process.reserved_ports import Reservation
 
 LOOPBACK = "127.0.0.1"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from modserve.core.log_settings import LogFormat, LogSettings
-from modserve.supervisor import BackOff, Ending, arguments, ending, main
+from modserve.process.supervisor import BackOff, Ending, arguments, ending, main
 
 
 def exited(code: int) -> int:
@@ -62,4 +62,4 @@ def test_a_log_file_that_cannot_be_opened_starts_nothing(
 
 def test_the_command_line_of_the_supervisor() -> None:
     settings = LogSettings(format=LogFormat.DEFAULT, file="a b")
-    assert arguments(settings, ["x", "--y"]) == ["-m", "modserve.supervisor", "default", "a b", "x", "--y"]
+    assert arguments(settings, ["x", "--y"]) == ["-m", "modserve.process.supervisor", "default", "a b", "x", "--y"]

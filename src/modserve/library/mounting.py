@@ -7,14 +7,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from .app import InferenceServer
-from .client.errors import in_client_terms
+from modserve.client.errors import in_client_terms
+from modserve.core.errors import unavailable
+from modserve.frontends.http.mounted import MountedApp, refusal
+from modserve.frontends.http.rest.app import create_app
+from modserve.process.app import InferenceServer
+from modserve.server import Phase
+from modserve.settings import Settings
+
 from .connecting import settings_of
-from .core.errors import unavailable
-from .frontends.http.mounted import MountedApp, refusal
-from .frontends.http.rest.app import create_app
-from .server import Phase
-from .settings import Settings
 
 _UNSTARTED = (
     "the models of this application have not been loaded: say lifespan=models.lifespan, or 'async with models:' in the "

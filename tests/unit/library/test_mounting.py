@@ -22,7 +22,7 @@ from modserve.server import Phase
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-REPOSITORY = Path(__file__).parents[2] / "model_repository"
+REPOSITORY = Path(__file__).parents[3] / "model_repository"
 SECRET = {"inference": ("x-secret", "open")}
 
 
