@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from .client.errors import ClientError, ClientTimeoutError
     from .client.facade import AsyncClient, Client
     from .client.values import ModelMetadata, Result
-    from .core.dtypes import Datatype
+    from .core.configuration.model_config import DescribedTensor, ModelConfig, ModelDescription
     from .core.errors import Code, ModserveError
-    from .core.model_config import DescribedTensor, ModelConfig, ModelDescription
-    from .core.request import InferenceRequest
-    from .core.response import InferenceResponse
-    from .core.tensor import DeviceTensor, Tensor
+    from .core.requests.request import InferenceRequest
+    from .core.requests.response import InferenceResponse
+    from .core.tensors.dtypes import Datatype
+    from .core.tensors.tensor import DeviceTensor, Tensor
     from .library.connecting import connect, connect_async
     from .library.mounting import Mounted, asgi
     from .process.app import InferenceServer, serve
@@ -98,12 +98,12 @@ _HOMES = {
     **dict.fromkeys(("ModelMetadata", "Result"), ".client.values"),
     **dict.fromkeys(("connect", "connect_async"), ".library.connecting"),
     **dict.fromkeys(("Mounted", "asgi"), ".library.mounting"),
-    "Datatype": ".core.dtypes",
+    "Datatype": ".core.tensors.dtypes",
     **dict.fromkeys(("Code", "ModserveError"), ".core.errors"),
-    **dict.fromkeys(("DescribedTensor", "ModelConfig", "ModelDescription"), ".core.model_config"),
-    "InferenceRequest": ".core.request",
-    "InferenceResponse": ".core.response",
-    **dict.fromkeys(("DeviceTensor", "Tensor"), ".core.tensor"),
+    **dict.fromkeys(("DescribedTensor", "ModelConfig", "ModelDescription"), ".core.configuration.model_config"),
+    "InferenceRequest": ".core.requests.request",
+    "InferenceResponse": ".core.requests.response",
+    **dict.fromkeys(("DeviceTensor", "Tensor"), ".core.tensors.tensor"),
     "Settings": ".settings",
 }
 """The modules of public names that are not in `backends.api`; imported at first use: the supervisor needs none."""

@@ -21,9 +21,9 @@ import numpy as np
 
 from modserve import InferenceServer, ModserveError, Settings
 from modserve.core.errors import internal
-from modserve.core.request import InferenceRequest, ParameterValue
+from modserve.core.requests.request import InferenceRequest, ParameterValue
 from modserve.core.servable import Servable
-from modserve.core.tensor import Tensor
+from modserve.core.tensors.tensor import Tensor
 from modserve.execution.rate_limit import RateLimiter
 from modserve.models.residency.on_demand import OnDemandModel
 from modserve.models.residency.sizes import Meter

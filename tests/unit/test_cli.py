@@ -17,8 +17,8 @@ import pytest
 from kept_logging import kept_logging
 from modserve import InferenceServer, Ports, Settings, __main__, __version__, cli
 from modserve.commands.table import COMMANDS
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.lifecycle import IndexEntry, State
-from modserve.core.model_config import ModelConfig
 from modserve.form import form
 from modserve.observability.logging import Logs
 from modserve.process import app

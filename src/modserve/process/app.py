@@ -14,11 +14,11 @@ from typing import Self
 from modserve import backends
 from modserve.backends.api import Backend
 from modserve.backends.registry import BackendRegistry
+from modserve.core.configuration.log_settings import AccessMode
 from modserve.core.errors import ModserveError
-from modserve.core.log_settings import AccessMode
-from modserve.core.memory import MemoryBudget
-from modserve.core.metrics import MetricStore
+from modserve.core.requests.memory import MemoryBudget
 from modserve.core.residency import MemoryLimit
+from modserve.core.statistics.metrics import MetricStore
 from modserve.execution.placement import available_cores
 from modserve.execution.rate_limit import RateLimiter
 from modserve.frontends.certificates import CertificateError

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from modserve.backends.inventory import Entry
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.lifecycle import IndexEntry
-from modserve.core.model_config import ModelConfig
 from modserve.protocol import examples
 
 _MOST_ELEMENTS = 256

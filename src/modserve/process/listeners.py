@@ -6,8 +6,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from modserve.core.metrics import MetricStore
 from modserve.core.servable import Finisher, Servable
+from modserve.core.statistics.metrics import MetricStore
 from modserve.frontends.grpc.listener import GrpcListener
 from modserve.frontends.http.wire.listener import HttpListener
 from modserve.frontends.metrics import MetricsListener, OpenMetrics

@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager
 from prometheus_client.registry import Collector
 
 from modserve.backends.inventory import inventory
-from modserve.core.metrics import MetricStore
 from modserve.core.residency import residency
 from modserve.core.servable import Servable
+from modserve.core.statistics.metrics import MetricStore
 from modserve.form import form
 from modserve.observability import prometheus
 from modserve.observability.gpus import GpuCollector

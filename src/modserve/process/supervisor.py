@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from modserve.core.log_settings import LogFormat, LogSettings
+from modserve.core.configuration.log_settings import LogFormat, LogSettings
 from modserve.observability.logging import Logs
 
 _log = logging.getLogger("modserve.supervisor")

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from modserve.core.log_settings import LogFormat, LogSettings
+from modserve.core.configuration.log_settings import LogFormat, LogSettings
 from modserve.observability.logging import Logs
 from modserve.process.supervisor import BackOff, Ending, Signals, ending, start
 from modserve.workers.place import Place

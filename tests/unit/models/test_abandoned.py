@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from modserve.backends.api import EngineRequest, InstanceHandle, RequestsDone
-from modserve.core import dtypes
-from modserve.core.inflight import Inflight
+from modserve.core.requests.inflight import Inflight
+from modserve.core.tensors import dtypes
 from modserve.core.version import ModelId
 from modserve.models.loading.assembly import assemble_model
 from modserve.models.serving import model

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from modserve.config import Draft, parse
-from modserve.core.cache_settings import CacheSettings, RedisSettings
+from modserve.core.configuration.cache_settings import CacheSettings, RedisSettings
 from modserve.core.version import ModelId
 from modserve.models.serving import caching as caching_module
 from modserve.models.serving.caching import Caching, make_cache

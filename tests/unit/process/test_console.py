@@ -8,14 +8,14 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from modserve.backends.inventory import Entry
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
-from modserve.core.ensemble_config import Ensembling, Step
+from modserve.core.configuration.ensemble_config import Ensembling, Step
+from modserve.core.configuration.model_config import ModelConfig, TensorSpec
+from modserve.core.configuration.sequence_config import Control, ControlKind, DirectStrategy, SequenceBatching
 from modserve.core.lifecycle import IndexEntry, State
-from modserve.core.model_config import ModelConfig, TensorSpec
-from modserve.core.normalize import Signature
-from modserve.core.sequence_config import Control, ControlKind, DirectStrategy, SequenceBatching
-from modserve.core.tensor import Shape
+from modserve.core.requests.normalize import Signature
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Shape
 from modserve.process.console import Place, engines_table, example_call, models_table, waiting_line
 from modserve.protocol.http import infer_request
 from modserve.testing import RecordingSink, config

@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from modserve import InferenceServer, Settings
-from modserve.core.trace_settings import TraceLevel
+from modserve.core.configuration.trace_settings import TraceLevel
 from modserve.frontends.metrics import takes_openmetrics
 from modserve.process.metrics_page import MetricsPage
 

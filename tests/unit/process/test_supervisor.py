@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from modserve.core.log_settings import LogFormat, LogSettings
+from modserve.core.configuration.log_settings import LogFormat, LogSettings
 from modserve.process.supervisor import BackOff, Ending, arguments, ending, main
 
 

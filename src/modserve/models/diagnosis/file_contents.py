@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from modserve.core.protobuf_wire import read_varint, value_span
+from modserve.core.wire.protobuf_wire import read_varint, value_span
 
 from .foreign_files import EXPORT_TORCH, SAVE_TORCH
 

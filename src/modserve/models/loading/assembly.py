@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
+from modserve.core.configuration.merging import PaddingPolicy
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import invalid
-from modserve.core.inflight import Inflight
-from modserve.core.merging import PaddingPolicy
-from modserve.core.model_config import ModelConfig
-from modserve.core.normalize import Signature
-from modserve.core.request import InferenceRequest
-from modserve.core.response import ResponseSink
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.normalize import Signature
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import ResponseSink
 from modserve.core.servable import Servable, base
 from modserve.core.version import ModelId
 from modserve.execution.instance import Instance

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from modserve.backends.api import Backend
 from modserve.config import FORMATS, Draft
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.model_config import ModelConfig
 
 from ..diagnosis import advice, file_contents
 from .integrity import Guard

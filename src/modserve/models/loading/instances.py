@@ -18,8 +18,8 @@ from modserve.backends.api import (
     RequestInstance,
 )
 from modserve.backends.registry import new_instance
+from modserve.core.configuration.model_config import InstanceKind, ModelConfig, ModelDescription
 from modserve.core.errors import internal, invalid
-from modserve.core.model_config import InstanceKind, ModelConfig, ModelDescription
 from modserve.execution.placement import placements
 
 _log = logging.getLogger(__name__)

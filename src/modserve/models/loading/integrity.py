@@ -16,9 +16,9 @@ from typing import TypeAlias
 from modserve import config as model_config
 from modserve.backends.api import Backend
 from modserve.backends.code import code_in
-from modserve.core.checksums import STRONG, Checksum, digest_of, read_list
 from modserve.core.errors import ModserveError, invalid, unavailable
-from modserve.core.file_tree import walk
+from modserve.core.files.checksums import STRONG, Checksum, digest_of, read_list
+from modserve.core.files.file_tree import walk
 from modserve.core.version import parse_directory
 
 LIST = "SHA256SUMS"

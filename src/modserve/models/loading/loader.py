@@ -11,7 +11,7 @@ from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import ModserveError, from_exception
 from modserve.core.loading import Blueprint, Change, Listing
 from modserve.core.servable import Borrow, Servable, base
-from modserve.core.statistics import ModelStatistics
+from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.version import ModelId
 from modserve.execution.placement import thread_share
 from modserve.scheduling.scheduler import LoopClock

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import internal
-from modserve.core.model_config import ModelConfig
-from modserve.core.sequence import file_state
-from modserve.core.tensor import Tensor
+from modserve.core.requests.sequence import file_state
+from modserve.core.tensors.tensor import Tensor
 
 INITIAL_STATE_FOLDER = "initial_state"
 

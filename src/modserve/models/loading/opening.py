@@ -11,9 +11,9 @@ from pathlib import Path
 from modserve import config as model_config
 from modserve.backends.api import Backend, BackendModel, Executor, ModelSource
 from modserve.backends.registry import BackendRegistry
+from modserve.core.configuration.model_config import ModelDescription
 from modserve.core.errors import ModserveError
-from modserve.core.metrics import StoredMetrics
-from modserve.core.model_config import ModelDescription
+from modserve.core.statistics.metrics import StoredMetrics
 
 from ..diagnosis import advice
 from ..serving.calls import ModelCalls

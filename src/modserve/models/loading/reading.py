@@ -10,12 +10,12 @@ from typing import ParamSpec, TypeVar
 from modserve import config as model_config
 from modserve.backends.api import Backend
 from modserve.backends.registry import BackendRegistry
+from modserve.core.configuration.model_config import ModelConfig
+from modserve.core.configuration.warm_up_config import WarmUpMode
 from modserve.core.errors import ModserveError, from_exception, invalid
 from modserve.core.loading import Listing, Needs, UnreadableModelError
-from modserve.core.metrics import MetricStore
-from modserve.core.model_config import ModelConfig
 from modserve.core.servable import Servable
-from modserve.core.warm_up_config import WarmUpMode
+from modserve.core.statistics.metrics import MetricStore
 from modserve.execution.rate_limit import RateLimiter
 
 from ..diagnosis import advice

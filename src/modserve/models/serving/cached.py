@@ -13,12 +13,12 @@ from functools import partial
 from typing import TypeAlias
 
 from modserve.core.errors import Code, ModserveError, from_exception, unavailable
-from modserve.core.inflight import Inflight
-from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse, Outcome, ResponseSink
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import InferenceResponse, Outcome, ResponseSink
 from modserve.core.servable import Servable
-from modserve.core.statistics import FailureReason, failure_reason
-from modserve.core.tensor import Tensor
+from modserve.core.statistics.model_statistics import FailureReason, failure_reason
+from modserve.core.tensors.tensor import Tensor
 from modserve.resources.response_cache import Cache, key
 from modserve.scheduling.scheduler import Alarm, Clock
 
@@ -244,7 +244,7 @@ def _inflight(
 
 @dataclass(slots=True, eq=False)
 class _Keeper:
-    """Implements `core.response.ResponseSink`: keeps the response on its way to the client."""
+    """Implements `core.requests.response.ResponseSink`: keeps the response on its way to the client."""
 
     _model: CachedModel
     _flight: _Flight
@@ -263,7 +263,7 @@ class _Keeper:
 
 @dataclass(slots=True, eq=False)
 class _Relay:
-    """Implements `core.response.ResponseSink` for a request that has waited before it was submitted."""
+    """Implements `core.requests.response.ResponseSink` for a request that has waited before it was submitted."""
 
     _model: CachedModel
     _flight: _Flight

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from modserve.__about__ import __version__
 from modserve.config import Draft
-from modserve.core.cache_settings import CacheSettings
+from modserve.core.configuration.cache_settings import CacheSettings
 from modserve.core.version import ModelId
 from modserve.resources import redis_store
 from modserve.resources.response_cache import Cache, ResponseCache

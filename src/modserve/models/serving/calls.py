@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from modserve.backends.api import OnResponse, Parents
-from modserve.core import request_ids
 from modserve.core.errors import Code, ModserveError, cancelled, from_exception, internal, unavailable, unsupported
-from modserve.core.inflight import Inflight, RequestTrace
-from modserve.core.memory import MemoryBudget
-from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse, Outcome
+from modserve.core.requests import request_ids
+from modserve.core.requests.inflight import Inflight, RequestTrace
+from modserve.core.requests.memory import MemoryBudget
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import InferenceResponse, Outcome
 from modserve.core.servable import Borrow, Handle, Servable, submit_traced
 from modserve.core.version import ModelId
 from modserve.execution.instance import InstanceThread
@@ -184,7 +184,7 @@ def _nothing() -> None: ...
 
 @dataclass(eq=False, repr=False)
 class RunningCall:
-    """Implements `backends.api.Call`, and `core.response.ResponseSink` for the model that is called."""
+    """Implements `backends.api.Call`, and `core.requests.response.ResponseSink` for the model that is called."""
 
     _calls: ModelCalls
     _request: InferenceRequest

@@ -9,15 +9,15 @@ from types import MappingProxyType
 
 from modserve import config as model_config
 from modserve.config import validate_composition
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import Code, ModserveError, invalid, not_found, unavailable
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import ModelConfig
-from modserve.core.normalize import Signature
-from modserve.core.request import InferenceRequest
-from modserve.core.response import ResponseSink
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.normalize import Signature
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import ResponseSink
+from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.servable import Borrow, Handle, Servable
-from modserve.core.statistics import FailureReason, ModelStatistics
-from modserve.core.timing import ExecutionTiming
+from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics
 from modserve.core.version import ModelId
 from modserve.scheduling.ensemble import EnsembleScheduler
 from modserve.scheduling.scheduler import Clock

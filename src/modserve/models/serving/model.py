@@ -10,14 +10,14 @@ from functools import partial
 from typing import TypeAlias
 
 from modserve.backends.api import BackendModel, Executor, InstanceSpec
+from modserve.core.configuration.model_config import ModelConfig, ModelDescription
 from modserve.core.errors import Code, ModserveError, unavailable
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import ModelConfig, ModelDescription
-from modserve.core.request import InferenceRequest
-from modserve.core.response import ResponseSink
-from modserve.core.sequence import SequenceId
-from modserve.core.statistics import FailureReason, ModelStatistics, failure_reason
-from modserve.core.tensor import Tensor
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import ResponseSink
+from modserve.core.requests.sequence import SequenceId
+from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics, failure_reason
+from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.execution.instance import Instance
 from modserve.execution.pool import InstancePool
@@ -78,7 +78,7 @@ class Opened:
 
 
 Accept: TypeAlias = Callable[[InferenceRequest, ResponseSink, int], Inflight]
-"""Checks a request that arrived at a time, as `core.normalize.Signature.accept`. Raises INVALID_ARG."""
+"""Checks a request that arrived at a time, as `core.requests.normalize.Signature.accept`. Raises INVALID_ARG."""
 SchedulerFactory: TypeAlias = Callable[[InstancePool, Clock, OnDrop], Scheduler]
 
 

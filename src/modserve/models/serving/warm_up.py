@@ -14,18 +14,18 @@ from functools import partial
 from pathlib import Path
 
 from modserve.backends.api import InstanceLostError
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import ModelConfig, TensorSpec
+from modserve.core.configuration.sequence_config import ControlKind, SequenceBatching
+from modserve.core.configuration.warm_up_config import WARM_UP_FOLDER, DataKind, WarmUp, WarmUpInput, WarmUpMode
 from modserve.core.errors import ModserveError, from_exception, invalid
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import ModelConfig, TensorSpec
-from modserve.core.normalize import Signature
-from modserve.core.request import InferenceRequest, ParameterValue
-from modserve.core.response import NOBODY, ResponseSink
-from modserve.core.sample_data import Sizes, file_tensor, generator, likely, random_values, zeros
-from modserve.core.sequence import ControlTensors, SequenceId, StateTable, membership
-from modserve.core.sequence_config import ControlKind, SequenceBatching
-from modserve.core.tensor import Tensor
-from modserve.core.warm_up_config import WARM_UP_FOLDER, DataKind, WarmUp, WarmUpInput, WarmUpMode
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.normalize import Signature
+from modserve.core.requests.request import InferenceRequest, ParameterValue
+from modserve.core.requests.response import NOBODY, ResponseSink
+from modserve.core.requests.sequence import ControlTensors, SequenceId, StateTable, membership
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.sample_data import Sizes, file_tensor, generator, likely, random_values, zeros
+from modserve.core.tensors.tensor import Tensor
 from modserve.execution.pool import InstancePool
 from modserve.execution.warming import Ran, Sample, failure_of
 

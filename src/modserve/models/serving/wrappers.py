@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import TypeVar
 
-from modserve.core.inflight import Inflight
-from modserve.core.request import InferenceRequest
-from modserve.core.response import ResponseSink
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import ResponseSink
 from modserve.core.servable import Finisher, ReadinessChecker, RequestHolder, Servable, engine_report
 from modserve.scheduling.ordering import ResponseOrder
 
