@@ -115,7 +115,7 @@ RULES = {
     "__about__": rule(),
     "form": rule(),
 }
-"""The longest of these names that a module is in has its rule."""
+"""By package, or by what is inside one: of the names that a module is in, the longest has its rule."""
 
 
 def unit(module: str) -> str:
