@@ -100,7 +100,7 @@ def test_instances_with_resources_while_a_batch_waits_for_more() -> None:
 
 
 def test_a_load_and_requests_for_the_version_before_it_want_the_same_memory() -> None:
-    """The version before it was loaded again while it was held back, left with nothing done, and so on without an end."""
+    """The version before it was loaded again while it was held back, left with nothing done, and so on for ever."""
     with World(ONE) as world:
         world.submit("cached")
         world.run()
