@@ -112,3 +112,16 @@ def test_a_load_and_requests_for_the_version_before_it_want_the_same_memory() ->
         world.run(2.0)
         world.submit("cached")
         world.run(2.0)
+
+
+def test_a_stop_while_a_model_that_has_been_loaded_waits_for_others_to_leave() -> None:
+    """It was larger than expected, and stayed open when its load was given up."""
+    with World(ONE) as world:
+        world.submit("stream")
+        world.submit("chain")
+        world.turn()
+        world.change("chain", cached=True)
+        for _ in range(4):
+            world.turn()
+        world.stop()
+        world.cancel()

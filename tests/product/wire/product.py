@@ -99,6 +99,9 @@ class Product:
         self.forms = dict.fromkeys(models.FORMS, 0)
         self._excused: dict[str, Disturbance] = {}
         self._start()
+        # Of the first server only: those after it may begin with other forms, which have fewer processes.
+        self._files, self._sockets = _files(self.server.pid), _sockets(self.server.pid)
+        self._children = len(self.children())
 
     def _start(self) -> None:
         self.server = ServerProcess([self._repository], [*models.OPTIONS, *self._options])
@@ -111,8 +114,6 @@ class Product:
         self._tour()
         self.quiesce()
         self._baseline = footprint(self.server.pid)
-        self._files, self._sockets = _files(self.server.pid), _sockets(self.server.pid)
-        self._children = len(self.children())
 
     def tell(self, step: str) -> None:
         self.story.append(step)

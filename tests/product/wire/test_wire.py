@@ -4,10 +4,8 @@
 """
 
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -38,13 +36,13 @@ _ms = st.sampled_from([0, 0, 1, 20, 60])
 class Servers:
     """One for each setting, used by one example after the other; a new one when it was hurt."""
 
-    def __init__(self) -> None:
+    def __init__(self, directories: pytest.TempPathFactory) -> None:
+        self._directories = directories
         self._products: dict[str, Product] = {}
 
     def get(self, setting: str) -> Product:
         if setting not in self._products:
-            directory = tempfile.mkdtemp(prefix="product-")
-            self._products[setting] = Product(Path(directory), SETTINGS[setting])
+            self._products[setting] = Product(self._directories.mktemp("product"), SETTINGS[setting])
         return self._products[setting]
 
     def drop(self, product: Product) -> None:
@@ -280,8 +278,8 @@ class WireMachine(RuleBasedStateMachine):
 
 
 @pytest.fixture
-def servers() -> Iterator[Servers]:
-    made = Servers()
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    made = Servers(tmp_path_factory)
     WireMachine.servers, WireMachine.first = made, None
     yield made
     made.close()

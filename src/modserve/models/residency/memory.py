@@ -167,8 +167,12 @@ class ModelMemory:
                 async with self._one_load:
                     on_begin()
                     servable = await self._measured(tenant)
-                if await self._fits_now(tenant):
-                    return servable
+                try:
+                    if await self._fits_now(tenant):
+                        return servable
+                except BaseException:  # nobody wants it any more
+                    await servable.close()
+                    raise
                 await self._let_go(servable, tenant)
                 del servable
                 on_wait()
@@ -205,8 +209,7 @@ class ModelMemory:
             "model '%s', version %d: needs %s, more than there is room for at the moment", *tenant.id, _mb(tenant)
         )
         try:
-            await servable.drain()
-            await servable.close()
+            await servable.close()  # nobody had it yet
         except Exception:
             _log.exception("model '%s', version %d: closing its engine failed", *tenant.id)
         del servable
