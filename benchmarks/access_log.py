@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from modserve.core import request_ids
-from modserve.core.log_settings import AccessMode, AccessSettings, LogFormat, LogSettings
-from modserve.core.timing import ExecutionTiming
+from modserve.core.configuration.log_settings import AccessMode, AccessSettings, LogFormat, LogSettings
+from modserve.core.requests import request_ids
+from modserve.core.requests.timing import ExecutionTiming
 from modserve.form import form
 from modserve.frontends.http.wire.responses import id_line
 from modserve.observability.access_log import AccessLog

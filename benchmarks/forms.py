@@ -24,7 +24,7 @@ import compiled_form
 
 BUILT = compiled_form.TARGET
 WITHOUT = overhead.ROOT / "build" / "without"
-INHERITED = "core.response"
+INHERITED = "core.requests.response"
 """Of what is compiled in `core`, the module that compiled modules elsewhere inherit from, which it must stay for."""
 GROUPS = (
     ",".join(each for each in compiled_form.modules().compiled if each.startswith("core.") and each != INHERITED),

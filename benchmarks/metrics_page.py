@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from modserve import InferenceServer, Settings
-from modserve.metrics_page import MetricsPage
 from modserve.observability import prometheus
+from modserve.process.metrics_page import MetricsPage
 
 CONFIG = """backend: "identity" max_batch_size: 8
 input [ { name: "INPUT0" data_type: TYPE_INT32 dims: [ -1 ] } ]

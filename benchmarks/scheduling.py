@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import text_lengths
+from modserve.core.configuration.model_config import DynamicBatching
 from modserve.core.errors import Code, ModserveError
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import DynamicBatching
+from modserve.core.requests.inflight import Inflight
 from modserve.scheduling import batching
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.testing import FakeClock, inflight

@@ -22,12 +22,12 @@ from typing import Any
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from modserve.core.inflight import Inflight
-from modserve.core.request import InferenceRequest
-from modserve.core.response import NOBODY, ResponseSink
+from modserve.core.configuration.trace_settings import SpanSettings, TraceLevel, TraceSettings
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import NOBODY, ResponseSink
+from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.servable import submit_traced
-from modserve.core.timing import ExecutionTiming
-from modserve.core.trace_settings import SpanSettings, TraceLevel, TraceSettings
 from modserve.core.version import ModelId
 from modserve.observability.span_export import Spans
 from modserve.observability.trace import Trace, Tracer

@@ -24,7 +24,7 @@ from sklearn.ensemble import RandomForestClassifier
 
 from modserve.backends.fil.forest import read
 from modserve.backends.fil.predictors import OnnxPredictor, TreelitePredictor
-from modserve.core.tensor import Array
+from modserve.core.tensors.tensor import Array
 from overhead import ROOT, put_into_report
 
 SIZES = (1, 8, 64, 1000)

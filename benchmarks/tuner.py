@@ -31,8 +31,8 @@ import numpy as np
 import real_encoder
 from modserve import InferenceServer, Settings
 from modserve.backends.api import InstanceSpec, ModelSource
-from modserve.core.model_config import ModelDescription
-from modserve.core.tensor import Array
+from modserve.core.configuration.model_config import ModelDescription
+from modserve.core.tensors.tensor import Array
 from overhead import put_into_report
 
 GOAL_MS = 80.0

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from .__about__ import __version__
 
 if TYPE_CHECKING:
-    from .app import InferenceServer, serve
     from .backends.api import (
         AsyncInstance,
         AsyncRequestInstance,
@@ -29,15 +28,16 @@ if TYPE_CHECKING:
     from .client.errors import ClientError, ClientTimeoutError
     from .client.facade import AsyncClient, Client
     from .client.values import ModelMetadata, Result
-    from .connecting import connect, connect_async
-    from .core.dtypes import Datatype
+    from .core.configuration.model_config import DescribedTensor, ModelConfig, ModelDescription
     from .core.errors import Code, ModserveError
-    from .core.model_config import DescribedTensor, ModelConfig, ModelDescription
-    from .core.request import InferenceRequest
-    from .core.response import InferenceResponse
-    from .core.tensor import DeviceTensor, Tensor
-    from .listeners import Ports
-    from .mounting import Mounted, asgi
+    from .core.requests.request import InferenceRequest
+    from .core.requests.response import InferenceResponse
+    from .core.tensors.dtypes import Datatype
+    from .core.tensors.tensor import DeviceTensor, Tensor
+    from .library.connecting import connect, connect_async
+    from .library.mounting import Mounted, asgi
+    from .process.app import InferenceServer, serve
+    from .process.listeners import Ports
     from .settings import Settings
 
 __all__ = [
@@ -90,20 +90,20 @@ __all__ = [
 _WORKER = "modserve_worker" if "modserve_worker" in sys.modules else ".backends.python.worker"
 """A worker process of a Python model has this package by a name of its own."""
 _HOMES = {
-    **dict.fromkeys(("InferenceServer", "serve"), ".app"),
-    "Ports": ".listeners",
+    **dict.fromkeys(("InferenceServer", "serve"), ".process.app"),
+    "Ports": ".process.listeners",
     **dict.fromkeys(("Context", "InvalidInputError", "Spec", "model"), f"{_WORKER}.decorated"),
     **dict.fromkeys(("ClientError", "ClientTimeoutError"), ".client.errors"),
     **dict.fromkeys(("AsyncClient", "Client"), ".client.facade"),
     **dict.fromkeys(("ModelMetadata", "Result"), ".client.values"),
-    **dict.fromkeys(("connect", "connect_async"), ".connecting"),
-    **dict.fromkeys(("Mounted", "asgi"), ".mounting"),
-    "Datatype": ".core.dtypes",
+    **dict.fromkeys(("connect", "connect_async"), ".library.connecting"),
+    **dict.fromkeys(("Mounted", "asgi"), ".library.mounting"),
+    "Datatype": ".core.tensors.dtypes",
     **dict.fromkeys(("Code", "ModserveError"), ".core.errors"),
-    **dict.fromkeys(("DescribedTensor", "ModelConfig", "ModelDescription"), ".core.model_config"),
-    "InferenceRequest": ".core.request",
-    "InferenceResponse": ".core.response",
-    **dict.fromkeys(("DeviceTensor", "Tensor"), ".core.tensor"),
+    **dict.fromkeys(("DescribedTensor", "ModelConfig", "ModelDescription"), ".core.configuration.model_config"),
+    "InferenceRequest": ".core.requests.request",
+    "InferenceResponse": ".core.requests.response",
+    **dict.fromkeys(("DeviceTensor", "Tensor"), ".core.tensors.tensor"),
     "Settings": ".settings",
 }
 """The modules of public names that are not in `backends.api`; imported at first use: the supervisor needs none."""

@@ -12,22 +12,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from . import supervisor
 from .__about__ import __version__
 from .commands.table import COMMANDS, Program, program
 from .core.errors import ModserveError
 from .form import form
 from .observability.logging import Logs
-from .ports import PortError
+from .process import supervisor, worker_supervisor
+from .process.ports import PortError
+from .process.reserved_ports import reserve
 from .settings import OptionError, Settings, from_command_line, usage
 from .settings.options import did_you_mean
-from .workers import supervising
 from .workers.place import Place
-from .workers.ports import reserve
 
 if TYPE_CHECKING:
-    from .app import InferenceServer
-    from .listeners import Ports
+    from .process.app import InferenceServer
+    from .process.listeners import Ports
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def wrong_file(settings: Settings) -> str:
     """What is wrong with the files that the command line names; empty if they are models."""
-    from .model_setup import named_files
+    from .process.model_setup import named_files
 
     try:
         named_files(settings)
@@ -119,16 +118,16 @@ def supervise_workers(settings: Settings, arguments: Sequence[str]) -> int:
     except PortError as error:
         _log.error("%s", error)
         return 1
-    worker = [sys.executable, "-m", __package__, "worker", supervising.PLACE, "serve", *arguments]
+    worker = [sys.executable, "-m", __package__, "worker", worker_supervisor.PLACE, "serve", *arguments]
     worker += [*reservation.options, "--reuse-http-port=true", "--reuse-grpc-port=true"]
     try:
         directory = meeting_place(tempfile.gettempdir())
     except OSError as error:
         _log.error("the workers need a directory to meet in; TMPDIR names another place for it: %s", error)
         return 1
-    plan = supervising.Plan(settings.workers, settings.exit_timeout_secs, directory, worker)
+    plan = worker_supervisor.Plan(settings.workers, settings.exit_timeout_secs, directory, worker)
     descriptors = reservation.hand_over()
-    return _become(supervising.arguments(settings.log, plan, descriptors))
+    return _become(worker_supervisor.arguments(settings.log, plan, descriptors))
 
 
 _LONGEST_SOCKET = 107
@@ -156,7 +155,7 @@ def _become(arguments: Sequence[str]) -> NoReturn:
 
 def run(settings: Settings, warnings: Sequence[str] = (), place: Place | None = None) -> int:
     """Serve on a fresh event loop, with uvloop where it is installed; at `place`, as one of several workers."""
-    from .app import serve
+    from .process.app import serve
 
     if not gc.isenabled():  # as `__main__.start` leaves it
         gc.freeze()
@@ -221,7 +220,7 @@ def write_to_nobody() -> None:
 
 def hints(server: "InferenceServer", settings: Settings, http_port: int | None) -> str:
     """The text that is printed once the models have loaded: a table, and a call to try or what to do without models."""
-    from . import console  # not for 'modserve --help', which it would make half as long again
+    from .process import console  # not for 'modserve --help', which it would make half as long again
 
     place = None
     if http_port is not None:

@@ -3,7 +3,7 @@
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 
-_COMPILED = "modserve.core.tensor"
+_COMPILED = "modserve.core.tensors.tensor"
 """A module that is compiled wherever any is."""
 
 

@@ -5,11 +5,11 @@ import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from .core.errors import ModserveError, invalid
-from .core.memory import MemoryBudget, UnsentResponses
-from .core.request import InferenceRequest, ParameterValue, label, timeout_ns
-from .core.response import InferenceResponse, Outcome, SingleResponseSink
+from .core.requests.memory import MemoryBudget, UnsentResponses
+from .core.requests.request import InferenceRequest, ParameterValue, label, timeout_ns
+from .core.requests.response import InferenceResponse, Outcome, SingleResponseSink
 from .core.servable import Submitter
-from .core.tensor import Array, Tensor
+from .core.tensors.tensor import Array, Tensor
 from .resources import flow
 
 

@@ -10,17 +10,17 @@ from typing import Any
 
 from .__about__ import __version__
 from .core.changes import Changes
+from .core.configuration.routing_config import RouteFigures, ShadowFigures
 from .core.errors import Code, ModserveError, invalid, unavailable
-from .core.inflight import Inflight
 from .core.lifecycle import IndexEntry, State
 from .core.loading import Repository
-from .core.memory import MemoryBudget
-from .core.request import ParameterValue
+from .core.requests.inflight import Inflight
+from .core.requests.memory import MemoryBudget
+from .core.requests.request import ParameterValue
+from .core.requests.response import InferenceResponse
 from .core.residency import NO_MEMORY, MemoryReport
-from .core.response import InferenceResponse
-from .core.routing_config import RouteFigures, ShadowFigures
 from .core.servable import Handle, ReadinessChecker, Servable
-from .core.tensor import Array, Tensor
+from .core.tensors.tensor import Array, Tensor
 from .in_process import make_request, outcomes, response
 from .observability.access_log import AccessLog
 from .observability.failure_log import FailureLog

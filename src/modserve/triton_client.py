@@ -14,11 +14,11 @@ import numpy as np
 
 from .client.errors import ClientError
 from .client.values import ModelMetadata, Result
-from .connecting import Target, connect
-from .core import dtypes
 from .core.errors import Code
-from .core.request import ParameterValue
-from .core.tensor import Array, Tensor, format_shape
+from .core.requests.request import ParameterValue
+from .core.tensors import dtypes
+from .core.tensors.tensor import Array, Tensor, format_shape
+from .library.connecting import Target, connect
 
 if TYPE_CHECKING:
 

@@ -22,8 +22,8 @@ from modserve.backends.api import ModelSource
 from modserve.backends.python import environment_cache
 from modserve.backends.python.environment import Environment, prepare
 from modserve.backends.python.options import BackendOptions, ModelOptions
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import Code, ModserveError
-from modserve.core.model_config import ModelConfig
 
 NUMPY = Path(np.__file__).parent
 PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"

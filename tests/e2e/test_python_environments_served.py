@@ -17,7 +17,7 @@ from wire import http
 from modserve.backends.api import ModelSource
 from modserve.backends.python.environment import prepare
 from modserve.backends.python.options import BackendOptions, ModelOptions
-from modserve.core.model_config import ModelConfig
+from modserve.core.configuration.model_config import ModelConfig
 
 MODEL = """
 import importlib.util, json, os, sys

@@ -574,7 +574,7 @@ def unruly(tmp_path: Path) -> Iterator[tuple[ServerProcess, str]]:
 def test_nothing_is_left_after_the_server(unruly: tuple[ServerProcess, str]) -> None:
     server, mark = unruly
     server.signal(signal.SIGTERM)
-    server.wait(1, errors=[r" ERROR +modserve\.listeners: Exit timeout expired"])
+    server.wait(1, errors=[r" ERROR +modserve\.process\.listeners: Exit timeout expired"])
     eventually(lambda: not processes(mark), 5.0)
 
 

@@ -17,7 +17,7 @@ from modserve.backends.api import InstanceLostError, ModelSource
 from modserve.backends.python.backend import PythonBackend
 from modserve.backends.python.instance import WorkerInstance
 from modserve.backends.python.process import Worker
-from modserve.core.model_config import ModelConfig
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.testing.builders import instance_spec
 
 MODEL = """

@@ -166,7 +166,7 @@ def test_orphans_are_reaped() -> None:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
     script = "(sleep 0.2 & echo $!); exec cat"
-    command = [sys.executable, "-m", "modserve.supervisor", "ISO8601", "", "/bin/sh", "-c", script]
+    command = [sys.executable, "-m", "modserve.process.supervisor", "ISO8601", "", "/bin/sh", "-c", script]
     with subprocess.Popen(
         command, preexec_fn=adopt, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as supervisor:

@@ -11,7 +11,7 @@ import treelite
 import xgboost
 from sklearn import datasets, ensemble
 
-from modserve.core.tensor import Array
+from modserve.core.tensors.tensor import Array
 
 Loaded = tuple[Array, Array]
 

@@ -10,10 +10,10 @@ from modserve.backends.api import ModelSource
 from modserve.backends.openvino.backend import OpenVinoBackend, OpenVinoModel
 from modserve.backends.openvino.instance import OpenVinoInstance, OpenVinoStreams
 from modserve.backends.openvino.library import ov
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
-from modserve.core.model_config import ModelConfig, TensorSpec
-from modserve.core.tensor import Array
+from modserve.core.configuration.model_config import ModelConfig, TensorSpec
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Array
 from modserve.testing import config, instance_spec
 
 op = ov.opset13

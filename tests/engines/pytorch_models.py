@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import modserve
-from modserve.core.tensor import Array
+from modserve.core.tensors.tensor import Array
 
 Write = Callable[[Path], object]
 """Writes what a version directory has."""

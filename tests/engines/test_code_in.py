@@ -8,7 +8,7 @@ import pytest
 
 from modserve.backends.code import code_in
 from modserve.backends.registry import BackendRegistry
-from modserve.core.model_config import Accelerator, ModelConfig
+from modserve.core.configuration.model_config import Accelerator, ModelConfig
 
 registry = BackendRegistry()
 

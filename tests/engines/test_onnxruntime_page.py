@@ -12,7 +12,7 @@ from onnx_repository import copied, page_configs, write
 from modserve import InferenceServer, Settings, config
 from modserve.backends.api import Placement
 from modserve.backends.onnxruntime.providers import requested
-from modserve.core.model_config import InstanceKind
+from modserve.core.configuration.model_config import InstanceKind
 
 EXTENSIONS = "onnxruntime-extensions==0.15.2"
 ENDS = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 4]) for name in ("IN", "OUT")]

@@ -31,10 +31,10 @@ from modserve.backends.api import Placement
 from modserve.backends.openvino.backend import OpenVinoBackend
 from modserve.backends.openvino.instance import OpenVinoInstance
 from modserve.backends.openvino.library import core, ov
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import DescribedTensor, InstanceKind
 from modserve.core.errors import Code, ModserveError
-from modserve.core.model_config import DescribedTensor, InstanceKind
-from modserve.core.tensor import Array
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Array
 from modserve.testing import instance_spec
 
 HAS_BF16 = "BF16" in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from openvino_models import configured, instance, ones, op, opened, save_one, save_sum
 
 from modserve.core.errors import Code, ModserveError
-from modserve.core.tensor import Array
+from modserve.core.tensors.tensor import Array
 from modserve.testing import instance_spec
 
 

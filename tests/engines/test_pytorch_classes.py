@@ -14,7 +14,7 @@ import torch
 from pytorch_models import floats, parameters, python_class, running, script, tensors
 
 from modserve.backends.pytorch.python_class import PythonClass
-from modserve.core.tensor import Array
+from modserve.core.tensors.tensor import Array
 
 
 class Plain(torch.nn.Module):

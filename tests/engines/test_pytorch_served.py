@@ -28,7 +28,7 @@ from pytorch_models import floats, put, python_class, running, script, tensors
 from server_process import ServerProcess, serving
 
 from modserve.backends.pytorch.threads import InstanceThreads, ProcessModes, SharedThreads
-from modserve.core.tensor import Array
+from modserve.core.tensors.tensor import Array
 from modserve.execution.placement import available_cores
 
 

@@ -14,8 +14,8 @@ from pytorch_models import floats, parameters, put, running, script, served, ten
 
 from modserve import ModserveError
 from modserve.backends.pytorch.backend import PyTorchBackend
-from modserve.core import dtypes
 from modserve.core.errors import Code
+from modserve.core.tensors import dtypes
 
 X4 = ("x", "FP32", "4")
 

@@ -24,8 +24,8 @@ from modserve.backends.catalogue import BY_BACKEND
 from modserve.backends.openvino.instance import OpenVinoInstance
 from modserve.backends.registry import BackendRegistry
 from modserve.backends.tensorflow.backend import TensorFlowBackend
-from modserve.core import dtypes
-from modserve.core.model_config import TensorSpec
+from modserve.core.configuration.model_config import TensorSpec
+from modserve.core.tensors import dtypes
 from modserve.testing import config, instance_spec
 
 pytestmark = pytest.mark.skipif(BY_BACKEND["tensorflow"].installed, reason="TensorFlow is installed")

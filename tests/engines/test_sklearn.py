@@ -35,9 +35,9 @@ from modserve import Code, InferenceServer, ModserveError, Settings
 from modserve.backends.sklearn.accelerated import Accelerated
 from modserve.backends.sklearn.backend import SklearnInstance
 from modserve.backends.sklearn.shapes import features_of
-from modserve.core import dtypes
-from modserve.core.model_config import ModelConfig, TensorSpec
-from modserve.core.tensor import Array
+from modserve.core.configuration.model_config import ModelConfig, TensorSpec
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Array
 
 IRIS, SPECIES = datasets.load_iris(return_X_y=True)
 NAMES = np.array(["setosa", "versicolor", "virginica"])[SPECIES]

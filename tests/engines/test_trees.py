@@ -19,7 +19,7 @@ from modserve import Code, InferenceServer, ModserveError, Settings
 from modserve.backends.fil.forest import Forest, read
 from modserve.backends.fil.formats import kind_of
 from modserve.backends.fil.predictors import OnnxPredictor
-from modserve.core.tensor import Array
+from modserve.core.tensors.tensor import Array
 
 
 async def all_served(repository: Path, rows: Array) -> dict[str, dict[str, Array]]:

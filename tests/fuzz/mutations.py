@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from modserve.core import dtypes
+from modserve.core.tensors import dtypes
 from modserve.pb import inference as pb
 
 Fallback = Callable[[bytes], bytes]

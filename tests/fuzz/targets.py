@@ -13,15 +13,22 @@ import http2_targets
 from google.protobuf.message import DecodeError
 
 from modserve import config
-from modserve.core import dtypes
+from modserve.core.configuration.log_settings import LogSettings
+from modserve.core.configuration.model_config import TensorSpec
 from modserve.core.errors import Code, ModserveError
-from modserve.core.log_settings import LogSettings
-from modserve.core.model_config import TensorSpec
-from modserve.core.normalize import Signature
-from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse
-from modserve.core.shared_memory import Place
-from modserve.core.tensor import Buffer, Tensor, TruncatedError, count_elements, decode_elements, encode_elements
+from modserve.core.requests.normalize import Signature
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.shared_memory import Place
+from modserve.core.tensors.tensor import (
+    Buffer,
+    Tensor,
+    TruncatedError,
+    count_elements,
+    decode_elements,
+    encode_elements,
+)
 from modserve.pb import inference as pb
 from modserve.protocol import classification, compression
 from modserve.protocol.control import logging_settings, regions, repository, trace_settings

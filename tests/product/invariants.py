@@ -5,10 +5,10 @@ from typing import Any
 
 from modserve.core.servable import RequestHolder, SequenceKeeper, Servable, base
 from modserve.execution.rate_limit import State
-from modserve.models.cached import CachedModel
-from modserve.models.model import Model
 from modserve.models.residency.on_demand import OnDemandModel
-from modserve.models.wrappers import ModelWrapper
+from modserve.models.serving.cached import CachedModel
+from modserve.models.serving.model import Model
+from modserve.models.serving.wrappers import ModelWrapper
 
 from .models import MODELS
 from .world import LONG_S, World

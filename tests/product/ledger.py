@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from modserve.core.errors import Code, ModserveError
-from modserve.core.inflight import Inflight
-from modserve.core.memory import MemoryBudget, UnsentResponses
-from modserve.core.response import InferenceResponse, Outcome
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.memory import MemoryBudget, UnsentResponses
+from modserve.core.requests.response import InferenceResponse, Outcome
 
 NEVER: Final = (
     "stopping",
@@ -27,7 +27,7 @@ class SinkError(Exception):
 
 @dataclass(eq=False)
 class Entry:
-    """One request. Implements `core.response.ResponseSink`, as the client's side of it."""
+    """One request. Implements `core.requests.response.ResponseSink`, as the client's side of it."""
 
     number: int
     """It is the request's id, which comes back with each response."""

@@ -19,11 +19,11 @@ from modserve.backends.api import (
     InstanceSpec,
     ModelSource,
 )
+from modserve.core.configuration.model_config import ModelConfig, ModelDescription
 from modserve.core.errors import ModserveError, from_exception, internal
-from modserve.core.model_config import ModelConfig, ModelDescription
-from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse, Outcome
-from modserve.core.tensor import Array, Tensor
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import InferenceResponse, Outcome
+from modserve.core.tensors.tensor import Array, Tensor
 
 MEGABYTE = 10**6
 

@@ -182,8 +182,8 @@ def simulated(loop: SimulatedLoop) -> Iterator[None]:
     with (
         patch.object(time, "monotonic_ns", lambda: loop.now_ns),
         patch.object(time, "monotonic", loop.time),
-        patch("modserve.models.closing.threading", threads),
-        patch("modserve.models.instances.threading", threads),
-        patch("modserve.app.ThreadPoolExecutor", partial(_InlineExecutor, loop)),
+        patch("modserve.models.serving.closing.threading", threads),
+        patch("modserve.models.loading.instances.threading", threads),
+        patch("modserve.process.app.ThreadPoolExecutor", partial(_InlineExecutor, loop)),
     ):
         yield

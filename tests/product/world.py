@@ -21,9 +21,9 @@ import numpy as np
 
 from modserve import InferenceServer, ModserveError, Settings
 from modserve.core.errors import internal
-from modserve.core.request import InferenceRequest, ParameterValue
+from modserve.core.requests.request import InferenceRequest, ParameterValue
 from modserve.core.servable import Servable
-from modserve.core.tensor import Tensor
+from modserve.core.tensors.tensor import Tensor
 from modserve.execution.rate_limit import RateLimiter
 from modserve.models.residency.on_demand import OnDemandModel
 from modserve.models.residency.sizes import Meter
@@ -49,9 +49,9 @@ class World:
         self._stack.enter_context(simulated(self.loop))
         self.engines = Engines(self.loop.call_soon)
         meter = Meter(own=lambda: self.engines.process_bytes, processes=frozenset, share=lambda pid: 0)
-        self._stack.enter_context(patch("modserve.app.Meter", lambda *_: meter))
-        self._stack.enter_context(patch("modserve.app.ModelManager", self._manager))
-        self._stack.enter_context(patch("modserve.app.RateLimiter", self._limiter))
+        self._stack.enter_context(patch("modserve.process.app.Meter", lambda *_: meter))
+        self._stack.enter_context(patch("modserve.process.app.ModelManager", self._manager))
+        self._stack.enter_context(patch("modserve.process.app.RateLimiter", self._limiter))
         self.backends: dict[str, Any] = {
             "puppet": PuppetBackend(self.engines, BatchInstance),
             "requests": PuppetBackend(self.engines, RequestsInstance),

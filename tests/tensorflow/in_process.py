@@ -12,9 +12,9 @@ import saved_models  # noqa: F401 - imports TensorFlow, whose warnings are error
 from modserve.backends.api import ModelSource
 from modserve.backends.tensorflow.backend import TensorFlowBackend
 from modserve.backends.tensorflow.engine import TensorFlowModel
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import Code, ModserveError
-from modserve.core.model_config import ModelConfig
-from modserve.core.tensor import Array
+from modserve.core.tensors.tensor import Array
 from modserve.testing import config, instance_spec
 
 X: Array = np.arange(8, dtype=np.float32).reshape(2, 4)

@@ -11,10 +11,10 @@ import tensorflow as tf
 from in_process import X, bare, opened, refusal, run
 from saved_models import WEIGHTS, spec, v1
 
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import DescribedTensor, TensorSpec
 from modserve.core.errors import Code, ModserveError
-from modserve.core.model_config import DescribedTensor, TensorSpec
-from modserve.core.tensor import Array
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Array
 from modserve.testing import config, instance_spec
 
 

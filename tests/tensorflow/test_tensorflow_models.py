@@ -20,10 +20,10 @@ from modserve.backends.api import Placement
 from modserve.backends.catalogue import BY_BACKEND
 from modserve.backends.registry import BackendRegistry
 from modserve.backends.tensorflow.backend import TensorFlowBackend
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import DescribedTensor, InstanceKind, TensorSpec
 from modserve.core.errors import ModserveError
-from modserve.core.model_config import DescribedTensor, InstanceKind, TensorSpec
-from modserve.core.tensor import Array
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Array
 from modserve.testing import config, instance_spec
 
 

@@ -32,11 +32,20 @@ def rule(ours: str = "", foreign: str = "") -> Rule:
     return Rule(frozenset(ours.split()), frozenset(foreign.split()))
 
 
-LIBRARY = {"client", "connecting", "mounting", "triton_client"}
+LIBRARY = {"client", "library", "triton_client"}
 """For programs that use modserve as a library: no server needs it."""
 
 RULES = {
-    "core": rule(foreign="numpy ml_dtypes mypy_extensions"),
+    "core": rule(),
+    "core.files": rule("core.errors"),
+    "core.runtime": rule(foreign="numpy"),
+    "core.wire": rule("core.runtime", "numpy"),
+    "core.tensors": rule("core.errors core.runtime core.wire", "ml_dtypes numpy"),
+    "core.configuration": rule("core.errors core.files core.residency core.tensors core.version", "numpy"),
+    "core.requests": rule("core.configuration core.errors core.tensors core.version", "mypy_extensions numpy"),
+    "core.statistics": rule("core.errors core.requests", "mypy_extensions"),
+    "core.servable": rule("core.configuration core.requests core.residency core.statistics core.version"),
+    "core.loading": rule("core.errors core.servable"),
     "pb": rule(foreign="google.protobuf"),
     "config": rule("core pb routing", "google.protobuf"),
     "protocol": rule("core pb", "google.protobuf numpy orjson"),
@@ -52,8 +61,13 @@ RULES = {
     "observability": rule("core", "mypy_extensions opentelemetry orjson prometheus_client"),
     "scheduling": rule("core resources", "mypy_extensions"),
     "execution": rule("core backends.api resources", "mypy_extensions numpy"),
-    "models": rule(
-        "core resources config backends.api backends.catalogue backends.code backends.registry execution scheduling"
+    "models": rule(),
+    "models.diagnosis": rule("core config backends.catalogue"),
+    "models.residency": rule("core config scheduling"),
+    "models.serving": rule("core resources config backends.api execution scheduling"),
+    "models.loading": rule(
+        "core resources config backends.api backends.code backends.registry execution scheduling "
+        "models.diagnosis models.residency models.serving"
     ),
     "in_process": rule("core resources"),
     "server": rule("core in_process repository resources observability"),
@@ -61,36 +75,54 @@ RULES = {
         "core protocol server pb settings observability.access_log",
         "fastapi google.protobuf hpack httptools mypy_extensions orjson pydantic starlette uvicorn",
     ),
-    "app": Rule(EVERYTHING - {"cli", "commands", "console", "supervisor", "testing", "__init__", "__main__"} - LIBRARY),
+    "process": rule(),
+    "process.app": Rule(
+        EVERYTHING - {"cli", "commands", "process", "testing", "__init__", "__main__"} - LIBRARY
+        | {"process.listeners", "process.model_setup", "process.ports"}
+    ),
+    "process.console": rule("backends.inventory core protocol.examples"),
+    "process.listeners": rule(
+        "core frontends observability process.metrics_page process.ports resources server settings workers"
+    ),
+    "process.metrics_page": rule("backends.inventory core form observability server settings", "prometheus_client"),
+    "process.model_setup": rule("backends.python.functions backends.registry config core models repository settings"),
+    "process.ports": rule("resources.port_owner"),
+    "process.reserved_ports": rule("process.ports settings"),
+    "process.supervisor": rule("core observability"),
+    "process.worker_supervisor": rule("core observability process.supervisor workers.place"),
     "client": rule("core pb protocol server", "google.protobuf grpc numpy orjson"),
-    "connecting": rule("app client core settings", "uvloop"),
-    "mounting": rule("app client connecting core frontends server settings"),
-    "triton_client": rule("client connecting core", "numpy tritonclient"),
-    "console": rule("backends.inventory core protocol.examples"),
-    "supervisor": rule("core observability"),
-    "ports": rule("resources.port_owner"),
-    "listeners": rule("core frontends metrics_page observability ports resources server settings workers"),
-    "metrics_page": rule("backends.inventory core form observability server settings", "prometheus_client"),
+    "library": rule(),
+    "library.connecting": rule("client core process.app settings", "uvloop"),
+    "library.mounting": rule("client core frontends library.connecting process.app server settings"),
+    "triton_client": rule("client core library.connecting", "numpy tritonclient"),
     "workers": rule(
-        "core pb protocol server frontends models routing settings observability supervisor ports",
+        "core pb protocol server frontends models routing settings observability",
         "google.protobuf orjson",
     ),
-    "model_setup": rule("backends.python.functions backends.registry config core models repository settings"),
     "commands": rule(
-        "backends client config console core execution form in_process model_setup models observability pb ports "
-        "protocol repository resources settings",
+        "backends client config core execution form in_process models observability pb process.console "
+        "process.model_setup process.ports protocol repository resources settings",
         "google.protobuf hpack ml_dtypes numpy onnxruntime PIL pynvml rich shtab uvloop",
     ),
     "cli": rule(
-        "app commands console core form listeners model_setup observability ports settings supervisor workers",
+        "commands core form observability process.app process.console process.listeners process.model_setup "
+        "process.ports process.reserved_ports process.supervisor process.worker_supervisor settings workers",
         "uvloop",
     ),
     "testing": Rule(EVERYTHING - {"__init__", "__main__"}, frozenset({"numpy", "pytest"})),
-    "__init__": rule("app backends client connecting core listeners mounting settings"),
+    "__init__": rule("backends client core library process.app process.listeners settings"),
     "__main__": rule("cli"),
     "__about__": rule(),
     "form": rule(),
 }
+"""By package, or by what is inside one: of the names that a module is in, the longest has its rule."""
+
+
+def unit(module: str) -> str:
+    """The package or module whose rule holds for a module, or for what is taken from one; empty if there is none."""
+    while module and module not in RULES:
+        module = module.rpartition(".")[0]
+    return module
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -132,7 +164,7 @@ def within(name: str, allowed: str) -> bool:
 
 def violations(module: str, text: str, is_package: bool = False) -> list[str]:
     """What a module imports against the rules of its package."""
-    own = module.split(".")[0]
+    own = unit(module)
     allowed = RULES[own]
     here = f"modserve.{module}"
     package = here if is_package else here.rpartition(".")[0]
@@ -140,7 +172,7 @@ def violations(module: str, text: str, is_package: bool = False) -> list[str]:
     for name in imports(text, package):
         if within(name, "modserve"):
             inner = name.removeprefix("modserve").removeprefix(".")
-            fine = any(within(inner, each) for each in {own, *ANYWHERE, *allowed.ours})
+            fine = unit(inner) == own or any(within(inner, each) for each in {*ANYWHERE, *allowed.ours})
         else:
             top = name.split(".")[0]
             fine = top in sys.stdlib_module_names or any(within(name, each) for each in allowed.foreign)
@@ -150,8 +182,9 @@ def violations(module: str, text: str, is_package: bool = False) -> list[str]:
 
 
 def test_every_package_has_a_rule() -> None:
-    assert {name.split(".")[0] for name, _ in modules()} <= set(RULES)
-    assert {name.split(".")[0] for each in RULES.values() for name in each.ours} <= set(RULES)
+    assert [name for name, _ in modules() if not unit(name)] == []
+    assert [name for each in RULES.values() for name in each.ours if not unit(name)] == []
+    assert {unit(name) for name, _ in modules()} == set(RULES), "rules for what is no longer there"
 
 
 def test_imports() -> None:
@@ -163,23 +196,35 @@ def test_imports() -> None:
 
 
 @functools.cache
-def package_graph() -> dict[str, set[str]]:
-    """Package → packages that it imports in fact."""
+def unit_graph() -> dict[str, set[str]]:
+    """What has a rule → what else that has one it imports in fact."""
     graph: dict[str, set[str]] = {}
     for module, path in modules():
-        own = module.split(".")[0]
         here = f"modserve.{module}"
         package = here if path.name == "__init__.py" and path.parent != SOURCE else here.rpartition(".")[0]
         for name in imports(path.read_text(encoding="utf-8"), package):
-            parts = name.split(".")
-            if parts[0] == "modserve" and parts[1] in EVERYTHING and parts[1] != own:
-                graph.setdefault(own, set()).add(parts[1])
-    return graph
+            if within(name, "modserve"):
+                graph.setdefault(unit(module), set()).add(unit(name.removeprefix("modserve.")))
+    return {own: others - {own, "", *ANYWHERE} for own, others in graph.items()}
+
+
+def package_graph() -> dict[str, set[str]]:
+    """Package → packages that it imports in fact."""
+    graph: dict[str, set[str]] = {}
+    for own, others in unit_graph().items():
+        graph.setdefault(own.split(".")[0], set()).update(other.split(".")[0] for other in others)
+    return {own: others - {own} for own, others in graph.items()}
 
 
 def test_the_package_graph_has_no_cycles() -> None:
     graph = package_graph()
     assert graph["scheduling"] == {"core", "resources"}  # or nothing was read
+    TopologicalSorter(graph).prepare()
+
+
+def test_packages_inside_a_package_import_each_other_in_one_direction() -> None:
+    graph = unit_graph()
+    assert {"models.diagnosis", "models.serving"} <= graph["models.loading"]  # or nothing was read
     TopologicalSorter(graph).prepare()
 
 
@@ -233,7 +278,7 @@ def test_modules_of_a_package_import_each_other_in_one_direction() -> None:
     for module, path in modules():
         texts[module] = path.read_text(encoding="utf-8"), path.name == "__init__.py" and path.parent != SOURCE
     graph = module_graph(texts)
-    assert "core.errors" in graph["core.tensor"]  # or nothing was read
+    assert "core.errors" in graph["core.tensors.tensor"]  # or nothing was read
     sizes: Counter[str] = Counter()
     for circle in circles(graph):
         parts = zip(*(module.split(".")[:-1] for module in circle), strict=False)
@@ -257,8 +302,8 @@ def test_a_circle_is_found() -> None:
 
 
 def test_only_the_command_line_and_the_library_import_app() -> None:
-    found = {package for package, others in package_graph().items() if "app" in others}
-    assert found <= {"cli", "connecting", "mounting", "testing", "__init__"}
+    found = {package for package, others in unit_graph().items() if "process.app" in others}
+    assert found <= {"cli", "library.connecting", "library.mounting", "testing", "__init__"}
 
 
 def test_nothing_imports_testing() -> None:
@@ -266,22 +311,34 @@ def test_nothing_imports_testing() -> None:
 
 
 FORBIDDEN = {
-    "absolute": ("core.tensor", "from modserve.execution import batch", "modserve.execution.batch"),
-    "absolute, whole": ("core.tensor", "import modserve.execution.pool", "modserve.execution.pool"),
-    "relative": ("core.tensor", "from ..execution.batch import merge", "modserve.execution.batch.merge"),
-    "relative, package": ("core.tensor", "from .. import server", "modserve.server"),
+    "absolute": ("core.version", "from modserve.execution import batch", "modserve.execution.batch"),
+    "absolute, whole": ("core.version", "import modserve.execution.pool", "modserve.execution.pool"),
+    "relative": ("core.version", "from ..execution.batch import merge", "modserve.execution.batch.merge"),
+    "relative, package": ("core.version", "from .. import server", "modserve.server"),
     "relative from above": ("server", "from . import frontends", "modserve.frontends"),
     "deeper": ("frontends.http.infer", "from ...backends import api", "modserve.backends.api"),
-    "in a function": ("core.tensor", "def f():\n    import modserve.app", "modserve.app"),
-    "in a branch": ("core.tensor", "if a:\n    pass\nelif b:\n    import modserve.app", "modserve.app"),
-    "in an exception's handler": ("core.tensor", "try:\n    pass\nexcept E:\n    import modserve.app", "modserve.app"),
-    "at last": ("core.tensor", "try:\n    pass\nfinally:\n    import modserve.app", "modserve.app"),
-    "in a case": ("core.tensor", "match a:\n    case 1:\n        import modserve.app", "modserve.app"),
-    "in a loop": ("core.tensor", "for a in b:\n    with a:\n        import modserve.app", "modserve.app"),
+    "in a function": ("core.version", "def f():\n    import modserve.process.app", "modserve.process.app"),
+    "in a branch": (
+        "core.version",
+        "if a:\n    pass\nelif b:\n    import modserve.process.app",
+        "modserve.process.app",
+    ),
+    "in an exception's handler": (
+        "core.version",
+        "try:\n    pass\nexcept E:\n    import modserve.process.app",
+        "modserve.process.app",
+    ),
+    "at last": ("core.version", "try:\n    pass\nfinally:\n    import modserve.process.app", "modserve.process.app"),
+    "in a case": ("core.version", "match a:\n    case 1:\n        import modserve.process.app", "modserve.process.app"),
+    "in a loop": (
+        "core.version",
+        "for a in b:\n    with a:\n        import modserve.process.app",
+        "modserve.process.app",
+    ),
     "for type checkers": (
         "scheduling.queue",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from modserve.models.model import Model",
-        "modserve.models.model.Model",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from modserve.models.serving.model import Model",
+        "modserve.models.serving.model.Model",
     ),
     "another module of a package": (
         "execution.pool",
@@ -289,12 +346,18 @@ FORBIDDEN = {
         "modserve.backends.registry.BackendRegistry",
     ),
     "a whole package for one module": ("execution.pool", "import modserve.backends", "modserve.backends"),
-    "the package itself": ("core.tensor", "from modserve import Tensor", "modserve.Tensor"),
-    "foreign": ("core.tensor", "import onnxruntime as ort", "onnxruntime"),
+    "another package inside a package": (
+        "models.serving.model",
+        "from ..loading.loader import Loader",
+        "modserve.models.loading.loader.Loader",
+    ),
+    "the package above": ("models.serving.model", "from .. import x", "modserve.models.x"),
+    "the package itself": ("core.version", "from modserve import Tensor", "modserve.Tensor"),
+    "foreign": ("core.version", "import onnxruntime as ort", "onnxruntime"),
     "foreign namespace": ("pb.inference", "from google.cloud import storage", "google.cloud.storage"),
-    "likely named": ("models.loader", "import modserve.backends.api_extra", "modserve.backends.api_extra"),
-    "app": ("frontends.metrics", "from modserve.app import serve", "modserve.app.serve"),
-    "testing": ("models.model", "from modserve.testing import FakeClock", "modserve.testing.FakeClock"),
+    "likely named": ("models.loading.loader", "import modserve.backends.api_extra", "modserve.backends.api_extra"),
+    "app": ("frontends.metrics", "from modserve.process.app import serve", "modserve.process.app.serve"),
+    "testing": ("models.serving.model", "from modserve.testing import FakeClock", "modserve.testing.FakeClock"),
 }
 
 
@@ -307,9 +370,13 @@ def test_a_forbidden_import_is_found(case: str) -> None:
 @pytest.mark.parametrize(
     ("module", "text", "is_package"),
     [
-        ("core.tensor", "import math, os.path\nimport numpy as np\nfrom . import dtypes\nfrom .errors import x", False),
+        (
+            "core.tensors.tensor",
+            "import math, os.path\nimport numpy as np\nfrom . import dtypes\nfrom ..errors import x",
+            False,
+        ),
         ("execution.pool", "from modserve.backends.api import BackendInstance", False),
-        ("models.loader", "from modserve import config as model_config", False),
+        ("models.loading.loader", "from modserve import config as model_config", False),
         ("server", "from .core.errors import Code\nfrom .__about__ import __version__", False),
         ("config", "from .pbtxt import read\nfrom . import defaults\nfrom ..core import errors", True),
     ],

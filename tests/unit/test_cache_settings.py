@@ -3,7 +3,7 @@
 import pytest
 
 from modserve import Settings
-from modserve.core.cache_settings import CacheSettings, RedisSettings
+from modserve.core.configuration.cache_settings import CacheSettings, RedisSettings
 from modserve.settings import OptionError, from_command_line
 
 REDIS = RedisSettings("h", 6379)

@@ -15,12 +15,13 @@ import onnxruntime
 import pytest
 
 from kept_logging import kept_logging
-from modserve import InferenceServer, Ports, Settings, __main__, __version__, app, cli
+from modserve import InferenceServer, Ports, Settings, __main__, __version__, cli
 from modserve.commands.table import COMMANDS
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.lifecycle import IndexEntry, State
-from modserve.core.model_config import ModelConfig
 from modserve.form import form
 from modserve.observability.logging import Logs
+from modserve.process import app
 from modserve.settings import OPTIONS
 from modserve.testing import config
 
@@ -343,7 +344,7 @@ def test_the_supervisor_takes_the_place_of_the_command(monkeypatch: pytest.Monke
         cli.main(["serve", *given])
     python = sys.executable
     server = [python, "-m", "modserve", "serve", *given, "--supervise=false"]
-    assert replaced == [[python, python, "-m", "modserve.supervisor", "default", "f", *server]]
+    assert replaced == [[python, python, "-m", "modserve.process.supervisor", "default", "f", *server]]
 
 
 def test_what_the_supervisor_starts_is_not_supervised(started: Started) -> None:

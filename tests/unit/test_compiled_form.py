@@ -12,7 +12,7 @@ from typing import TypeGuard
 import compiled_form
 import pytest
 
-import modserve.core.tensor
+import modserve.core.tensors.tensor
 from modserve.form import form
 
 TESTED = os.getenv("TESTED_FORM", "")
@@ -45,7 +45,7 @@ def left_out(name: str) -> bool:
 @pytest.mark.skipif(not TESTED, reason="the runner does not say which form is to be tested")
 def test_the_form_that_the_runner_meant_is_tested() -> None:
     assert form() == TESTED
-    file = modserve.core.tensor.__file__
+    file = modserve.core.tensors.tensor.__file__
     assert file is not None
     assert file.endswith(tuple(EXTENSION_SUFFIXES)) == (TESTED == "compiled")
 
@@ -131,8 +131,8 @@ def wrong_fields(kind: ast.ClassDef) -> Iterator[str]:
 
 
 def test_the_build_is_told_by_one_table() -> None:
-    files = compiled_form.source_files(("core.tensor", "frontends.http.wire.head"))
-    assert files == ["modserve/core/tensor.py", "modserve/frontends/http/wire/head.py"]
+    files = compiled_form.source_files(("core.tensors.tensor", "frontends.http.wire.head"))
+    assert files == ["modserve/core/tensors/tensor.py", "modserve/frontends/http/wire/head.py"]
 
 
 def test_the_copy_follows_the_source(tmp_path: Path) -> None:

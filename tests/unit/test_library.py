@@ -13,14 +13,14 @@ import pytest_asyncio
 
 from garbage import garbage_left
 from modserve import Code, InferenceServer, ModserveError, Settings, Tensor
-from modserve.core import dtypes
 from modserve.core.errors import internal
-from modserve.core.inflight import Inflight
 from modserve.core.lifecycle import State
-from modserve.core.request import InferenceRequest
-from modserve.core.response import ResponseSink
-from modserve.core.statistics import FailureReason
-from modserve.core.tensor import Array
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import ResponseSink
+from modserve.core.statistics.model_statistics import FailureReason
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Array
 from modserve.in_process import response
 from modserve.resources import flow
 from modserve.server import Phase

@@ -24,15 +24,15 @@ def test_public_names_are_there() -> None:
 
 def test_the_supervisor_is_small() -> None:
     """It is to go on when everything else fails: of what a server needs it imports nothing."""
-    imported = {name.split(".")[0] for name in imported_with("modserve.supervisor")}
+    imported = {name.split(".")[0] for name in imported_with("modserve.process.supervisor")}
     assert "modserve" in imported
     assert imported.isdisjoint({"asyncio", "fastapi", "grpc", "numpy", "onnxruntime", "pydantic"})
 
 
 def test_a_server_starts_without_what_few_models_need() -> None:
     """Megabytes each."""
-    imported = imported_with("modserve.app")
-    assert "modserve.app" in imported
+    imported = imported_with("modserve.process.app")
+    assert "modserve.process.app" in imported
     assert imported.isdisjoint({"grpc", "numpy.random", "onnxruntime", "torch", "openvino", "obstore", "redis"})
 
 

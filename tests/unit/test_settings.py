@@ -10,8 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from modserve import Settings
-from modserve.core.cache_settings import CacheSettings
-from modserve.core.remote_place import RemotePlace
+from modserve.core.configuration.cache_settings import CacheSettings
+from modserve.core.files.remote_place import RemotePlace
 from modserve.protocol.restricted import grpc_restrictions, http_restrictions
 from modserve.settings import (
     OPTIONS,

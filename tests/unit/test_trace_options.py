@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from modserve.app import InferenceServer
-from modserve.core.trace_settings import SpanSettings, TraceLevel, TraceSettings
+from modserve.core.configuration.trace_settings import SpanSettings, TraceLevel, TraceSettings
+from modserve.process.app import InferenceServer
 from modserve.settings import OptionError, Settings, from_command_line, telemetry
 
 BOTH = TraceLevel.TIMESTAMPS | TraceLevel.TENSORS

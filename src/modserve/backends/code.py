@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from modserve.core.model_config import ModelConfig
+from modserve.core.configuration.model_config import ModelConfig
 
 from .api import Backend
 

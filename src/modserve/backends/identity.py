@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from modserve.core.dtypes import BYTES
+from modserve.core.configuration.model_config import ModelConfig, ModelDescription
 from modserve.core.errors import invalid
-from modserve.core.model_config import ModelConfig, ModelDescription
-from modserve.core.tensor import Array
+from modserve.core.tensors.dtypes import BYTES
+from modserve.core.tensors.tensor import Array
 
 from .api import INSTANCES, InstanceSpec, ModelSource
 from .code import NoCode

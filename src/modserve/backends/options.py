@@ -4,8 +4,8 @@ import difflib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import invalid
-from modserve.core.model_config import ModelConfig
 
 from .api import ModelSource
 

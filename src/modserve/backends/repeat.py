@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import ModelConfig, ModelDescription
 from modserve.core.errors import from_exception, invalid
-from modserve.core.model_config import ModelConfig, ModelDescription
+from modserve.core.tensors import dtypes
 
 from .api import INSTANCES, EngineRequest, InstanceSpec, ModelSource
 from .code import NoCode

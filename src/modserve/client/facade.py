@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from modserve.core.errors import Code, ModserveError
-from modserve.core.request import ParameterValue
+from modserve.core.requests.request import ParameterValue
 
 from . import flat, transport, values
 from .errors import ClientError

@@ -5,7 +5,7 @@ from contextlib import closing
 from typing import Any
 
 from modserve.core.errors import Code
-from modserve.core.request import ParameterValue
+from modserve.core.requests.request import ParameterValue
 
 from .errors import ClientError
 from .values import ModelMetadata, Result, Value

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import Message
 
-from modserve.core import dtypes
 from modserve.core.errors import Code
-from modserve.core.request import ParameterValue
-from modserve.core.tensor import Tensor
+from modserve.core.requests.request import ParameterValue
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Tensor
 from modserve.pb import inference as pb
 from modserve.pb.json_message import to_json
 from modserve.protocol.failures import STATUS

@@ -7,7 +7,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from modserve.core.errors import Code
-from modserve.core.tensor import Buffer
+from modserve.core.tensors.tensor import Buffer
 
 from . import http_messages as messages
 from .address import CONNECT_SECONDS, Access, Address

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
-from modserve.core.tensor import Buffer, Shape, Tensor
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Buffer, Shape, Tensor
 
 from .address import Address
 from .errors import from_status, not_understood

@@ -6,11 +6,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
 from modserve.core.errors import Code, ModserveError
-from modserve.core.request import ParameterValue
-from modserve.core.tensor import Array, Shape, Tensor
+from modserve.core.requests.request import ParameterValue
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Array, Shape, Tensor
 
 from .errors import ClientError, not_understood
 

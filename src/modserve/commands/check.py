@@ -13,8 +13,8 @@ from typing import Any, TextIO
 
 from modserve.config import printable
 from modserve.core.errors import ModserveError
-from modserve.model_setup import repositories
 from modserve.observability.logging import Logs
+from modserve.process.model_setup import repositories
 from modserve.settings import OptionError, from_command_line
 
 from .model_check import Counterpart, Finding, ModelReport, Report, check

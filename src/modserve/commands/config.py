@@ -10,8 +10,8 @@ from pathlib import Path
 
 from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import ModserveError
-from modserve.models.loader import Loader, LoaderOptions
-from modserve.models.one_file import ModelFile, model_file, repository_of
+from modserve.models.loading.loader import Loader, LoaderOptions
+from modserve.models.loading.one_file import ModelFile, model_file, repository_of
 from modserve.pb import inference as pb
 from modserve.repository.local import LocalRepository
 

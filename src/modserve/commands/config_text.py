@@ -6,8 +6,8 @@ from google.protobuf import text_format
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 
-from modserve.core.sample_data import Sizes
-from modserve.models.one_file import ModelFile
+from modserve.core.tensors.sample_data import Sizes
+from modserve.models.loading.one_file import ModelFile
 from modserve.pb import inference as pb
 
 _DEFAULTS = ("version_policy", "instance_group", "optimization", "platform")

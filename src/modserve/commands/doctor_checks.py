@@ -20,7 +20,7 @@ from modserve.__about__ import __version__
 from modserve.backends.inventory import Entry, inventory
 from modserve.execution.placement import available_cores
 from modserve.form import form
-from modserve.ports import PortError, opening, probe_port
+from modserve.process.ports import PortError, opening, probe_port
 from modserve.resources.machine_memory import allowed_memory
 from modserve.resources.open_files import for_connections, raised_limit
 from modserve.settings import Settings

@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Sequence
 
-from modserve import console
 from modserve.backends.inventory import inventory
+from modserve.process import console
 
 HELP = """\
 usage: modserve engines

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from modserve.client.address import PORTS
 from modserve.client.values import Call, ModelMetadata, Result, TensorMetadata
-from modserve.core import dtypes
-from modserve.core.request import ParameterValue
-from modserve.core.tensor import Array
+from modserve.core.requests.request import ParameterValue
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Array
 from modserve.pb import inference as pb
 
 from . import infer_images, infer_output

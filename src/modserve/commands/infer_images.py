@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from modserve.core import dtypes
 from modserve.core.errors import invalid
-from modserve.core.tensor import Array
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Array
 
 from .infer_values import Input, Shape
 

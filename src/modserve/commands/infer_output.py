@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from modserve.client.values import Result
-from modserve.core import dtypes
 from modserve.core.errors import invalid
-from modserve.core.tensor import Array, Tensor
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Array, Tensor
 
 from .syntax import WordsError
 from .terminal import duration

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
 from modserve.core.errors import invalid
-from modserve.core.tensor import Array, Tensor
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Array, Tensor
 from modserve.settings.options import did_you_mean
 
 Shape = tuple[int, ...]
@@ -265,7 +265,7 @@ def _columns(file: str, text: str) -> Array:
 
 def sample(spec: Input, model: str) -> Tensor:
     """Made-up data that most models take. Raises INVALID_ARG."""
-    from modserve.core.sample_data import Sizes, generator, likely
+    from modserve.core.tensors.sample_data import Sizes, generator, likely
 
     dims = spec.shape[1:] if spec.shape[:1] == (-1,) else spec.shape
     shape = Sizes("", model).resolve(spec.name, dims)

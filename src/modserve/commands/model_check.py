@@ -18,19 +18,19 @@ from types import MappingProxyType
 
 from modserve.backends.registry import BackendRegistry
 from modserve.config import ConfigurationError, Position, Problem, Source
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import ModserveError, from_exception, unavailable
-from modserve.core.inflight import Inflight
 from modserve.core.lifecycle import State
 from modserve.core.loading import Blueprint, Listing, Repository
-from modserve.core.model_config import ModelConfig
-from modserve.core.request import InferenceRequest
-from modserve.core.response import ResponseSink
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import ResponseSink
 from modserve.core.servable import Servable
-from modserve.core.statistics import ModelStatistics
+from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.version import ModelId
 from modserve.execution.placement import available_cores
-from modserve.model_setup import loader_options
-from modserve.models.loader import Loader
+from modserve.models.loading.loader import Loader
+from modserve.process.model_setup import loader_options
 from modserve.repository.control import ControlOptions, ModelControl
 from modserve.repository.manager import ModelManager
 from modserve.repository.table import ModelTable

@@ -14,13 +14,13 @@ import ml_dtypes
 import numpy as np
 
 from modserve.client.values import Call, ModelMetadata, metadata_of
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import ModserveError
-from modserve.core.model_config import ModelConfig
-from modserve.core.request import InferenceRequest, ParameterValue
-from modserve.core.sample_data import Sizes, generator, likely, random_values
+from modserve.core.requests.request import InferenceRequest, ParameterValue
 from modserve.core.servable import Servable
-from modserve.core.tensor import Tensor
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.sample_data import Sizes, generator, likely, random_values
+from modserve.core.tensors.tensor import Tensor
 from modserve.in_process import response
 from modserve.pb import inference as pb
 from modserve.protocol.control.metadata import config_message, model_json

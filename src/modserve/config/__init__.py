@@ -17,7 +17,7 @@ from pathlib import Path
 from google.protobuf import text_format
 from google.protobuf.message import Message
 
-from modserve.core.model_config import ModelConfig, ModelDescription
+from modserve.core.configuration.model_config import ModelConfig, ModelDescription
 from modserve.pb import inference as pb
 from modserve.pb.json_message import to_json
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from google.protobuf import json_format
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
-from modserve.core.model_config import DescribedTensor, ModelDescription
+from modserve.core.configuration.model_config import DescribedTensor, ModelDescription
 from modserve.pb import inference as pb
 
 from .features import ragged, sequences, tensors

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import ModserveError, from_exception
-from modserve.core.model_config import ModelConfig
 from modserve.pb import inference as pb
 
 from .features import Context, directory, to_model_config

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from .inflight import Inflight, RequestTrace
-from .model_config import ModelConfig
-from .request import InferenceRequest
+from .configuration.model_config import ModelConfig
+from .requests.inflight import Inflight, RequestTrace
+from .requests.request import InferenceRequest
+from .requests.response import ResponseSink
+from .requests.sequence import SequenceId
 from .residency import residency
-from .response import ResponseSink
-from .sequence import SequenceId
-from .statistics import ModelStatistics
+from .statistics.model_statistics import ModelStatistics
 from .version import ModelId
 
 

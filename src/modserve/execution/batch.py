@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from modserve.backends.api import Values
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
+from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.errors import ModserveError, internal
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import ModelConfig, TensorSpec
-from modserve.core.request import ParameterValue
-from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Array, Buffer, DeviceTensor, Shape, Tensor, format_shape
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import ParameterValue
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Array, Buffer, DeviceTensor, Shape, Tensor, format_shape
 
 _log = logging.getLogger(__name__)
 

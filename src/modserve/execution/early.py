@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from modserve.core.inflight import Inflight
+from modserve.core.requests.inflight import Inflight
 
 from .instance import Instance
 from .job import Job

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from typing import TypeAlias
 
 from modserve.backends.api import BackendInstance, Executor, InstanceLostError, RequestInstance
-from modserve.core.model_config import ModelConfig
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.version import ModelId
 
 from .job import Job, Work

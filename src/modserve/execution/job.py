@@ -4,12 +4,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from modserve.backends.api import Executor, FinalResponse, InstanceLostError, Values, reuses_outputs
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import Code, ModserveError, from_exception, internal
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import ModelConfig
-from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Array
-from modserve.core.timing import ExecutionTiming
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.requests.timing import ExecutionTiming
+from modserve.core.tensors.tensor import Array
 from modserve.core.version import ModelId
 
 from .batch import checked, copied, merge, on_devices, on_host, requested_outputs, single, split

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from modserve.core.errors import ModserveError
-from modserve.core.inflight import Inflight
+from modserve.core.requests.inflight import Inflight
 
 from .instance import Instance
 from .pool import InstancePool

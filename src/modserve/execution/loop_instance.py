@@ -27,9 +27,9 @@ from modserve.backends.api import (
     Values,
     reuses_outputs,
 )
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import unavailable
-from modserve.core.model_config import ModelConfig
-from modserve.core.tensor import Array
+from modserve.core.tensors.tensor import Array
 from modserve.core.version import ModelId
 
 from .instance import Done, Instance, takes_early

@@ -19,9 +19,9 @@ from contextlib import ExitStack
 from functools import partial
 
 from modserve.backends.api import Executor, InstanceLostError
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import ModserveError, from_exception, unavailable
-from modserve.core.model_config import ModelConfig
-from modserve.core.statistics import ModelStatistics
+from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.version import ModelId
 
 from .instance import Instance

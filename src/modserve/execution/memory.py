@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from modserve.backends.api import Allocate
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
 from modserve.core.errors import internal
-from modserve.core.inflight import Inflight
-from modserve.core.tensor import Array, Shape, format_shape
+from modserve.core.requests.inflight import Inflight
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Array, Shape, format_shape
 
 from .batch import join
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from modserve.backends.api import Placement
+from modserve.core.configuration.model_config import InstanceGroup, InstanceKind
 from modserve.core.errors import invalid
-from modserve.core.model_config import InstanceGroup, InstanceKind
 
 
 def available_cores(cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from modserve.backends.api import AsyncInstance, AsyncRequestInstance, Executor, InstanceLostError
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import forget_frames
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import ModelConfig
-from modserve.core.statistics import ModelStatistics
+from modserve.core.requests.inflight import Inflight
+from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.version import ModelId
 
 from .early import EarlyPlaces, Expect

@@ -10,7 +10,7 @@ import math
 import time
 from dataclasses import dataclass
 
-from modserve.core.model_config import InstanceKind, ModelConfig
+from modserve.core.configuration.model_config import InstanceKind, ModelConfig
 
 _QUICK_NS = 150_000
 """An execution this short may run on the event loop."""

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from modserve.backends.api import Values
+from modserve.core.configuration.merging import BatchInput, BatchInputKind
+from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.errors import internal
-from modserve.core.inflight import Inflight
-from modserve.core.merging import BatchInput, BatchInputKind
-from modserve.core.model_config import ModelConfig, TensorSpec
-from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Array, Shape, Tensor, format_shape
-from modserve.core.timing import ExecutionTiming
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.requests.timing import ExecutionTiming
+from modserve.core.tensors.tensor import Array, Shape, Tensor, format_shape
 
 from .batch import check_output, join, requested_outputs, respond_with, take_rows
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from modserve.core.configuration.model_config import InstanceKind, ModelConfig
 from modserve.core.errors import invalid
-from modserve.core.model_config import InstanceKind, ModelConfig
 
 _log = logging.getLogger(__name__)
 

@@ -13,14 +13,14 @@ from typing import NamedTuple, TypeAlias
 from mypy_extensions import mypyc_attr
 
 from modserve.backends.api import Values
-from modserve.core import request_ids
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import ModserveError, forget_frames, from_exception, internal
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import ModelConfig
-from modserve.core.request import ParameterValue
-from modserve.core.response import InferenceResponse
-from modserve.core.sequence import SequenceId
-from modserve.core.tensor import Array, Tensor
+from modserve.core.requests import request_ids
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import ParameterValue
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.requests.sequence import SequenceId
+from modserve.core.tensors.tensor import Array, Tensor
 
 from .batch import checked, copied, on_host, single
 

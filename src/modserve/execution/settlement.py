@@ -10,13 +10,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from modserve.core import request_ids
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import Code, ModserveError, cancelled, forget_frames, unavailable
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import ModelConfig
-from modserve.core.response import InferenceResponse
-from modserve.core.statistics import FailureReason, ModelStatistics
-from modserve.core.timing import ExecutionTiming
+from modserve.core.requests import request_ids
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.requests.timing import ExecutionTiming
+from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics
 from modserve.core.version import ModelId
 
 from .job import Job

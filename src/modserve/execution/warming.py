@@ -12,8 +12,8 @@ from typing import NamedTuple, TypeAlias
 
 from modserve.backends.api import InstanceLostError
 from modserve.core.errors import ModserveError, forget_frames
-from modserve.core.inflight import Inflight
-from modserve.core.response import Outcome, ResponseSink
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.response import Outcome, ResponseSink
 from modserve.core.version import ModelId
 
 from .instance import Instance

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Final
 
-from modserve.core.inflight import Inflight, RequestTrace
-from modserve.core.trace_context import TraceHeaders
+from modserve.core.requests.inflight import Inflight, RequestTrace
+from modserve.core.requests.trace_context import TraceHeaders
 from modserve.observability.access_log import AccessLog
 
 from .call import Call

@@ -15,15 +15,15 @@ from typing import NamedTuple
 
 from mypy_extensions import mypyc_attr
 
-from modserve.core import request_ids
 from modserve.core.errors import ModserveError
-from modserve.core.inflight import Inflight, RequestTrace
-from modserve.core.memory import UnsentResponses
-from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse, Outcome, SingleResponseSink
+from modserve.core.requests import request_ids
+from modserve.core.requests.inflight import Inflight, RequestTrace
+from modserve.core.requests.memory import UnsentResponses
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import InferenceResponse, Outcome, SingleResponseSink
+from modserve.core.requests.trace_context import TraceHeaders
 from modserve.core.servable import Handle, Servable, submit_traced
-from modserve.core.shared_memory import RegionLease
-from modserve.core.trace_context import TraceHeaders
+from modserve.core.tensors.shared_memory import RegionLease
 from modserve.frontends.offload import RequestMemory
 from modserve.protocol import reply
 from modserve.protocol.http import server_timing
@@ -80,7 +80,7 @@ class Call(SingleResponseSink):
         self.id = ""
         """The protocol's."""
         self.request_id = ""
-        """That of `core.request_ids`; empty while nobody needs it."""
+        """That of `core.requests.request_ids`; empty while nobody needs it."""
         self.now_ns = 0
         """When the request had come."""
         self.reply: Reply = reply.JSON

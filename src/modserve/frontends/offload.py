@@ -20,12 +20,12 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import ModserveError, cancelled
-from modserve.core.memory import MemoryBudget, MemoryExhaustedError
-from modserve.core.model_config import ModelConfig
-from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Tensor, count_ahead, digest_ahead, long_texts
+from modserve.core.requests.memory import MemoryBudget, MemoryExhaustedError
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Tensor, count_ahead, digest_ahead, long_texts
 from modserve.frontends.errors import to_client_error
 from modserve.protocol import compression
 from modserve.protocol.compression import Inflater

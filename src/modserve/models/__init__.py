@@ -1,1 +1,1 @@
-"""A loaded model version, put together from configuration, engine, instances and scheduler."""
+"""Loaded model versions: put together from configuration, engine, instances and scheduler, and serving."""

@@ -16,10 +16,11 @@ from typing import Final, final
 import orjson
 from mypy_extensions import mypyc_attr
 
-from modserve.core import grpc_status, trace_context
-from modserve.core.log_settings import AccessMode, AccessSettings, LogFormat
-from modserve.core.timing import ExecutionTiming
-from modserve.core.trace_context import TraceHeaders
+from modserve.core.configuration.log_settings import AccessMode, AccessSettings, LogFormat
+from modserve.core.requests import trace_context
+from modserve.core.requests.timing import ExecutionTiming
+from modserve.core.requests.trace_context import TraceHeaders
+from modserve.core.wire import grpc_status
 
 from .log_formats import json_string
 from .logging import Logs

@@ -55,7 +55,7 @@ class FailureLog:
 
         `model`, `version` and the protocol's `id` are as the client sent them; empty or None if it sent none or they
         are unknown. Control characters in them are escaped, and long texts are cut. `request_id` is that of
-        `core.request_ids`.
+        `core.requests.request_ids`.
         """
         self.recent.add(protocol, model, version, id, status, message)
         if not self._enabled or not _log.isEnabledFor(logging.INFO):

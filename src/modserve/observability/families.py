@@ -16,7 +16,7 @@ from typing import TypeAlias
 from prometheus_client.metrics_core import Metric
 from prometheus_client.utils import floatToGoString as _untyped_go_string
 
-from modserve.core.histogram import Exemplar, Histogram
+from modserve.core.statistics.histogram import Exemplar, Histogram
 
 BREATH = 16
 """Histograms, or some hundred lines, after which `breathe` is called."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from modserve.core.log_settings import LogFormat
+from modserve.core.configuration.log_settings import LogFormat
 
 from .log_text import colourless, escaped, indented
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from logging.handlers import WatchedFileHandler
 from typing import TextIO
 
-from modserve.core.log_settings import LogSettings
+from modserve.core.configuration.log_settings import LogSettings
 
 from .log_formats import formatter
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from modserve.core.errors import ModserveError
-from modserve.core.inflight import RequestTrace
-from modserve.core.response import InferenceResponse, Outcome
-from modserve.core.tensor import Tensor
-from modserve.core.timing import ExecutionTiming
+from modserve.core.requests.inflight import RequestTrace
+from modserve.core.requests.response import InferenceResponse, Outcome
+from modserve.core.requests.timing import ExecutionTiming
+from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
 
 from .log_text import MOST_MESSAGE, escaped, quoted
@@ -31,7 +31,7 @@ _CLOSED: Final = {
 
 
 class PathLog:
-    """Implements `core.inflight.RequestTrace`, for a request whose trace, if it has one, is `trace`."""
+    """Implements `core.requests.inflight.RequestTrace`, for a request whose trace, if it has one, is `trace`."""
 
     def __init__(self, request_id: str, model: ModelId, trace: RequestTrace | None, step: bool = False) -> None:
         self.request_id = ""

@@ -8,12 +8,12 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from modserve.core.histogram import Histogram
-from modserve.core.metrics import MetricStore
 from modserve.core.residency import residency
 from modserve.core.servable import Servable, engine_report, resident_bytes
-from modserve.core.statistics import FIRST_RESPONSE, ModelStatistics, TunerStatistics
-from modserve.core.summary import LatencySummaries, Summary
+from modserve.core.statistics.histogram import Histogram
+from modserve.core.statistics.metrics import MetricStore
+from modserve.core.statistics.model_statistics import FIRST_RESPONSE, ModelStatistics, TunerStatistics
+from modserve.core.statistics.summary import LatencySummaries, Summary
 
 from . import families, model_memory
 from .families import Labels, family, histogram_family, labelled, summary_family

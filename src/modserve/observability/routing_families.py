@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
-from modserve.core.routing_config import RouteFigures, ShadowFigures
+from modserve.core.configuration.routing_config import RouteFigures, ShadowFigures
 
 Family: TypeAlias = tuple[str, str, str, list[tuple[dict[str, str], float]]]
 """Name, kind, help, and the samples with their labels."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 from prometheus_client.metrics_core import Metric
 
+from modserve.core.configuration.routing_config import RouteFigures, ShadowFigures
 from modserve.core.lifecycle import IndexEntry
-from modserve.core.memory import MemoryBudget
+from modserve.core.requests.memory import MemoryBudget
 from modserve.core.residency import NO_MEMORY, MemoryReport
-from modserve.core.routing_config import RouteFigures, ShadowFigures
 
 from . import model_memory
 from .families import family, labelled

@@ -28,8 +28,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace.span import TraceState
 
 from modserve.__about__ import __version__
-from modserve.core.trace_context import SpanContext
-from modserve.core.trace_settings import SpanSettings
+from modserve.core.configuration.trace_settings import SpanSettings
+from modserve.core.requests.trace_context import SpanContext
 
 from .span_figures import EXPORT_FAILED, OVERLOADED, QUEUE_FULL, STOPPED, SpanFigures
 from .span_ids import Batch

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from modserve.core import trace_context
-from modserve.core.timing import ExecutionTiming
-from modserve.core.trace_context import SpanContext
+from modserve.core.requests import trace_context
+from modserve.core.requests.timing import ExecutionTiming
+from modserve.core.requests.trace_context import SpanContext
 from modserve.core.version import ModelId
 
 

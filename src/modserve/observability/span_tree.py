@@ -8,10 +8,10 @@ events of the model's span; from ``X_START`` to ``X_END`` they are a span ``X``.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from modserve.core import trace_context
 from modserve.core.errors import Code
-from modserve.core.timing import ExecutionTiming
-from modserve.core.trace_context import SpanContext
+from modserve.core.requests import trace_context
+from modserve.core.requests.timing import ExecutionTiming
+from modserve.core.requests.trace_context import SpanContext
 from modserve.core.version import ModelId
 
 from .span_ids import Batch, SpanIds

@@ -11,15 +11,15 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from modserve.core import trace_context
+from modserve.core.configuration.trace_settings import SpanSettings, TraceChange, TraceLevel, TraceSettings
 from modserve.core.errors import Code, ModserveError, invalid
-from modserve.core.inflight import RequestTrace
-from modserve.core.response import InferenceResponse, Outcome
+from modserve.core.requests import trace_context
+from modserve.core.requests.inflight import RequestTrace
+from modserve.core.requests.response import InferenceResponse, Outcome
+from modserve.core.requests.timing import ExecutionTiming
+from modserve.core.requests.trace_context import TraceHeaders
 from modserve.core.servable import Servable
-from modserve.core.tensor import Tensor
-from modserve.core.timing import ExecutionTiming
-from modserve.core.trace_context import TraceHeaders
-from modserve.core.trace_settings import SpanSettings, TraceChange, TraceLevel, TraceSettings
+from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
 
 from .path_log import PathLog
@@ -228,7 +228,7 @@ class Tracer:
 
 
 class Trace:
-    """Implements `core.inflight.RequestTrace`: the records of one request, and those of its children.
+    """Implements `core.requests.inflight.RequestTrace`: the records of one request, and those of its children.
 
     `spans` are the ids of its spans, None where it goes to a file.
 

@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from modserve.core import dtypes
-from modserve.core.tensor import Tensor
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
 
 _ELEMENTS = 16 * 1024

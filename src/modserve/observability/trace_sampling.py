@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from modserve.core.trace_context import SpanContext
-from modserve.core.trace_settings import TraceChange, TraceLevel, TraceSettings
+from modserve.core.configuration.trace_settings import TraceChange, TraceLevel, TraceSettings
+from modserve.core.requests.trace_context import SpanContext
 
 from .trace_file import Output
 

@@ -21,7 +21,7 @@ from typing import Self
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from modserve.core.histogram import Histogram
+from modserve.core.statistics.histogram import Histogram
 
 from .families import histogram_family
 

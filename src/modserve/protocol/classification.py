@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from modserve.core import dtypes
 from modserve.core.errors import invalid
-from modserve.core.giving_way import give_way
-from modserve.core.response import InferenceResponse
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.runtime.giving_way import give_way
 from modserve.core.servable import Servable
-from modserve.core.tensor import Array, Tensor
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Array, Tensor
 
 _MOST_ELEMENTS = 1_000_000
 """For each row of the batch."""

@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Callable, Iterable
 
 from modserve.core.errors import Code, ModserveError, invalid
-from modserve.core.tensor import Buffer
+from modserve.core.tensors.tensor import Buffer
 from modserve.protocol.accept import weights
 
 ACCEPTED = "gzip, deflate"

@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from modserve.core import dtypes
-from modserve.core.model_config import ModelConfig, TensorSpec
-from modserve.core.sequence_config import SequenceBatching
+from modserve.core.configuration.model_config import ModelConfig, TensorSpec
+from modserve.core.configuration.sequence_config import SequenceBatching
+from modserve.core.tensors import dtypes
 
 JsonObject: TypeAlias = dict[str, object]
 

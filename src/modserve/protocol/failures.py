@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from modserve.core.errors import Code, ModserveError, OverloadedError
-from modserve.core.memory import MemoryExhaustedError
+from modserve.core.requests.memory import MemoryExhaustedError
 from modserve.protocol.compression import ACCEPTED, UnsupportedEncodingError
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from modserve.core.errors import invalid
-from modserve.core.request import InferenceRequest
+from modserve.core.requests.request import InferenceRequest
 
 Forwarded: TypeAlias = tuple[tuple[str, str], ...]
 """Names, each once, and values."""

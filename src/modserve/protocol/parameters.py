@@ -1,7 +1,7 @@
 """Request parameters (protocol: parameters, schedule policy and sequence extensions), alike on both wires."""
 
 from modserve.core.errors import invalid
-from modserve.core.request import ParameterValue
+from modserve.core.requests.request import ParameterValue
 from modserve.protocol.json.json_text import JsonTypeError, unable
 
 _MAX_INTEGER = 2**63 - 1

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from modserve.core.response import InferenceResponse
+from modserve.core.requests.response import InferenceResponse
 from modserve.core.servable import Servable
-from modserve.core.shared_memory import Place, RegionLease
+from modserve.core.tensors.shared_memory import Place, RegionLease
 from modserve.protocol import classification, shared_memory
 
 

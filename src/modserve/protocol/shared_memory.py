@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
 from modserve.core.errors import ModserveError, invalid, unsupported
-from modserve.core.request import ParameterValue
-from modserve.core.response import InferenceResponse
-from modserve.core.shared_memory import Place, RegionLease
-from modserve.core.tensor import Buffer, Shape, Tensor
+from modserve.core.requests.request import ParameterValue
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.shared_memory import Place, RegionLease
+from modserve.core.tensors.tensor import Buffer, Shape, Tensor
 from modserve.protocol.json.json_text import JsonObject, JsonTypeError, unable
 
 REGION = "shared_memory_region"

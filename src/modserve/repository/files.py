@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modserve.core.errors import internal
-from modserve.core.file_tree import walk
+from modserve.core.files.file_tree import walk
 from modserve.core.loading import DirectoryLease, Listing
 
 from .local import LocalRepository

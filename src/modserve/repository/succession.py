@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from modserve.core.errors import ModserveError, unavailable
-from modserve.core.inflight import Inflight
-from modserve.core.request import InferenceRequest
-from modserve.core.response import ResponseSink
-from modserve.core.sequence import membership
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import ResponseSink
+from modserve.core.requests.sequence import membership
 from modserve.core.servable import RequestHolder, SequenceKeeper, Servable, Submitter, engine_report
 from modserve.core.version import STOPPING
 

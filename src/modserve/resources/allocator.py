@@ -7,8 +7,8 @@ configures it.
 
 What is worth returning cannot be read from the size of the process: memory that responses hold while their clients are
 slow to read looks like memory that the allocator keeps. So the `Trimmer` goes by the *slack*: what the process has
-beyond what the allocator has given out, with what engines keep in allocators of their own (`core.spare_memory`). It
-rises when memory is freed, however long that was in use.
+beyond what the allocator has given out, with what engines keep in allocators of their own
+(`core.runtime.spare_memory`). It rises when memory is freed, however long that was in use.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from modserve.core import spare_memory
+from modserve.core.runtime import spare_memory
 
 _log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from modserve.core import dlpack
 from modserve.core.errors import internal, invalid
-from modserve.core.shared_memory import CudaRegion
-from modserve.core.tensor import Buffer, DeviceTensor, Tensor
+from modserve.core.tensors import dlpack
+from modserve.core.tensors.shared_memory import CudaRegion
+from modserve.core.tensors.tensor import Buffer, DeviceTensor, Tensor
 
 _log = logging.getLogger(__name__)
 

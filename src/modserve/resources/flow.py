@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable
 
 from modserve.core.errors import unavailable
-from modserve.core.inflight import Inflight
-from modserve.core.memory import MemoryBudget
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.memory import MemoryBudget
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ _UNLIMITED = MemoryBudget()
 
 
 class Flow:
-    """The flow of one request's responses. Implements `core.inflight.FlowControl`.
+    """The flow of one request's responses. Implements `core.requests.inflight.FlowControl`.
 
     The engine's thread waits in `wait`; whoever sends the responses on calls `sent`. When nothing was sent for
     `stalled_s` seconds, or the engine has waited for `longest_s` seconds in all, it calls `stalled`, on its own thread,

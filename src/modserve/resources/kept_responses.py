@@ -12,11 +12,11 @@ import math
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
-from modserve.core.request import ParameterValue
-from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Shape, Tensor
+from modserve.core.requests.request import ParameterValue
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Shape, Tensor
 
 MAGIC = b"modserve response 1\n"
 _DIGEST = 16

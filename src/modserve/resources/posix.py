@@ -7,8 +7,8 @@ import stat
 from pathlib import Path
 
 from modserve.core.errors import invalid, unavailable
-from modserve.core.shared_memory import SystemRegion
-from modserve.core.tensor import Buffer
+from modserve.core.tensors.shared_memory import SystemRegion
+from modserve.core.tensors.tensor import Buffer
 
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """Like ``shm_open``, follows no links; and never waits."""

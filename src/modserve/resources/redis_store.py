@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
-from modserve.core.cache_settings import RedisSettings
+from modserve.core.configuration.cache_settings import RedisSettings
 from modserve.core.errors import unavailable
 
 from .shared_cache import StoreError

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from modserve.core.long_buffers import copy_of
-from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Tensor
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.runtime.long_buffers import copy_of
+from modserve.core.tensors.tensor import Tensor
 
 _OVERHEAD = 512
 """Roughly the bytes of an entry besides its tensors."""

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
-from modserve.core.response import InferenceResponse
+from modserve.core.requests.response import InferenceResponse
 
 from .breaker import Breaker
 from .kept_responses import UnusableError, from_bytes, to_bytes

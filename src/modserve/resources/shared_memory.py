@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from modserve.core.errors import Code, ModserveError, internal, invalid, not_found, unavailable, unsupported
-from modserve.core.shared_memory import CudaRegion, Place, SystemRegion
-from modserve.core.tensor import Buffer, Tensor
+from modserve.core.tensors.shared_memory import CudaRegion, Place, SystemRegion
+from modserve.core.tensors.tensor import Buffer, Tensor
 
 from .cuda import Cuda, CudaMemory
 from .posix import PosixMemory
@@ -197,7 +197,7 @@ class SharedMemory:
 
 @dataclass(slots=True, eq=False)
 class RegionLease:
-    """Implements `core.shared_memory.RegionLease`."""
+    """Implements `core.tensors.shared_memory.RegionLease`."""
 
     _registry: SharedMemory
     _used: dict[str, _Registered] | None = None

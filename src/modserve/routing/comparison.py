@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from modserve.core.tensor import Array, Tensor, format_shape
+from modserve.core.tensors.tensor import Array, Tensor, format_shape
 
 
 def difference(expected: Mapping[str, Tensor], other: Mapping[str, Tensor], tolerance: float) -> str:

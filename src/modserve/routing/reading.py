@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from modserve.core.configuration.model_config import ModelConfig
+from modserve.core.configuration.routing_config import Rollback, Routing, Shadow
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.model_config import ModelConfig
-from modserve.core.routing_config import Rollback, Routing, Shadow
 
 LABEL: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")

@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass
 
-from modserve.core.routing_config import Rollback
+from modserve.core.configuration.routing_config import Rollback
 
 _QUANTILE = 0.95
 

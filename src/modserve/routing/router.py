@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from modserve.core.configuration.routing_config import RouteFigures, Routing, ShadowFigures
 from modserve.core.errors import Code, ModserveError
-from modserve.core.inflight import Inflight
-from modserve.core.memory import MemoryBudget
-from modserve.core.request import InferenceRequest
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.memory import MemoryBudget
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import InferenceResponse, Outcome, ResponseSink
+from modserve.core.requests.sequence import membership
 from modserve.core.residency import describe
-from modserve.core.response import InferenceResponse, Outcome, ResponseSink
-from modserve.core.routing_config import RouteFigures, Routing, ShadowFigures
-from modserve.core.sequence import membership
 from modserve.core.servable import (
     ReadinessChecker,
     RequestHolder,
@@ -318,7 +318,7 @@ class Routed:
 
 
 class _Watching:
-    """Implements `core.response.ResponseSink` before the sink of a request: its client is served first."""
+    """Implements `core.requests.response.ResponseSink` before the sink of a request: its client is served first."""
 
     __slots__ = ("_began_ns", "_copied", "_route", "_router", "_shadow", "_sink")
 

@@ -5,9 +5,9 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from modserve.core.configuration.routing_config import RouteFigures, Routing, ShadowFigures
 from modserve.core.errors import ModserveError, not_found
-from modserve.core.memory import MemoryBudget
-from modserve.core.routing_config import RouteFigures, Routing, ShadowFigures
+from modserve.core.requests.memory import MemoryBudget
 from modserve.core.servable import SequenceKeeper, Servable
 
 from . import reading

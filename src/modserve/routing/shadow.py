@@ -12,13 +12,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from modserve.core.configuration.routing_config import Shadow
 from modserve.core.errors import Code, ModserveError
-from modserve.core.memory import MemoryBudget
-from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse, SingleResponseSink
-from modserve.core.routing_config import Shadow
+from modserve.core.requests.memory import MemoryBudget
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import InferenceResponse, SingleResponseSink
 from modserve.core.servable import Servable
-from modserve.core.tensor import Tensor
+from modserve.core.tensors.tensor import Tensor
 
 from .comparison import difference
 

@@ -7,9 +7,9 @@ from typing import Final, TypeAlias
 
 from mypy_extensions import mypyc_attr
 
-from modserve.core.inflight import Inflight
-from modserve.core.merging import rows_of
-from modserve.core.model_config import DynamicBatching, ModelConfig
+from modserve.core.configuration.merging import rows_of
+from modserve.core.configuration.model_config import DynamicBatching, ModelConfig
+from modserve.core.requests.inflight import Inflight
 
 from .lengths import Lengths
 

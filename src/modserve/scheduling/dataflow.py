@@ -10,12 +10,12 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from modserve.core.ensemble_config import Ensembling, Step
+from modserve.core.configuration.ensemble_config import Ensembling, Step
+from modserve.core.configuration.model_config import TensorSpec
 from modserve.core.errors import internal, invalid
-from modserve.core.model_config import TensorSpec
-from modserve.core.request import ParameterValue
-from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Shape, Tensor, as_reshape, format_shape, matches
+from modserve.core.requests.request import ParameterValue
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors.tensor import Shape, Tensor, as_reshape, format_shape, matches
 
 SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
 

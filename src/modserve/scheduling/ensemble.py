@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import TypeAlias
 
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import ModserveError, cancelled, invalid, unavailable
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import ModelConfig
-from modserve.core.request import ParameterValue
-from modserve.core.response import InferenceResponse, Outcome
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import ParameterValue
+from modserve.core.requests.response import InferenceResponse, Outcome
+from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.servable import Borrow, Handle
-from modserve.core.tensor import Tensor
-from modserve.core.timing import ExecutionTiming
+from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import STOPPING, ModelId
 
 from . import dataflow

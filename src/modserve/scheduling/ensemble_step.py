@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from modserve.core import request_ids
 from modserve.core.errors import from_exception, unavailable
-from modserve.core.inflight import Inflight
-from modserve.core.request import InferenceRequest, ParameterValue
-from modserve.core.response import InferenceResponse, Outcome
+from modserve.core.requests import request_ids
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import InferenceRequest, ParameterValue
+from modserve.core.requests.response import InferenceResponse, Outcome
 from modserve.core.servable import Handle, submit_traced
-from modserve.core.tensor import Tensor
+from modserve.core.tensors.tensor import Tensor
 from modserve.resources.flow import Flow
 
 from . import dataflow
@@ -31,7 +31,7 @@ it then waits no more, and its responses are kept."""
 
 @dataclass(slots=True, eq=False, repr=False)
 class StepExecution:
-    """Implements `core.response.ResponseSink` for the request to the step's model.
+    """Implements `core.requests.response.ResponseSink` for the request to the step's model.
 
     It is made, then maybe held until the limit lets it begin, then submitted once. `waited_ns` is how long the steps
     before it have waited, and later also how long it has waited for the limit.

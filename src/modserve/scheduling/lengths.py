@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
-from modserve.core.inflight import Inflight
+from modserve.core.requests.inflight import Inflight
 
 
 class Lengths:

@@ -27,7 +27,7 @@ from itertools import islice
 
 from mypy_extensions import mypyc_attr
 
-from modserve.core.inflight import Inflight
+from modserve.core.requests.inflight import Inflight
 
 from .batching import Together
 from .lengths import Lengths

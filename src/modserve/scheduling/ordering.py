@@ -4,8 +4,8 @@ import logging
 from collections import deque
 from dataclasses import dataclass, field
 
-from modserve.core.inflight import SINK_FAILED
-from modserve.core.response import Outcome, ResponseSink
+from modserve.core.requests.inflight import SINK_FAILED
+from modserve.core.requests.response import Outcome, ResponseSink
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class ResponseOrder:
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """Implements `core.response.ResponseSink`."""
+    """Implements `core.requests.response.ResponseSink`."""
 
     _order: ResponseOrder
     _sink: ResponseSink

@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from mypy_extensions import mypyc_attr
 
-from modserve.core.inflight import Inflight
+from modserve.core.requests.inflight import Inflight
 
 from .batching import Together
 

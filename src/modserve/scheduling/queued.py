@@ -5,9 +5,9 @@ from typing import Generic
 
 from mypy_extensions import mypyc_attr
 
+from modserve.core.configuration.model_config import DynamicBatching
 from modserve.core.errors import ModserveError, cancelled, unavailable
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import DynamicBatching
+from modserve.core.requests.inflight import Inflight
 from modserve.core.version import STOPPING
 
 from .adaptive.admission import Gate

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
 from modserve.core.errors import ModserveError
-from modserve.core.inflight import Inflight
-from modserve.core.turn import turn_of
+from modserve.core.requests.inflight import Inflight
+from modserve.core.runtime.turn import turn_of
 
 from .timers import ExactTimers, exact_timers
 

@@ -25,13 +25,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic
 
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import DynamicBatching, ModelConfig
+from modserve.core.configuration.sequence_config import OldestStrategy, SequenceBatching
 from modserve.core.errors import Code, ModserveError, cancelled, invalid, unavailable
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import DynamicBatching, ModelConfig
-from modserve.core.request import InferenceRequest
-from modserve.core.response import NOBODY
-from modserve.core.sequence import (
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import NOBODY
+from modserve.core.requests.sequence import (
     ControlTensors,
     Membership,
     SequenceId,
@@ -41,8 +41,8 @@ from modserve.core.sequence import (
     membership,
     zeros_like,
 )
-from modserve.core.sequence_config import OldestStrategy, SequenceBatching
-from modserve.core.tensor import Tensor
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import STOPPING
 
 from . import batching

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeAlias
 
+from modserve.core.configuration.sequence_config import DirectStrategy
 from modserve.core.errors import ModserveError, cancelled, unavailable
-from modserve.core.inflight import Inflight
-from modserve.core.sequence_config import DirectStrategy
+from modserve.core.requests.inflight import Inflight
 
 from .batching import MARGIN_NS, Reason, WaitUntil
 from .queued import TURN_NS, QueuedScheduler

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from modserve.core.cache_settings import CacheSettings, RedisSettings
+from modserve.core.configuration.cache_settings import CacheSettings, RedisSettings
 
 _DEFAULT_TTL_S = 3600.0
 """Of a Redis: what models responded that are no longer there must go some day."""

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from modserve.core.log_settings import AccessMode, AccessSettings, LogFormat, LogSettings
+from modserve.core.configuration.log_settings import AccessMode, AccessSettings, LogFormat, LogSettings
 
 from .options import option
 

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from modserve.core.cache_settings import CacheSettings
-from modserve.core.log_settings import LogSettings
-from modserve.core.remote_place import RemotePlace
-from modserve.core.trace_settings import OPENTELEMETRY, TraceLevel, TraceSettings
+from modserve.core.configuration.cache_settings import CacheSettings
+from modserve.core.configuration.log_settings import LogSettings
+from modserve.core.configuration.trace_settings import OPENTELEMETRY, TraceLevel, TraceSettings
+from modserve.core.files.remote_place import RemotePlace
 
 from . import log, model_memory, telemetry, values
 from .cache import cache_texts

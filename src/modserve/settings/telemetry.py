@@ -9,7 +9,7 @@ concern the sending (``OTEL_EXPORTER_OTLP_…``) where it is sent.
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 
-from modserve.core.trace_settings import SpanSettings
+from modserve.core.configuration.trace_settings import SpanSettings
 
 _TEXTS = ("url", "protocol", "resource")
 _NUMBERS = ("bsp_max_queue_size", "bsp_schedule_delay", "bsp_max_export_batch_size")

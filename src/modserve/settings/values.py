@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, TypeAdapter
 
-from modserve.core.cache_settings import CacheSettings
-from modserve.core.remote_place import RemotePlace, parse_place
-from modserve.core.trace_settings import OPENTELEMETRY, TRITON
+from modserve.core.configuration.cache_settings import CacheSettings
+from modserve.core.configuration.trace_settings import OPENTELEMETRY, TRITON
+from modserve.core.files.remote_place import RemotePlace, parse_place
 from modserve.protocol.restricted import CATEGORIES, Restriction, grpc_restrictions, http_restrictions
 
 from . import telemetry

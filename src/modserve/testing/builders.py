@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from modserve.backends.api import InstanceSpec
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
+from modserve.core.configuration.model_config import InstanceGroup, InstanceKind, ModelConfig, TensorSpec
 from modserve.core.errors import ModserveError
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig, TensorSpec
-from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse, Outcome
-from modserve.core.tensor import Shape, Tensor
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import InferenceResponse, Outcome
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Shape, Tensor
 
 
 class RecordingSink:

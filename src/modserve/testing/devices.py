@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from modserve.core import dlpack
-from modserve.core.tensor import Array, DeviceTensor, Tensor
+from modserve.core.tensors import dlpack
+from modserve.core.tensors.tensor import Array, DeviceTensor, Tensor
 
 _capsule_of = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
     ("PyCapsule_New", ctypes.pythonapi)

@@ -9,11 +9,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from modserve.backends.api import EngineRequest, Executor, InstanceSpec, ModelSource, Placement
+from modserve.core.configuration.model_config import ModelConfig, ModelDescription
 from modserve.core.errors import ModserveError
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import ModelConfig, ModelDescription
-from modserve.core.tensor import Array
-from modserve.core.timing import ExecutionTiming
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.timing import ExecutionTiming
+from modserve.core.tensors.tensor import Array
 
 _PATIENCE = 30.0
 """Seconds after which a forgotten execution fails, so that a broken test ends."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from modserve.app import InferenceServer
 from modserve.client.facade import Client
-from modserve.connecting import connect, new_event_loop, settings_of
 from modserve.frontends.offload import background_threads
-from modserve.listeners import Listeners, Ports
+from modserve.library.connecting import connect, new_event_loop, settings_of
 from modserve.observability.watchdog import Watchdog
+from modserve.process.app import InferenceServer
+from modserve.process.listeners import Listeners, Ports
 from modserve.settings import Settings
 from modserve.settings.front_ends import FrontEndSettings
 

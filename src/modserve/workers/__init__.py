@@ -1,1 +1,1 @@
-"""Several processes behind the same ports: how they are started, and how they act as one server."""
+"""Several processes behind the same ports: how they act as one server."""

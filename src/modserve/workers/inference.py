@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError, invalid
-from modserve.core.request import InferenceRequest, ParameterValue
-from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Tensor
+from modserve.core.requests.request import InferenceRequest, ParameterValue
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Tensor
 from modserve.pb import inference as pb
 from modserve.protocol.grpc import grpc_messages, infer_message
 from modserve.protocol.grpc.response_writer import ResponseWriter

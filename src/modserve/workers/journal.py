@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 import orjson
 
+from modserve.core.configuration.trace_settings import OPENTELEMETRY
 from modserve.core.errors import ModserveError
-from modserve.core.trace_settings import OPENTELEMETRY
 from modserve.frontends.http.wire.asgi import SLASH
 from modserve.pb import inference as pb
 from modserve.protocol.control import logging_settings, trace_settings

@@ -11,10 +11,10 @@ from typing import Any
 
 import orjson
 
+from modserve.core.configuration.trace_settings import TraceSettings
 from modserve.core.errors import unsupported
-from modserve.core.memory import MemoryBudget
+from modserve.core.requests.memory import MemoryBudget
 from modserve.core.servable import Servable
-from modserve.core.trace_settings import TraceSettings
 from modserve.frontends.grpc.dispatch import Dispatcher
 from modserve.frontends.grpc.rpc import Rpc
 from modserve.frontends.grpc.service import own_rpcs
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class EngineControl:
-    """Implements `models.calls.ModelControl`: what the engines of one worker may do to the server's models.
+    """Implements `models.serving.calls.ModelControl`: what the engines of one worker may do to the server's models.
 
     A load or unload by an engine would be one worker's alone, and may come while all of them load: it is refused.
     """

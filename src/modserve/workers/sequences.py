@@ -13,13 +13,13 @@ import zlib
 from typing import Final
 
 from modserve.core.errors import ModserveError, OverloadedError, unavailable
-from modserve.core.inflight import Inflight
-from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse, Outcome, ResponseSink
-from modserve.core.sequence import SequenceId, membership
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import InferenceResponse, Outcome, ResponseSink
+from modserve.core.requests.sequence import SequenceId, membership
 from modserve.core.servable import SequenceKeeper, Servable, context_to_pass_on, submit_traced
 from modserve.frontends.errors import to_client_error
-from modserve.models.wrappers import ModelWrapper
+from modserve.models.serving.wrappers import ModelWrapper
 from modserve.server import Server
 
 from . import inference
@@ -281,7 +281,7 @@ class Owner:
 
 
 class _Return:
-    """Implements `core.response.ResponseSink`: sends the outcomes to the worker that the request came from."""
+    """Implements `core.requests.response.ResponseSink`: sends the outcomes to the worker that the request came from."""
 
     __slots__ = ("_link", "_number", "_requests", "_responses")
 

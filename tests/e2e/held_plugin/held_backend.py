@@ -9,7 +9,7 @@ from pathlib import Path
 
 from modserve.backends.api import InstanceSpec, ModelSource
 from modserve.backends.identity import IdentityBackend, IdentityInstance, IdentityModel
-from modserve.core.tensor import Array
+from modserve.core.tensors.tensor import Array
 
 
 class HeldBackend(IdentityBackend):

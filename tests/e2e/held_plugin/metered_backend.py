@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from modserve import ModelMetrics
 from modserve.backends.api import InstanceSpec, ModelSource
 from modserve.backends.identity import IdentityBackend, IdentityInstance, IdentityModel
-from modserve.core.tensor import Array
+from modserve.core.tensors.tensor import Array
 
 
 class MeteredBackend(IdentityBackend):

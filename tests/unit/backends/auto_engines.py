@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from modserve.backends.api import BatchDone, Executor, InstanceHandle, InstanceSpec, ModelSource
-from modserve.core import dtypes
-from modserve.core.model_config import DescribedTensor, ModelDescription
-from modserve.core.tensor import Array
+from modserve.core.configuration.model_config import DescribedTensor, ModelDescription
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Array
 
 DESCRIPTION = ModelDescription(
     (DescribedTensor("IN", dtypes.FP32, (-1, 4)),), (DescribedTensor("OUT", dtypes.FP32, (-1, 4)),), 7

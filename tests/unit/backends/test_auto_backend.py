@@ -16,10 +16,10 @@ from modserve import InferenceServer, Settings
 from modserve.backends.auto.backend import AutoBackend
 from modserve.backends.auto.candidates import Cpu
 from modserve.backends.registry import BackendRegistry
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import DescribedTensor
 from modserve.core.errors import invalid
 from modserve.core.lifecycle import State
-from modserve.core.model_config import DescribedTensor
+from modserve.core.tensors import dtypes
 from modserve.protocol.control import metadata
 
 ORT, OV = "onnxruntime", "openvino"

@@ -9,8 +9,8 @@ import pytest
 from modserve.backends.api import ModelSource
 from modserve.backends.auto.candidates import FORMATS, FP32, Candidate, find_artifact, hindrance, read_cpu, this_cpu
 from modserve.backends.auto.options import AutoOptions, Tolerance, engine_parameters, read_options, warnings
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import Code, ModserveError
-from modserve.core.model_config import ModelConfig
 
 X86 = """processor	: 0
 model name	: AMD EPYC

@@ -11,7 +11,7 @@ from modserve.backends.api import BatchDone, InstanceHandle, InstanceLostError
 from modserve.backends.auto.runner import AsyncRunner, Runner, runner
 from modserve.backends.auto.samples import UnmeasurableError
 from modserve.core.errors import ModserveError
-from modserve.core.tensor import Array
+from modserve.core.tensors.tensor import Array
 
 INPUTS = {"IN": np.arange(2, dtype=np.float32)}
 TIMED = (INPUTS, {"IN": np.ones(3, np.float32)})

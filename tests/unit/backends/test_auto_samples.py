@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from modserve.backends.auto.samples import Samples, UnmeasurableError, samples, shapes_of, warmup_of
-from modserve.core import dtypes
+from modserve.core.configuration.merging import BatchInput, BatchInputKind
+from modserve.core.configuration.model_config import ModelConfig, TensorSpec
+from modserve.core.configuration.sequence_config import Control, ControlKind, SequenceBatching, State
 from modserve.core.errors import ModserveError
-from modserve.core.merging import BatchInput, BatchInputKind
-from modserve.core.model_config import ModelConfig, TensorSpec
-from modserve.core.sample_data import Sizes
-from modserve.core.sequence_config import Control, ControlKind, SequenceBatching, State
-from modserve.core.tensor import Array, Shape
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.sample_data import Sizes
+from modserve.core.tensors.tensor import Array, Shape
 
 
 def spec(name: str, dims: Shape, datatype: dtypes.Datatype = dtypes.FP32, **more: Any) -> TensorSpec:

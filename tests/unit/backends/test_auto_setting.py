@@ -9,7 +9,7 @@ import pytest
 
 from modserve.backends.auto.runner import Runner
 from modserve.backends.auto.setting import Crew, Setting, Tried, batch_sizes, best_setting, instance_counts
-from modserve.core.tensor import Array
+from modserve.core.tensors.tensor import Array
 
 ROW = {"IN": np.zeros((1, 2), np.float32)}
 

@@ -11,12 +11,12 @@ import pytest
 from modserve.backends import identity
 from modserve.backends.api import ModelSource
 from modserve.backends.identity import IdentityBackend, IdentityModel
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
+from modserve.core.configuration.model_config import ModelConfig, TensorSpec
+from modserve.core.configuration.sequence_config import SequenceBatching, State
 from modserve.core.errors import Code, ModserveError
-from modserve.core.model_config import ModelConfig, TensorSpec
-from modserve.core.sequence_config import SequenceBatching, State
-from modserve.core.tensor import Array
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Array
 from modserve.testing import config, instance_spec
 
 FP32, INT32 = dtypes.FP32, dtypes.INT32

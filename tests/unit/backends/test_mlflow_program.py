@@ -12,7 +12,7 @@ import pytest
 
 import modserve.backends.mlflow
 from modserve.backends.python.worker import triton_python_backend_utils as pb
-from modserve.core.tensor import Array
+from modserve.core.tensors.tensor import Array
 
 TEXT = ("y", "TYPE_STRING", [1])
 NUMBER = ("y", "TYPE_FP64", [1])

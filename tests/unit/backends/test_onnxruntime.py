@@ -15,11 +15,11 @@ from modserve.backends.api import ModelSource, Placement
 from modserve.backends.onnxruntime import options as onnxruntime_options
 from modserve.backends.onnxruntime.backend import OnnxRuntimeBackend, OnnxRuntimeModel
 from modserve.backends.onnxruntime.options import visible_gpus
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
+from modserve.core.configuration.model_config import DescribedTensor, InstanceKind, ModelConfig, TensorSpec
 from modserve.core.errors import Code, ModserveError
-from modserve.core.model_config import DescribedTensor, InstanceKind, ModelConfig, TensorSpec
-from modserve.core.tensor import Array
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Array
 from modserve.execution.placement import thread_share
 from modserve.testing import config, instance_spec
 

@@ -15,10 +15,10 @@ from modserve.backends.api import ModelSource
 from modserve.backends.onnxruntime import element_types
 from modserve.backends.onnxruntime.backend import OnnxRuntimeBackend, OnnxRuntimeModel
 from modserve.backends.onnxruntime.divisions import division_by_zero, guarded
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.errors import Code, ModserveError
-from modserve.core.model_config import ModelConfig, TensorSpec
-from modserve.core.tensor import Array
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Array
 from modserve.testing import config, instance_spec
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")

@@ -9,8 +9,8 @@ from modserve.backends.api import Placement
 from modserve.backends.onnxruntime import builds
 from modserve.backends.onnxruntime.options import warnings
 from modserve.backends.onnxruntime.providers import check, requested
+from modserve.core.configuration.model_config import Accelerator, InstanceKind, ModelConfig
 from modserve.core.errors import Code, ModserveError
-from modserve.core.model_config import Accelerator, InstanceKind, ModelConfig
 from modserve.testing import config
 
 CPU, GPU = Placement(InstanceKind.CPU), Placement(InstanceKind.GPU, 3)

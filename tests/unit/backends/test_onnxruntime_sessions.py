@@ -16,10 +16,10 @@ from modserve.backends.api import ModelSource, Placement
 from modserve.backends.onnxruntime.backend import OnnxRuntimeBackend, OnnxRuntimeModel
 from modserve.backends.onnxruntime.precision import precision
 from modserve.backends.options import library_path
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import Accelerator, DescribedTensor, InstanceKind, ModelConfig, TensorSpec
 from modserve.core.errors import Code, ModserveError
-from modserve.core.model_config import Accelerator, DescribedTensor, InstanceKind, ModelConfig, TensorSpec
-from modserve.core.tensor import Buffer
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Buffer
 from modserve.testing import config, instance_spec
 
 CPU = Placement(InstanceKind.CPU)

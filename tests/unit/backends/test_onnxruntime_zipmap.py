@@ -12,9 +12,9 @@ from onnx import TensorProto, helper
 from modserve.backends.api import ModelSource
 from modserve.backends.onnxruntime.backend import OnnxRuntimeBackend, OnnxRuntimeModel
 from modserve.backends.onnxruntime.zipmap import flattened
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import DescribedTensor, TensorSpec
 from modserve.core.errors import Code, ModserveError
-from modserve.core.model_config import DescribedTensor, TensorSpec
+from modserve.core.tensors import dtypes
 from modserve.testing import config, instance_spec
 
 NUMBERS: dict[str, Any] = {"classlabels_int64s": [-3, 0, 2**62]}

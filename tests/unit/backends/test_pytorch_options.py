@@ -10,8 +10,8 @@ import pytest
 
 from modserve.backends.pytorch import archive, failures, options
 from modserve.backends.pytorch.archive import Form
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import Code, ModserveError
-from modserve.core.model_config import ModelConfig
 
 CONFIG = ModelConfig("m", "pytorch")
 

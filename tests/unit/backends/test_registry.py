@@ -16,8 +16,8 @@ from modserve.backends.api import InstanceSpec, Placement
 from modserve.backends.identity import IdentityBackend
 from modserve.backends.onnxruntime.backend import OnnxRuntimeBackend
 from modserve.backends.registry import GROUP, BackendRegistry, new_instance
+from modserve.core.configuration.model_config import InstanceKind, ModelConfig
 from modserve.core.errors import Code, ModserveError
-from modserve.core.model_config import InstanceKind, ModelConfig
 from modserve.testing import PuppetBackend, config, instance_spec
 
 MODULE = """

@@ -10,9 +10,9 @@ import pytest
 
 from modserve.backends.api import ModelSource
 from modserve.backends.repeat import RepeatBackend, RepeatInstance
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import TensorSpec
 from modserve.core.errors import ModserveError
-from modserve.core.model_config import TensorSpec
+from modserve.core.tensors import dtypes
 from modserve.testing import config, instance_spec
 
 IN, DELAY = TensorSpec("IN", dtypes.FP32, (-1,)), TensorSpec("DELAY", dtypes.UINT32, (-1,))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from modserve.backends.sklearn.accelerated import Accelerated
-from modserve.core.tensor import Array
+from modserve.core.tensors.tensor import Array
 
 
 def made(double: bool) -> Accelerated:

@@ -14,7 +14,7 @@ from modserve.client.address import Access, Address
 from modserve.client.errors import ClientTimeoutError
 from modserve.client.http_async import AsyncHttpTransport
 from modserve.client.values import Call
-from modserve.core.tensor import Tensor
+from modserve.core.tensors.tensor import Tensor
 
 TENSORS = {"a": Tensor.from_array(np.array([1], np.int32))}
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

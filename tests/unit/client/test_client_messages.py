@@ -14,7 +14,7 @@ from modserve.client.http_messages import HttpReply
 from modserve.client.transport import ENGINE, HEALTH, INDEX, LOAD, METADATA, MODEL_READY, READY, Question
 from modserve.client.values import Call, metadata_of
 from modserve.core.errors import Code
-from modserve.core.tensor import Tensor
+from modserve.core.tensors.tensor import Tensor
 from modserve.pb import inference as pb
 
 ADDRESS = Address("http", "host", 8000, "/prefix")

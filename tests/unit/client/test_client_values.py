@@ -20,9 +20,9 @@ from modserve.client.values import (
     needs_metadata,
     to_tensors,
 )
-from modserve.core import dtypes
 from modserve.core.errors import Code
-from modserve.core.tensor import Tensor
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Tensor
 
 METADATA = ModelMetadata(
     "model",

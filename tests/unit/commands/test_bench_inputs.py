@@ -15,9 +15,9 @@ from modserve.commands.bench.requests import (
     http_path,
     http_request,
 )
-from modserve.core import dtypes
 from modserve.core.errors import ModserveError
-from modserve.core.tensor import Tensor
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Tensor
 from modserve.pb import inference as pb
 
 NUMBERS = InputSpec("X", dtypes.INT32, (2,))

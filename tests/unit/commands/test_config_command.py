@@ -13,7 +13,7 @@ from mistakes import EXAMPLES
 
 from modserve import InferenceServer, Settings, cli
 from modserve.commands import config
-from modserve.models.one_file import model_file
+from modserve.models.loading.one_file import model_file
 from modserve.pb import inference as pb
 
 FILES = sorted(EXAMPLES.glob("*/*/*.onnx"))

@@ -9,9 +9,9 @@ from PIL import Image
 
 from modserve.commands.infer_images import Hints, Layout, decode, layout
 from modserve.commands.infer_values import Input
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
 from modserve.core.errors import ModserveError
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
 
 
 def spec(*shape: int, datatype: Datatype = dtypes.UINT8) -> Input:

@@ -11,9 +11,9 @@ from PIL import Image
 from modserve.client.values import Result
 from modserve.commands.infer_output import document, lines, shown, targets, write
 from modserve.commands.syntax import WordsError
-from modserve.core import dtypes
 from modserve.core.errors import ModserveError
-from modserve.core.tensor import Tensor
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Tensor
 
 
 def tensor(value: Any, datatype: dtypes.Datatype = dtypes.FP32) -> Tensor:

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from modserve.commands.infer_values import Input, parameter, sample, tensors
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
 from modserve.core.errors import ModserveError
-from modserve.core.tensor import Array
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Array
 
 
 def no_pictures(file: str, content: bytes, spec: Input) -> Array:

@@ -11,7 +11,7 @@ import pytest
 from mistakes import EXAMPLES
 
 from modserve import InferenceServer, Settings, cli
-from modserve.core.tensor import Array
+from modserve.core.tensors.tensor import Array
 
 ONNX = EXAMPLES / "simple" / "1" / "model.onnx"
 X = np.array([[1, 2, 3]], np.float32)

@@ -18,7 +18,7 @@ from modserve.commands.destination import Destination, address
 from modserve.commands.errors import RefusedError, UnreachableError
 from modserve.commands.remote_server import RemoteServer, advice_on, connect, failure
 from modserve.core.errors import Code, ModserveError
-from modserve.core.tensor import Tensor
+from modserve.core.tensors.tensor import Tensor
 
 TENSORS = {"x": Tensor.from_array(np.array([1], np.int32))}
 

@@ -6,9 +6,9 @@ import pytest
 from modserve import cli
 from modserve.commands.remote_server import connect
 from modserve.commands.server_comparison import differs
-from modserve.core import dtypes
 from modserve.core.errors import ModserveError
-from modserve.core.tensor import Tensor
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Tensor
 
 
 def floats(*values: float, kind: dtypes.Datatype = dtypes.FP32) -> Tensor:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from modserve import config
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
+from modserve.core.configuration.model_config import DescribedTensor, ModelDescription
 from modserve.core.errors import Code, ModserveError
-from modserve.core.model_config import DescribedTensor, ModelDescription
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
 
 PATH = Path("repository/foo/config.pbtxt")
 

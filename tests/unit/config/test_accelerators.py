@@ -2,7 +2,7 @@
 
 from config_build import ONE_EACH, finish
 
-from modserve.core.model_config import Accelerator
+from modserve.core.configuration.model_config import Accelerator
 
 
 def test_accelerators() -> None:

@@ -3,7 +3,7 @@
 import pytest
 from config_build import finish, problems
 
-from modserve.core.checksums import Checksum
+from modserve.core.files.checksums import Checksum
 
 MD5 = "d41d8cd98f00b204e9800998ecf8427e"
 TENSORS = "input { name: 'A' data_type: TYPE_FP32 dims: 1 } output { name: 'B' data_type: TYPE_FP32 dims: 1 }"

@@ -8,8 +8,7 @@ from config_build import ONE_EACH, PATH, described, finish, problems, tensor
 from google.protobuf import text_format
 
 from modserve import config
-from modserve.core import dtypes
-from modserve.core.model_config import (
+from modserve.core.configuration.model_config import (
     DescribedTensor,
     DynamicBatching,
     InstanceGroup,
@@ -18,6 +17,7 @@ from modserve.core.model_config import (
     QueuePolicy,
     TensorSpec,
 )
+from modserve.core.tensors import dtypes
 from modserve.core.version import VersionPolicy
 from modserve.pb import inference as pb
 

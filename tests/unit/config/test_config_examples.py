@@ -7,11 +7,11 @@ from config_build import described, finish, tensor
 
 from modserve import config
 from modserve.config.features.unsupported import SETTINGS
-from modserve.core import dtypes
-from modserve.core.ensemble_config import Ensembling, Step
+from modserve.core.configuration.ensemble_config import Ensembling, Step
+from modserve.core.configuration.model_config import ModelDescription, TensorSpec
+from modserve.core.configuration.sequence_config import DirectStrategy
 from modserve.core.errors import ModserveError
-from modserve.core.model_config import ModelDescription, TensorSpec
-from modserve.core.sequence_config import DirectStrategy
+from modserve.core.tensors import dtypes
 
 REPOSITORY = Path(__file__).parents[3] / "model_repository"
 

@@ -4,12 +4,12 @@ import pytest
 from config_build import finish, problems
 
 from modserve.config import validate_composition
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
-from modserve.core.ensemble_config import Condition, Ensembling, Step
+from modserve.core.configuration.ensemble_config import Condition, Ensembling, Step
+from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.errors import Code, ModserveError
-from modserve.core.model_config import ModelConfig, TensorSpec
-from modserve.core.tensor import Tensor
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Tensor
 from modserve.testing import config as plain
 from modserve.testing import tensor
 

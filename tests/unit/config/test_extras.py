@@ -3,7 +3,7 @@
 import pytest
 from config_build import ONE_EACH, finish, problems
 
-from modserve.core.model_config import Admission
+from modserve.core.configuration.model_config import Admission
 
 BATCHING = "max_batch_size: 4 dynamic_batching { }"
 LEVELS = "max_batch_size: 4 dynamic_batching { priority_levels: 2 default_priority_level: 1 }"

@@ -3,7 +3,7 @@
 import pytest
 from config_build import ONE_EACH, finish, problems
 
-from modserve.core.statistics import FIRST_RESPONSE, HISTOGRAM_FAMILIES, ModelStatistics
+from modserve.core.statistics.model_statistics import FIRST_RESPONSE, HISTOGRAM_FAMILIES, ModelStatistics
 from modserve.observability import prometheus
 
 

@@ -4,8 +4,8 @@ import pytest
 from config_build import PATH, described, finish, problems, tensor
 
 from modserve.config import check, parse
-from modserve.core import dtypes
-from modserve.core.merging import Padding, PaddingPolicy
+from modserve.core.configuration.merging import Padding, PaddingPolicy
+from modserve.core.tensors import dtypes
 
 MODEL = """
 max_batch_size: 8

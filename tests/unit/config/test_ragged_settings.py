@@ -3,9 +3,9 @@
 import pytest
 from config_build import described, finish, problems, tensor
 
-from modserve.core import dtypes
-from modserve.core.merging import BatchInput, BatchInputKind
-from modserve.core.model_config import ModelDescription
+from modserve.core.configuration.merging import BatchInput, BatchInputKind
+from modserve.core.configuration.model_config import ModelDescription
+from modserve.core.tensors import dtypes
 
 RAGGED = """
 max_batch_size: 16

@@ -3,8 +3,7 @@
 import pytest
 from config_build import ONE_EACH, described, finish, problems, tensor
 
-from modserve.core import dtypes
-from modserve.core.sequence_config import (
+from modserve.core.configuration.sequence_config import (
     Control,
     ControlKind,
     DirectStrategy,
@@ -13,6 +12,7 @@ from modserve.core.sequence_config import (
     SequenceBatching,
     State,
 )
+from modserve.core.tensors import dtypes
 
 START = "kind: CONTROL_SEQUENCE_START"
 CORRID = "kind: CONTROL_SEQUENCE_CORRID"

@@ -8,9 +8,9 @@ from config_build import ONE_EACH, PATH
 from config_build import finish as built
 
 from modserve import config
-from modserve.core import dtypes
+from modserve.core.configuration.warm_up_config import DataKind, WarmUp, WarmUpInput
 from modserve.core.errors import ModserveError
-from modserve.core.warm_up_config import DataKind, WarmUp, WarmUpInput
+from modserve.core.tensors import dtypes
 
 BATCHING = "max_batch_size: 4 "
 SEQUENCES = """

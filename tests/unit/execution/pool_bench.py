@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from modserve.backends.api import ModelSource
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import Code
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import ModelConfig
-from modserve.core.statistics import ModelStatistics
-from modserve.core.tensor import Array
+from modserve.core.requests.inflight import Inflight
+from modserve.core.statistics.model_statistics import ModelStatistics
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Array
 from modserve.core.version import ModelId
 from modserve.execution.pool import InstancePool
 from modserve.testing import Execution, PuppetBackend, RecordingSink, config, instance_spec, request, tensor

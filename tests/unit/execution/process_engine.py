@@ -19,8 +19,8 @@ from modserve.backends.api import (
     ModelSource,
     RequestsDone,
 )
-from modserve.core.model_config import ModelDescription
-from modserve.core.tensor import Array
+from modserve.core.configuration.model_config import ModelDescription
+from modserve.core.tensors.tensor import Array
 
 WORKER = """
 import os, socket, struct, sys

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
+from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.errors import Code, ModserveError
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import ModelConfig, TensorSpec
-from modserve.core.normalize import Signature
-from modserve.core.tensor import Array, Shape, Tensor, encode_elements
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.normalize import Signature
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Array, Shape, Tensor, encode_elements
 from modserve.execution.batch import merge, requested_outputs, split
 from modserve.testing import RecordingSink, config, request
 

@@ -9,11 +9,11 @@ import pytest
 from pool_bench import CONFIG, SOURCE, answer, copied, member, refused, until
 
 from modserve.backends.api import InstanceHandle, InstanceLostError
+from modserve.core.configuration.model_config import ModelConfig
+from modserve.core.configuration.sequence_config import SequenceBatching
 from modserve.core.errors import Code, invalid
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import ModelConfig
-from modserve.core.sequence_config import SequenceBatching
-from modserve.core.statistics import ModelStatistics
+from modserve.core.requests.inflight import Inflight
+from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.version import ModelId
 from modserve.execution.pool import InstancePool
 from modserve.testing import PuppetBackend, instance_spec

@@ -10,14 +10,14 @@ import pytest
 from pool_bench import CONFIG, answer, member, refused, until
 
 from modserve.backends.api import Allocate
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
+from modserve.core.configuration.merging import Padding
+from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.errors import Code
-from modserve.core.inflight import Inflight
-from modserve.core.merging import Padding
-from modserve.core.model_config import ModelConfig, TensorSpec
-from modserve.core.statistics import ModelStatistics
-from modserve.core.tensor import Array, Shape, Tensor
+from modserve.core.requests.inflight import Inflight
+from modserve.core.statistics.model_statistics import ModelStatistics
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Array, Shape, Tensor
 from modserve.core.version import ModelId
 from modserve.execution.pool import InstancePool
 from modserve.testing import RecordingSink, config, request

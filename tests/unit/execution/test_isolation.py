@@ -11,9 +11,9 @@ import pytest
 from pool_bench import Bench, answer, copied, member, refused, sink
 
 from modserve.core.errors import Code, ModserveError
-from modserve.core.inflight import Inflight
-from modserve.core.response import InferenceResponse, Outcome
-from modserve.core.statistics import ModelStatistics
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.response import InferenceResponse, Outcome
+from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.testing import RecordingSink, config
 
 

@@ -19,11 +19,11 @@ from modserve.backends.api import (
     InstanceLostError,
     RequestsDone,
 )
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import DynamicBatching, ModelConfig
 from modserve.core.errors import Code, internal
-from modserve.core.model_config import DynamicBatching, ModelConfig
-from modserve.core.statistics import ModelStatistics
-from modserve.core.tensor import Array
+from modserve.core.statistics.model_statistics import ModelStatistics
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Array
 from modserve.core.version import ModelId
 from modserve.execution.pool import InstancePool
 from modserve.testing import config

@@ -9,15 +9,15 @@ import pytest
 from pool_bench import member
 
 from modserve.backends.api import EngineRequest, Executor
-from modserve.core import dtypes
-from modserve.core.inflight import Inflight
-from modserve.core.merging import Padding
-from modserve.core.model_config import DynamicBatching, ModelConfig, TensorSpec
-from modserve.core.response import InferenceResponse
-from modserve.core.sequence import StateTable
-from modserve.core.sequence_config import OldestStrategy, SequenceBatching, State
-from modserve.core.statistics import ModelStatistics
-from modserve.core.tensor import Array
+from modserve.core.configuration.merging import Padding
+from modserve.core.configuration.model_config import DynamicBatching, ModelConfig, TensorSpec
+from modserve.core.configuration.sequence_config import OldestStrategy, SequenceBatching, State
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.requests.sequence import StateTable
+from modserve.core.statistics.model_statistics import ModelStatistics
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Array
 from modserve.core.version import ModelId
 from modserve.execution.pool import InstancePool
 from modserve.testing import RecordingSink, config, request, tensor

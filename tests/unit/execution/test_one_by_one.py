@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 import pytest
 from pool_bench import Bench, answer, copied, member, refused
 
+from modserve.core.configuration.sequence_config import OldestStrategy, SequenceBatching
 from modserve.core.errors import Code, ModserveError, invalid, unavailable
-from modserve.core.inflight import Inflight
-from modserve.core.sequence_config import OldestStrategy, SequenceBatching
-from modserve.core.statistics import FailureReason
+from modserve.core.requests.inflight import Inflight
+from modserve.core.statistics.model_statistics import FailureReason
 from modserve.testing import Execution, config
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from modserve.backends.api import Placement
+from modserve.core.configuration.model_config import InstanceGroup, InstanceKind
 from modserve.core.errors import Code, ModserveError
-from modserve.core.model_config import InstanceGroup, InstanceKind
 from modserve.execution.placement import available_cores, placements, thread_share
 
 AUTO, CPU, GPU, MODEL = InstanceKind.AUTO, InstanceKind.CPU, InstanceKind.GPU, InstanceKind.MODEL

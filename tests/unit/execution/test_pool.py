@@ -13,8 +13,8 @@ from pool_bench import CONFIG, SOURCE, Bench, answer, copied, member, refused, s
 
 from modserve.backends.api import BackendInstance, InstanceLostError
 from modserve.core.errors import Code, ModserveError, invalid
-from modserve.core.statistics import FailureReason, ModelStatistics
-from modserve.core.tensor import Array
+from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics
+from modserve.core.tensors.tensor import Array
 from modserve.core.version import ModelId
 from modserve.execution.instance import ThreadInstance
 from modserve.execution.pool import InstancePool

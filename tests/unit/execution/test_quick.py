@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import InstanceGroup, InstanceKind, ModelConfig, TensorSpec
 from modserve.core.errors import Code
-from modserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig, TensorSpec
-from modserve.core.statistics import ModelStatistics
-from modserve.core.tensor import Array
+from modserve.core.statistics.model_statistics import ModelStatistics
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Array
 from modserve.core.version import ModelId
 from modserve.execution import quick
 from modserve.execution.pool import InstancePool

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modserve.core import dtypes
+from modserve.core.configuration.merging import BatchInput, BatchInputKind
+from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.errors import Code, ModserveError
-from modserve.core.inflight import Inflight
-from modserve.core.merging import BatchInput, BatchInputKind
-from modserve.core.model_config import ModelConfig, TensorSpec
-from modserve.core.normalize import Signature
-from modserve.core.tensor import Array, Shape, Tensor
-from modserve.core.timing import ExecutionTiming
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.normalize import Signature
+from modserve.core.requests.timing import ExecutionTiming
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Array, Shape, Tensor
 from modserve.execution.job import layout_of
 from modserve.execution.ragged import RaggedLayout, batch_input
 from modserve.testing import RecordingSink, config, request

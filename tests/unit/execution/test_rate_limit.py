@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+from modserve.core.configuration.model_config import InstanceGroup, InstanceKind, Resource
 from modserve.core.errors import ModserveError
-from modserve.core.model_config import InstanceGroup, InstanceKind, Resource
 from modserve.execution.rate_limit import RateLimiter, State, Turn, turns
 from modserve.testing import config
 

@@ -10,7 +10,7 @@ from pool_bench import CONFIG, SOURCE, answer, copied, member, refused, until
 
 from modserve.backends.api import Executor, InstanceLostError
 from modserve.core.errors import Code, ModserveError, invalid
-from modserve.core.statistics import ModelStatistics
+from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.version import ModelId
 from modserve.execution.pool import InstancePool
 from modserve.execution.revival import LONGEST_WAIT_NS, STEADY_NS, Revival

@@ -12,13 +12,13 @@ import pytest
 from pool_bench import CONFIG, Bench, answer, member, refused, sink
 
 from modserve.backends.api import EngineRequest
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import TensorSpec
 from modserve.core.errors import Code, internal, invalid
-from modserve.core.inflight import Inflight, RequestTrace
-from modserve.core.model_config import TensorSpec
-from modserve.core.request import ParameterValue
-from modserve.core.statistics import FailureReason
-from modserve.core.tensor import Tensor
+from modserve.core.requests.inflight import Inflight, RequestTrace
+from modserve.core.requests.request import ParameterValue
+from modserve.core.statistics.model_statistics import FailureReason
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Tensor
 from modserve.execution.running import RunningRequest
 from modserve.resources.flow import Flow
 from modserve.testing import Execution, config

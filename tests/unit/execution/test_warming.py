@@ -8,12 +8,12 @@ import pytest
 from pool_bench import CONFIG, SOURCE, answer, copied, member, refused, until
 
 from modserve.backends.api import Executor, InstanceLostError
-from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError, invalid
-from modserve.core.inflight import Inflight
-from modserve.core.normalize import Signature
-from modserve.core.response import ResponseSink
-from modserve.core.statistics import ModelStatistics
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.normalize import Signature
+from modserve.core.requests.response import ResponseSink
+from modserve.core.statistics.model_statistics import ModelStatistics
+from modserve.core.tensors import dtypes
 from modserve.core.version import ModelId
 from modserve.execution.pool import InstancePool
 from modserve.execution.warming import Sample

@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.errors import ModserveError
-from modserve.core.inflight import Inflight
 from modserve.core.loading import Blueprint, Listing
-from modserve.core.memory import MemoryBudget
-from modserve.core.model_config import ModelConfig, TensorSpec
-from modserve.core.normalize import Signature
-from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse, ResponseSink
-from modserve.core.statistics import ModelStatistics
-from modserve.core.tensor import Array, Tensor
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.memory import MemoryBudget
+from modserve.core.requests.normalize import Signature
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import InferenceResponse, ResponseSink
+from modserve.core.statistics.model_statistics import ModelStatistics
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Array, Tensor
 from modserve.core.version import ModelId
 from modserve.frontends.grpc.inflating import Inflating
 from modserve.frontends.grpc.stream import InferStreams

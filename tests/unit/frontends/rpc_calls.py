@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import grpc
 
-from modserve.core import request_ids
+from modserve.core.requests import request_ids
 from modserve.frontends.call import Call
 from modserve.frontends.grpc.dispatch import Dispatcher
 from modserve.frontends.grpc.rpc import Refusal, Response, Rpc

@@ -23,7 +23,7 @@ from puppet_server import (
     stage,
 )
 
-from modserve.core.turn import BURST
+from modserve.core.runtime.turn import BURST
 from modserve.frontends.http.wire.reader import Reader
 from modserve.protocol.restricted import Restriction
 from modserve.settings import HttpSettings

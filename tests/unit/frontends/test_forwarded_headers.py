@@ -9,7 +9,7 @@ from puppet_server import JSON_BODY, MAX_JSON, Stage, infer, numbers, request, s
 from rpc_calls import FakeCall
 
 from modserve.core.errors import Code, ModserveError
-from modserve.core.request import InferenceRequest, ParameterValue
+from modserve.core.requests.request import InferenceRequest, ParameterValue
 from modserve.frontends.grpc.service import InferenceService
 from modserve.pb import inference as pb
 from modserve.protocol import header_forwarding

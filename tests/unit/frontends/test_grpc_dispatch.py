@@ -16,7 +16,7 @@ from test_grpc_service import asked
 from test_grpc_stream import Exchange, turns
 from test_grpc_stream import asked as stream_asked
 
-from modserve.core.memory import MemoryBudget
+from modserve.core.requests.memory import MemoryBudget
 from modserve.core.version import ModelId
 from modserve.frontends import offload
 from modserve.frontends.grpc.dispatch import Dispatcher

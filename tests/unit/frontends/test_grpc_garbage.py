@@ -13,7 +13,7 @@ from test_grpc_stream import asked as stream_asked
 
 from garbage import garbage_left
 from modserve.core.errors import internal
-from modserve.core.memory import MemoryBudget
+from modserve.core.requests.memory import MemoryBudget
 from modserve.core.version import ModelId
 from modserve.pb import health
 from modserve.pb import inference as pb

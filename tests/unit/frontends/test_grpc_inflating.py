@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from modserve.core.errors import Code, ModserveError, OverloadedError
-from modserve.core.memory import MemoryBudget, MemoryExhaustedError
+from modserve.core.requests.memory import MemoryBudget, MemoryExhaustedError
 from modserve.frontends.grpc import inflating
 from modserve.frontends.grpc.inflating import Inflating
 from modserve.settings import Limits

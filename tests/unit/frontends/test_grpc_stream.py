@@ -15,9 +15,9 @@ from puppet_server import MANY, SIMPLE, PuppetLoader, PuppetServable, infer_stre
 from rpc_calls import CallTable, FakeCall, call_table
 
 from modserve.core.errors import ModserveError, cancelled, internal, unavailable
-from modserve.core.inflight import Inflight
-from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Tensor
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.frontends import offload
 from modserve.frontends.grpc.rpc import ClientGoneError, Response

@@ -28,8 +28,8 @@ from puppet_server import (
 
 from garbage import garbage_left
 from modserve.core.errors import ModserveError, internal
-from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Tensor
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.rest.disconnect import unless_disconnected

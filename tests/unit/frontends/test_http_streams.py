@@ -15,8 +15,8 @@ from puppet_server import ECHO, JSON_BODY, MANY, MAX_JSON, SIMPLE, Client, Puppe
 from puppet_server import server_over as build
 
 from modserve.core.errors import internal, invalid
-from modserve.core.response import InferenceResponse, Outcome
-from modserve.core.tensor import Tensor
+from modserve.core.requests.response import InferenceResponse, Outcome
+from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.wire.context import HttpContext

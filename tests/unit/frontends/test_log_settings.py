@@ -12,8 +12,8 @@ from fastapi import FastAPI
 from puppet_server import MAX_JSON, PuppetLoader, server_over
 from test_grpc_service import Stub
 
+from modserve.core.configuration.log_settings import LogSettings
 from modserve.core.errors import invalid
-from modserve.core.log_settings import LogSettings
 from modserve.core.version import ModelId
 from modserve.frontends.http.rest.app import create_app
 from modserve.observability.logging import Logs

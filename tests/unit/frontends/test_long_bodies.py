@@ -17,10 +17,10 @@ import orjson
 import pytest
 from puppet_server import JSON_BODY, Answer, Client, PuppetLoader, request, server_over
 
-from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError
-from modserve.core.memory import MemoryBudget
-from modserve.core.tensor import Tensor, digest_ahead
+from modserve.core.requests.memory import MemoryBudget
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Tensor, digest_ahead
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.wire import body as incoming_body
 from modserve.frontends.http.wire.context import HttpContext

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from puppet_server import Client, PuppetServable, Stage, infer, request, stage
 
-from modserve.core.tensor import Array
+from modserve.core.tensors.tensor import Array
 from modserve.core.version import ModelId
 from modserve.frontends.http.wire.long_response import LongResponse
 

@@ -12,14 +12,14 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from modserve.core.configuration.model_config import ModelConfig
+from modserve.core.configuration.routing_config import RouteFigures, ShadowFigures
 from modserve.core.lifecycle import UNLOADED, IndexEntry, State
-from modserve.core.memory import MemoryBudget, MemoryExhaustedError
-from modserve.core.metrics import MetricStore
-from modserve.core.model_config import ModelConfig
-from modserve.core.routing_config import RouteFigures, ShadowFigures
+from modserve.core.requests.memory import MemoryBudget, MemoryExhaustedError
+from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.servable import Servable
-from modserve.core.statistics import FailureReason, ModelStatistics, TunerStatistics
-from modserve.core.timing import ExecutionTiming
+from modserve.core.statistics.metrics import MetricStore
+from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics, TunerStatistics
 from modserve.core.version import ModelId
 from modserve.frontends.metrics import MetricsListener
 from modserve.observability import prometheus

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError, invalid
-from modserve.core.memory import MemoryBudget
-from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Tensor
+from modserve.core.requests.memory import MemoryBudget
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Tensor
 from modserve.frontends import offload
 from modserve.frontends.errors import to_client_error
 from modserve.frontends.offload import RequestMemory, background_threads, in_background, is_long_response, on_thread

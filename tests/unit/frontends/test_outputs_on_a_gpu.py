@@ -10,9 +10,9 @@ from puppet_server import Stage, infer, numbers, stage
 from test_grpc_service import Stub
 
 from fake_cuda import HANDLE, FakeDriver
-from modserve.core import dlpack
-from modserve.core.response import InferenceResponse
-from modserve.core.shared_memory import CudaRegion
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors import dlpack
+from modserve.core.tensors.shared_memory import CudaRegion
 from modserve.pb import inference as pb
 from modserve.resources.cuda import Cuda
 from modserve.resources.shared_memory import SharedMemory

@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from puppet_server import JSON_BODY, infer, infer_binary, request
 
-from modserve.core.memory import MemoryBudget
-from modserve.core.trace_context import TraceHeaders
+from modserve.core.requests.memory import MemoryBudget
+from modserve.core.requests.trace_context import TraceHeaders
 from modserve.frontends.http import wire
 from modserve.frontends.http.wire import head as head_module
 from modserve.frontends.http.wire import head_memory

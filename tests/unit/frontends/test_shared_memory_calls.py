@@ -16,7 +16,7 @@ from puppet_server import PuppetLoader, Stage, infer, numbers, server_over, stag
 from test_grpc_service import Stub
 
 from modserve.core.errors import internal
-from modserve.core.shared_memory import SystemRegion
+from modserve.core.tensors.shared_memory import SystemRegion
 from modserve.frontends.http import infer as http_infer_call
 from modserve.frontends.http.infer import CallContext
 from modserve.frontends.http.rest.app import create_app

@@ -16,10 +16,10 @@ from test_grpc_service import Stub, asked
 from test_grpc_stream import Exchange, turns
 from test_grpc_stream import asked as stream_asked
 
+from modserve.core.configuration.trace_settings import TraceLevel, TraceSettings
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.response import InferenceResponse
-from modserve.core.timing import ExecutionTiming
-from modserve.core.trace_settings import TraceLevel, TraceSettings
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.version import ModelId
 from modserve.frontends.http.rest.app import create_app
 from modserve.observability.trace import Tracer

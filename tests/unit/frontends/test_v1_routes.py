@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from puppet_server import ECHO, MAX_JSON, SIMPLE, PuppetLoader, PuppetServable, server_over
 
 from modserve.core.errors import internal, invalid, unavailable
-from modserve.core.inflight import Inflight
+from modserve.core.requests.inflight import Inflight
 from modserve.core.version import ModelId
 from modserve.frontends.http.rest.app import create_app
 from modserve.settings import HttpSettings

@@ -19,7 +19,7 @@ from modserve import (
     Settings,
     Tensor,
 )
-from modserve.core.model_config import ModelDescription
+from modserve.core.configuration.model_config import ModelDescription
 from modserve.testing import PuppetBackend, write_model
 
 CONFIG = """

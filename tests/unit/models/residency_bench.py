@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from modserve.core.errors import ModserveError
-from modserve.core.inflight import Inflight
-from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse, ResponseSink
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import InferenceResponse, ResponseSink
 from modserve.core.servable import Servable
-from modserve.core.statistics import ModelStatistics
+from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.version import ModelId
 from modserve.models.residency.memory import ModelMemory
 from modserve.models.residency.on_demand import OnDemandKeeper, OnDemandModel

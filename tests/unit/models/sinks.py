@@ -1,6 +1,6 @@
 """The sinks of requests that a model has accepted: a request lets go of its own once it is settled."""
 
-from modserve.core.inflight import Inflight
+from modserve.core.requests.inflight import Inflight
 from modserve.testing import RecordingSink
 
 _kept: dict[int, tuple[Inflight, RecordingSink]] = {}

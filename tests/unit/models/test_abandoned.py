@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from modserve.backends.api import EngineRequest, InstanceHandle, RequestsDone
-from modserve.core import dtypes
-from modserve.core.inflight import Inflight
+from modserve.core.requests.inflight import Inflight
+from modserve.core.tensors import dtypes
 from modserve.core.version import ModelId
-from modserve.models import model
-from modserve.models.assembly import assemble_model
-from modserve.models.model import Opened
+from modserve.models.loading.assembly import assemble_model
+from modserve.models.serving import model
+from modserve.models.serving.model import Opened
 from modserve.scheduling.scheduler import LoopClock
 from modserve.testing.builders import RecordingSink, config, request, tensor
 

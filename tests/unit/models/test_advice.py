@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from modserve.models import advice
+from modserve.models.diagnosis import advice
 
 INSTALLED = ["identity", "onnxruntime", "repeat"]
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from modserve.backends.api import ModelSource
-from modserve.core import dtypes
-from modserve.core.merging import Padding, PaddingPolicy
-from modserve.core.model_config import DynamicBatching, ModelConfig, TensorSpec
-from modserve.core.sequence_config import OldestStrategy, SequenceBatching
+from modserve.core.configuration.merging import Padding, PaddingPolicy
+from modserve.core.configuration.model_config import DynamicBatching, ModelConfig, TensorSpec
+from modserve.core.configuration.sequence_config import OldestStrategy, SequenceBatching
 from modserve.core.servable import SequenceKeeper, Servable
+from modserve.core.tensors import dtypes
 from modserve.core.version import ModelId
-from modserve.models.assembly import assemble_model
-from modserve.models.model import Model, Opened
+from modserve.models.loading.assembly import assemble_model
+from modserve.models.serving.model import Model, Opened
 from modserve.resources.response_cache import ResponseCache
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.scheduling.scheduler import LoopClock

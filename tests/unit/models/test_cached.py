@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import DynamicBatching
 from modserve.core.errors import ModserveError, internal, unavailable
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import DynamicBatching
-from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse, ResponseSink
-from modserve.core.statistics import FailureReason, ModelStatistics
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import InferenceResponse, ResponseSink
+from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics
+from modserve.core.tensors import dtypes
 from modserve.core.version import ModelId
-from modserve.models.assembly import wrapped
-from modserve.models.cached import CachedModel
+from modserve.models.loading.assembly import wrapped
+from modserve.models.serving.cached import CachedModel
 from modserve.resources.response_cache import ResponseCache
 from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import FakeClock, RecordingSink, config, request, tensor

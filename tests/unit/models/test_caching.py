@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from modserve.config import Draft, parse
-from modserve.core.cache_settings import CacheSettings, RedisSettings
+from modserve.core.configuration.cache_settings import CacheSettings, RedisSettings
 from modserve.core.version import ModelId
-from modserve.models import caching as caching_module
-from modserve.models.caching import Caching, make_cache
+from modserve.models.serving import caching as caching_module
+from modserve.models.serving.caching import Caching, make_cache
 from modserve.resources.response_cache import ResponseCache
 from modserve.resources.shared_cache import SharedCache
 

@@ -21,7 +21,7 @@ from modserve import (
     ModserveError,
     Tensor,
 )
-from modserve.core.response import Outcome
+from modserve.core.requests.response import Outcome
 from modserve.core.servable import submit_traced
 from modserve.testing import PuppetBackend, RecordingSink
 

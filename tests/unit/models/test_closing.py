@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from modserve.core.errors import ModserveError
-from modserve.models.closing import close_aside
+from modserve.models.serving.closing import close_aside
 
 
 def until(event: threading.Event) -> Callable[[], None]:

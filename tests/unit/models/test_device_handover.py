@@ -10,7 +10,7 @@ import pytest
 
 from modserve import EngineRequest, InferenceServer, ModserveError, Settings
 from modserve.core.errors import Code
-from modserve.core.tensor import Array, Tensor
+from modserve.core.tensors.tensor import Array, Tensor
 from modserve.testing import FakeDevice, FakeDeviceArray, write_model
 
 Compute = Callable[[Array], Any]

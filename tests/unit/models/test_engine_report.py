@@ -14,9 +14,9 @@ import pytest
 
 from modserve import InferenceServer, Settings
 from modserve.backends.api import InstanceSpec, ModelSource
-from modserve.core.model_config import ModelDescription
+from modserve.core.configuration.model_config import ModelDescription
 from modserve.core.servable import Servable, engine_report
-from modserve.core.tensor import Array
+from modserve.core.tensors.tensor import Array
 from modserve.core.version import ModelId
 from modserve.frontends.http.rest.app import create_app
 from modserve.observability import prometheus

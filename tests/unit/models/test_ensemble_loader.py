@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from modserve.backends.registry import BackendRegistry
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.errors import ModserveError, not_found
 from modserve.core.loading import Listing, UnreadableModelError
-from modserve.core.model_config import ModelConfig, TensorSpec
+from modserve.core.tensors import dtypes
 from modserve.core.version import ModelId
-from modserve.models.ensemble import EnsembleModel
-from modserve.models.loader import Loader, LoaderOptions
+from modserve.models.loading.loader import Loader, LoaderOptions
+from modserve.models.serving.ensemble import EnsembleModel
 from modserve.pb import inference as pb
 from modserve.repository.local import LocalRepository
 from modserve.repository.locks import LentServable, Loans

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto, helper
 
-from modserve.models import file_contents
+from modserve.models.diagnosis import file_contents
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 

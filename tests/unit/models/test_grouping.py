@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from modserve.core.errors import Code, ModserveError
-from modserve.core.normalize import Signature
-from modserve.models.assembly import by_parameters, grouped
-from modserve.models.model import Accept
+from modserve.core.requests.normalize import Signature
+from modserve.models.loading.assembly import by_parameters, grouped
+from modserve.models.serving.model import Accept
 from modserve.testing import RecordingSink, config, inflight, request
 
 

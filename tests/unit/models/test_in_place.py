@@ -13,8 +13,8 @@ import pytest
 
 from modserve import InferenceServer, ModserveError, Settings
 from modserve.backends.api import INSTANCES, QUEUES, InstanceSpec
-from modserve.core.response import InferenceResponse
-from modserve.models.model import Model
+from modserve.core.requests.response import InferenceResponse
+from modserve.models.serving.model import Model
 from modserve.testing import Execution, PuppetBackend, write_model
 from modserve.testing.puppets import _PuppetModel
 

@@ -13,8 +13,8 @@ import pytest
 from modserve.backends.api import ModelSource
 from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import Code, ModserveError, invalid
-from modserve.models.integrity import Guard
-from modserve.models.loader import Loader, LoaderOptions
+from modserve.models.loading.integrity import Guard
+from modserve.models.loading.loader import Loader, LoaderOptions
 from modserve.repository.local import LocalRepository
 from modserve.testing import PuppetBackend, write_model
 

@@ -13,14 +13,14 @@ import pytest
 from sinks import keep, sink_of
 
 from modserve.backends.api import BatchDone, InstanceHandle, ModelSource
-from modserve.core import dtypes
-from modserve.core.inflight import Inflight
-from modserve.core.merging import Padding, PaddingPolicy
-from modserve.core.model_config import DynamicBatching, ModelConfig, TensorSpec
-from modserve.core.tensor import Array, Tensor
+from modserve.core.configuration.merging import Padding, PaddingPolicy
+from modserve.core.configuration.model_config import DynamicBatching, ModelConfig, TensorSpec
+from modserve.core.requests.inflight import Inflight
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Array, Tensor
 from modserve.core.version import ModelId
-from modserve.models.assembly import assemble_model
-from modserve.models.model import Opened
+from modserve.models.loading.assembly import assemble_model
+from modserve.models.serving.model import Opened
 from modserve.observability import prometheus
 from modserve.protocol.control.statistics import batches_json
 from modserve.scheduling.adaptive.buckets import FIRST_LESSON

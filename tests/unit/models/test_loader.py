@@ -13,14 +13,14 @@ import pytest
 
 from modserve.backends.api import BackendModel, Executor, InstanceSpec, ModelSource
 from modserve.backends.registry import BackendRegistry
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import DescribedTensor, InstanceKind, ModelDescription
 from modserve.core.errors import Code, ModserveError, invalid, unavailable
 from modserve.core.loading import Blueprint, Listing, UnreadableModelError
-from modserve.core.model_config import DescribedTensor, InstanceKind, ModelDescription
+from modserve.core.tensors import dtypes
 from modserve.core.version import ModelId
-from modserve.models.loader import Loader, LoaderOptions
-from modserve.models.model import Model
-from modserve.models.reading import ModelReader
+from modserve.models.loading.loader import Loader, LoaderOptions
+from modserve.models.loading.reading import ModelReader
+from modserve.models.serving.model import Model
 from modserve.pb import inference as pb
 from modserve.repository.local import LocalRepository
 from modserve.testing import PuppetBackend, write_model

@@ -13,17 +13,17 @@ import pytest
 from sinks import keep, sink_of
 
 from modserve.backends.api import BackendInstance, Executor, InstanceLostError, ModelSource
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import Admission, DynamicBatching, ModelConfig, QueuePolicy
+from modserve.core.configuration.sequence_config import OldestStrategy, SequenceBatching
 from modserve.core.errors import Code, ModserveError, OverloadedError, invalid
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import Admission, DynamicBatching, ModelConfig, QueuePolicy
-from modserve.core.response import Outcome
-from modserve.core.sequence_config import OldestStrategy, SequenceBatching
-from modserve.core.statistics import FailureReason
-from modserve.core.timing import ExecutionTiming
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.response import Outcome
+from modserve.core.requests.timing import ExecutionTiming
+from modserve.core.statistics.model_statistics import FailureReason
+from modserve.core.tensors import dtypes
 from modserve.core.version import ModelId
-from modserve.models.assembly import assemble_model
-from modserve.models.model import Model, Opened
+from modserve.models.loading.assembly import assemble_model
+from modserve.models.serving.model import Model, Opened
 from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import Execution, PuppetBackend, RecordingSink, config, instance_spec, request, tensor
 

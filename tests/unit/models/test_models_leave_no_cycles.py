@@ -20,14 +20,9 @@ from modserve.backends.api import (
     ModelSource,
     RequestsDone,
 )
-from modserve.core import dtypes
-from modserve.core.ensemble_config import Ensembling, Step
-from modserve.core.errors import ModserveError, invalid
-from modserve.core.inflight import Inflight
-from modserve.core.memory import MemoryBudget
-from modserve.core.model_config import DynamicBatching, ModelConfig, ModelDescription, QueuePolicy
-from modserve.core.response import Outcome, ResponseSink
-from modserve.core.sequence_config import (
+from modserve.core.configuration.ensemble_config import Ensembling, Step
+from modserve.core.configuration.model_config import DynamicBatching, ModelConfig, ModelDescription, QueuePolicy
+from modserve.core.configuration.sequence_config import (
     Control,
     ControlKind,
     DirectStrategy,
@@ -35,13 +30,18 @@ from modserve.core.sequence_config import (
     SequenceBatching,
     State,
 )
+from modserve.core.errors import ModserveError, invalid
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.memory import MemoryBudget
+from modserve.core.requests.response import Outcome, ResponseSink
 from modserve.core.servable import Servable
-from modserve.core.tensor import Array, Tensor
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Array, Tensor
 from modserve.core.version import ModelId
-from modserve.models.assembly import assemble_model
-from modserve.models.cached import CachedModel
-from modserve.models.ensemble import EnsembleModel
-from modserve.models.model import Model, Opened
+from modserve.models.loading.assembly import assemble_model
+from modserve.models.serving.cached import CachedModel
+from modserve.models.serving.ensemble import EnsembleModel
+from modserve.models.serving.model import Model, Opened
 from modserve.resources.flow import pace
 from modserve.resources.response_cache import ResponseCache
 from modserve.scheduling.scheduler import LoopClock

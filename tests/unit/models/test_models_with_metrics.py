@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from modserve import InferenceServer, InstanceSpec, ModelSource, ModserveError, Settings
+from modserve.core.configuration.model_config import ModelDescription
 from modserve.core.lifecycle import State
-from modserve.core.model_config import ModelDescription
-from modserve.core.tensor import Array
+from modserve.core.tensors.tensor import Array
 from modserve.testing import write_model
 
 CONFIG = """

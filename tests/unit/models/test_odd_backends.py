@@ -11,7 +11,7 @@ import pytest
 from modserve.backends.registry import BackendRegistry
 from modserve.core.lifecycle import State
 from modserve.core.loading import Blueprint
-from modserve.models.loader import Loader, LoaderOptions
+from modserve.models.loading.loader import Loader, LoaderOptions
 from modserve.repository.local import LocalRepository
 from modserve.repository.manager import ModelManager
 from modserve.repository.table import ModelTable

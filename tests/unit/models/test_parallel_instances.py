@@ -10,8 +10,8 @@ import pytest
 
 from modserve import InstanceSpec, ModelSource, ModserveError
 from modserve.backends.registry import BackendRegistry
-from modserve.models.loader import Loader, LoaderOptions
-from modserve.models.model import Model
+from modserve.models.loading.loader import Loader, LoaderOptions
+from modserve.models.serving.model import Model
 from modserve.repository.local import LocalRepository
 from modserve.testing import write_model
 

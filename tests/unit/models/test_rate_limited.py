@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from modserve.backends.api import InstanceLostError, ModelSource
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import DynamicBatching, InstanceGroup, InstanceKind, ModelConfig, Resource
+from modserve.core.configuration.sequence_config import OldestStrategy, SequenceBatching
 from modserve.core.errors import ModserveError
-from modserve.core.model_config import DynamicBatching, InstanceGroup, InstanceKind, ModelConfig, Resource
-from modserve.core.sequence_config import OldestStrategy, SequenceBatching
+from modserve.core.tensors import dtypes
 from modserve.core.version import ModelId
 from modserve.execution.rate_limit import RateLimiter
-from modserve.models.assembly import bare_model
-from modserve.models.model import Model, Opened
+from modserve.models.loading.assembly import bare_model
+from modserve.models.serving.model import Model, Opened
 from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import Execution, PuppetBackend, RecordingSink, config, instance_spec, request, tensor
 

@@ -13,7 +13,7 @@ import pytest
 from modserve import InferenceServer, InstanceSpec, ModelSource, ModserveError, Settings
 from modserve.backends.identity import IdentityBackend, IdentityInstance, IdentityModel
 from modserve.core.version import ModelId
-from modserve.models.readiness import ReadinessCheck
+from modserve.models.serving.readiness import ReadinessCheck
 from modserve.testing import write_model
 
 PATIENT, IMPATIENT = 30.0, 0.01
@@ -144,7 +144,7 @@ async def test_closing_ends_a_check() -> None:
 
 
 async def test_the_log_has_a_line_for_each_change(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "modserve.models.readiness")
+    caplog.set_level(logging.INFO, "modserve.models.serving.readiness")
     one = Asked(yes)
     check = checking(one, limit_seconds=IMPATIENT)
     for say in (yes, yes, no, no, fails, fails, never, never, maybe, yes, yes, no):

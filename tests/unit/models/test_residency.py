@@ -6,10 +6,10 @@ import random
 import pytest
 from residency_bench import SECOND, Bench, Sequences, settle
 
+from modserve.core.configuration.model_config import DynamicBatching, QueuePolicy
 from modserve.core.errors import Code, ModserveError, OverloadedError, invalid
-from modserve.core.model_config import DynamicBatching, QueuePolicy
 from modserve.core.residency import Presence
-from modserve.core.statistics import FailureReason
+from modserve.core.statistics.model_statistics import FailureReason
 from modserve.models.residency.on_demand import OnDemandKeeper
 from modserve.models.residency.waiting import MOST
 from modserve.models.residency.work import Rules

@@ -13,11 +13,11 @@ import pytest
 from modserve import InferenceServer, Settings
 from modserve.backends.api import ModelSource
 from modserve.backends.identity import IdentityBackend, IdentityModel
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import DescribedTensor, ModelDescription
 from modserve.core.errors import ModserveError, OverloadedError, invalid
-from modserve.core.model_config import DescribedTensor, ModelDescription
 from modserve.core.residency import MemoryReport, residency
-from modserve.core.tensor import Array
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Array
 from modserve.frontends.http.rest.app import create_app
 from modserve.models.residency.on_demand import OnDemandModel
 from modserve.observability import prometheus

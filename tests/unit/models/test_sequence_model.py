@@ -13,17 +13,17 @@ import pytest
 from sinks import keep, sink_of
 
 from modserve.backends.api import InstanceLostError, ModelSource
-from modserve.core import dtypes
+from modserve.core.configuration.sequence_config import Control, ControlKind, OldestStrategy, SequenceBatching, State
 from modserve.core.errors import Code, ModserveError
-from modserve.core.inflight import Inflight
-from modserve.core.request import timeout_ns
-from modserve.core.response import Outcome
-from modserve.core.sequence_config import Control, ControlKind, OldestStrategy, SequenceBatching, State
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import timeout_ns
+from modserve.core.requests.response import Outcome
 from modserve.core.servable import SequenceKeeper
-from modserve.core.tensor import Tensor
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
-from modserve.models.assembly import assemble_model
-from modserve.models.model import Opened, SequenceModel
+from modserve.models.loading.assembly import assemble_model
+from modserve.models.serving.model import Opened, SequenceModel
 from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import PuppetBackend, RecordingSink, config, instance_spec, request, tensor
 

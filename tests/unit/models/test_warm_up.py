@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from modserve.backends.api import Executor, InstanceLostError, ModelSource
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import ModelConfig, TensorSpec
+from modserve.core.configuration.sequence_config import Control, ControlKind, SequenceBatching, State
+from modserve.core.configuration.warm_up_config import DataKind, WarmUp, WarmUpInput, WarmUpMode
 from modserve.core.errors import Code, ModserveError, invalid
-from modserve.core.model_config import ModelConfig, TensorSpec
-from modserve.core.response import NOBODY
-from modserve.core.sequence_config import Control, ControlKind, SequenceBatching, State
-from modserve.core.tensor import Tensor
+from modserve.core.requests.response import NOBODY
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
-from modserve.core.warm_up_config import DataKind, WarmUp, WarmUpInput, WarmUpMode
 from modserve.execution.warming import Sample
-from modserve.models.assembly import bare_model
-from modserve.models.model import Model, Opened
-from modserve.models.warm_up import make_samples
+from modserve.models.loading.assembly import bare_model
+from modserve.models.serving.model import Model, Opened
+from modserve.models.serving.warm_up import make_samples
 from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import Execution, PuppetBackend, instance_spec
 

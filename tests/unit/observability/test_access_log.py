@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kept_logging import kept_logging
-from modserve.core.log_settings import AccessMode, AccessSettings, LogFormat, LogSettings
-from modserve.core.timing import ExecutionTiming
+from modserve.core.configuration.log_settings import AccessMode, AccessSettings, LogFormat, LogSettings
+from modserve.core.requests.timing import ExecutionTiming
 from modserve.observability.access_log import AccessLog, access_log
 from modserve.observability.logging import Logs
 

@@ -8,19 +8,19 @@ from typing import Any
 
 from trace_builders import tracer
 
-from modserve.core import dtypes
-from modserve.core.ensemble_config import Ensembling, Step
+from modserve.core.configuration.ensemble_config import Ensembling, Step
+from modserve.core.configuration.model_config import DynamicBatching
 from modserve.core.errors import internal
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import DynamicBatching
-from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse, ResponseSink
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import InferenceResponse, ResponseSink
+from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.servable import Servable, submit_traced
-from modserve.core.statistics import ModelStatistics
-from modserve.core.timing import ExecutionTiming
+from modserve.core.statistics.model_statistics import ModelStatistics
+from modserve.core.tensors import dtypes
 from modserve.core.version import ModelId
-from modserve.models.cached import CachedModel
-from modserve.models.ensemble import EnsembleModel
+from modserve.models.serving.cached import CachedModel
+from modserve.models.serving.ensemble import EnsembleModel
 from modserve.resources.response_cache import ResponseCache
 from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import FakeClock, RecordingSink, config, request, tensor

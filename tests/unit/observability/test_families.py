@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import parser
 
-from modserve.core.histogram import Histogram
+from modserve.core.statistics.histogram import Histogram
 from modserve.observability.families import Labels, family, histogram_family, labelled, number, render, summary_family
 
 

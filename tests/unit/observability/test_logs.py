@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kept_logging import kept_logging
-from modserve.core.log_settings import LogFormat, LogSettings
+from modserve.core.configuration.log_settings import LogFormat, LogSettings
 from modserve.observability.logging import Logs
 from modserve.workers.place import Place
 

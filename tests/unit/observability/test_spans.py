@@ -12,16 +12,16 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from trace_builders import AtOnce
 
+from modserve.core.configuration.trace_settings import SpanSettings, TraceLevel, TraceSettings
 from modserve.core.errors import cancelled, internal, invalid
-from modserve.core.inflight import Inflight
-from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse, ResponseSink
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import InferenceResponse, ResponseSink
+from modserve.core.requests.timing import ExecutionTiming
+from modserve.core.requests.trace_context import TraceHeaders, from_json
 from modserve.core.servable import submit_traced
-from modserve.core.timing import ExecutionTiming
-from modserve.core.trace_context import TraceHeaders, from_json
-from modserve.core.trace_settings import SpanSettings, TraceLevel, TraceSettings
 from modserve.core.version import ModelId
-from modserve.models.calls import trace_of_call
+from modserve.models.serving.calls import trace_of_call
 from modserve.observability.span_export import Losses, Spans, resource_of
 from modserve.observability.span_figures import EXPORT_FAILED, QUEUE_FULL, STOPPED, SpanFigures, span_families
 from modserve.observability.trace import Trace, Tracer

@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
-from modserve.core.tensor import Tensor
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.observability.trace_records import Record, data, render
 

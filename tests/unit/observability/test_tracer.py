@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from trace_builders import AtOnce, files, tracer
 
+from modserve.core.configuration.trace_settings import TraceChange, TraceLevel, TraceSettings
 from modserve.core.errors import ModserveError
-from modserve.core.response import InferenceResponse
-from modserve.core.trace_settings import TraceChange, TraceLevel, TraceSettings
+from modserve.core.requests.response import InferenceResponse
 from modserve.core.version import ModelId
 from modserve.observability.trace import Trace, Tracer
 

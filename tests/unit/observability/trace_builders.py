@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from modserve.core.trace_settings import TraceLevel, TraceSettings
+from modserve.core.configuration.trace_settings import TraceLevel, TraceSettings
 from modserve.observability.trace import Tracer
 from modserve.observability.trace_file import Writer
 

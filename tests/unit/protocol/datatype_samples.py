@@ -4,9 +4,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
-from modserve.core.tensor import Tensor
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Tensor
 
 
 class Sample(NamedTuple):

@@ -3,11 +3,11 @@
 from types import SimpleNamespace
 from typing import cast
 
-from modserve.core import dtypes
-from modserve.core.model_config import ModelConfig, TensorSpec
+from modserve.core.configuration.model_config import ModelConfig, TensorSpec
+from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.servable import Servable
-from modserve.core.statistics import ModelStatistics
-from modserve.core.timing import ExecutionTiming
+from modserve.core.statistics.model_statistics import ModelStatistics
+from modserve.core.tensors import dtypes
 from modserve.core.version import ModelId
 from modserve.pb import inference as pb
 from modserve.protocol.control import metadata, statistics

@@ -3,10 +3,10 @@
 from types import SimpleNamespace
 from typing import cast
 
-from modserve.core.inflight import Inflight
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.servable import Servable
-from modserve.core.statistics import ModelStatistics, TunerDecision, TunerStatistics
-from modserve.core.timing import ExecutionTiming
+from modserve.core.statistics.model_statistics import ModelStatistics, TunerDecision, TunerStatistics
 from modserve.core.version import ModelId
 from modserve.protocol.control import statistics
 from modserve.testing import config, inflight

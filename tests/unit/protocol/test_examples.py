@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
-from modserve.core.ensemble_config import Ensembling, Step
-from modserve.core.model_config import ModelConfig, TensorSpec
-from modserve.core.normalize import Signature
-from modserve.core.request import InferenceRequest
-from modserve.core.sequence_config import DirectStrategy, SequenceBatching
-from modserve.core.tensor import Shape
+from modserve.core.configuration.ensemble_config import Ensembling, Step
+from modserve.core.configuration.model_config import ModelConfig, TensorSpec
+from modserve.core.configuration.sequence_config import DirectStrategy, SequenceBatching
+from modserve.core.requests.normalize import Signature
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Shape
 from modserve.protocol import examples
 from modserve.protocol.http import generate, infer_request, v1_predict_request
 from modserve.testing import RecordingSink, config

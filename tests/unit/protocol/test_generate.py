@@ -8,11 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import TensorSpec
 from modserve.core.errors import Code, ModserveError
-from modserve.core.model_config import TensorSpec
-from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Tensor
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Tensor
 from modserve.protocol.http import generate
 from modserve.testing import config
 

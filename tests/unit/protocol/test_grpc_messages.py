@@ -9,11 +9,11 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError
-from modserve.core.request import InferenceRequest, ParameterValue
-from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Tensor
+from modserve.core.requests.request import InferenceRequest, ParameterValue
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Tensor
 from modserve.pb import inference as pb
 from modserve.protocol.grpc import grpc_messages
 from modserve.protocol.grpc.infer_message import InferMessage, from_protobuf

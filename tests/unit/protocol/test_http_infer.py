@@ -10,13 +10,13 @@ from datatype_samples import IDS, SAMPLES, Sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
+from modserve.core.configuration.model_config import TensorSpec
 from modserve.core.errors import Code, ModserveError, invalid
-from modserve.core.model_config import TensorSpec
-from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Tensor
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Tensor
 from modserve.protocol.http import infer_body, infer_request, infer_response
 from modserve.protocol.http.infer_response import JsonTexts
 from modserve.protocol.http.json_heads import JsonHeads

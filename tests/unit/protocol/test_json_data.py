@@ -8,10 +8,10 @@ import pytest
 from datatype_samples import IDS, SAMPLES, Sample
 from numpy.typing import NDArray
 
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
 from modserve.core.errors import Code, ModserveError
-from modserve.core.tensor import Tensor
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Tensor
 from modserve.protocol.json import json_data
 
 WRONG = {

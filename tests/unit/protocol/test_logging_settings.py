@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from modserve.core.configuration.log_settings import LogFormat, LogSettings
 from modserve.core.errors import Code, ModserveError
-from modserve.core.log_settings import LogFormat, LogSettings
 from modserve.pb import inference as pb
 from modserve.protocol.control import logging_settings
 from modserve.protocol.control.logging_settings import changed_by_json, changed_by_message

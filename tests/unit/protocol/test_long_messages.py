@@ -9,11 +9,12 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modserve.core import dtypes, protobuf_wire
 from modserve.core.errors import Code, ModserveError
-from modserve.core.memory import MemoryBudget, MemoryExhaustedError
-from modserve.core.protobuf_wire import bytes_field as field
-from modserve.core.request import InferenceRequest
+from modserve.core.requests.memory import MemoryBudget, MemoryExhaustedError
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.tensors import dtypes
+from modserve.core.wire import protobuf_wire
+from modserve.core.wire.protobuf_wire import bytes_field as field
 from modserve.pb import inference as pb
 from modserve.protocol.grpc import grpc_messages
 from modserve.protocol.grpc.infer_message import from_protobuf

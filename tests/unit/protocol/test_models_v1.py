@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
+from modserve.core.configuration.model_config import TensorSpec
 from modserve.core.errors import Code, ModserveError, not_found, unavailable
 from modserve.core.lifecycle import IndexEntry, State
-from modserve.core.model_config import TensorSpec
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
 from modserve.core.version import ModelId
 from modserve.protocol.http import v1_models
 from modserve.testing import config

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modserve.core import dtypes
 from modserve.core.errors import ModserveError
-from modserve.core.request import InferenceRequest
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.tensors import dtypes
 from modserve.protocol import reply
 from modserve.protocol.http import infer_request
 from modserve.protocol.http.json_heads import Input, JsonHeads

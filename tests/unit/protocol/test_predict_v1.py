@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from datatype_samples import IDS, SAMPLES, Sample
 
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
+from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.errors import Code, ModserveError
-from modserve.core.model_config import ModelConfig, TensorSpec
-from modserve.core.tensor import Shape, Tensor
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Shape, Tensor
 from modserve.protocol import limits
 from modserve.protocol.http import v1_predict_request, v1_predict_response
 from modserve.protocol.json import cut_json, json_text, long_array

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from modserve.core.errors import Code, ModserveError
-from modserve.core.shared_memory import CudaRegion, SystemRegion
+from modserve.core.tensors.shared_memory import CudaRegion, SystemRegion
 from modserve.protocol.control import regions
 
 HANDLE = bytes(range(64))

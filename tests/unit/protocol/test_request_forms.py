@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from modserve.core.request import RequestForm
+from modserve.core.requests.request import RequestForm
 from modserve.pb import inference as pb
 from modserve.protocol.grpc.grpc_messages import decode_request
 from modserve.protocol.grpc.request_reader import RequestReader

@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modserve.core.protobuf_wire import bytes_field, number_field, varint
+from modserve.core.wire.protobuf_wire import bytes_field, number_field, varint
 from modserve.pb import inference as pb
 from modserve.protocol.grpc import request_reader
 from modserve.protocol.grpc.infer_message import InferMessage, from_protobuf

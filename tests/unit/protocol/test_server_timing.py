@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from modserve.core.inflight import Inflight
-from modserve.core.response import InferenceResponse
-from modserve.core.timing import ExecutionTiming
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.requests.timing import ExecutionTiming
 from modserve.protocol.http import server_timing
 from modserve.testing import inflight
 

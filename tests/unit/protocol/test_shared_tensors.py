@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError, not_found
-from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse
-from modserve.core.shared_memory import Place, RegionLease
-from modserve.core.tensor import Buffer, DeviceTensor, Tensor
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.shared_memory import Place, RegionLease
+from modserve.core.tensors.tensor import Buffer, DeviceTensor, Tensor
 from modserve.pb import inference as pb
 from modserve.protocol import shared_memory
 from modserve.protocol.grpc import grpc_messages

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from modserve.core.errors import ModserveError, internal
-from modserve.core.response import InferenceResponse, bare_end
-from modserve.core.tensor import Tensor
+from modserve.core.requests.response import InferenceResponse, bare_end
+from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.protocol.http import infer_response
 from modserve.protocol.http.framing import EVENTS, LINES, Framing, choose

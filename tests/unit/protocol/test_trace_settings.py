@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from modserve.core.configuration.trace_settings import SpanSettings, TraceLevel, TraceSettings
 from modserve.core.errors import Code, ModserveError
-from modserve.core.trace_settings import SpanSettings, TraceLevel, TraceSettings
 from modserve.pb import inference as pb
 from modserve.protocol.control import trace_settings
 

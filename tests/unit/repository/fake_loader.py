@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 
 from modserve.core.errors import internal
-from modserve.core.inflight import Inflight
 from modserve.core.loading import Blueprint, DirectoryLease, Listing
-from modserve.core.request import InferenceRequest
-from modserve.core.response import ResponseSink
-from modserve.core.sequence import SequenceId
-from modserve.core.statistics import ModelStatistics
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import ResponseSink
+from modserve.core.requests.sequence import SequenceId
+from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.version import ModelId
 from modserve.testing import config
 

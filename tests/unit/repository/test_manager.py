@@ -10,7 +10,7 @@ from fake_loader import FakeLoader, FakeStore, turns
 from modserve.core.errors import Code, ModserveError, internal, invalid
 from modserve.core.lifecycle import IndexEntry, State, VersionState
 from modserve.core.loading import Blueprint, Listing, UnreadableModelError
-from modserve.core.request import InferenceRequest, ParameterValue
+from modserve.core.requests.request import InferenceRequest, ParameterValue
 from modserve.core.version import ModelId
 from modserve.repository.manager import ModelManager
 from modserve.repository.table import ModelTable

@@ -21,7 +21,7 @@ from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import ModserveError, invalid, unavailable
 from modserve.core.lifecycle import State
 from modserve.core.loading import CONFIG_FILE, DirectoryLease, Listing, Repository
-from modserve.models.loader import Loader, LoaderOptions
+from modserve.models.loading.loader import Loader, LoaderOptions
 from modserve.repository.control import ControlMode, ControlOptions, ModelControl
 from modserve.repository.local import LocalRepository
 from modserve.repository.manager import ModelManager

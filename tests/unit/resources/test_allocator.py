@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from modserve.core import spare_memory
+from modserve.core.runtime import spare_memory
 from modserve.resources import allocator
 
 MIB = 1024 * 1024

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from fake_cuda import HANDLE, FakeDriver
-from modserve.core import dlpack
 from modserve.core.errors import Code, ModserveError
-from modserve.core.shared_memory import CudaRegion, Place, SystemRegion
-from modserve.core.tensor import Tensor
+from modserve.core.tensors import dlpack
+from modserve.core.tensors.shared_memory import CudaRegion, Place, SystemRegion
+from modserve.core.tensors.tensor import Tensor
 from modserve.resources.cuda import HANDLE_BYTES, Cuda
 from modserve.resources.shared_memory import SharedMemory
 from modserve.testing import FakeDevice

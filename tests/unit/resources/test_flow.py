@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from modserve.core.errors import Code, cancelled, internal
-from modserve.core.inflight import Inflight
-from modserve.core.memory import MemoryBudget
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.memory import MemoryBudget
 from modserve.resources.flow import MOST_HELD, RESPONSE_BYTES, Flow, pace
 from modserve.testing import RecordingSink, inflight
 

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from modserve.core import dtypes
-from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Tensor
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Tensor
 from modserve.resources import kept_responses
 from modserve.resources.kept_responses import MAGIC, UnusableError, from_bytes, to_bytes
 

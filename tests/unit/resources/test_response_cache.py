@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modserve.core import dtypes
-from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Tensor
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Tensor
 from modserve.resources import response_cache
 from modserve.resources.response_cache import ResponseCache, key
 

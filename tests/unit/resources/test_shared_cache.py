@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Tensor
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors.tensor import Tensor
 from modserve.resources.shared_cache import ModelCache, SharedCache, StoreError
 
 KEY, OWNER = b"k" * 32, object()

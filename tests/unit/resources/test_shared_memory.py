@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from modserve.core.errors import Code, ModserveError
-from modserve.core.shared_memory import CudaRegion, Place, SystemRegion
+from modserve.core.tensors.shared_memory import CudaRegion, Place, SystemRegion
 from modserve.resources.cuda import Cuda
 from modserve.resources.shared_memory import SharedMemory
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 
-from modserve.core import dtypes
 from modserve.core.errors import ModserveError
-from modserve.core.inflight import Inflight
-from modserve.core.memory import MemoryBudget
-from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse, ResponseSink
-from modserve.core.sequence import SequenceId
-from modserve.core.statistics import ModelStatistics
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.memory import MemoryBudget
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import InferenceResponse, ResponseSink
+from modserve.core.requests.sequence import SequenceId
+from modserve.core.statistics.model_statistics import ModelStatistics
+from modserve.core.tensors import dtypes
 from modserve.core.version import ModelId
 from modserve.routing import reading
 from modserve.routing.router import Routed, Router

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modserve.core.tensor import Tensor
+from modserve.core.tensors.tensor import Tensor
 from modserve.routing.comparison import difference
 
 NAN, INF = float("nan"), float("inf")

@@ -1,6 +1,6 @@
 """When a version loses its weight."""
 
-from modserve.core.routing_config import Rollback
+from modserve.core.configuration.routing_config import Rollback
 from modserve.routing.rollback import Window, verdict
 
 MS = 1_000_000

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from routed_versions import Keeper, Stage, Version
 
+from modserve.core.configuration.routing_config import RouteFigures
 from modserve.core.errors import ModserveError, cancelled, internal, invalid, unavailable
-from modserve.core.routing_config import RouteFigures
 from modserve.testing import RecordingSink, request
 
 LABELS = {"stable": 1, "canary": 2}

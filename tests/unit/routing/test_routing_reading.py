@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from modserve.core.configuration.routing_config import Rollback, Shadow
 from modserve.core.errors import Code, ModserveError
-from modserve.core.routing_config import Rollback, Shadow
 from modserve.routing.reading import read, read_text, unfit
 
 LABELS = {"stable": 1, "canary": 2}

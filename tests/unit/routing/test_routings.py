@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from routed_versions import Keeper, Version
 
+from modserve.core.configuration.routing_config import RouteFigures, Routing
 from modserve.core.errors import Code, ModserveError, internal, invalid
-from modserve.core.routing_config import RouteFigures, Routing
 from modserve.core.servable import Servable
 from modserve.repository.rows import Model
 from modserve.repository.rows import Version as Row

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from routed_versions import Stage, Version
 
-from modserve.core import dtypes
 from modserve.core.errors import internal, invalid, unavailable
-from modserve.core.request import InferenceRequest
-from modserve.core.tensor import Tensor
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Tensor
 from modserve.routing import shadow as module
 from modserve.routing.reading import read
 from modserve.routing.shadow import Shadowing

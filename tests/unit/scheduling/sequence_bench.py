@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import ModelConfig
+from modserve.core.configuration.sequence_config import Control, ControlKind, SequenceBatching
 from modserve.core.errors import ModserveError
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import ModelConfig
-from modserve.core.response import InferenceResponse
-from modserve.core.sequence_config import Control, ControlKind, SequenceBatching
-from modserve.core.tensor import Tensor
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Tensor
 from modserve.scheduling.sequence import SequenceScheduler
 from modserve.testing import FakeClock, PuppetRunner, RecordingSink, config, request, tensor
 from modserve.testing.builders import RecordedInflight

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from together import Unread, decided
 
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import DynamicBatching
+from modserve.core.configuration.model_config import DynamicBatching
+from modserve.core.requests.inflight import Inflight
 from modserve.scheduling.batching import Decision, Dispatch, Reason, WaitUntil, direct, dynamic
 from modserve.testing import inflight
 

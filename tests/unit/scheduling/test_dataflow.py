@@ -2,12 +2,12 @@
 
 import pytest
 
-from modserve.core import dtypes
-from modserve.core.ensemble_config import Condition, Ensembling, Step
+from modserve.core.configuration.ensemble_config import Condition, Ensembling, Step
+from modserve.core.configuration.model_config import TensorSpec
 from modserve.core.errors import Code, ModserveError
-from modserve.core.model_config import TensorSpec
-from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Shape
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Shape
 from modserve.scheduling.dataflow import Entry, Missing, Plan, Value, Wave, as_output, fitted, follow_up, runs
 from modserve.testing import tensor
 

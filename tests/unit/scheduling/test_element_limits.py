@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from together import decided
 
-from modserve.core.inflight import Inflight
-from modserve.core.merging import Padding
-from modserve.core.model_config import DynamicBatching
+from modserve.core.configuration.merging import Padding
+from modserve.core.configuration.model_config import DynamicBatching
+from modserve.core.requests.inflight import Inflight
 from modserve.scheduling.batching import Dispatch, Reason, WaitUntil, dynamic, element_cost
 from modserve.scheduling.level_queue import LevelQueue
 from modserve.testing import config, inflight

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from modserve.core import dtypes
-from modserve.core.ensemble_config import Condition, Ensembling, Step
+from modserve.core.configuration.ensemble_config import Condition, Ensembling, Step
+from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.errors import Code, ModserveError, OverloadedError, internal, invalid, not_found, unavailable
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import ModelConfig, TensorSpec
-from modserve.core.normalize import Signature
-from modserve.core.request import InferenceRequest, ParameterValue
-from modserve.core.response import InferenceResponse, ResponseSink
-from modserve.core.statistics import ModelStatistics
-from modserve.core.tensor import Tensor
-from modserve.core.timing import ExecutionTiming
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.normalize import Signature
+from modserve.core.requests.request import InferenceRequest, ParameterValue
+from modserve.core.requests.response import InferenceResponse, ResponseSink
+from modserve.core.requests.timing import ExecutionTiming
+from modserve.core.statistics.model_statistics import ModelStatistics
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
-from modserve.models.ensemble import EnsembleModel
+from modserve.models.serving.ensemble import EnsembleModel
 from modserve.scheduling.ensemble import EnsembleScheduler
 from modserve.testing import FakeClock, RecordingSink, tensor
 from modserve.testing import config as plain

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from modserve.core.errors import cancelled, internal
-from modserve.core.response import InferenceResponse, Outcome
+from modserve.core.requests.response import InferenceResponse, Outcome
 from modserve.scheduling.ordering import ResponseOrder
 from modserve.testing import RecordingSink
 

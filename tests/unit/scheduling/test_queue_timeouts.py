@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from modserve.core.configuration.model_config import DynamicBatching, QueuePolicy
 from modserve.core.errors import ModserveError
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import DynamicBatching, QueuePolicy
-from modserve.core.response import Outcome
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.response import Outcome
 from modserve.scheduling import batching
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.testing import FakeClock, PuppetRunner, RecordingSink, inflight, request

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from together import Unread
 
+from modserve.core.configuration.model_config import DynamicBatching, QueuePolicy
 from modserve.core.errors import Code, ModserveError, unavailable
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import DynamicBatching, QueuePolicy
-from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse, Outcome
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import InferenceResponse, Outcome
 from modserve.scheduling import batching
 from modserve.scheduling.batching import Decision, Rule, Together
 from modserve.scheduling.queued import QueuedScheduler

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modserve.core.inflight import Inflight
+from modserve.core.requests.inflight import Inflight
 from modserve.scheduling.batching import Together
 from modserve.scheduling.level_queue import LevelQueue
 from modserve.scheduling.queue import GONE, PlainQueue

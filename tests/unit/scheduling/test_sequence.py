@@ -11,10 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sequence_bench import CONTROLS, IDLE, MS, Bench, failure, sink
 
-from modserve.core import dtypes
-from modserve.core.errors import Code, ModserveError, unavailable
-from modserve.core.inflight import Inflight
-from modserve.core.sequence_config import (
+from modserve.core.configuration.sequence_config import (
     Control,
     ControlKind,
     DirectStrategy,
@@ -23,7 +20,10 @@ from modserve.core.sequence_config import (
     State,
     Strategy,
 )
-from modserve.core.tensor import Tensor
+from modserve.core.errors import Code, ModserveError, unavailable
+from modserve.core.requests.inflight import Inflight
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Tensor
 
 DIRECT = DirectStrategy()
 OLDEST = OldestStrategy(preferred_batch_sizes=(2,))

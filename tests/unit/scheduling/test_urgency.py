@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import DynamicBatching
+from modserve.core.configuration.model_config import DynamicBatching
+from modserve.core.requests.inflight import Inflight
 from modserve.scheduling import batching
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.testing import FakeClock, PuppetRunner, inflight

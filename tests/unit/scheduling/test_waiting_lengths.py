@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from modserve.core.inflight import Inflight
+from modserve.core.requests.inflight import Inflight
 from modserve.scheduling.lengths import Lengths
 from modserve.scheduling.level_queue import LevelQueue
 from modserve.testing import inflight

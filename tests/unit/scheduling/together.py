@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from modserve.core.inflight import Inflight
+from modserve.core.requests.inflight import Inflight
 from modserve.scheduling.batching import Decision, Rule, Together
 from modserve.scheduling.queue import PlainQueue
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modserve.core import dtypes
 from modserve.core.errors import OverloadedError
-from modserve.core.request import InferenceRequest
-from modserve.core.response import Outcome
-from modserve.core.tensor import Tensor
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import Outcome
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Tensor
 from modserve.workers import sequences
 from modserve.workers.link import HEAD, Kind, Link
 from modserve.workers.place import Place

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError, OverloadedError
-from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Tensor
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Tensor
 from modserve.workers import inference
 from modserve.workers.link import HEAD, Kind, Link
 

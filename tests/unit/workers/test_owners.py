@@ -81,7 +81,8 @@ def test_a_part_of_a_response_is_none(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("modserve.app", "modserve.worker 1.app"), ("asyncio", "modserve.worker 1.asyncio")]
+    ("name", "said"),
+    [("modserve.process.app", "modserve.worker 1.process.app"), ("asyncio", "modserve.worker 1.asyncio")],
 )
 def test_a_line_says_which_worker_wrote_it(name: str, said: str) -> None:
     record = logging.LogRecord(name, logging.INFO, "", 1, "text", (), None)

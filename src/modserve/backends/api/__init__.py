@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, cast, runtime_checkable
 
-from modserve.core.dtypes import Datatype
+from modserve.core.configuration.model_config import InstanceKind, ModelConfig, ModelDescription
 from modserve.core.errors import Code, ModserveError, unavailable
-from modserve.core.metrics import MetricStore
-from modserve.core.model_config import InstanceKind, ModelConfig, ModelDescription
-from modserve.core.tensor import Array, Shape
+from modserve.core.statistics.metrics import MetricStore
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Array, Shape
 
 from .metrics import MetricKind as MetricKind
 from .metrics import ModelMetric as ModelMetric
@@ -70,7 +70,7 @@ class BackendInstance(Protocol):
     def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Values:
         """Run one batch, blocking.
 
-        `inputs` are arrays as `core.dtypes` maps the datatypes, with the batch dimension if the model has one.
+        `inputs` are arrays as `core.tensors.dtypes` maps the datatypes, with the batch dimension if the model has one.
         `outputs` names the requested ones; more may be returned. A model with a batch dimension returns as many rows as
         it gets.
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from modserve.core.metrics import MetricKind as MetricKind
+from modserve.core.statistics.metrics import MetricKind as MetricKind
 
 
 class ModelMetric(Protocol):

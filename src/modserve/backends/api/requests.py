@@ -6,10 +6,10 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeAlias
 
 from modserve.core.errors import ModserveError
-from modserve.core.request import InferenceRequest, ParameterValue
-from modserve.core.response import InferenceResponse
-from modserve.core.sequence import SequenceId
-from modserve.core.tensor import Array, Tensor
+from modserve.core.requests.request import InferenceRequest, ParameterValue
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.requests.sequence import SequenceId
+from modserve.core.tensors.tensor import Array, Tensor
 
 Values: TypeAlias = Mapping[str, Array | Tensor]
 """Outputs by name. `Tensor` is for engines that have the raw form of the protocol at hand, as of BYTES."""
@@ -33,7 +33,7 @@ class EngineRequest(Protocol):
     def id(self) -> str: ...
     @property
     def request_id(self) -> str:
-        """By which it is followed across systems (`core.request_ids`), and not the protocol's `id`: for log lines."""
+        """By which systems follow it (`core.requests.request_ids`), and not the protocol's `id`: for log lines."""
 
     @property
     def model_name(self) -> str: ...

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from modserve.core.model_config import ModelConfig, ModelDescription
-from modserve.core.warm_up_config import WARM_UP_FOLDER
+from modserve.core.configuration.model_config import ModelConfig, ModelDescription
+from modserve.core.configuration.warm_up_config import WARM_UP_FOLDER
 
 from ..api import Executor, InstanceSpec, ModelSource
 from ..code import code_in

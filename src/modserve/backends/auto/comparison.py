@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from modserve.core.tensor import Array
+from modserve.core.tensors.tensor import Array
 
 DIFFERENT = math.inf
 """The outputs cannot be compared, or must be equal and are not."""

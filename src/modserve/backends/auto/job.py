@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from modserve.core.model_config import InstanceKind, ModelConfig, ModelDescription
+from modserve.core.configuration.model_config import InstanceKind, ModelConfig, ModelDescription
 
 from ..api import Backend, BackendModel, InstanceSpec, ModelSource
 from ..options import integer

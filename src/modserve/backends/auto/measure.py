@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import Code, ModserveError
-from modserve.core.model_config import ModelConfig
-from modserve.core.tensor import Array
+from modserve.core.tensors.tensor import Array
 
 from .budget import Budget
 from .candidates import FP32, Candidate

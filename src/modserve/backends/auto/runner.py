@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from modserve.core.errors import internal
-from modserve.core.tensor import Array, Tensor
+from modserve.core.tensors.tensor import Array, Tensor
 
 from ..api import (
     AsyncInstance,

@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
+from modserve.core.configuration.model_config import ModelConfig
+from modserve.core.configuration.warm_up_config import WARM_UP_FOLDER
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.model_config import ModelConfig
-from modserve.core.sample_data import Sizes, generator, likely, zeros
-from modserve.core.tensor import Array, Shape, Tensor
-from modserve.core.warm_up_config import WARM_UP_FOLDER
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.sample_data import Sizes, generator, likely, zeros
+from modserve.core.tensors.tensor import Array, Shape, Tensor
 
 Inputs: TypeAlias = Mapping[str, Array]
 

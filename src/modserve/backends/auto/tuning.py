@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 
-from modserve.core.model_config import ModelConfig
+from modserve.core.configuration.model_config import ModelConfig
 
 from .candidates import Candidate
 from .choice import Choice

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
+from modserve.core.configuration.model_config import DescribedTensor, ModelConfig, ModelDescription, TensorSpec
 from modserve.core.errors import invalid
-from modserve.core.model_config import DescribedTensor, ModelConfig, ModelDescription, TensorSpec
-from modserve.core.tensor import Array
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Array
 
 from ..api import INSTANCES, InstanceSpec, ModelSource
 from ..code import NoCode

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from modserve.core.errors import invalid
-from modserve.core.tensor import Array
+from modserve.core.tensors.tensor import Array
 
 OUTPUT = "treeshap_output"
 Contributions = Callable[[Array], Array]

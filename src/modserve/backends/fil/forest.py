@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from modserve.core.errors import internal, invalid
-from modserve.core.tensor import Array
+from modserve.core.tensors.tensor import Array
 
 from .. import catalogue
 

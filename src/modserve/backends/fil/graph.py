@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from modserve.core.protobuf_wire import bytes_field, number_field
-from modserve.core.tensor import Array
+from modserve.core.tensors.tensor import Array
+from modserve.core.wire.protobuf_wire import bytes_field, number_field
 
 from .forest import Forest
 from .reader import COMPARISONS

@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime as ort
 
 from modserve.core.errors import internal
-from modserve.core.tensor import Array
+from modserve.core.tensors.tensor import Array
 
 from . import graph
 from .forest import Forest

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from modserve.core.tensor import Array
+from modserve.core.tensors.tensor import Array
 
 from .options import ModelOptions
 

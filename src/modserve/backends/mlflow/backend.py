@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from modserve.core.model_config import ModelConfig, ModelDescription
+from modserve.core.configuration.model_config import ModelConfig, ModelDescription
 
 from ..api import Executor, InstanceSpec, ModelSource
 from ..options import integer

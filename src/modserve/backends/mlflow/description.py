@@ -11,10 +11,10 @@ from typing import Any
 
 import yaml
 
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
+from modserve.core.configuration.model_config import DescribedTensor
 from modserve.core.errors import invalid
-from modserve.core.model_config import DescribedTensor
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
 
 FILENAME = "MLmodel"
 _PYFUNC = "python_function"

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import onnxruntime as ort
 
+from modserve.core.configuration.model_config import DescribedTensor, InstanceKind, ModelDescription
 from modserve.core.errors import invalid
-from modserve.core.model_config import DescribedTensor, InstanceKind, ModelDescription
 
 from ..api import INSTANCES, InstanceSpec, ModelSource, Placement
 from ..code import OperatorLibraries

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from modserve.core.protobuf_wire import bytes_field, number_field
+from modserve.core.wire.protobuf_wire import bytes_field, number_field
 
 PLAIN = "onnxruntime"
 _OTHERS = ("gpu", "openvino", "directml", "qnn", "rocm", "migraphx", "cann", "vitisai", "training")

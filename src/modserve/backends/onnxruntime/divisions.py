@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
-from modserve.core.protobuf_wire import Field, bytes_field, fields, number_field
-from modserve.core.tensor import Buffer
+from modserve.core.tensors.tensor import Buffer
+from modserve.core.wire.protobuf_wire import Field, bytes_field, fields, number_field
 
 from .element_types import BOOL, INT32, INT64, INTEGER_BYTES, Divisions, divisions
 from .onnx_file import (

@@ -7,8 +7,8 @@ The rules are those of ONNX's operators (github.com/onnx/onnx, docs/Operators.md
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
-from modserve.core.protobuf_wire import Field, fields, integers
-from modserve.core.tensor import Buffer
+from modserve.core.tensors.tensor import Buffer
+from modserve.core.wire.protobuf_wire import Field, fields, integers
 
 from .onnx_file import (
     ATTRIBUTE_GRAPH,

@@ -6,8 +6,8 @@ Walks the serialised ``onnx.ModelProto`` (github.com/onnx/onnx, onnx.proto) as f
 import mmap
 from pathlib import Path
 
-from modserve.core.protobuf_wire import fields
-from modserve.core.tensor import Buffer
+from modserve.core.tensors.tensor import Buffer
+from modserve.core.wire.protobuf_wire import fields
 
 MOST_NODES = 4096
 """A graph of more nodes takes long whatever they do."""

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 import numpy as np
 import onnxruntime as ort
 
-from modserve.core import dtypes, spare_memory
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import internal, invalid, unsupported
-from modserve.core.model_config import ModelConfig
-from modserve.core.tensor import Array
+from modserve.core.runtime import spare_memory
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Array
 
 from .divisions import division_by_zero
 from .options import SHRINKAGE, log_severity

@@ -6,8 +6,8 @@ A model may be large: it is read where it lies, and what is not looked at is ski
 from collections.abc import Iterator
 from typing import Final, NamedTuple, TypeAlias
 
-from modserve.core.protobuf_wire import LENGTH_DELIMITED, Field, fields, read_varint, signed, varint
-from modserve.core.tensor import Buffer
+from modserve.core.tensors.tensor import Buffer
+from modserve.core.wire.protobuf_wire import LENGTH_DELIMITED, Field, fields, read_varint, signed, varint
 
 # Numbers of fields of onnx.proto (github.com/onnx/onnx).
 MODEL_GRAPH, MODEL_OPSET, MODEL_FUNCTION = 7, 8, 25

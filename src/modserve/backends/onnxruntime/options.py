@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 
 import onnxruntime as ort
 
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import invalid
-from modserve.core.model_config import ModelConfig
 
 from ..api import ModelSource
 from ..options import SERVER_PARAMETERS, flag, integer, unknown_parameter

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 import numpy as np
 import onnxruntime as ort
 
-from modserve.core import dtypes
-from modserve.core.tensor import Array
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Array
 
 from .options import SHRINKAGE
 from .providers import CPU

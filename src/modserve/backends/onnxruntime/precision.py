@@ -5,8 +5,8 @@ from collections import Counter
 from math import prod
 from pathlib import Path
 
-from modserve.core.protobuf_wire import fields, integers
-from modserve.core.tensor import Buffer
+from modserve.core.tensors.tensor import Buffer
+from modserve.core.wire.protobuf_wire import fields, integers
 
 # Numbers of fields of onnx.proto (github.com/onnx/onnx).
 _MODEL_GRAPH, _GRAPH_WEIGHT = 7, 5

@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 import onnxruntime as ort
 
+from modserve.core.configuration.model_config import Accelerator, InstanceKind, ModelConfig
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.model_config import Accelerator, InstanceKind, ModelConfig
 
 from ..api import Placement
 from ..options import integer

@@ -7,11 +7,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnxruntime as ort
 
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
+from modserve.core.configuration.model_config import DescribedTensor
 from modserve.core.errors import invalid
-from modserve.core.model_config import DescribedTensor
-from modserve.core.tensor import Array
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Array
 
 Value: TypeAlias = Any
 """An `ort.OrtValue`."""

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from modserve.core.protobuf_wire import Field, bytes_field, fields, integers, number_field
-from modserve.core.tensor import Buffer
+from modserve.core.tensors.tensor import Buffer
+from modserve.core.wire.protobuf_wire import Field, bytes_field, fields, integers, number_field
 
 from .onnx_file import (
     ATTRIBUTE_INTS,

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from modserve.core.configuration.model_config import InstanceKind, ModelConfig, ModelDescription
 from modserve.core.errors import invalid
-from modserve.core.model_config import InstanceKind, ModelConfig, ModelDescription
 
 from ..api import QUEUES, InstanceSpec, ModelSource
 from ..options import integer

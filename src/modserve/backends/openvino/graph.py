@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from modserve.core.configuration.model_config import DescribedTensor, ModelConfig, TensorSpec
 from modserve.core.errors import invalid, unsupported
-from modserve.core.model_config import DescribedTensor, ModelConfig, TensorSpec
 
 from .library import ov
 from .messages import plain, with_hint

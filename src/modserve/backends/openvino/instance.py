@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from modserve.core import dtypes
 from modserve.core.errors import internal, invalid
-from modserve.core.tensor import Array
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Array
 
 from ..api import BatchDone, InstanceHandle
 from .graph import Graph

@@ -7,9 +7,9 @@ converted model may have none but that of the operator.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
-from modserve.core.tensor import Shape
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Shape
 
 DATATYPES: dict[str, Datatype] = {
     "boolean": dtypes.BOOL,

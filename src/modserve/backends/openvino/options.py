@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import invalid
-from modserve.core.model_config import ModelConfig
 
 from ..options import SERVER_PARAMETERS, integer, unknown_parameter
 from .shapes import partial_shapes

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from modserve.backends.api import AsyncRequestInstance, InstanceSpec, ModelSource, RequestInstance
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import DescribedTensor, ModelConfig, ModelDescription
 from modserve.core.errors import invalid, unavailable
-from modserve.core.model_config import DescribedTensor, ModelConfig, ModelDescription
+from modserve.core.tensors import dtypes
 
 from . import environment, options
 from .inline import InlineInstance

@@ -8,9 +8,9 @@ from typing import Any
 
 from modserve.backends.api import Call, EngineRequest, ModelSource
 from modserve.core.errors import ModserveError, from_exception, unsupported
-from modserve.core.request import InferenceRequest
-from modserve.core.response import Outcome
-from modserve.core.tensor import Tensor
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import Outcome
+from modserve.core.tensors.tensor import Tensor
 
 from .controls import CONTROLS, Metrics
 from .process import Worker

@@ -23,9 +23,9 @@ from modserve.backends.api import (
     ModelSource,
     RequestsDone,
 )
-from modserve.core import request_ids
 from modserve.core.errors import Code, ModserveError, internal, unavailable
-from modserve.core.tensor import Tensor
+from modserve.core.requests import request_ids
+from modserve.core.tensors.tensor import Tensor
 
 from .calls import WorkerCalls
 from .environment import Environment

@@ -16,11 +16,12 @@ from concurrent.futures import Future
 from typing import Any
 
 from modserve.backends.api import EngineRequest, FinalResponse, InstanceSpec, ModelCaller, ModelSource
-from modserve.core import dtypes, request_ids
 from modserve.core.errors import Code, ModserveError, internal
-from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse, Outcome
-from modserve.core.tensor import Tensor
+from modserve.core.requests import request_ids
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import InferenceResponse, Outcome
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Tensor
 
 from .controls import CONTROLS, Metrics
 from .worker import model as python_model

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import invalid
-from modserve.core.model_config import ModelConfig
 
 ExecutionMode = Literal["process", "thread", "inline"]
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from modserve.backends.api import InstanceLostError
-from modserve.core import dtypes
 from modserve.core.errors import unavailable
+from modserve.core.tensors import dtypes
 
 from . import exits
 from .output import Output

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
 from modserve.core.errors import invalid
-from modserve.core.tensor import Array
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Array
 
 _QUIET = threading.Lock()
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
+from modserve.core.configuration.model_config import InstanceKind, ModelConfig, ModelDescription
 from modserve.core.errors import invalid
-from modserve.core.model_config import InstanceKind, ModelConfig, ModelDescription
 
 from ..api import InstanceSpec, ModelSource, Placement
 from .archive import Form, form_of

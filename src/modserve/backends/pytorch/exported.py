@@ -14,8 +14,8 @@ import torch
 from torch.export.passes import move_to_device_pass
 from torch.utils import _pytree as pytree
 
+from modserve.core.configuration.model_config import DescribedTensor, ModelConfig, ModelDescription
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.model_config import DescribedTensor, ModelConfig, ModelDescription
 
 from ..api import ModelSource
 from ..options import integer

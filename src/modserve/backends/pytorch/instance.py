@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from modserve.core.dtypes import Datatype
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import ModserveError, internal, invalid
-from modserve.core.model_config import ModelConfig
-from modserve.core.tensor import Array
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Array
 
 from .arrays import input_converter, to_array
 from .failures import of_execution, one_line

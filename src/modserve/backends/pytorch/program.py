@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from modserve.core.model_config import ModelConfig, ModelDescription
+from modserve.core.configuration.model_config import ModelConfig, ModelDescription
 
 from .archive import Form
 from .naming import Path

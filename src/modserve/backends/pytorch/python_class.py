@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from modserve.core.configuration.model_config import ModelConfig, ModelDescription
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.model_config import ModelConfig, ModelDescription
 
 from ..api import ModelSource
 from .archive import Form, form_of

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from modserve.core.tensor import Array
+from modserve.core.tensors.tensor import Array
 
 from .. import catalogue
 

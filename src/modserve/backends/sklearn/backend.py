@@ -15,10 +15,10 @@ import numpy as np
 import sklearn
 import threadpoolctl
 
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import DescribedTensor, ModelConfig, ModelDescription, TensorSpec
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.model_config import DescribedTensor, ModelConfig, ModelDescription, TensorSpec
-from modserve.core.tensor import Array
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Array
 
 from ..api import InstanceSpec, ModelSource
 from ..options import integer

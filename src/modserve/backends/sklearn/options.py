@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import invalid
-from modserve.core.model_config import ModelConfig
 
 from ..options import flag, unknown_parameters
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import DescribedTensor
 from modserve.core.errors import invalid, unsupported
-from modserve.core.model_config import DescribedTensor
-from modserve.core.tensor import Array
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Array
 
 INPUT, TEXT = "input-0", "text"
 """KServe's name for the features, in its documentation; ours for a pipeline that begins with a text."""

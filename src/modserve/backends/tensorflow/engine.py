@@ -24,11 +24,11 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
+from modserve.core.configuration.model_config import InstanceKind, ModelConfig, ModelDescription
 from modserve.core.errors import ModserveError, internal, invalid
-from modserve.core.model_config import InstanceKind, ModelConfig, ModelDescription
-from modserve.core.tensor import Array, Shape
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Array, Shape
 
 from ..api import InstanceSpec, ModelSource, Placement
 from ..options import library_path

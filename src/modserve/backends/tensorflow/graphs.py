@@ -11,10 +11,10 @@ from google.protobuf.message import DecodeError, Message
 from tensorflow.core.framework import graph_pb2, types_pb2
 from tensorflow.core.protobuf import saved_model_pb2
 
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
+from modserve.core.configuration.model_config import DescribedTensor, ModelConfig
 from modserve.core.errors import invalid
-from modserve.core.model_config import DescribedTensor, ModelConfig
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
 
 from .options import DEFAULT_SIGNATURE, SAVED_MODEL_FILES, SIGNATURE, TAG
 

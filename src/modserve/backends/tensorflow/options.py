@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import invalid
-from modserve.core.model_config import ModelConfig
 
 from ..api import ModelSource
 from ..options import integer, unknown_parameters

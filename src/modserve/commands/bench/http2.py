@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, cast
 from hpack import Decoder, Encoder
 from hpack.exceptions import HPACKError
 
-from modserve.core import grpc_status
+from modserve.core.wire import grpc_status
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _HEAD = Struct(">HBBBI")

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from modserve.core import dtypes
-from modserve.core.byte_strings import encode_elements
-from modserve.core.dtypes import Datatype
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.sample_data import Sizes, generator, likely, zeros
-from modserve.core.tensor import Array, Shape, Tensor, matches
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.sample_data import Sizes, generator, likely, zeros
+from modserve.core.tensors.tensor import Array, Shape, Tensor, matches
+from modserve.core.wire.byte_strings import encode_elements
 
 Inputs = Mapping[str, Tensor]
 """The inputs of one request, with the dimension of the batch if there is one."""

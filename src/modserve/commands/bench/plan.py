@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from modserve.core.tensor import Shape
+from modserve.core.tensors.tensor import Shape
 
 from ..destination import Destination, destination
 from ..syntax import Parser, WordsError, add_destination, parser, positive

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from modserve.client import grpc_messages
 from modserve.client.http_messages import model_path
 from modserve.client.values import Call
-from modserve.core import dtypes
-from modserve.core.byte_strings import decode_elements
 from modserve.core.errors import invalid
-from modserve.core.request import ParameterValue
-from modserve.core.tensor import Tensor
+from modserve.core.requests.request import ParameterValue
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Tensor
+from modserve.core.wire.byte_strings import decode_elements
 
 from .inputs import Inputs
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from modserve.core import dtypes
 from modserve.core.errors import ModserveError, invalid
+from modserve.core.tensors import dtypes
 from modserve.pb import inference as pb
 
 from ..destination import Destination

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import invalid
-from modserve.models.one_file import ModelFile, model_file
+from modserve.models.loading.one_file import ModelFile, model_file
 
 from .. import config
 from ..stdout import stdout_as_stderr

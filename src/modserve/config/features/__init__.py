@@ -7,7 +7,7 @@ knows; `unsupported` lists the settings without effect; `composition` has the ru
 from dataclasses import dataclass
 from pathlib import Path
 
-from modserve.core.model_config import ModelConfig, ModelDescription
+from modserve.core.configuration.model_config import ModelConfig, ModelDescription
 from modserve.pb import inference as pb
 
 from ..text.problems import Problems

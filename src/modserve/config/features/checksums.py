@@ -2,7 +2,7 @@
 
 from typing import cast
 
-from modserve.core.checksums import SIZES, Checksum, relative
+from modserve.core.files.checksums import SIZES, Checksum, relative
 from modserve.pb import inference as pb
 
 from ..text.problems import Faults

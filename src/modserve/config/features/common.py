@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from modserve.core import dtypes
+from modserve.core.tensors import dtypes
 from modserve.pb import inference as pb
 
 AnyTensor: TypeAlias = pb.ModelInput | pb.ModelOutput

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from modserve.core.dtypes import Datatype
-from modserve.core.ensemble_config import Ensembling, Step, comparable
+from modserve.core.configuration.ensemble_config import Ensembling, Step, comparable
+from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.errors import invalid
-from modserve.core.model_config import ModelConfig, TensorSpec
-from modserve.core.tensor import Shape, format_shape
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Shape, format_shape
 
 from .execution import not_cached_if_decoupled
 

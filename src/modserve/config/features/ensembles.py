@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 
-from modserve.core.ensemble_config import COMPARISONS, EQUALITY, Condition, Ensembling, Operand, Step
+from modserve.core.configuration.ensemble_config import COMPARISONS, EQUALITY, Condition, Ensembling, Operand, Step
 from modserve.pb import inference as pb
 
 from ..text import suggest

@@ -5,7 +5,7 @@ That is said by ``model_transaction_policy`` and ``response_cache``. Ensembles h
 
 from collections.abc import Iterable
 
-from modserve.core.model_config import Accelerator, InstanceGroup, InstanceKind, Resource
+from modserve.core.configuration.model_config import Accelerator, InstanceGroup, InstanceKind, Resource
 from modserve.pb import inference as pb
 
 from ..text.problems import Faults, FieldPath, Problems

@@ -2,7 +2,7 @@
 
 import math
 
-from modserve.core.statistics import HISTOGRAM_FAMILIES
+from modserve.core.statistics.model_statistics import HISTOGRAM_FAMILIES
 from modserve.pb import inference as pb
 
 from ..text.problems import Faults, FieldPath, Problems

@@ -7,8 +7,8 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
-from modserve.core.dtypes import Datatype
-from modserve.core.merging import Padding, PaddingPolicy
+from modserve.core.configuration.merging import Padding, PaddingPolicy
+from modserve.core.tensors.dtypes import Datatype
 from modserve.pb import inference as pb
 
 from ..text.problems import Faults, FieldPath

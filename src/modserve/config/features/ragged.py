@@ -6,10 +6,10 @@ the ONNX Runtime backend.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 
-from modserve.core import dtypes
-from modserve.core.merging import BatchInput, BatchInputKind
-from modserve.core.model_config import DescribedTensor, ModelDescription
-from modserve.core.tensor import format_shape
+from modserve.core.configuration.merging import BatchInput, BatchInputKind
+from modserve.core.configuration.model_config import DescribedTensor, ModelDescription
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import format_shape
 from modserve.pb import inference as pb
 
 from ..text.problems import Faults, FieldPath

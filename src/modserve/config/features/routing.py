@@ -1,7 +1,7 @@
 """``parameters { key: "routing" }``: how requests that name no version are divided between the versions of a model."""
 
+from modserve.core.configuration.routing_config import Routing
 from modserve.core.errors import ModserveError
-from modserve.core.routing_config import Routing
 from modserve.pb import inference as pb
 from modserve.routing import reading
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from modserve.core.model_config import Admission, DynamicBatching, QueuePolicy
+from modserve.core.configuration.model_config import Admission, DynamicBatching, QueuePolicy
 from modserve.pb import inference as pb
 
 from ..text.problems import Faults, FieldPath
@@ -29,13 +29,13 @@ BATCHER: Mapping[str, Setting] = {
     _P99_GOAL: Setting("p99_goal_ns", whole_number(1, scale=1000)),
     _MAX_DELAY: Setting("tuned_delay_limit_ns", whole_number(1, scale=1000), needs=_P99_GOAL),
 }
-"""The fields of `core.model_config.DynamicBatching`."""
+"""The fields of `core.configuration.model_config.DynamicBatching`."""
 ADMISSION: Mapping[str, Setting] = {
     _ADMISSION: Setting("by_deadline", choice(off=False, deadline=True)),
     _LATENCY_GOAL: Setting("latency_goal_ns", whole_number(1, scale=1000), needs=_ADMISSION),
     "scheduling.overload_status": Setting("too_many", choice(**{"503": False, "429": True})),
 }
-"""The fields of `core.model_config.Admission`, which any model may have."""
+"""The fields of `core.configuration.model_config.Admission`, which any model may have."""
 SETTINGS: Mapping[str, Setting] = {**BATCHER, **ADMISSION}
 
 

@@ -3,10 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
-from modserve.core.model_config import DescribedTensor, ModelDescription
-from modserve.core.sequence_config import (
+from modserve.core.configuration.model_config import DescribedTensor, ModelDescription
+from modserve.core.configuration.sequence_config import (
     CORRELATION_DATATYPES,
     DEFAULT_IDLE_NS,
     MICROSECOND_NS,
@@ -19,7 +17,9 @@ from modserve.core.sequence_config import (
     State,
     Strategy,
 )
-from modserve.core.tensor import Shape, format_shape
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Shape, format_shape
 from modserve.pb import inference as pb
 
 from ..text.problems import Faults, FieldPath

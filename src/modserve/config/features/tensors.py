@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence, Set
 
-from modserve.core.model_config import DescribedTensor, ModelDescription, TensorSpec
-from modserve.core.tensor import format_shape
+from modserve.core.configuration.model_config import DescribedTensor, ModelDescription, TensorSpec
+from modserve.core.tensors.tensor import format_shape
 from modserve.pb import inference as pb
 
 from ..text.problems import Faults, FieldPath

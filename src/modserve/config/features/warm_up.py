@@ -8,12 +8,12 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
+from modserve.core.configuration.warm_up_config import WARM_UP_FOLDER, DataKind, WarmUp, WarmUpInput
 from modserve.core.errors import ModserveError
-from modserve.core.sample_data import file_size_fault, file_tensor
-from modserve.core.tensor import Shape
-from modserve.core.warm_up_config import WARM_UP_FOLDER, DataKind, WarmUp, WarmUpInput
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.sample_data import file_size_fault, file_tensor
+from modserve.core.tensors.tensor import Shape
 from modserve.pb import inference as pb
 
 from ..text.problems import Faults, FieldPath, Problems

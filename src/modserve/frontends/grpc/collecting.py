@@ -8,8 +8,8 @@ send more as soon as a part is there. When much of a long one has come, there is
 from io import BytesIO
 from typing import TYPE_CHECKING, Final
 
-from modserve.core.long_buffers import BEGUN, WORTHWHILE, room, use_large_pages
-from modserve.core.memory import MemoryExhaustedError
+from modserve.core.requests.memory import MemoryExhaustedError
+from modserve.core.runtime.long_buffers import BEGUN, WORTHWHILE, room, use_large_pages
 from modserve.frontends.http2.stream import Stream
 
 from . import heads

@@ -5,7 +5,7 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from modserve.core.errors import Code, ModserveError, OverloadedError, unavailable
-from modserve.core.grpc_status import NAMES
+from modserve.core.wire.grpc_status import NAMES
 from modserve.frontends import offload
 from modserve.frontends.errors import to_client_error
 from modserve.frontends.offload import RequestMemory

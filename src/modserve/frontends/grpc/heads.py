@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 from urllib.parse import quote_from_bytes
 
-from modserve.core import request_ids
+from modserve.core.requests import request_ids
 from modserve.frontends.http2.decoding import Fields
 from modserve.frontends.http2.headers import Head, MalformedError, block, literal, status
 
@@ -70,7 +70,7 @@ class GrpcHead(Head):
         """Of the responses."""
         self.refusal = b""
         self.request_id = ""
-        """As `core.request_ids` has it; empty if the client sent none."""
+        """As `core.requests.request_ids` has it; empty if the client sent none."""
         self.refusal_status = UNKNOWN
         """What clients take from a refusal: one with no status but HTTP's is unknown to them."""
         self._metadata: tuple[tuple[str, str | bytes], ...] | None = None

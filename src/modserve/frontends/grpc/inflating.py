@@ -6,7 +6,7 @@ How a message begins shows whether it is compressed: no message that is served h
 import asyncio
 
 from modserve.core.errors import ModserveError, OverloadedError
-from modserve.core.memory import MemoryBudget
+from modserve.core.requests.memory import MemoryBudget
 from modserve.frontends import offload
 from modserve.frontends.offload import RequestMemory
 from modserve.protocol.compression import Inflater

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, final
 
-from modserve.core import request_ids
-from modserve.core.tensor import Buffer
+from modserve.core.requests import request_ids
+from modserve.core.tensors.tensor import Buffer
 
 from . import heads
 from .call_log import CallLog

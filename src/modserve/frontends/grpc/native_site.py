@@ -17,7 +17,7 @@ from .native_call import NativeCall
 from .rpc import Rpc
 
 if TYPE_CHECKING:
-    from modserve.core.memory import MemoryBudget
+    from modserve.core.requests.memory import MemoryBudget
     from modserve.frontends.http2.sending import Sending
     from modserve.observability.access_log import AccessLog
 

@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 from modserve.core.errors import Code, ModserveError
-from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Buffer
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors.tensor import Buffer
 from modserve.frontends.call import GRPC, Call
 from modserve.frontends.errors import to_client_error
 from modserve.frontends.offload import in_background, is_long_response, outcome_of

@@ -3,7 +3,7 @@
 from google.protobuf.message import DecodeError, Message
 
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.request import InferenceRequest
+from modserve.core.requests.request import InferenceRequest
 from modserve.core.version import parse_requested
 from modserve.frontends import offload
 from modserve.frontends.call import Call

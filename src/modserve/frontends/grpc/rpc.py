@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
-from modserve.core.tensor import Buffer
+from modserve.core.tensors.tensor import Buffer
 from modserve.pb.descriptors import Method
 from modserve.protocol.restricted import Restriction
 
@@ -39,7 +39,7 @@ class RpcCall(Protocol):
 
     @property
     def request_id(self) -> str:
-        """That of `core.request_ids`; empty while nobody needs it."""
+        """That of `core.requests.request_ids`; empty while nobody needs it."""
         ...
 
     def identify(self) -> str:

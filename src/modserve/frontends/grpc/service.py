@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping
 
 from google.protobuf.message import Message
 
-from modserve.core import trace_context
 from modserve.core.errors import Code, ModserveError, unsupported
+from modserve.core.requests import trace_context
+from modserve.core.requests.response import InferenceResponse
 from modserve.core.residency import describe
-from modserve.core.response import InferenceResponse
-from modserve.core.shared_memory import CudaRegion, SystemRegion
-from modserve.core.tensor import Buffer
+from modserve.core.tensors.shared_memory import CudaRegion, SystemRegion
+from modserve.core.tensors.tensor import Buffer
 from modserve.frontends import offload
 from modserve.frontends.call import GRPC, Call, FutureCall
 from modserve.frontends.offload import is_long_response

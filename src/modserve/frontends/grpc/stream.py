@@ -14,9 +14,9 @@ import asyncio
 import time
 from collections import deque
 
-from modserve.core import trace_context
 from modserve.core.errors import ModserveError, unavailable
-from modserve.core.response import InferenceResponse, Outcome, bare_end
+from modserve.core.requests import trace_context
+from modserve.core.requests.response import InferenceResponse, Outcome, bare_end
 from modserve.frontends import access as entries
 from modserve.frontends import offload
 from modserve.frontends.call import GRPC, StreamCall

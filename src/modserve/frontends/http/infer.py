@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from modserve.core import request_ids
 from modserve.core.errors import ModserveError, not_found
-from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Buffer
+from modserve.core.requests import request_ids
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors.tensor import Buffer
 from modserve.frontends.call import HTTP, Call
 from modserve.frontends.errors import to_client_error
 from modserve.frontends.offload import in_background, inflated, is_long_response, look_ahead, outcome_of

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import FastAPI, Response
 
 from modserve.core.errors import ModserveError
-from modserve.core.memory import MemoryExhaustedError
+from modserve.core.requests.memory import MemoryExhaustedError
 from modserve.protocol import failures
 from modserve.protocol.http.infer_response import encode_error
 from modserve.protocol.json.json_text import MIME_JSON

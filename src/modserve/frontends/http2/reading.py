@@ -12,7 +12,7 @@ complete is kept, in `_rest`. Its state beside that of `Sending`, `Keeping` and 
 import logging
 from typing import Final
 
-from modserve.core.turn import BURST
+from modserve.core.runtime.turn import BURST
 
 from . import frames
 from .budgets import INTERNAL

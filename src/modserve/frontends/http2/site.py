@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import mypyc_attr
 
-from modserve.core.turn import turn_of
+from modserve.core.runtime.turn import turn_of
 
 from . import frames
 from .budgets import INTERNAL, REASONS, Ending

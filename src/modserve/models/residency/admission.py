@@ -12,7 +12,7 @@ from modserve.core.errors import ModserveError
 from modserve.core.loading import Needs
 from modserve.core.residency import LoadMode, MemoryReport
 from modserve.core.servable import Borrow, Servable
-from modserve.core.statistics import ModelStatistics
+from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.version import ModelId
 from modserve.scheduling.scheduler import Clock, LoopClock
 

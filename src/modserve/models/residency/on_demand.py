@@ -12,15 +12,15 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
+from modserve.core.configuration.model_config import ModelConfig, QueuePolicy
 from modserve.core.errors import ModserveError, OverloadedError, from_exception, unavailable
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import ModelConfig, QueuePolicy
-from modserve.core.request import InferenceRequest
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import ResponseSink
+from modserve.core.requests.sequence import SequenceId
 from modserve.core.residency import Presence, ResidencyReport, megabytes
-from modserve.core.response import ResponseSink
-from modserve.core.sequence import SequenceId
 from modserve.core.servable import Finisher, ReadinessChecker, SequenceKeeper, Servable, engine_report
-from modserve.core.statistics import FailureReason, ModelStatistics
+from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics
 from modserve.core.version import STOPPING, ModelId
 from modserve.scheduling.scheduler import Clock
 

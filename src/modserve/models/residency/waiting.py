@@ -9,13 +9,13 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from modserve.core.configuration.model_config import QueuePolicy
 from modserve.core.errors import ModserveError, cancelled, from_exception, unavailable
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import QueuePolicy
-from modserve.core.request import InferenceRequest
-from modserve.core.response import Outcome, ResponseSink
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import Outcome, ResponseSink
 from modserve.core.servable import Servable
-from modserve.core.statistics import ModelStatistics, failure_reason
+from modserve.core.statistics.model_statistics import ModelStatistics, failure_reason
 from modserve.scheduling.scheduler import Alarm, Clock
 
 MOST = 1024
@@ -133,7 +133,7 @@ def waiting_inflight(request: InferenceRequest, sink: ResponseSink, now_ns: int)
 
 @dataclass(slots=True, eq=False)
 class _Relay:
-    """Implements `core.response.ResponseSink`: the model's outcomes are those of the request that has waited."""
+    """Implements `core.requests.response.ResponseSink`: the model's outcomes are those of the request that waited."""
 
     outer: Inflight
     inner: Inflight | None = None

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from modserve.core.configuration.log_settings import LogFormat, LogSettings
 from modserve.core.errors import invalid, unsupported
-from modserve.core.log_settings import LogFormat, LogSettings
 from modserve.pb import inference as pb
 from modserve.protocol.control import control_body
 from modserve.protocol.json.json_text import JsonObject

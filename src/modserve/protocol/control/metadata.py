@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from modserve.core.model_config import ModelConfig, TensorSpec
+from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.servable import Servable, engine_report
 from modserve.pb import inference as pb
 from modserve.pb.json_message import to_json

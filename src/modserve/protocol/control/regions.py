@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from modserve.core.errors import invalid
-from modserve.core.shared_memory import CudaRegion, SystemRegion
+from modserve.core.tensors.shared_memory import CudaRegion, SystemRegion
 from modserve.pb import inference as pb
 from modserve.protocol.control import control_body
 from modserve.protocol.json.json_text import JsonObject

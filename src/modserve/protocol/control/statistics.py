@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from modserve.core.servable import Servable, resident_bytes
-from modserve.core.statistics import ChoiceStatistics, Duration, TunerStatistics
+from modserve.core.statistics.model_statistics import ChoiceStatistics, Duration, TunerStatistics
 from modserve.pb import inference as pb
 from modserve.pb.json_message import to_json
 from modserve.protocol.json.json_text import JsonObject

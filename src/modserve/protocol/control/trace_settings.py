@@ -3,8 +3,8 @@
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from modserve.core.configuration.trace_settings import TRITON, SpanSettings, TraceChange, TraceLevel, TraceSettings
 from modserve.core.errors import invalid, unsupported
-from modserve.core.trace_settings import TRITON, SpanSettings, TraceChange, TraceLevel, TraceSettings
 from modserve.pb import inference as pb
 from modserve.protocol.control import control_body
 from modserve.protocol.json.json_text import JsonObject, JsonTypeError

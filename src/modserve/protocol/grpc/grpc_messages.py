@@ -7,12 +7,12 @@ from typing import Any, Final
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.request import InferenceRequest, ParameterValue, RequestForm, label, timeout_ns
-from modserve.core.shared_memory import LeaseFactory, Place
-from modserve.core.tensor import Buffer, Tensor, encode_elements
+from modserve.core.requests.request import InferenceRequest, ParameterValue, RequestForm, label, timeout_ns
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.shared_memory import LeaseFactory, Place
+from modserve.core.tensors.tensor import Buffer, Tensor, encode_elements
 from modserve.protocol import limits, parameters, shared_memory
 from modserve.protocol.grpc import typed_contents
 from modserve.protocol.grpc.infer_message import CLASSIFICATION, InferMessage, Input

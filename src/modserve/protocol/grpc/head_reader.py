@@ -7,9 +7,9 @@ where the bytes are no message, and UnicodeDecodeError for texts that are none.
 import struct
 from typing import Final
 
-from modserve.core import dtypes
-from modserve.core.protobuf_wire import WireError, read_varint, signed
-from modserve.core.tensor import Shape
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Shape
+from modserve.core.wire.protobuf_wire import WireError, read_varint, signed
 from modserve.protocol.limits import LIMITS
 
 from .infer_message import NO_PARAMETERS, OF_INPUTS, OF_OUTPUTS, Head, Input, Output, Parameter

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias, final
 
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
-from modserve.core.request import ParameterValue, RequestForm
-from modserve.core.tensor import Buffer, Shape
+from modserve.core.requests.request import ParameterValue, RequestForm
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Buffer, Shape
 from modserve.core.version import parse_requested
 from modserve.pb import inference as pb
 from modserve.protocol.limits import LIMITS

@@ -10,8 +10,8 @@ from typing import final
 
 from google.protobuf.message import DecodeError
 
-from modserve.core.protobuf_wire import LENGTH_DELIMITED, WireError, bytes_field, read_varint, value_span
-from modserve.core.tensor import Buffer
+from modserve.core.tensors.tensor import Buffer
+from modserve.core.wire.protobuf_wire import LENGTH_DELIMITED, WireError, bytes_field, read_varint, value_span
 from modserve.pb import inference as pb
 
 _INPUT, _RAW = (number << 3 | LENGTH_DELIMITED for number in (5, 7))

@@ -11,8 +11,8 @@ from typing import Final, final
 
 from google.protobuf.message import DecodeError
 
-from modserve.core.protobuf_wire import WireError
-from modserve.core.tensor import Buffer
+from modserve.core.tensors.tensor import Buffer
+from modserve.core.wire.protobuf_wire import WireError
 from modserve.pb import inference as pb
 from modserve.protocol.limits import LIMITS
 

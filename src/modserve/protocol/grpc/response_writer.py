@@ -6,10 +6,10 @@ from functools import lru_cache
 from typing import Any, Final, final
 
 from modserve.core.errors import ModserveError
-from modserve.core.protobuf_wire import varint
-from modserve.core.request import ParameterValue
-from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Buffer, Shape
+from modserve.core.requests.request import ParameterValue
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors.tensor import Buffer, Shape
+from modserve.core.wire.protobuf_wire import varint
 from modserve.pb import inference as pb
 from modserve.protocol import failures
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
 from modserve.core.errors import invalid
-from modserve.core.giving_way import give_way
-from modserve.core.protobuf_wire import WireError, read_varint, value_span
-from modserve.core.tensor import Array, Buffer
+from modserve.core.runtime.giving_way import give_way
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Array, Buffer
+from modserve.core.wire.protobuf_wire import WireError, read_varint, value_span
 
 FIELDS = {
     "bool_contents": "BOOL",

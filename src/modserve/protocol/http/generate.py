@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.model_config import ModelConfig, TensorSpec
-from modserve.core.request import InferenceRequest, ParameterValue, label
-from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Shape, Tensor
+from modserve.core.requests.request import InferenceRequest, ParameterValue, label
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Shape, Tensor
 from modserve.protocol import limits, parameters
 from modserve.protocol.control import control_body
 from modserve.protocol.http import infer_response

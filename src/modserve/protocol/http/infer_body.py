@@ -3,12 +3,12 @@
 import math
 from collections.abc import Callable
 
-from modserve.core import dtypes
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.model_config import ModelConfig
-from modserve.core.request import InferenceRequest, label
-from modserve.core.shared_memory import LeaseFactory
-from modserve.core.tensor import Buffer, Tensor, encode_elements
+from modserve.core.requests.request import InferenceRequest, label
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.shared_memory import LeaseFactory
+from modserve.core.tensors.tensor import Buffer, Tensor, encode_elements
 from modserve.protocol import header_forwarding, reply
 from modserve.protocol.http import deadlines, infer_request
 from modserve.protocol.http.json_heads import JsonHeads

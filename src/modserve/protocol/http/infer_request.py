@@ -4,11 +4,11 @@ tensor data extension).
 
 from typing import Final
 
-from modserve.core import dtypes
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.request import InferenceRequest, ParameterValue, label, timeout_ns
-from modserve.core.shared_memory import LeaseFactory, Place
-from modserve.core.tensor import Buffer, Shape, Tensor
+from modserve.core.requests.request import InferenceRequest, ParameterValue, label, timeout_ns
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.shared_memory import LeaseFactory, Place
+from modserve.core.tensors.tensor import Buffer, Shape, Tensor
 from modserve.protocol import limits, parameters, reply, shared_memory
 from modserve.protocol.http.json_heads import Header, Input, JsonHeads
 from modserve.protocol.json import json_data, large_json

@@ -14,9 +14,9 @@ from typing import Final, TypeAlias
 import orjson
 
 from modserve.core.errors import ModserveError
-from modserve.core.request import ParameterValue
-from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Buffer
+from modserve.core.requests.request import ParameterValue
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors.tensor import Buffer
 from modserve.protocol import failures
 from modserve.protocol.json import json_data
 from modserve.protocol.json.json_text import JsonObject

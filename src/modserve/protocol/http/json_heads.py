@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from modserve.core.dtypes import Datatype
-from modserve.core.request import ParameterValue, RequestForm
-from modserve.core.shared_memory import Place
-from modserve.core.tensor import Shape, Tensor
+from modserve.core.requests.request import ParameterValue, RequestForm
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.shared_memory import Place
+from modserve.core.tensors.tensor import Shape, Tensor
 from modserve.protocol.http import number_slots
 from modserve.protocol.http.number_slots import KEY, Slots
 from modserve.protocol.json.large_json import LARGE

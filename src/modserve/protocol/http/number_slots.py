@@ -14,8 +14,8 @@ from typing import Final, NamedTuple, Protocol
 
 import orjson
 
-from modserve.core.dtypes import Datatype
-from modserve.core.tensor import Shape, Tensor
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Shape, Tensor
 from modserve.protocol.json import json_data
 
 KEY: Final = b'"data"'

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from modserve.core.trace_context import TraceHeaders
+from modserve.core.requests.trace_context import TraceHeaders
 from modserve.protocol.header_forwarding import Forwarded
 from modserve.protocol.http.deadlines import Timeouts
 
@@ -32,7 +32,7 @@ class RequestHead:
     forwarded: Forwarded  # headers that become parameters of the request
     timeouts: Timeouts  # headers that say how long the client waits
     trace_headers: TraceHeaders | None  # the client's span
-    request_id: str  # as `core.request_ids` has it; empty if the client sent none
+    request_id: str  # as `core.requests.request_ids` has it; empty if the client sent none
 
     def __init__(
         self,

@@ -6,8 +6,8 @@ Streams have one header for all their answers, sent before the first: there it i
 import time
 from dataclasses import replace
 
-from modserve.core.inflight import Inflight
-from modserve.core.response import InferenceResponse
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.response import InferenceResponse
 
 HEADER = "server-timing"
 PARAMETER = "server_timing"

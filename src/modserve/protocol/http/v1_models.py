@@ -6,9 +6,9 @@ Where the two share a URL one response serves both, and failures have KServe's t
 
 from collections.abc import Iterable
 
+from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.errors import Code, ModserveError, not_found, unavailable, unsupported
 from modserve.core.lifecycle import UNLOADED, IndexEntry, State
-from modserve.core.model_config import ModelConfig, TensorSpec
 from modserve.core.servable import Servable
 from modserve.protocol.failures import STATUS
 from modserve.protocol.http.v1_predict_request import SIGNATURE

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import orjson
 
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
+from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.model_config import ModelConfig, TensorSpec
-from modserve.core.tensor import Array, Shape, Tensor
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Array, Shape, Tensor
 from modserve.protocol import limits
 from modserve.protocol.json import cut_json, json_data, json_text, long_array
 from modserve.protocol.json.cut_json import Take, Way

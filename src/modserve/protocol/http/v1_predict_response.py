@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from modserve.core import dtypes
 from modserve.core.errors import invalid
-from modserve.core.tensor import Array, Tensor
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Array, Tensor
 
 _BASE64 = "b64"
 _BINARY_SUFFIX = "_bytes"

@@ -13,11 +13,11 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from modserve.core import dtypes
-from modserve.core.dtypes import Datatype
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.giving_way import give_way
-from modserve.core.tensor import Array, Shape, Tensor, encode_elements, format_shape
+from modserve.core.runtime.giving_way import give_way
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Array, Shape, Tensor, encode_elements, format_shape
 from modserve.protocol.json.json_text import MAX_DEPTH, JsonTypeError, too_deep, unable
 from modserve.protocol.json.long_array import LongArray
 

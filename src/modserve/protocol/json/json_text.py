@@ -7,7 +7,7 @@ from collections.abc import Callable
 import orjson
 
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.tensor import Buffer
+from modserve.core.tensors.tensor import Buffer
 
 MIME_JSON = "application/json"
 JsonObject = dict[str, object]

@@ -7,7 +7,7 @@ of all other JSON is limited, as it is parsed as a whole.
 from collections.abc import Iterable
 
 from modserve.core.errors import invalid
-from modserve.core.tensor import Buffer
+from modserve.core.tensors.tensor import Buffer
 from modserve.protocol.json import cut_json, long_array
 from modserve.protocol.json.cut_json import Take, Way
 from modserve.protocol.json.json_text import JsonObject, JsonTypeError, unable

@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from modserve.core.remote_place import RemotePlace, without_secrets
+from modserve.core.files.remote_place import RemotePlace, without_secrets
 
 from .cache import Cache, source_of
 from .claim import Claim

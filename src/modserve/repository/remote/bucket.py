@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from modserve.core.remote_place import RemotePlace
+from modserve.core.files.remote_place import RemotePlace
 
 from .failures import broken, reason, unreadable
 from .files import ModelFiles, RemoteFile, beside, identity, models_of, refusal, trick

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from modserve.core.remote_place import RemotePlace
+from modserve.core.files.remote_place import RemotePlace
 
 from .failures import unreadable
 

@@ -7,7 +7,7 @@ and the code and message of the store are kept, so that the same failure has the
 import re
 
 from modserve.core.errors import Code, ModserveError
-from modserve.core.remote_place import RemotePlace
+from modserve.core.files.remote_place import RemotePlace
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>\s*([\w.-]{1,80})\s*</Code>|\"reason\":\s*\"([\w.-]{1,80})\"")

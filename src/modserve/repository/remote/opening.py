@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from modserve.core.files.remote_place import RemotePlace
 from modserve.core.loading import Repository
-from modserve.core.remote_place import RemotePlace
 
 from .archive import Archive
 from .bucket import Bucket

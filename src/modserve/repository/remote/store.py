@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from modserve.core.remote_place import RemotePlace
+from modserve.core.files.remote_place import RemotePlace
 
 from .credentials import Credentials, credentials_of, s3_access
 from .failures import unreadable

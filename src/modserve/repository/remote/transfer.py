@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple, ParamSpec, TypeVar
 
-from modserve.core.remote_place import RemotePlace
+from modserve.core.files.remote_place import RemotePlace
 
 from .cache import Cache, unwritable
 from .claim import Claim

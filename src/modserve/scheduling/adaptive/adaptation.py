@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from modserve.core.inflight import Inflight
-from modserve.core.merging import PaddingPolicy
-from modserve.core.model_config import DynamicBatching, ModelConfig
-from modserve.core.statistics import ChoiceStatistics, TunerStatistics
-from modserve.core.timing import ExecutionTiming
+from modserve.core.configuration.merging import PaddingPolicy
+from modserve.core.configuration.model_config import DynamicBatching, ModelConfig
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.timing import ExecutionTiming
+from modserve.core.statistics.model_statistics import ChoiceStatistics, TunerStatistics
 
 from .. import batching
 from ..batching import Rule

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
+from modserve.core.configuration.model_config import Admission
 from modserve.core.errors import OverloadedError
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import Admission
+from modserve.core.requests.inflight import Inflight
 
 from .prediction import wait_ns
 

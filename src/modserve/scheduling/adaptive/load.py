@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from modserve.core.inflight import Inflight
-from modserve.core.statistics import ChoiceStatistics
-from modserve.core.timing import ExecutionTiming
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.timing import ExecutionTiming
+from modserve.core.statistics.model_statistics import ChoiceStatistics
 
 from .grouping import queue_weight
 

@@ -11,11 +11,11 @@ the best choice would have: they get a small share of the price of all batches, 
 from collections.abc import Callable, Sequence
 from random import Random
 
-from modserve.core.inflight import Inflight
-from modserve.core.merging import Padding, rows_of
-from modserve.core.model_config import ModelConfig
-from modserve.core.statistics import ChoiceStatistics
-from modserve.core.timing import ExecutionTiming
+from modserve.core.configuration.merging import Padding, rows_of
+from modserve.core.configuration.model_config import ModelConfig
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.timing import ExecutionTiming
+from modserve.core.statistics.model_statistics import ChoiceStatistics
 
 from ..batching import FAR_NS, Decision, Dispatch, Reason, Rule, Together, WaitUntil
 from ..lengths import Lengths

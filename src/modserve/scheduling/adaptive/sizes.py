@@ -9,11 +9,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import islice
 
-from modserve.core.inflight import Inflight
-from modserve.core.merging import rows_of
-from modserve.core.model_config import ModelConfig
-from modserve.core.statistics import ChoiceStatistics
-from modserve.core.timing import ExecutionTiming
+from modserve.core.configuration.merging import rows_of
+from modserve.core.configuration.model_config import ModelConfig
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.timing import ExecutionTiming
+from modserve.core.statistics.model_statistics import ChoiceStatistics
 
 from ..batching import Decision, Dispatch, Reason, Rule, Together, WaitUntil
 from .costs import Costs

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from modserve.core.inflight import Inflight
-from modserve.core.statistics import ChoiceStatistics
+from modserve.core.requests.inflight import Inflight
+from modserve.core.statistics.model_statistics import ChoiceStatistics
 
 SURE = 4.0
 """So many executions of about its size make a batch no trial."""

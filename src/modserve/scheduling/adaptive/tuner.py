@@ -31,10 +31,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import DynamicBatching
-from modserve.core.statistics import TunerDecision, TunerStatistics
-from modserve.core.timing import ExecutionTiming
+from modserve.core.configuration.model_config import DynamicBatching
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.timing import ExecutionTiming
+from modserve.core.statistics.model_statistics import TunerDecision, TunerStatistics
 
 from ..batching import Decision, Rule, Together
 

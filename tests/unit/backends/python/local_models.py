@@ -13,9 +13,9 @@ from modserve.backends.api import EngineRequest, ModelCaller, ModelSource
 from modserve.backends.python.inline import InlineInstance
 from modserve.backends.python.thread import ThreadInstance
 from modserve.core.errors import ModserveError
-from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Array, Tensor
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors.tensor import Array, Tensor
 
 HEAD = """\
 import asyncio

@@ -13,8 +13,8 @@ import pytest
 from modserve.backends.api import ModelSource
 from modserve.backends.python import environment, environment_cache, interpreter, requirements
 from modserve.backends.python.options import BackendOptions, ModelOptions
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import Code, ModserveError
-from modserve.core.model_config import ModelConfig
 
 MODEL = ModelConfig(name="m", backend="python")
 

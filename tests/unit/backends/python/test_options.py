@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from modserve.backends.python import options
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import Code, ModserveError
-from modserve.core.model_config import ModelConfig
 
 
 def config(**parameters: str) -> ModelConfig:

@@ -13,7 +13,7 @@ from modserve.backends.python.local import as_core, received_tensor
 from modserve.backends.python.thread import ThreadInstance
 from modserve.backends.python.worker.tensor import Tensor as WorkerTensor
 from modserve.core.errors import Code, ModserveError, invalid
-from modserve.core.tensor import Tensor
+from modserve.core.tensors.tensor import Tensor
 
 
 def test_requests_of_a_batch(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from hyperframe.frame import DataFrame, HeadersFrame, RstStreamFrame
 from puppet_server import MANY, SIMPLE, PuppetLoader, server_over
 
 from http2_client import Wire, data, headers
-from modserve.core.memory import MemoryBudget
-from modserve.core.model_config import ModelConfig
+from modserve.core.configuration.model_config import ModelConfig
+from modserve.core.requests.memory import MemoryBudget
 from modserve.frontends.grpc.dispatch import Dispatcher
 from modserve.frontends.grpc.native_site import GrpcSite
 from modserve.frontends.grpc.rpc import Rpc

@@ -8,9 +8,9 @@ from hyperframe.frame import RstStreamFrame
 from native_client import SERVICE, Answer, Client, Port, client_fixture, framed, port_fixture, request
 from test_grpc_stream import turns
 
-from modserve.core.grpc_status import NAMES
-from modserve.core.log_settings import AccessSettings
+from modserve.core.configuration.log_settings import AccessSettings
 from modserve.core.version import ModelId
+from modserve.core.wire.grpc_status import NAMES
 from modserve.frontends.http2.frames import CANCEL
 from modserve.observability.access_log import AccessLog
 from modserve.pb import inference as pb

@@ -11,9 +11,9 @@ from native_client import SERVICE, SUM, Client, Port, call_block, client_fixture
 
 from http2_client import Transport, Wire, data, headers
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.inflight import Inflight
-from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Array, Tensor
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors.tensor import Array, Tensor
 from modserve.frontends.grpc.dispatch import Dispatcher
 from modserve.frontends.grpc.native_site import GrpcSite
 from modserve.frontends.http2.site import Policies

@@ -6,7 +6,7 @@ import pytest
 from hyperframe.frame import RstStreamFrame
 from native_client import Client, Port, client_fixture, framed, port_fixture, request
 
-from modserve.core.grpc_status import NAMES
+from modserve.core.wire.grpc_status import NAMES
 
 
 @pytest.mark.parametrize(

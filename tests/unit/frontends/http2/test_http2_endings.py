@@ -7,7 +7,7 @@ import pytest
 from hyperframe.frame import SettingsFrame
 
 from http2_client import Echo, EchoSite, Loop, Wire, data, headers, window
-from modserve.core.memory import MemoryBudget
+from modserve.core.requests.memory import MemoryBudget
 from modserve.frontends.http2 import budgets, frames
 from modserve.frontends.http2.frames import PING, frame
 from modserve.frontends.http2.limits import LIMITS

@@ -6,7 +6,7 @@ import pytest
 from hyperframe.frame import DataFrame, RstStreamFrame, SettingsFrame
 
 from http2_client import HEADERS, EchoSite, Loop, Wire, data, headers, window
-from modserve.core.turn import BURST
+from modserve.core.runtime.turn import BURST
 from modserve.frontends.http2 import frames
 from modserve.frontends.http2.frames import (
     COMPRESSION_ERROR,

@@ -6,7 +6,7 @@ from pathlib import Path
 import obstore
 from obstore.store import MemoryStore
 
-from modserve.core.remote_place import RemotePlace, parse_place
+from modserve.core.files.remote_place import RemotePlace, parse_place
 from modserve.repository.remote.bucket import Bucket
 from modserve.repository.remote.cache import Cache
 from modserve.repository.remote.files import RemoteFile, identity

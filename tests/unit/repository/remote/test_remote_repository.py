@@ -283,7 +283,7 @@ def test_places(tmp_path: Path) -> None:
 
 def test_nothing_is_imported_for_repositories_at() -> None:
     code = (
-        "import sys, modserve.app, modserve.cli; from modserve.repository.places import repositories_at; "
+        "import sys, modserve.process.app, modserve.cli; from modserve.repository.places import repositories_at; "
         "from pathlib import Path; repositories_at([Path('x')]); "
         "print([name for name in sys.modules if name.startswith(('obstore', 'boto', 'modserve.repository.remote'))])"
     )

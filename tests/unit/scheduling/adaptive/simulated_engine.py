@@ -3,9 +3,9 @@
 import random
 from collections.abc import Callable
 
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import DynamicBatching
-from modserve.core.timing import ExecutionTiming
+from modserve.core.configuration.model_config import DynamicBatching
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.timing import ExecutionTiming
 from modserve.scheduling import batching
 from modserve.scheduling.adaptive.prediction import RunTimes
 from modserve.scheduling.adaptive.tuner import Tuner

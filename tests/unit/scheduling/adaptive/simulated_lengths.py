@@ -4,10 +4,10 @@ import math
 import random
 from collections.abc import Callable
 
-from modserve.core.inflight import Inflight
-from modserve.core.merging import Padding, PaddingPolicy
-from modserve.core.model_config import DynamicBatching, ModelConfig
-from modserve.core.timing import ExecutionTiming
+from modserve.core.configuration.merging import Padding, PaddingPolicy
+from modserve.core.configuration.model_config import DynamicBatching, ModelConfig
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.timing import ExecutionTiming
 from modserve.scheduling import batching
 from modserve.scheduling.adaptive.adaptation import Adaptation
 from modserve.scheduling.adaptive.buckets import LengthBuckets

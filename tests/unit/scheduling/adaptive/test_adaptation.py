@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from modserve.core.merging import Padding, PaddingPolicy
-from modserve.core.model_config import Admission, DynamicBatching, ModelConfig, QueuePolicy
-from modserve.core.timing import ExecutionTiming
+from modserve.core.configuration.merging import Padding, PaddingPolicy
+from modserve.core.configuration.model_config import Admission, DynamicBatching, ModelConfig, QueuePolicy
+from modserve.core.requests.timing import ExecutionTiming
 from modserve.scheduling.adaptive.adaptation import Adaptation
 from modserve.scheduling.batching import direct
 from modserve.testing import config, inflight

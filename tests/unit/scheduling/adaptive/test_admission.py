@@ -2,9 +2,9 @@
 
 import pytest
 
+from modserve.core.configuration.model_config import Admission, DynamicBatching, QueuePolicy
 from modserve.core.errors import OverloadedError
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import Admission, DynamicBatching, QueuePolicy
+from modserve.core.requests.inflight import Inflight
 from modserve.scheduling import batching
 from modserve.scheduling.adaptive.admission import Gate
 from modserve.scheduling.queued import QueuedScheduler

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 from simulated_engine import MS, SimulatedPool, one_item
 
+from modserve.core.configuration.model_config import Admission, DynamicBatching
 from modserve.core.errors import OverloadedError
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import Admission, DynamicBatching
-from modserve.core.timing import ExecutionTiming
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.timing import ExecutionTiming
 from modserve.scheduling import batching
 from modserve.scheduling.adaptive.admission import Gate
 from modserve.scheduling.adaptive.prediction import RunTimes

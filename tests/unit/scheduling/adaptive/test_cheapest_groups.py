@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modserve.core.merging import rows_of
+from modserve.core.configuration.merging import rows_of
 from modserve.scheduling.adaptive.grouping import best_groups, counts_tried, queue_weight
 
 MOST = 6

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from simulated_lengths import MS, POLICIES, Cost, Preparing, Simulation, configured
 
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import DynamicBatching
-from modserve.core.timing import ExecutionTiming
+from modserve.core.configuration.model_config import DynamicBatching
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.timing import ExecutionTiming
 from modserve.scheduling.adaptive.measured import Measured
 from modserve.scheduling.batching import Dispatch, Reason, WaitUntil, dynamic, element_cost
 from modserve.scheduling.level_queue import LevelQueue

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from simulated_lengths import MS, POLICIES, Cost, Simulation, configured
 
-from modserve.core.model_config import DynamicBatching, ModelConfig
-from modserve.core.statistics import ChoiceStatistics
+from modserve.core.configuration.model_config import DynamicBatching, ModelConfig
+from modserve.core.statistics.model_statistics import ChoiceStatistics
 from modserve.scheduling.adaptive.load import Load
 from modserve.testing import config
 

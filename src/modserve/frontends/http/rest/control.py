@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 
-from modserve.core.shared_memory import CudaRegion, SystemRegion
+from modserve.core.tensors.shared_memory import CudaRegion, SystemRegion
 from modserve.frontends.offload import on_thread
 from modserve.protocol.control import logging_settings, regions, repository, trace_settings
 from modserve.protocol.json.json_text import MIME_JSON

@@ -7,9 +7,9 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.request import InferenceRequest
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import InferenceResponse, Outcome
 from modserve.core.residency import describe
-from modserve.core.response import InferenceResponse, Outcome
 from modserve.frontends import offload
 from modserve.frontends.http.infer import CallContext
 from modserve.protocol import header_forwarding, limits

@@ -6,7 +6,7 @@ from typing import Any, Final
 from fastapi import Request
 from starlette.types import Receive, Send
 
-from modserve.core import request_ids, trace_context
+from modserve.core.requests import request_ids, trace_context
 from modserve.frontends import access as entries
 from modserve.frontends.call import Call
 from modserve.frontends.http.wire.asgi import SLASH

@@ -7,8 +7,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
 from modserve.core.errors import ModserveError
-from modserve.core.request import InferenceRequest
-from modserve.core.response import Outcome, bare_end
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import Outcome, bare_end
 from modserve.frontends import offload
 from modserve.frontends.http.infer import CallContext, read_long_request
 from modserve.protocol.compression import Inflater

@@ -10,9 +10,9 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.routing import Match
 from starlette.types import Scope
 
-from modserve.core import trace_context
 from modserve.core.errors import ModserveError, not_found
-from modserve.core.trace_context import TraceHeaders
+from modserve.core.requests import trace_context
+from modserve.core.requests.trace_context import TraceHeaders
 from modserve.frontends.http.wire.asgi import HEADERS_AS_SENT, SLASH
 from modserve.protocol import header_forwarding
 from modserve.protocol.header_forwarding import Forwarded

@@ -7,11 +7,11 @@ from itertools import chain, islice
 
 from fastapi import Request, Response
 
-from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.requests.trace_context import TraceHeaders
 from modserve.core.servable import Servable
-from modserve.core.tensor import Tensor
-from modserve.core.trace_context import TraceHeaders
+from modserve.core.tensors.tensor import Tensor
 from modserve.frontends import offload
 from modserve.frontends.call import HTTP, FutureCall
 from modserve.frontends.http.infer import CallContext

@@ -10,7 +10,7 @@ from fastapi import Request
 from starlette.responses import StreamingResponse
 
 from modserve.core.errors import ModserveError, unavailable
-from modserve.core.response import InferenceResponse, Outcome
+from modserve.core.requests.response import InferenceResponse, Outcome
 from modserve.frontends import offload
 from modserve.frontends.call import HTTP, StreamCall
 from modserve.frontends.errors import to_client_error

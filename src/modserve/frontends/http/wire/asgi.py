@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from urllib.parse import unquote_to_bytes
 
-from modserve.core.tensor import Buffer
+from modserve.core.tensors.tensor import Buffer
 from modserve.protocol.http.infer_response import encode_message
 from modserve.protocol.http.request_head import RequestHead
 

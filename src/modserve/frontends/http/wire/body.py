@@ -3,8 +3,8 @@
 import asyncio
 from io import BytesIO
 
-from modserve.core.long_buffers import BEGUN, WORTHWHILE, room, use_large_pages
-from modserve.core.tensor import Buffer
+from modserve.core.runtime.long_buffers import BEGUN, WORTHWHILE, room, use_large_pages
+from modserve.core.tensors.tensor import Buffer
 
 _LONG_BODY = 1024 * 1024
 """Bytes of the longest body that is joined when it is complete. When more have come, there is a place for all of it:

@@ -30,9 +30,9 @@ from enum import Enum, auto
 from typing import cast
 
 from modserve.core.errors import ModserveError
-from modserve.core.memory import MemoryExhaustedError
-from modserve.core.tensor import Buffer
-from modserve.core.turn import BURST
+from modserve.core.requests.memory import MemoryExhaustedError
+from modserve.core.runtime.turn import BURST
+from modserve.core.tensors.tensor import Buffer
 from modserve.frontends.http.infer import InferCall
 from modserve.protocol import failures
 from modserve.protocol.http import infer_response

@@ -11,8 +11,8 @@ from contextlib import suppress
 from email.utils import formatdate
 from typing import Any, Protocol, TypeAlias
 
-from modserve.core.memory import MemoryBudget
-from modserve.core.turn import turn_of
+from modserve.core.requests.memory import MemoryBudget
+from modserve.core.runtime.turn import turn_of
 from modserve.frontends.http.infer import CallContext
 from modserve.server import Server
 from modserve.settings import HttpSettings

@@ -4,7 +4,7 @@ import re
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from modserve.core import request_ids, trace_context
+from modserve.core.requests import request_ids, trace_context
 from modserve.frontends import browsers
 from modserve.protocol import compression, header_forwarding
 from modserve.protocol.http import deadlines, infer_request

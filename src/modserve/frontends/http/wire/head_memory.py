@@ -17,8 +17,8 @@ from typing import TypeAlias, TypeVar
 
 from mypy_extensions import mypyc_attr
 
-from modserve.core import trace_context
-from modserve.core.memory import MemoryBudget
+from modserve.core.requests import trace_context
+from modserve.core.requests.memory import MemoryBudget
 from modserve.frontends import browsers
 from modserve.protocol import header_forwarding
 from modserve.protocol.http import deadlines, infer_request

@@ -3,9 +3,9 @@
 import asyncio
 import time
 
-from modserve.core import request_ids
 from modserve.core.errors import ModserveError
-from modserve.core.tensor import Buffer
+from modserve.core.requests import request_ids
+from modserve.core.tensors.tensor import Buffer
 from modserve.frontends import access as entries
 from modserve.frontends.http.infer import InferCall
 from modserve.observability.access_log import AccessLog

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from modserve.core.tensor import Buffer
+from modserve.core.tensors.tensor import Buffer
 
 _PIECE: Final = 256 * 1024
 """Bytes of one write. The transport copies what the system does not take at once, so at most so many."""

@@ -20,8 +20,8 @@ from typing import NoReturn, TypeAlias
 import httptools
 
 from modserve.core.errors import ModserveError
-from modserve.core.memory import MemoryBudget
-from modserve.core.tensor import Buffer
+from modserve.core.requests.memory import MemoryBudget
+from modserve.core.tensors.tensor import Buffer
 from modserve.protocol.failures import STATUS
 from modserve.protocol.http.infer_body import check_json_size
 from modserve.protocol.http.request_head import RequestHead

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from http import HTTPStatus
 
 from modserve.core.errors import ModserveError
-from modserve.core.tensor import Buffer
+from modserve.core.tensors.tensor import Buffer
 from modserve.protocol import failures
 from modserve.protocol.http import infer_response
 from modserve.protocol.http.infer_response import Body

@@ -1,0 +1,288 @@
+"""What modserve acts on of a model's configuration, as frozen values. Made by `config/`, read by everybody."""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ..files.checksums import Checksum
+from ..residency import NO_RULES, ResidencyRules
+from ..tensors.dtypes import Datatype
+from ..tensors.tensor import Shape
+from ..version import VersionPolicy
+from .ensemble_config import Ensembling
+from .merging import BatchInput, Padding
+from .routing_config import Routing
+from .sequence_config import SequenceBatching
+from .warm_up_config import WarmUp
+
+
+class InstanceKind(enum.Enum):
+    AUTO = "KIND_AUTO"
+    CPU = "KIND_CPU"
+    GPU = "KIND_GPU"
+    MODEL = "KIND_MODEL"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """An input or output of a model. `dims` leave out the batch dimension; -1 stands for any size.
+
+    `reshape` is the shape the model itself sees in place of `dims`, None where it is the same. `ragged`: the model gets
+    the elements of all requests in one dimension, so that their shapes may differ.
+    """
+
+    name: str
+    datatype: Datatype
+    dims: Shape
+    reshape: Shape | None = None
+    optional: bool = False
+    label_filename: str = ""
+    ragged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """So much of something of the server's, or of the instance's device, is needed by each execution."""
+
+    name: str
+    count: int
+    is_global: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceGroup:
+    """`count` instances of one kind; for KIND_GPU that many on each of `gpus`."""
+
+    name: str
+    kind: InstanceKind
+    count: int
+    gpus: tuple[int, ...] = ()
+    resources: tuple[Resource, ...] = ()
+    """What each execution needs, where the server has a rate limiter."""
+    priority: int = 1
+    """With the rate limiter: an instance of 2 gets half as many turns as one of 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePolicy:
+    """How long and how many requests of a level may wait."""
+
+    max_queue_size: int = 0
+    """Requests that may wait; 0 = no limit."""
+    default_timeout_ns: int = 0
+    """How long a request may wait; 0 = for ever."""
+    delay: bool = False
+    """What has waited too long goes behind the others of its level, in place of being refused."""
+    allow_timeout_override: bool = False
+    """Requests may shorten `default_timeout_ns` by their ``timeout`` parameter."""
+
+    def timeout_ns(self, asked_ns: int) -> int:
+        """How long a request may wait whose ``timeout`` parameter says `asked_ns`; 0 = for ever, for both.
+
+        As in Triton (core, PolicyQueue::Enqueue), but that a request's own is heard where the policy has none, too.
+        """
+        default_ns = self.default_timeout_ns
+        if not default_ns:
+            return asked_ns
+        return min(asked_ns, default_ns) if asked_ns and self.allow_timeout_override else default_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Which requests are refused before they queue, and how."""
+
+    by_deadline: bool = False
+    """Refuse what is likely to miss its deadline."""
+    latency_goal_ns: int = 0
+    """Refuse what is likely to take longer than this, too; 0 = no goal."""
+    too_many: bool = False
+    """Overload is the client's fault (HTTP 429, RESOURCE_EXHAUSTED), not the server's (503, UNAVAILABLE)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicBatching:
+    """How the dynamic batcher groups requests. Sizes sum the requests' batch sizes; times are in nanoseconds."""
+
+    preferred_batch_sizes: tuple[int, ...] = ()
+    max_queue_delay_ns: int = 0
+    preserve_ordering: bool = False
+    """Responses leave in the order of the requests."""
+    priority_levels: int = 0
+    """1 is the most urgent, 0 = there are no priorities."""
+    default_priority_level: int = 0
+    default_policy: QueuePolicy = QueuePolicy()
+    level_policies: Mapping[int, QueuePolicy] = field(default_factory=dict)
+    """Of the levels that differ from the default."""
+    look_ahead: int = 1024
+    """How many arrivals after the first of a batch a request may come and still join it, past those of other shapes."""
+    ageing_ns: int = 0
+    """A request counts as a level more urgent for each such time it has waited; 0 = never."""
+    separate_by: tuple[str, ...] = ()
+    """Request parameters: only requests with equal values of them share a batch."""
+    p99_goal_ns: int = 0
+    """What 99 of 100 requests shall stay below, from queueing to the end of their execution: the delay and the batch
+    size are then found by trial; 0 = they are those given here."""
+    tuned_delay_limit_ns: int = 0
+    """The longest delay that may be tried; 0 = the goal is the only limit."""
+    batch_sizes: tuple[int, ...] = ()
+    """The only sizes that are executed, ascending: rows are added up to the next one. Empty: any size."""
+    max_batch_elements: int = 0
+    """How many elements a batch may have: with padding rows times length, of ragged inputs their sum; 0 = no limit."""
+
+    measured_sizes: bool = True
+    """Batches do not grow beyond the size from which on, by measured run times, they gain nothing. For models without
+    padding and without a `p99_goal_ns`; False: batches are as large as they can be."""
+
+    def policy(self, level: int) -> QueuePolicy:
+        return self.level_policies.get(level, self.default_policy)
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """An engine inside the engine, of ``optimization.execution_accelerators``; its parameters are its own."""
+
+    name: str
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A complete, normalised and validated configuration of a model."""
+
+    name: str
+    backend: str
+    platform: str = ""
+    max_batch_size: int = 0
+    """0: the model's tensors have no batch dimension. Otherwise the first dimension is one, and this its cap."""
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    version_policy: VersionPolicy = field(default_factory=lambda: VersionPolicy(latest=1))
+    instance_groups: tuple[InstanceGroup, ...] = ()
+    dynamic_batching: DynamicBatching | None = None
+    admission: Admission = Admission()
+    sequence_batching: SequenceBatching | None = None
+    padding: Padding | None = None
+    batch_inputs: tuple[BatchInput, ...] = ()
+    batch_outputs: Mapping[str, str] = field(default_factory=dict)
+    """Outputs whose elements are given to the requests by the shapes of an input, which is the value."""
+    ensemble: Ensembling | None = None
+    """The steps, for a model that is made of others and has no engine of its own."""
+    default_model_filename: str = ""
+    decoupled: bool = False
+    residency: ResidencyRules = NO_RULES
+    """When the model is in memory."""
+    cached: bool = False
+    """Its responses are kept, if the server has a cache for them."""
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    metric_tags: Mapping[str, str] = field(default_factory=dict)
+    histogram_buckets: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Upper bounds of the model's histograms that have not the usual ones, by family."""
+    warm_ups: tuple[WarmUp, ...] = ()
+    """What each instance runs before it takes requests: ``model_warmup``."""
+    routing: Routing | None = None
+    """How requests that name no version are divided between its versions, unless a client says otherwise."""
+    runtime: str = ""
+    """Which implementation of its backend runs the model, where there are several."""
+    graph_optimization_level: int | None = None
+    """``optimization.graph.level``; None when the configuration does not set it."""
+    gpu_accelerators: tuple[Accelerator, ...] = ()
+    """For the instances on GPUs, in order of preference."""
+    cpu_accelerators: tuple[Accelerator, ...] = ()
+    """For all instances, behind those for GPUs."""
+    checksums: tuple[Checksum, ...] = ()
+    """Digests that files must have, by the ``checksum`` agent of ``model_repository_agents``."""
+    operation_libraries: tuple[str, ...] = ()
+    """Shared libraries with operators of the model's own: ``model_operations.op_library_filename``."""
+
+    @cached_property
+    def inputs_by_name(self) -> dict[str, TensorSpec]:
+        return {spec.name: spec for spec in self.inputs}
+
+    @cached_property
+    def outputs_by_name(self) -> dict[str, TensorSpec]:
+        return {spec.name: spec for spec in self.outputs}
+
+    @cached_property
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(spec.name for spec in self.outputs)
+
+    @cached_property
+    def optional_inputs(self) -> frozenset[str]:
+        return frozenset(spec.name for spec in self.inputs if spec.optional)
+
+    @cached_property
+    def required_input_count(self) -> int:
+        return sum(not spec.optional for spec in self.inputs)
+
+    @cached_property
+    def state_outputs(self) -> tuple[str, ...]:
+        """The outputs that are kept for the next request of a sequence."""
+        sequences = self.sequence_batching
+        return () if sequences is None else tuple(name for name, _ in sequences.state_outputs)
+
+    @cached_property
+    def deviations(self) -> set[str]:
+        """The outputs of which the log has said that they are not as configured: once is enough."""
+        return set()
+
+    @cached_property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """The only sizes that are executed, ascending; empty: any size."""
+        return () if self.dynamic_batching is None else self.dynamic_batching.batch_sizes
+
+    @property
+    def fills_up(self) -> bool:
+        """Whether batches may have elements that are no request's."""
+        return self.padding is not None or bool(self.batch_sizes)
+
+    @property
+    def batching(self) -> bool:
+        """Whether the first dimension of every tensor is the batch dimension."""
+        return self.max_batch_size > 0
+
+    @property
+    def served_platform(self) -> str:
+        """What model metadata calls the platform: the legacy name where the configuration has one, else the backend."""
+        return self.platform or self.backend
+
+    def full_dims(self, spec: TensorSpec) -> Shape:
+        """The dims clients see: with -1 in front for the batch dimension of a batching model."""
+        return (-1, *spec.dims) if self.batching else spec.dims
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedTensor:
+    """A tensor as the model file describes it: `shape` is complete, a batch dimension included; -1 = variable."""
+
+    name: str
+    datatype: Datatype
+    shape: Shape
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """What an engine can tell of a model, to fill in what its configuration leaves out.
+
+    None leaves the decision to the configuration and to what the tensors suggest.
+    """
+
+    inputs: tuple[DescribedTensor, ...]
+    outputs: tuple[DescribedTensor, ...]
+    default_max_batch_size: int = 0
+    """The max_batch_size to fill in when every tensor has a variable first dimension and the configuration says 0."""
+    max_batch_size: int | None = None
+    """The largest batch, where the model itself says so; it takes the place of a configured 0."""
+    batch_dimension: bool = True
+    """Whether the shapes include the batch dimension of a model that batches. False: it is to be put before them."""
+    decoupled: bool | None = None
+    """Whether a request may have any number of responses."""
+    dynamic_batching: bool | None = None
+    """Whether requests are merged into batches; None: if the model can batch."""
+    cpu_instances: int = 0
+    """How many instances there are on the CPU where the configuration does not say it; 0: the backend's default."""
+    adds_tensors: bool = False
+    """Whether those of its inputs and outputs that the configuration does not list are added to those it does."""
+    sequence_batching: Mapping[str, object] | None = None
+    """``sequence_batching`` as the JSON form of a configuration has it, for a model that keeps state."""

@@ -1,0 +1,58 @@
+"""Digests of files: those that a configuration or a list of ``sha256sum`` says, and those that files have."""
+
+import hashlib
+import re
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from ..errors import invalid
+
+SIZES = {"md5": 16, "sha1": 20, "sha256": 32, "sha512": 64}
+"""The algorithms, and the bytes of their digests."""
+STRONG = frozenset({"sha256", "sha512"})
+"""Those of which nobody makes two files with one digest."""
+_LINE = re.compile(r"(\\?)([0-9A-Fa-f]{64}) [ *](.+)")
+_ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}
+
+
+class Checksum(NamedTuple):
+    """The digest that a file must have."""
+
+    algorithm: str
+    path: str
+    """Relative to the model's directory, with slashes."""
+    digest: str
+    """In hexadecimal, small letters."""
+
+
+def relative(path: str) -> str:
+    """A path in its simplest form. Raises ValueError for one that leads elsewhere, and for none."""
+    pure = PurePosixPath(path)
+    if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in path:
+        raise ValueError(f"'{path}' is no path below the directory")
+    return str(pure)
+
+
+def read_list(file: Path, text: str) -> list[Checksum]:
+    """The lines of ``sha256sum``; empty ones, and comments behind ``#``, do not count. Raises INVALID_ARG."""
+    checksums = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise invalid(f"{file}:{number}: expected a line of sha256sum: a digest of 64 digits, two spaces, a path")
+        path = match[3]
+        if match[1]:  # it has characters that would not fit into a line
+            path = re.sub(r"\\.", lambda escape: _ESCAPES.get(escape[0], escape[0]), path)
+        try:
+            checksums.append(Checksum("sha256", relative(path), match[2].lower()))
+        except ValueError as error:
+            raise invalid(f"{file}:{number}: {error}") from None
+    return checksums
+
+
+def digest_of(file: Path, algorithm: str) -> str:
+    """Blocking. Raises OSError."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()

@@ -1,0 +1,221 @@
+"""Our bookkeeping for one accepted request."""
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
+
+from mypy_extensions import mypyc_attr
+
+from ..errors import ModserveError, cancelled
+from ..tensors.tensor import Tensor
+from ..version import ModelId
+from .request import InferenceRequest
+from .response import NOBODY, Outcome, ResponseSink
+from .sequence import SequenceStates
+from .timing import ExecutionTiming
+
+_log = logging.getLogger(__name__)
+
+SINK_FAILED = "the receiver of a response failed"
+
+
+class RequestTrace(Protocol):
+    """Implemented by `observability.trace.Trace`. `servable.submit_traced` connects it with a request in flight."""
+
+    request_id: str
+
+    @property
+    def context(self) -> str:
+        """The request's span for whoever works on it, as JSON; empty where traces are no spans."""
+
+    @property
+    def trace_id(self) -> str:
+        """By which others find the trace: exemplars of the metrics page have it."""
+
+    def stamp(self, activity: str, ns: int = 0) -> None:
+        """An activity of the front end happens now, or happened at `ns` of the monotonic clock."""
+
+    def submitted(self, inputs: Mapping[str, Tensor], start_ns: int, queue_start_ns: int) -> None:
+        """The model has accepted the request."""
+
+    def batched(self, timing: ExecutionTiming) -> None:
+        """The execution of `timing` is about to begin, and the request is part of it."""
+
+    def settled(self, outcome: Outcome, final: bool, timing: ExecutionTiming | None) -> None:
+        """An outcome is about to be handed to the request's sink; `timing` is that of its execution."""
+
+    def child(self, model: ModelId) -> "RequestTrace":
+        """The trace of a request that the model makes of another one; it ends with that request's final outcome."""
+
+    def link(self, other: "RequestTrace") -> None:
+        """This request is made for that of `other` as well, whose child it is not."""
+
+    def failed(self, error: ModserveError) -> None:
+        """What the client is about to get in place of a response."""
+
+    def end(self) -> None:
+        """The response has been sent, or nobody waits for it any more. May be called again."""
+
+
+class FlowControl(Protocol):
+    """Keeps an engine that responds many times from running ahead of its client: `resources.flow.Flow`."""
+
+    def given(self, size: int) -> None:
+        """The engine is about to give a response with tensors of `size` bytes. On any thread, as all methods."""
+
+    def wait(self) -> None:
+        """Return when there is room for another response. Blocks."""
+
+    @property
+    def room(self) -> bool:
+        """Whether `wait` would return at once."""
+
+    def on_room(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once, when there is room: at once if there is, else on the thread that makes room."""
+
+    def sent(self) -> None:
+        """The first unsent response has been sent, or dropped."""
+
+    def progressed(self) -> None:
+        """A part of a response has been sent."""
+
+    def release(self) -> None:
+        """Nobody sends any more: let the engine go on, now and later."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Inflight:
+    """A request between acceptance and its settlement, which happens exactly once.
+
+    `inputs` have the model's shapes (batch dimension kept, reshapes applied). `batch_size` is 0 for models without a
+    batch dimension. `length` is that of its paddable dimension, or the number of ragged elements of one item; 0 for
+    models without either. `deadline_ns` is when its client stops waiting, `queue_limit_ns` when it has waited
+    too long if its execution has not begun; 0 for never, for both. `level` (since `level_ns`) and `arrival` are
+    its place in the queue it waits in, `priority` that with which it came there. It never points back to model or
+    server; `on_cancel` is set by the queue that holds it, so that a cancelled request leaves at once. `states` are
+    those of its sequence, if the model has any, which its execution changes. `callers` are the models that wait for its
+    response, the first one at the beginning: none for a client's request.
+
+    `trace` is set by `servable.submit_traced`, and None once the request is settled. The responses of an `ordered`
+    request wait for those of the requests before it. `flow` is for requests with many responses, None for all others.
+    `device_outputs` are the outputs that may come in the memory of a device, set before the execution begins if at all.
+    """
+
+    __slots__ = (
+        "arrival",
+        "batch_size",
+        "callers",
+        "cancelled",
+        "deadline_ns",
+        "device_outputs",
+        "flow",
+        "inputs",
+        "length",
+        "level",
+        "level_ns",
+        "on_cancel",
+        "ordered",
+        "output_names",
+        "priority",
+        "queue_limit_ns",
+        "queue_start_ns",
+        "request",
+        "request_start_ns",
+        "settled",
+        "shape_key",
+        "sink",
+        "states",
+        "timing",
+        "trace",
+    )
+
+    def __init__(
+        self,
+        request: InferenceRequest,
+        sink: ResponseSink,
+        inputs: Mapping[str, Tensor],
+        output_names: tuple[str, ...],
+        batch_size: int,
+        shape_key: object,
+        request_start_ns: int,
+        deadline_ns: int = 0,
+        length: int = 0,
+    ) -> None:
+        self.request = request
+        self.sink = sink
+        self.inputs = inputs
+        self.output_names = output_names
+        self.batch_size = batch_size
+        self.shape_key = shape_key
+        self.request_start_ns = request_start_ns
+        self.deadline_ns = deadline_ns
+        self.queue_limit_ns = 0
+        self.queue_start_ns = 0
+        self.length = length
+        self.level = -1
+        self.priority = 0
+        self.level_ns = 0
+        self.arrival = 0
+        self.timing: ExecutionTiming | None = None
+        self.trace: RequestTrace | None = None
+        self.states: SequenceStates | None = None
+        self.ordered = False
+        self.flow: FlowControl | None = None
+        self.cancelled = False
+        self.settled = False
+        self.on_cancel: Callable[[Inflight], None] | None = None
+        self.callers: tuple[ModelId, ...] = ()
+        self.device_outputs: Collection[str] = ()
+
+    @property
+    def begin_by_ns(self) -> int:
+        """When it is too late to begin its execution, for its client or its queue; 0 for never."""
+        return min(self.deadline_ns, self.queue_limit_ns) or self.deadline_ns or self.queue_limit_ns
+
+    def sent(self) -> None:
+        """One of the outcomes that the sink has received has been sent."""
+        if self.flow is not None:
+            self.flow.sent()
+
+    def sent_some(self) -> None:
+        """A part of an outcome that the sink has received has been sent."""
+        if self.flow is not None:
+            self.flow.progressed()
+
+    def settle(self, outcome: Outcome, final: bool = True) -> None:
+        """Hand an outcome to the sink. Outcomes after the final one are ignored. Never raises.
+
+        With the final outcome the request and its sink let go of each other: most sinks hold the request, and as a
+        cycle both would keep their tensors until the garbage collector runs, which counts objects and not bytes.
+        """
+        if self.settled:
+            return
+        sink, trace = self.sink, self.trace
+        if final:
+            self.settled = True
+            self.sink = NOBODY
+            self.trace = None
+            if self.flow is not None:
+                self.flow.release()
+        try:
+            if trace is not None:
+                trace.settled(outcome, final, self.timing)
+            sink.settle(outcome, final)
+        except Exception:  # must not reach the engine's other requests
+            _log.exception(SINK_FAILED)
+
+    def cancel(self) -> None:
+        """The client no longer wants a response. Safe to call at any time, on the event loop's thread."""
+        if self.flow is not None:
+            self.flow.release()
+        if not self.settled and not self.cancelled:
+            self.end(cancelled())
+
+    def end(self, error: ModserveError) -> None:
+        """Fail it before its execution is over, and let that stop."""
+        if self.settled or self.cancelled:
+            return
+        self.cancelled = True
+        if self.on_cancel is not None:
+            self.on_cancel(self)
+        self.settle(error)

@@ -1,0 +1,93 @@
+"""How much memory all requests together may hold, and the refusal of what would exceed it."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from ..errors import MemoryExhaustedError as MemoryExhaustedError
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class MemoryBudget:
+    """Bytes that requests hold at this moment, against one limit for the whole server.
+
+    Bodies and messages count from their first byte until their request is settled, and so does what they are decoded
+    to. Responses count until the client has read them. Whoever calls `take` calls `give_back` with the same size,
+    exactly once, however the request ends. Not thread-safe: on the event loop's thread only.
+
+    With a `limit` of 0 nothing is ever refused, but everything still counts.
+    """
+
+    limit: int = 0
+    held: int = 0
+    peak: int = 0
+    """The most that was held at one time."""
+    refused: int = 0
+    """How many requests were refused."""
+
+    def __repr__(self) -> str:
+        return f"MemoryBudget({self.held} of {self.limit} bytes held, {self.refused} refused)"
+
+    @property
+    def full(self) -> bool:
+        """Whether the limit is reached. Any thread may read this."""
+        return 0 < self.limit <= self.held
+
+    def fits(self, size: int) -> bool:
+        """Whether `size` more bytes are within the limit."""
+        return not self.limit or self.held + size <= self.limit
+
+    def take(self, size: int) -> None:
+        """Hold `size` more bytes. Raises `MemoryExhaustedError` if they do not fit; nothing is held then."""
+        held = self.held + size
+        if self.limit and held > self.limit:
+            self.refused += 1
+            raise self.exhausted(size)
+        self.held = held
+        if held > self.peak:
+            self.peak = held
+
+    def force(self, size: int) -> None:
+        """Hold `size` more bytes that cannot be refused any more, such as a response that exists."""
+        self.held += size
+        if self.held > self.peak:
+            self.peak = self.held
+
+    def give_back(self, size: int) -> None:
+        self.held -= size
+        assert self.held >= 0, "more memory came back than was taken: this is a bug"
+
+    def exhausted(self, size: int) -> MemoryExhaustedError:
+        """The refusal of a request that needs `size` more bytes."""
+        if size > self.limit:
+            limit = f"the server allows {self.limit} bytes for all requests together"
+            advice = "Send a smaller request, or raise --request-memory-limit."
+            return MemoryExhaustedError(f"the request needs {size} bytes of memory, and {limit}. {advice}")
+        return MemoryExhaustedError(
+            f"the server is out of memory for requests: those under way hold {self.held} of {self.limit} bytes, and "
+            f"this one needs {size} more. Try again later, or raise --request-memory-limit."
+        )
+
+
+@dataclass(slots=True, eq=False)
+class UnsentResponses:
+    """The memory of one request's responses while they wait for a client that takes its time to read.
+
+    The responses exist, so they are never refused. `release` is called in the end, however the request ends.
+    """
+
+    _budget: MemoryBudget
+    _sizes: deque[int] = field(default_factory=deque)
+
+    def add(self, size: int) -> None:
+        """A response of `size` bytes, 0 for a failure or a bare end, waits behind the others."""
+        self._sizes.append(size)
+        self._budget.force(size)
+
+    def sent(self) -> None:
+        """The first one has been sent."""
+        self._budget.give_back(self._sizes.popleft())
+
+    def release(self) -> None:
+        """The rest is dropped."""
+        while self._sizes:
+            self.sent()

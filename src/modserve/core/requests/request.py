@@ -1,0 +1,82 @@
+"""An inference request as its client sent it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+from ..tensors.tensor import Tensor
+
+ParameterValue: TypeAlias = bool | int | float | str
+
+
+@final
+class RequestForm:
+    """Stands for requests with the same outputs, and inputs of the same names, datatypes, shapes and sizes in bytes.
+
+    Who decodes the same description again gives its requests the same form: what a model found out about the first of
+    them it need not find out again. A form is equal to itself only.
+    """
+
+    __slots__ = ()
+
+
+@dataclass(init=False, slots=True, eq=False)
+class InferenceRequest:
+    """One call as decoded. Tensors have the client's shapes; `core.requests.normalize` checks them against the model.
+
+    `version` None stands for the latest ready one. `outputs` names the requested outputs, empty for all.
+    `deadline_ns` is on the monotonic clock; past it the request is dropped wherever it waits; 0 = none. `timeout_ns` is
+    how long the client lets it wait in a queue, whose policy says what happens then; 0 = for ever. Nobody changes one,
+    but for `request_id`: the id of `core.requests.request_ids`, empty while nobody needs it.
+    """
+
+    model_name: str
+    inputs: Mapping[str, Tensor]
+    outputs: tuple[str, ...]
+    version: int | None
+    id: str
+    parameters: Mapping[str, ParameterValue]
+    deadline_ns: int
+    timeout_ns: int
+    form: RequestForm | None
+    request_id: str
+
+    def __init__(
+        self,
+        model_name: str,
+        inputs: Mapping[str, Tensor],
+        outputs: tuple[str, ...] = (),
+        version: int | None = None,
+        id: str = "",
+        parameters: Mapping[str, ParameterValue] | None = None,
+        deadline_ns: int = 0,
+        timeout_ns: int = 0,
+        form: RequestForm | None = None,
+        request_id: str = "",
+    ) -> None:
+        self.model_name = model_name
+        self.inputs = inputs
+        self.outputs = outputs
+        self.version = version
+        self.id = id
+        self.parameters = {} if parameters is None else parameters
+        self.deadline_ns = deadline_ns
+        self.timeout_ns = timeout_ns
+        self.form = form
+        self.request_id = request_id
+
+    @property
+    def label(self) -> str:
+        """The prefix of messages about this request."""
+        return label(self.id)
+
+
+def timeout_ns(parameters: Mapping[str, ParameterValue]) -> int:
+    """The ``timeout`` parameter, which counts microseconds, in nanoseconds; 0 if there is none."""
+    timeout = parameters.get("timeout")
+    return timeout * 1000 if type(timeout) is int else 0
+
+
+def label(request_id: str) -> str:
+    """How messages about a request begin."""
+    return f"[request id: {request_id or '<id_unknown>'}] "

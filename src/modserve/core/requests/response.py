@@ -1,0 +1,127 @@
+"""A response, and the sinks that receive it."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from mypy_extensions import mypyc_attr
+
+from ..errors import ModserveError, internal, unsupported
+from ..tensors.tensor import Tensor
+from ..version import ModelId
+from .request import ParameterValue
+
+
+@dataclass(init=False, slots=True, eq=False)
+class InferenceResponse:
+    """One response. `outputs` are in the order in which the client requested them, or that of the configuration.
+
+    `skipped` and `waited_ns` are set by ensembles, for an ensemble around them: the requested outputs that no step
+    produced because of conditions, and how long the steps behind this response waited in queues, one after the other.
+    Nobody changes one.
+    """
+
+    model_name: str
+    model_version: int
+    outputs: Mapping[str, Tensor]
+    id: str
+    parameters: Mapping[str, ParameterValue]
+    skipped: frozenset[str]
+    waited_ns: int
+
+    def __init__(
+        self,
+        model_name: str,
+        model_version: int,
+        outputs: Mapping[str, Tensor],
+        id: str = "",
+        parameters: Mapping[str, ParameterValue] | None = None,
+        skipped: frozenset[str] = frozenset(),
+        waited_ns: int = 0,
+    ) -> None:
+        self.model_name = model_name
+        self.model_version = model_version
+        self.outputs = outputs
+        self.id = id
+        self.parameters = {} if parameters is None else parameters
+        self.skipped = skipped
+        self.waited_ns = waited_ns
+
+    def elements(self, names: Iterable[str]) -> int:
+        """How many elements the outputs with these names have together."""
+        return sum(math.prod(self.outputs[name].shape) for name in names)
+
+    @property
+    def size(self) -> int:
+        """Bytes that its tensors hold, about."""
+        return sum(tensor.size for tensor in self.outputs.values())
+
+
+Outcome: TypeAlias = InferenceResponse | ModserveError | None
+"""A response, a failure, or None for the end of a request's responses where that comes without one."""
+
+
+def bare_end(model: ModelId, request_id: str) -> InferenceResponse:
+    """A response without outputs, which tells a client that no more responses come."""
+    return InferenceResponse(model.name, model.version, {}, request_id)
+
+
+class ResponseSink(Protocol):
+    """Receives the outcomes of one request, always on the event loop's thread."""
+
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        """Called with each outcome in order, the last time with `final` set; None is always final.
+
+        Models that are not decoupled have exactly one outcome. Must neither block nor raise.
+        """
+
+
+class _Nobody:
+    """The sink of a request that is settled: it ignores everything."""
+
+    __slots__ = ()
+
+    def settle(self, outcome: Outcome, final: bool) -> None: ...
+
+
+NOBODY: ResponseSink = _Nobody()
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class SingleResponseSink(ABC):
+    """A sink for calls with one response: it expects exactly one from the model, whether that is decoupled or not.
+
+    Subclasses say what happens with the response in `deliver`, which is called once. A failure that follows a response
+    which was not final replaces it.
+    """
+
+    __slots__ = ("_delivered", "_held")
+
+    def __init__(self) -> None:
+        self._held: InferenceResponse | None = None
+        self._delivered = False
+
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        if self._delivered:
+            return
+        held = self._held
+        if outcome is None:
+            outcome = held or internal("the model gave no response")
+        elif isinstance(outcome, InferenceResponse):
+            if held is not None:
+                outcome = unsupported(
+                    "this call doesn't support models with decoupled transaction policy that respond more than once, "
+                    f"as model '{outcome.model_name}' did; use ModelStreamInfer over gRPC, infer_stream or "
+                    "generate_stream over HTTP"
+                )
+            elif not final:
+                self._held = outcome
+                return
+        self._delivered = True
+        self._held = None
+        self.deliver(outcome)
+
+    @abstractmethod
+    def deliver(self, outcome: InferenceResponse | ModserveError) -> None: ...

@@ -1,0 +1,1 @@
+"""What is counted: for each model version, and by engines themselves."""

@@ -1,0 +1,295 @@
+"""The metrics that engines make, beside the server's own: families by name, and in each of them series by labels.
+
+There is one `MetricStore` in a server. Every loaded model version has a `StoredMetrics` of it, and every metric that
+its engine makes is a `StoredMetric`. A series is one value, whoever has metrics of it: instances of one model, or other
+models. It is there as long as somebody holds one, and a family as long as a model that declared it is loaded, which is
+how Triton counts references in ``MetricFamily::Remove``. Names, kinds and holders change under the lock of the store;
+values change under the lock of their series, so that the hot path of one metric does not wait for another.
+"""
+
+import math
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, NoReturn, TypeAlias, cast, get_args
+
+from ..errors import internal, invalid, unsupported
+from .histogram import Histogram
+
+MetricKind: TypeAlias = Literal["counter", "gauge", "histogram"]
+
+_KINDS: tuple[str, ...] = get_args(MetricKind)
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+
+_Labels: TypeAlias = tuple[tuple[str, str], ...]
+
+
+class FamilyReading(NamedTuple):
+    """A family and its values at one time. `rows` have numbers, or for histograms these."""
+
+    name: str
+    help: str
+    kind: MetricKind
+    rows: list[tuple[dict[str, str], float | Histogram]]
+
+
+@dataclass(slots=True, eq=False)
+class _Series:
+    labels: _Labels
+    histogram: Histogram | None
+    value: float = 0.0
+    holders: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def read(self) -> float | Histogram:
+        with self.lock:
+            if self.histogram is None:
+                return self.value
+            copy = Histogram(self.histogram.bounds)
+            copy.buckets, copy.total = list(self.histogram.buckets), self.histogram.total
+            return copy
+
+
+@dataclass(slots=True, eq=False)
+class _Family:
+    name: str
+    help: str
+    kind: MetricKind
+    series: dict[_Labels, _Series] = field(default_factory=dict)
+    holders: int = 0
+
+    @property
+    def sample_names(self) -> set[str]:
+        return _sample_names(self.name, self.kind)
+
+
+class MetricStore:
+    """The metrics of all engines of a server. `reserved` are the beginnings of names that are the server's own."""
+
+    def __init__(self, reserved: tuple[str, ...] = ()) -> None:
+        self.reserved = reserved
+        self.lock = threading.RLock()
+        self.families: dict[str, _Family] = {}
+
+    def __repr__(self) -> str:
+        return f"MetricStore({len(self.families)} families)"
+
+    def of_model(self) -> "StoredMetrics":
+        """For one model version."""
+        return StoredMetrics(self)
+
+    def read(self) -> list[FamilyReading]:
+        """All families that have metrics, and these, by name and labels."""
+        with self.lock:
+            every = [(family, list(family.series.values())) for _, family in sorted(self.families.items())]
+        return [
+            FamilyReading(
+                family.name,
+                family.help,
+                family.kind,
+                [(dict(one.labels), one.read()) for one in sorted(series, key=lambda each: each.labels)],
+            )
+            for family, series in every
+            if series
+        ]
+
+
+class StoredMetrics:
+    """Implements `backends.api.ModelMetrics` for one model version."""
+
+    def __init__(self, store: MetricStore) -> None:
+        self._store = store
+        self._families: dict[str, _Family] = {}
+        self._metrics: set[StoredMetric] = set()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"StoredMetrics({len(self._families)} families, {len(self._metrics)} metrics)"
+
+    def family(self, name: str, help: str, kind: MetricKind) -> None:
+        _check_family(name, help, kind)
+        with self._store.lock:
+            self._check_open()
+            if name not in self._families:
+                self._families[name] = family = self._declared(name, help, kind)
+                family.holders += 1
+            elif self._families[name].kind != kind:
+                raise _other_kind(self._families[name], kind)
+
+    def metric(
+        self, family: str, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
+    ) -> "StoredMetric":
+        with self._store.lock:
+            self._check_open()
+            declared = self._families.get(family)
+            if declared is None:
+                raise invalid(f"metric family '{family}' is not one that this model has declared")
+            key = _checked_labels(declared, labels or {})
+            bounds = _checked_buckets(declared, buckets)
+            series = declared.series.get(key)
+            if series is None:
+                histogram = None if bounds is None else Histogram(bounds)
+                series = declared.series[key] = _Series(key, histogram)
+            series.holders += 1
+            metric = StoredMetric(self, declared, series)
+            self._metrics.add(metric)
+            return metric
+
+    def drop(self, metric: "StoredMetric", family: _Family, series: _Series) -> None:
+        """A metric is closed; the last one of a series takes the series with it."""
+        with self._store.lock:
+            if metric not in self._metrics:
+                return
+            self._metrics.remove(metric)
+            series.holders -= 1
+            if not series.holders:
+                del family.series[series.labels]
+
+    def close(self) -> None:
+        """The model version is gone, and with it all that only it has. May be called again."""
+        with self._store.lock:
+            self._closed = True
+            for metric in list(self._metrics):
+                metric.close()
+            for name, family in self._families.items():
+                family.holders -= 1
+                if not family.holders:
+                    del self._store.families[name]
+            self._families.clear()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise internal("the model has been unloaded, and has no metrics any more")
+
+    def _declared(self, name: str, help: str, kind: MetricKind) -> _Family:
+        """The family of this name, new or of another model. The first one to declare it says its help text."""
+        store = self._store
+        if name in store.families:
+            if store.families[name].kind != kind:
+                raise _other_kind(store.families[name], kind)
+            return store.families[name]
+        if name.startswith(store.reserved):
+            raise invalid(f"metric family '{name}': names that begin like this are those of the server's own metrics")
+        for other in store.families.values():
+            for sample in sorted(_sample_names(name, kind) & other.sample_names):
+                raise invalid(
+                    f"metric family '{name}' has samples named '{sample}', as {other.kind} '{other.name}' has"
+                )
+        family = store.families[name] = _Family(name, help, kind)
+        return family
+
+
+class StoredMetric:
+    """Implements `backends.api.ModelMetric`."""
+
+    __slots__ = ("_family", "_owner", "_series")
+
+    def __init__(self, owner: StoredMetrics, family: _Family, series: _Series) -> None:
+        self._owner = owner
+        self._family = family
+        self._series: _Series | None = series
+
+    def __repr__(self) -> str:
+        return f"StoredMetric({self._family.name})"
+
+    def increment(self, value: float = 1.0) -> None:
+        series = self._live()
+        if self._family.kind == "histogram":
+            self._refuse("incremented", "observe")
+        if value < 0 and self._family.kind == "counter":
+            raise invalid(f"counter '{self._family.name}' can only be incremented by 0 or more, not by {value:g}")
+        with series.lock:
+            series.value += float(value)
+
+    def set(self, value: float) -> None:
+        series = self._live()
+        if self._family.kind != "gauge":
+            self._refuse("set", "increment" if self._family.kind == "counter" else "observe")
+        with series.lock:
+            series.value = float(value)
+
+    def observe(self, value: float) -> None:
+        series = self._live()
+        if series.histogram is None:
+            self._refuse("observed", "increment")
+        with series.lock:
+            series.histogram.observe(float(value))
+
+    def value(self) -> float:
+        series = self._live()
+        if series.histogram is not None:
+            raise unsupported(f"histogram '{self._family.name}' has no single value to return")
+        return series.value
+
+    def close(self) -> None:
+        series, self._series = self._series, None
+        if series is not None:
+            self._owner.drop(self, self._family, series)
+
+    def _live(self) -> _Series:
+        if self._series is None:
+            raise internal(f"a metric of family '{self._family.name}' is used after it was closed")
+        return self._series
+
+    def _refuse(self, done: str, right: str) -> NoReturn:
+        family = self._family
+        raise unsupported(f"{family.kind} '{family.name}' cannot be {done}: use '{right}'")
+
+
+def _sample_names(name: str, kind: MetricKind) -> set[str]:
+    return {name, f"{name}_bucket", f"{name}_count", f"{name}_sum"} if kind == "histogram" else {name}
+
+
+def _other_kind(family: _Family, kind: str) -> Exception:
+    return invalid(f"metric family '{family.name}' is a {family.kind} already, and cannot be a {kind} too")
+
+
+def _check_family(name: str, help: str, kind: str) -> None:
+    if kind not in _KINDS:
+        raise invalid(f"metric family '{name}' is of kind '{kind}', expected one of {', '.join(_KINDS)}")
+    if not _NAME.fullmatch(name):
+        raise invalid(
+            f"'{name}' is no name for a metric family: it takes letters, digits, '_' and ':', and no digit at first"
+        )
+    _check_text(help, f"the description of metric family '{name}'")
+
+
+def _checked_labels(family: _Family, labels: Mapping[str, str]) -> _Labels:
+    """As a key. Raises INVALID_ARG for names that Prometheus does not know, and for values that are no text."""
+    for name, value in cast(Mapping[object, object], labels).items():  # what engines pass is not checked by mypy alone
+        if not isinstance(name, str) or not _LABEL.fullmatch(name) or (name, family.kind) == ("le", "histogram"):
+            raise invalid(
+                f"'{name}' is no name for a label of {family.kind} '{family.name}': it takes letters, digits and '_', "
+                "no digit and no '__' at first, and 'le' is that of a histogram's buckets"
+            )
+        _check_text(value, f"label '{name}' of {family.kind} '{family.name}'")
+    return tuple(sorted(labels.items()))
+
+
+def _check_text(value: object, who: str) -> None:
+    """What cannot be written would take the whole page with it."""
+    if not isinstance(value, str):
+        raise invalid(f"{who} is of type {type(value).__name__}, expected a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise invalid(f"{who} cannot be written as UTF-8") from error
+
+
+def _checked_buckets(family: _Family, buckets: Sequence[float] | None) -> tuple[float, ...] | None:
+    """The upper bounds without infinity, which every histogram has; None for other kinds. Raises INVALID_ARG."""
+    who = f"{family.kind} '{family.name}'"
+    if family.kind != "histogram":
+        if buckets is not None:
+            raise invalid(f"{who} has no buckets, but some were passed for a metric of it")
+        return None
+    if buckets is None:
+        raise invalid(f"a metric of {who} needs buckets: their upper bounds, ascending")
+    bounds = tuple(float(bound) for bound in buckets)
+    if bounds and bounds[-1] == math.inf:
+        bounds = bounds[:-1]
+    if not all(low < high for low, high in zip((-math.inf, *bounds), (*bounds, math.inf), strict=True)):
+        raise invalid(f"the buckets of {who} are {list(buckets)}, expected numbers, each greater than the one before")
+    return bounds

@@ -1,0 +1,422 @@
+"""Cumulative counts of one model version: the one source of the statistics calls and of the metrics page.
+
+Only the event loop's thread touches them. Triton's statistics extension says when each counter changes.
+"""
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, NamedTuple
+
+from mypy_extensions import mypyc_attr
+
+from ..errors import Code, ModserveError
+from ..requests.inflight import Inflight
+from ..requests.timing import ExecutionTiming
+from .histogram import Histogram
+from .summary import LatencySummaries
+
+_MILLISECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000)
+LATENCY_BUCKETS_NS = tuple(int(bound * 1e6) for bound in _MILLISECONDS)
+RECENT_BATCHES = 256
+MOST_INDEXES = 1024
+RECENT_DECISIONS = 64
+BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+FIRST_RESPONSE_BUCKETS_NS = (100_000_000, 500_000_000, 2_000_000_000, 5_000_000_000)
+"""As Triton has them."""
+FIRST_RESPONSE: Final = "nv_inference_first_response_histogram_ms"
+HISTOGRAM_FAMILIES: Final = (
+    "modserve_request_duration_seconds",
+    "modserve_queue_duration_seconds",
+    "modserve_compute_duration_seconds",
+    "modserve_batch_size",
+    FIRST_RESPONSE,
+)
+"""How the metrics page names the histograms of a model."""
+
+
+class FailureReason(Enum):
+    """The label of ``nv_inference_request_failure``."""
+
+    REJECTED = "REJECTED"
+    """The scheduler refused the request, or it waited too long."""
+    CANCELED = "CANCELED"
+    BACKEND = "BACKEND"
+    OTHER = "OTHER"
+
+
+@dataclass(slots=True, eq=False)
+class Duration:
+    """How often something happened and how long it took altogether."""
+
+    count: int = 0
+    ns: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class BatchStatistics:
+    """How long the parts of executions took: of those of one batch size, or once for each request in them."""
+
+    count: int = 0
+    input_ns: int = 0
+    infer_ns: int = 0
+    output_ns: int = 0
+
+    def add(self, timing: ExecutionTiming, times: int = 1) -> None:
+        """Count an execution so many times."""
+        input_end_ns, output_start_ns = timing.compute_input_end_ns, timing.compute_output_start_ns
+        self.count += times
+        self.input_ns += times * (input_end_ns - timing.compute_start_ns)
+        self.infer_ns += times * (output_start_ns - input_end_ns)
+        self.output_ns += times * (timing.compute_end_ns - output_start_ns)
+
+    @property
+    def compute_input(self) -> Duration:
+        return Duration(self.count, self.input_ns)
+
+    @property
+    def compute_infer(self) -> Duration:
+        return Duration(self.count, self.infer_ns)
+
+    @property
+    def compute_output(self) -> Duration:
+        return Duration(self.count, self.output_ns)
+
+
+@dataclass(slots=True, eq=False)
+class ResponseStatistics:
+    """How long the responses with one index took, over all requests of a decoupled model.
+
+    The time of a response begins with the response before it (for the first, with the execution) and ends when it is
+    handed over. `empty_response` counts requests that ended without a response of their own, `cancel` responses that
+    nobody waited for.
+    """
+
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    empty_response: Duration = field(default_factory=Duration)
+    cancel: Duration = field(default_factory=Duration)
+
+
+class BatchRecord(NamedTuple):
+    """One execution that succeeded, for people to look at."""
+
+    end_ms: int
+    """Unix time."""
+    batch_size: int
+    requests: int
+    close_reason: str
+    waited_ns: int
+    """How long the first of its requests had waited."""
+    compute_ns: int
+    elements: int = 0
+    """The requests' rows times their lengths, in models whose batches are filled up."""
+    padding: int = 0
+    """The elements that filled the batch up."""
+
+
+class TunerDecision(NamedTuple):
+    """One decision of a tuner, by the requests of one window, for people to look at."""
+
+    at_ms: int
+    """Unix time."""
+    reason: str
+    p99_ns: int
+    """The latency that 99 of 100 of them stayed below, from queueing to the end of their execution."""
+    per_second: float
+    """Batch items executed."""
+    delay_ns: int
+    """The queue delay from then on."""
+    batch_size: int
+    """The size that batches are dispatched at from then on."""
+
+
+@dataclass(slots=True, eq=False)
+class TunerStatistics:
+    """Where a model's tuner stands, and its latest decisions."""
+
+    goal_ns: int
+    delay_ns: int
+    batch_size: int
+    p99_ns: int = 0
+    """0 before the first decision."""
+    decisions: deque[TunerDecision] = field(default_factory=lambda: deque(maxlen=RECENT_DECISIONS))
+
+
+@dataclass(slots=True, eq=False)
+class ChoiceStatistics:
+    """What was decided by measured run times, and what these are."""
+
+    batches: dict[str, int] = field(default_factory=dict)
+    """Batches by what they are: ``alone``, ``equal`` (of one length), ``padded``; `trials` among them."""
+    trials: int = 0
+    """Batches that were not the best by what was known, to learn more."""
+    trial_ns: float = 0
+    """What trials have cost."""
+    run_ns: int = 0
+    """How long all executions ran."""
+    utilisation: float = 1.0
+    """The share of the time in which the instances ran, lately."""
+    costs: list[tuple[int, int, float]] = field(default_factory=list)
+    """Rows, length (1 in models without) and nanoseconds of batches, as they ran lately."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class ModelStatistics:
+    """The counters of one model version, from its load on."""
+
+    def __init__(self) -> None:
+        self.load_ns = 0
+        """How long it took to load the version."""
+        self.memory = -1
+        """Bytes that the version holds, as measured when it was loaded; -1 if nobody has measured it."""
+        self.last_inference_ms = 0
+        """Unix time of the last execution's end; 0 before the first."""
+        self.inference_count = 0
+        self.execution_count = 0
+        self.pending = 0
+        """Requests that wait in the scheduler."""
+        self.instances = 0
+        """How many it has, or should have; 0 for models without an engine of their own."""
+        self.instances_lost = 0
+        """How many of them are gone, and not made anew yet."""
+        self.instance_restarts = 0
+        self.success = Duration()
+        self.fail = Duration()
+        self.queue = Duration()
+        self._computed = BatchStatistics()
+        """Once for each request that succeeded."""
+        self.cache_hit = Duration()
+        self.cache_miss = Duration()
+        self.failures = dict.fromkeys(FailureReason, 0)
+        self.batches: dict[int, BatchStatistics] = defaultdict(BatchStatistics)
+        self.close_reasons: dict[str, int] = {}
+        """How many batches stopped growing, by reason."""
+        self.elements = 0
+        """Elements of requests in all batches, in models whose batches are filled up."""
+        self.padding = 0
+        """Elements that filled up all batches."""
+        self._recent: deque[tuple[int, int, int, ExecutionTiming]] = deque(maxlen=RECENT_BATCHES)
+        """Of the latest executions the end in Unix milliseconds, the requests, and how long the first one waited."""
+        self.tuner: TunerStatistics | None = None
+        """Only for models whose batching tunes itself."""
+        self.choice: ChoiceStatistics | None = None
+        """Only for models whose batches are chosen by measured run times."""
+        self.responses: dict[int, ResponseStatistics] = defaultdict(ResponseStatistics)
+        """By the response's index in its request; only for decoupled models."""
+        self.request_bounds: tuple[float, ...] = LATENCY_BUCKETS_NS
+        self.request_histogram = Histogram(sorted({*LATENCY_BUCKETS_NS, *FIRST_RESPONSE_BUCKETS_NS}))
+        """Has the bounds of two families: `request_durations`, and `first_responses` of models with one response."""
+        self.queue_histogram = Histogram(LATENCY_BUCKETS_NS)
+        self.compute_histogram = Histogram(LATENCY_BUCKETS_NS)
+        self.batch_size_histogram = Histogram(BATCH_SIZE_BUCKETS)
+        self.first_response_histogram = Histogram(FIRST_RESPONSE_BUCKETS_NS)
+        """From a request's arrival to the first of its responses; only for decoupled models."""
+        self.summaries: LatencySummaries | None = None
+        """None unless the metrics page has summaries."""
+
+    def keep_summaries(self) -> None:
+        """Count for summaries from now on. May be called again."""
+        if self.summaries is None:
+            self.summaries = LatencySummaries()
+
+    def set_memory(self, size: int) -> None:
+        self.memory = size
+
+    def set_buckets(self, bounds: Mapping[str, Sequence[float]]) -> None:
+        """Give some histograms, by `HISTOGRAM_FAMILIES`, other buckets than the usual.
+
+        Before they count anything: those that have these buckets already go on counting.
+        """
+        for family, upper in bounds.items():
+            if family == "modserve_batch_size":
+                self.batch_size_histogram = _bounded(self.batch_size_histogram, upper)
+                continue
+            if family == FIRST_RESPONSE:
+                upper_ms = [bound * 1e6 for bound in upper]
+                self.first_response_histogram = _bounded(self.first_response_histogram, upper_ms)
+                continue
+            upper_ns = [bound * 1e9 for bound in upper]
+            if family == "modserve_request_duration_seconds":
+                self.request_bounds = tuple(upper_ns)
+            elif family == "modserve_queue_duration_seconds":
+                self.queue_histogram = _bounded(self.queue_histogram, upper_ns)
+            elif family == "modserve_compute_duration_seconds":
+                self.compute_histogram = _bounded(self.compute_histogram, upper_ns)
+        both = sorted({*self.request_bounds, *self.first_response_histogram.bounds})
+        self.request_histogram = _bounded(self.request_histogram, both)
+
+    def request_durations(self) -> Histogram:
+        """Nanoseconds from a request's arrival to its last response."""
+        return self.request_histogram.at(self.request_bounds)
+
+    def first_responses(self, decoupled: bool) -> Histogram:
+        """Nanoseconds from a request's arrival to its first response, the only one where a model is not `decoupled`."""
+        own = self.first_response_histogram
+        return own if decoupled else self.request_histogram.at(own.bounds)
+
+    @property
+    def compute_input(self) -> Duration:
+        return self._computed.compute_input
+
+    @property
+    def compute_infer(self) -> Duration:
+        return self._computed.compute_infer
+
+    @property
+    def compute_output(self) -> Duration:
+        return self._computed.compute_output
+
+    @property
+    def recent(self) -> list[BatchRecord]:
+        """The latest executions, in order."""
+        return [
+            BatchRecord(
+                end_ms,
+                timing.batch_size,
+                requests,
+                timing.close_reason,
+                waited_ns,
+                timing.compute_end_ns - timing.compute_start_ns,
+                timing.elements,
+                timing.padding,
+            )
+            for end_ms, requests, waited_ns, timing in self._recent
+        ]
+
+    def record_failure(self, inflight: Inflight, reason: FailureReason, now_ns: int) -> None:
+        """Count an accepted request that failed."""
+        self.fail.count += 1
+        self.fail.ns += now_ns - inflight.request_start_ns
+        self.failures[reason] += 1
+
+    def record_execution(self, timing: ExecutionTiming, members: Sequence[Inflight], now_unix_ms: int) -> None:
+        """Count one execution that succeeded."""
+        self.execution_count += 1
+        reason = timing.close_reason
+        self.close_reasons[reason] = self.close_reasons.get(reason, 0) + 1
+        self.elements += timing.elements
+        self.padding += timing.padding
+        queued_ns = members[0].queue_start_ns
+        for inflight in members:
+            if inflight.queue_start_ns < queued_ns:
+                queued_ns = inflight.queue_start_ns
+        self._recent.append((now_unix_ms, len(members), timing.compute_start_ns - queued_ns, timing))
+        self.last_inference_ms = now_unix_ms
+        batch_size = timing.batch_size
+        self.batches[batch_size].add(timing)
+        self.batch_size_histogram.observe(batch_size)
+
+    def record_response(self, index: int, kind: str, start_ns: int, output_start_ns: int, end_ns: int) -> None:
+        """Count one response of a decoupled model; `kind` is a field of `ResponseStatistics`: success, fail, …
+
+        A request's responses from the `MOST_INDEXES`-th on count as one index, so that statistics stay small.
+        """
+        response = self.responses[min(index, MOST_INDEXES - 1)]
+        if kind in ("success", "fail"):
+            _add(response.compute_infer, output_start_ns - start_ns)
+            _add(response.compute_output, end_ns - output_start_ns)
+        elif kind == "empty_response":
+            _add(response.compute_infer, end_ns - start_ns)
+        _add(getattr(response, kind), end_ns - start_ns)
+
+    def record_cache_hit(self, inflight: Inflight, looked_ns: int, now_ns: int) -> None:
+        """Count a request whose response was in the cache; looking for it took `looked_ns`."""
+        request_ns = now_ns - inflight.request_start_ns
+        _add(self.success, request_ns)
+        _add(self.queue, 0)
+        _add(self.cache_hit, looked_ns)
+        self.request_histogram.observe(request_ns)
+        if inflight.trace is not None and (id := inflight.trace.trace_id):
+            self.request_histogram.exemplify(request_ns, id, time.time())
+        if self.summaries is not None:
+            self.summaries.request.observe(request_ns, now_ns)
+            self.summaries.queue.observe(0, now_ns)
+            self.summaries.cache_hit.observe(looked_ns, now_ns)
+
+    def record_cache_miss(self, ns: int) -> None:
+        """Count a request that ran since it was not in the cache; looking for it and keeping its response took `ns`."""
+        _add(self.cache_miss, ns)
+        if self.summaries is not None:
+            self.summaries.cache_miss.observe(ns, time.monotonic_ns())
+
+    def record_first_response(self, inflight: Inflight, now_ns: int, trace_id: str = "") -> None:
+        """Count the first response of a request of a decoupled model; `trace_id` is empty if it is not traced."""
+        first_ns = now_ns - inflight.request_start_ns
+        self.first_response_histogram.observe(first_ns)
+        if trace_id:
+            self.first_response_histogram.exemplify(first_ns, trace_id, time.time())
+
+    def record_successes(
+        self, members: Sequence[Inflight], timing: ExecutionTiming, now_ns: int, trace_id: str = ""
+    ) -> None:
+        """Count the requests of one execution: each counts the whole batch's compute time, as in Triton.
+
+        `trace_id` is that of a request whose trace has been let go of.
+        """
+        count = len(members)
+        if not count:
+            return
+        start_ns = timing.compute_start_ns
+        total_ns = queue_ns = inferences = 0
+        request_histogram, queue_histogram = self.request_histogram, self.queue_histogram
+        for inflight in members:
+            request_ns = now_ns - inflight.request_start_ns
+            waited_ns = start_ns - inflight.queue_start_ns
+            total_ns += request_ns
+            queue_ns += waited_ns
+            inferences += inflight.batch_size or 1
+            request_histogram.observe(request_ns)
+            queue_histogram.observe(waited_ns)
+            trace = inflight.trace
+            # A request that only the log follows has an empty trace id.
+            if (trace is not None or trace_id) and (id := trace_id if trace is None else trace.trace_id):
+                request_histogram.exemplify(request_ns, id, time.time())
+        self.inference_count += inferences
+        success, queue = self.success, self.queue
+        success.count += count
+        success.ns += total_ns
+        queue.count += count
+        queue.ns += queue_ns
+        self._computed.add(timing, count)
+        self.compute_histogram.observe(timing.compute_end_ns - start_ns, count)
+        if self.summaries is not None:
+            self._summarise(self.summaries, members, timing, now_ns)
+
+    def _summarise(
+        self, summaries: LatencySummaries, members: Sequence[Inflight], timing: ExecutionTiming, now_ns: int
+    ) -> None:
+        start_ns, input_end_ns, output_start_ns = (
+            timing.compute_start_ns,
+            timing.compute_input_end_ns,
+            timing.compute_output_start_ns,
+        )
+        count = len(members)
+        for inflight in members:
+            summaries.request.observe(now_ns - inflight.request_start_ns, now_ns)
+            summaries.queue.observe(start_ns - inflight.queue_start_ns, now_ns)
+        summaries.compute_input.observe(input_end_ns - start_ns, now_ns, count)
+        summaries.compute_infer.observe(output_start_ns - input_end_ns, now_ns, count)
+        summaries.compute_output.observe(timing.compute_end_ns - output_start_ns, now_ns, count)
+
+
+def _bounded(histogram: Histogram, bounds: Sequence[float]) -> Histogram:
+    return histogram if histogram.bounds == tuple(bounds) else Histogram(bounds)
+
+
+def _add(duration: Duration, ns: int) -> None:
+    duration.count += 1
+    duration.ns += ns
+
+
+def failure_reason(error: ModserveError, by_backend: bool) -> FailureReason:
+    """The label that a failure counts under; `by_backend`: it happened while or after the model ran."""
+    if error.code is Code.CANCELLED:
+        return FailureReason.CANCELED
+    if by_backend:
+        return FailureReason.BACKEND
+    return FailureReason.REJECTED if error.code is Code.UNAVAILABLE else FailureReason.OTHER

@@ -1,0 +1,1 @@
+"""What programs that embed modserve hold: a client of whatever they name, or a server inside their application."""

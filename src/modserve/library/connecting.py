@@ -1,0 +1,135 @@
+"""`connect` and `connect_async`: a client of whatever `target` names."""
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from modserve.client import remote
+from modserve.client.address import Access, is_url, parse
+from modserve.client.errors import ClientError, in_client_terms
+from modserve.client.facade import AsyncClient, Client
+from modserve.core.errors import Code
+
+if TYPE_CHECKING:
+    from modserve.process.app import InferenceServer
+    from modserve.settings import Settings
+
+Target: TypeAlias = "str | Path | Settings | InferenceServer"
+"""What a client can be of."""
+
+
+def connect(
+    target: Target,
+    *,
+    timeout: float | None = None,
+    headers: Mapping[str, str] | None = None,
+    root_cert: str | Path | None = None,
+    client_cert: str | Path | None = None,
+    client_key: str | Path | None = None,
+) -> Client:
+    """A client for threads.
+
+    `target` is the address of a server (``http://``, ``https://``, ``grpc://``, ``grpcs://``), or what a server in
+    this process is to serve: a model repository, a model file, or `Settings`. That server runs on a thread of its own,
+    has loaded its models on return, and ends when the client is closed. An `InferenceServer` may have been started by
+    somebody else, on another thread's event loop; then it goes on.
+
+    `timeout` (seconds) is that of calls which name none; none by default. `headers` go with every call (metadata over
+    gRPC). The files (PEM) are for TLS: the roots to trust in place of the system's, and a certificate with its key.
+    Raises `ClientError`.
+    """
+    if isinstance(target, str) and is_url(target):
+        access = _access(headers, root_cert, client_cert, client_key)
+        return Client(remote.transport(parse(target), access), timeout)
+    _check_local(target, headers, root_cert, client_cert, client_key)
+    from modserve.client.embedded import AsyncEmbeddedTransport, EmbeddedTransport
+
+    server = _server(target)
+    inner = AsyncEmbeddedTransport(server, server.__aenter__, server.shut_down)
+    transport = EmbeddedTransport(inner, server.loop, new_event_loop)
+    transport.start()
+    return Client(transport, timeout)
+
+
+def connect_async(
+    target: Target,
+    *,
+    timeout: float | None = None,
+    headers: Mapping[str, str] | None = None,
+    root_cert: str | Path | None = None,
+    client_cert: str | Path | None = None,
+    client_key: str | Path | None = None,
+) -> AsyncClient:
+    """A client for an event loop: ``async with modserve.connect_async(target) as client``.
+
+    All is as with `connect`, but that a server in this process runs on the caller's event loop.
+    """
+    if isinstance(target, str) and is_url(target):
+        access = _access(headers, root_cert, client_cert, client_key)
+        return AsyncClient(remote.async_transport(parse(target), access), timeout)
+    _check_local(target, headers, root_cert, client_cert, client_key)
+    from modserve.client.embedded import AsyncEmbeddedTransport
+
+    server = _server(target)
+    return AsyncClient(AsyncEmbeddedTransport(server, server.__aenter__, server.shut_down), timeout)
+
+
+def _access(
+    headers: Mapping[str, str] | None,
+    root_cert: str | Path | None,
+    client_cert: str | Path | None,
+    client_key: str | Path | None,
+) -> Access:
+    root, cert, key = (None if file is None else Path(file) for file in (root_cert, client_cert, client_key))
+    return Access(dict(headers or {}), root, cert, key)
+
+
+def _check_local(target: object, *options: object) -> None:
+    if any(options):
+        raise ClientError(
+            Code.INVALID_ARG,
+            f"headers and certificates are for the address of a server, such as http://127.0.0.1:8000, got: {target}",
+        )
+
+
+def _server(target: Target) -> "InferenceServer":
+    """The server that serves `target`, started or not. Raises ClientError."""
+    from modserve.process.app import InferenceServer
+
+    if isinstance(target, InferenceServer):
+        return target
+    with in_client_terms():
+        return InferenceServer(settings_of(target))
+
+
+def settings_of(target: "str | Path | Settings", **more: Any) -> "Settings":
+    """Of a model repository or a model file, with `more` settings, or as they are.
+
+    Raises ClientError for what is neither.
+    """
+    from modserve.settings import Settings
+
+    if isinstance(target, Settings):
+        return target
+    text = os.fspath(target)
+    if "://" in text:
+        return Settings(model_repository=text, **more)
+    path = Path(text)
+    if path.is_file():
+        return Settings(model_file=path, **more)
+    if not path.is_dir():
+        hint = f"; for a server say http://{text} or grpc://{text}" if ":" in text else ""
+        raise ClientError(Code.INVALID_ARG, f"there is no model repository or model file at '{text}'{hint}")
+    return Settings(model_repository=path, **more)
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """With uvloop where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory()

@@ -1,0 +1,115 @@
+"""The HTTP surface inside somebody else's ASGI application."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from modserve.client.errors import in_client_terms
+from modserve.core.errors import unavailable
+from modserve.frontends.http.mounted import MountedApp, refusal
+from modserve.frontends.http.rest.app import create_app
+from modserve.process.app import InferenceServer
+from modserve.server import Phase
+from modserve.settings import Settings
+
+from .connecting import settings_of
+
+_UNSTARTED = (
+    "the models of this application have not been loaded: say lifespan=models.lifespan, or 'async with models:' in the "
+    "application's own lifespan"
+)
+
+
+def asgi(models: str | Path | Settings | InferenceServer) -> "Mounted":
+    """The HTTP surface of a server, as an ASGI application to mount in another.
+
+    ::
+
+        models = modserve.asgi("models")
+        app = FastAPI(lifespan=models.lifespan)
+        app.mount("/models", models)
+
+    `models` is a model repository, a model file, settings, or a server. Of the settings, those of the HTTP port that
+    concern connections (address, TLS, CORS, time-outs) are the other application's business. Raises `ClientError` where
+    there are no models.
+    """
+    if isinstance(models, InferenceServer):
+        return Mounted(models)
+    with in_client_terms():
+        return Mounted(InferenceServer(settings_of(models)))
+
+
+class Mounted:
+    """The HTTP surface of `server` as an ASGI application.
+
+    The server starts and ends with the block ``async with`` the object, with `lifespan`, or, where the object is the
+    whole application, with the ASGI lifespan. One that has been started already is left alone.
+    """
+
+    def __init__(self, server: InferenceServer) -> None:
+        self.server = server
+        self._owned = False
+        self._app: MountedApp | None = None
+        self._stop_streams: Callable[[], None] = lambda: None
+
+    async def __aenter__(self) -> Self:
+        """Load the models. Raises `ClientError` if a repository cannot be read."""
+        if self.server.phase is Phase.STARTING:
+            self._owned = True
+            with in_client_terms():
+                await self.server.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop_streams()
+        if self._owned:
+            await self.server.shut_down()
+
+    @asynccontextmanager
+    async def lifespan(self, app: Any = None) -> AsyncIterator[None]:
+        """For ``FastAPI(lifespan=models.lifespan)``, and Starlette's likewise."""
+        async with self:
+            yield
+
+    async def __call__(
+        self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
+    ) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif scope["type"] == "http":
+            if self.server.loop is None:
+                await refusal(unavailable(_UNSTARTED))(scope, receive, send)
+                return
+            if self.server.loop is not asyncio.get_running_loop():
+                raise RuntimeError("the server of these models runs on another event loop than this application")
+            await self._http()(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000})
+
+    def _http(self) -> MountedApp:
+        if self._app is None:
+            app = create_app(self.server, self.server.settings.http)
+            self._stop_streams = app.state.streams.stop
+            self._app = MountedApp(app, self.server)
+        return self._app
+
+    async def _live(self, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
+        """The ASGI lifespan, of an application that is not mounted in another."""
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                try:
+                    await self.__aenter__()
+                except Exception as error:
+                    await send({"type": "lifespan.startup.failed", "message": str(error)})
+                    return
+                await send({"type": "lifespan.startup.complete"})
+            elif message["type"] == "lifespan.shutdown":
+                await self.__aexit__(None, None, None)
+                await send({"type": "lifespan.shutdown.complete"})
+                return

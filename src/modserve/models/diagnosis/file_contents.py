@@ -1,0 +1,211 @@
+"""What a model file is by what it begins with, and whether its end is missing, where a few bytes tell that."""
+
+import io
+import os
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from modserve.core.wire.protobuf_wire import read_varint, value_span
+
+from .foreign_files import EXPORT_TORCH, SAVE_TORCH
+
+_HEAD_BYTES = 256
+_TAIL_BYTES = 4096
+_MOST_FIELDS = 10_000
+_MOST_FILES = 32
+_ASSETS = ("assets", "assets.extra", "code")
+_MODEL_SUFFIXES = frozenset(
+    (".onnx", ".pb", ".graphdef", ".pdmodel", ".xml", ".bin", ".pt", ".pt2", ".h5", ".keras", ".safetensors", ".data")
+)
+
+_RAW = (".bin", ".data")
+
+_LFS = b"version https://git-lfs"
+_WEB_PAGE = "a web page, not what the download should have been"
+_PICKLE = "a pickle, as joblib makes, and torch.save before PyTorch 1.6"
+_ZIP = b"PK\x03\x04"
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+_CONTENTS: tuple[tuple[bytes, str, str], ...] = (
+    (
+        _LFS,
+        "the pointer of Git LFS to a file that was not fetched: run 'git lfs pull' where the files come from",
+        "",
+    ),
+    (b"<!doctype", _WEB_PAGE, ""),
+    (b"<html", _WEB_PAGE, ""),
+    (b"\x1f\x8b", "compressed by gzip: unpack it", ""),
+    (_ZIP, "a zip archive", ".pt .pt2 .pth .ckpt .skops .keras .npz .zip .mar"),
+    (b"\x80\x02", _PICKLE, ".pkl .pickle .joblib"),
+    (b"\x80\x03", _PICKLE, ".pkl .pickle .joblib"),
+    (b"\x80\x04", _PICKLE, ".pkl .pickle .joblib"),
+    (b"\x80\x05", _PICKLE, ".pkl .pickle .joblib"),
+    (b"\x89hdf", "an HDF5 file, as Keras makes: save the model with model.export('model.savedmodel')", ".h5 .hdf5"),
+)
+"""How files begin that are often in the place of a model, in lower case; what they are; and where that is right."""
+
+_IN_ZIP = (
+    ("constants.pkl", f"TorchScript: call it 'model.pt', for backend 'pytorch', or {EXPORT_TORCH}", ".pt .pt2"),
+    ("data.pkl", f"what torch.save makes, which no engine runs: {SAVE_TORCH}, or {EXPORT_TORCH}", ""),
+    ("archive_format", "what torch.export.save makes: call it 'model.pt2', for backend 'pytorch'", ".pt .pt2"),
+    ("schema.json", "what skops makes: call it 'model.skops', for backend 'sklearn'", ".skops"),
+    ("metadata.json", "what Keras makes: save the model with model.export('model.savedmodel')", ".keras"),
+)
+"""The name of a file in a zip archive; what makes such archives; and where that is right."""
+
+
+def problem(path: Path) -> str:
+    """Why a model file, or a directory of them, cannot be a model; empty if nothing is wrong at first sight."""
+    if path.is_symlink() and not os.path.exists(path):
+        return f"'{path}' is a symbolic link to '{os.readlink(path)}', which leads nowhere"
+    try:
+        files = _files(path)
+    except OSError:
+        return ""
+    problems = (_problem(file, of_model=file == path or not _is_beside(file.relative_to(path))) for file in files)
+    return next(filter(None, problems), "")
+
+
+def _files(path: Path) -> list[Path]:
+    """A file, or those in a directory and in the directories in it."""
+    if path.is_file():
+        return [path]
+    files = [file for pattern in ("*", "*/*") for file in sorted(path.glob(pattern)) if file.is_file()]
+    return files[:_MOST_FILES]
+
+
+def _is_beside(path: Path) -> bool:
+    """Whether a file in a directory may well be empty, or of any kind: vocabularies, code and the like."""
+    return path.parts[0] in _ASSETS or path.suffix.lower() not in _MODEL_SUFFIXES
+
+
+def _problem(path: Path, *, of_model: bool = True) -> str:
+    """`of_model` is False for a file that may be of any kind: only what is never right counts, a pointer of Git LFS."""
+    try:
+        size = path.stat().st_size
+        if not size:
+            return f"'{path}' is empty" if of_model else ""
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+            what = _foreign(path, head)
+            if what and (of_model or head.startswith(_LFS)):
+                return f"'{path}' is no model: it is {what}"
+            if not of_model:
+                return ""
+            if not any(head) and path.suffix.lower() not in _RAW:  # weights may begin with zeros
+                return f"'{path}' is no model: it begins with zeros, like a file of which only the size was written"
+            cut = _cut(path.suffix.lower(), head)
+            missing = cut(file, head, size) if cut is not None else ""
+    except (OSError, ValueError, IndexError):
+        return ""
+    return f"'{path}' is cut off: {missing}; copy it anew" if missing else ""
+
+
+def _foreign(path: Path, head: bytes) -> str:
+    """What a file is, by its beginning, if that is not what its name says."""
+    suffix = path.suffix.lower()
+    for beginning, what, right in _CONTENTS:
+        if head.lower().startswith(beginning.lower()):
+            if beginning == _ZIP:
+                return _zip_contents(path, suffix) or ("" if suffix in right.split() else what)
+            return "" if suffix in right.split() else what
+    return ""
+
+
+def _zip_contents(path: Path, suffix: str) -> str:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = {name.rpartition("/")[2] for name in archive.namelist()}
+    except (zipfile.BadZipFile, RuntimeError, OSError, ValueError):  # RuntimeError: of features that Python lacks
+        return ""
+    for name, what, right in _IN_ZIP:
+        if name in names:
+            return "" if suffix in right.split() else what
+    return ""
+
+
+Cut = Callable[[io.BufferedReader, bytes, int], str]
+"""From a file, its first bytes and its size to what is missing of it; empty if nothing is. Raises ValueError or
+IndexError for what is no such file."""
+
+
+def _cut(suffix: str, head: bytes) -> Cut | None:
+    if head.startswith(_ZIP):
+        return _cut_zip
+    if head.startswith(_HDF5):
+        return _cut_hdf5
+    return _CUT_BY_SUFFIX.get(suffix)
+
+
+def _cut_zip(file: io.BufferedReader, head: bytes, size: int) -> str:
+    """A zip archive ends with a record that says where its directory is, behind which is at most a comment."""
+    file.seek(max(0, size - 65_557))
+    return "" if b"PK\x05\x06" in file.read() else "the directory at the end of a zip archive is missing"
+
+
+def _cut_hdf5(file: io.BufferedReader, head: bytes, size: int) -> str:
+    """The superblock has the end of the file: HDF5 File Format Specification, II.A."""
+    version = head[8]
+    if version < 2:
+        width, place = head[13], 24 if version == 0 else 28
+        place += 2 * width
+    else:
+        width = head[9]
+        place = 12 + 2 * width
+    end = int.from_bytes(head[place : place + width], "little")
+    return f"it should have {end} bytes, and has {size}" if size < end < 1 << 62 else ""
+
+
+def _cut_protobuf(file: io.BufferedReader, head: bytes, size: int) -> str:
+    """The fields of a message that stand one after the other, each of which may have its length before it."""
+    position = 0
+    for _ in range(_MOST_FIELDS):
+        if position >= size:
+            return ""
+        file.seek(position)
+        start = file.read(20)
+        key, at = read_varint(start, 0)
+        if not 0 < key >> 3 < 1000:
+            return ""  # no field of any model's format: it is another kind of file
+        position += value_span(start, at, sys.maxsize, key)[1]
+        if position > size:
+            return f"it should have {position} bytes or more, and has {size}"
+    return ""
+
+
+def _cut_safetensors(file: io.BufferedReader, head: bytes, size: int) -> str:
+    length = 8 + int.from_bytes(head[:8], "little")
+    return f"its header has {length} bytes, and the file {size}" if head[8:9] == b"{" and length > size else ""
+
+
+def _ends_with(*texts: bytes) -> Cut:
+    def cut(file: io.BufferedReader, head: bytes, size: int) -> str:
+        file.seek(max(0, size - _TAIL_BYTES))
+        return "" if file.read().rstrip().endswith(texts) else f"there is no '{texts[0].decode()}' at its end"
+
+    return cut
+
+
+_CUT_BY_SUFFIX: dict[str, Cut] = {
+    ".onnx": _cut_protobuf,
+    ".pb": _cut_protobuf,
+    ".graphdef": _cut_protobuf,
+    ".pdmodel": _cut_protobuf,
+    ".xml": _ends_with(b">"),
+    ".json": _ends_with(b"}", b"]"),
+    ".safetensors": _cut_safetensors,
+}
+
+
+def beside(path: Path) -> str:
+    """As `problem`, for the other files of a version: weights that lie beside the model's graph."""
+    try:
+        files = [file for file in sorted(path.parent.iterdir()) if file.is_file() and file != path][:_MOST_FILES]
+        for file in files:
+            with file.open("rb") as opened:
+                if opened.read(len(_LFS)) == _LFS:
+                    return _problem(file)
+    except OSError:
+        pass
+    return ""

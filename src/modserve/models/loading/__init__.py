@@ -1,0 +1,1 @@
+"""From a model's configuration and files to a model that takes requests."""

@@ -1,0 +1,123 @@
+"""Which changes of a configuration are applied to a model that serves, without opening its files again, and how.
+
+| field | how |
+|---|---|
+| `instance_group`: `count` | new ones warm up and serve, others finish what they have and are closed; a new queue |
+| `dynamic_batching` | a new queue; what waits in the old one runs first |
+| `model_warmup` | instances that are made from now on run it |
+| `response_cache` | what keeps the responses is put before the model, or taken away |
+| `version_policy` | nothing to do for a version that stays |
+
+Everything else makes the version load anew, and so does what its backend does not list in `in_place`.
+"""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from modserve import config as model_config
+from modserve.backends.api import INSTANCES, Executor, InstanceSpec
+from modserve.core.servable import Servable
+from modserve.execution.instance import Instance
+from modserve.resources.response_cache import Cache
+from modserve.scheduling.scheduler import Clock
+
+from ..serving.model import Model, Opened
+from .assembly import change, rewrapped
+
+_NEEDS_QUEUE: Final = frozenset({"dynamic_batching", "instance_group"})
+"""The fields that make a new queue."""
+
+
+@dataclass(frozen=True)
+class Revision:
+    """What a loading thread has made ready for a model that serves."""
+
+    fields: tuple[str, ...]
+    opened: Opened
+    specs: Mapping[int, InstanceSpec]
+    """Of the instances that stay, by number."""
+    removed: tuple[int, ...]
+    added: Sequence[tuple[InstanceSpec, Executor]]
+
+
+def changed_fields(before: bytes, now: model_config.Complete, allowed: Collection[str]) -> tuple[str, ...] | None:
+    """The fields in which two complete configurations differ, if all are of those that may change in place."""
+    message = now.message
+    old, new = [json.loads(model_config.to_text(each)) for each in (type(message).FromString(before), message)]
+    fields = tuple(sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name)))
+    if not INSTANCES.intersection(allowed).issuperset(fields):
+        return None
+    if "dynamic_batching" in fields and not ("dynamic_batching" in old and "dynamic_batching" in new):
+        return None  # instances are made otherwise for models whose requests share batches
+    if not _NEEDS_QUEUE.isdisjoint(fields) and any("rate_limiter" in each for each in _groups(old) + _groups(new)):
+        return None  # who has which resources goes by the instances that a model has when it loads
+    if "instance_group" in fields and ("sequence_batching" in new or _groups(old) != _groups(new)):
+        return None  # sequences keep their instances
+    return fields
+
+
+def _groups(config: Mapping[str, Sequence[Mapping[str, object]]]) -> list[dict[str, object]]:
+    """The groups of instances without their counts, which alone may change."""
+    return [
+        {name: value for name, value in each.items() if name != "count"} for each in config.get("instance_group", ())
+    ]
+
+
+class ModelChange:
+    """Implements `core.loading.Change` by a revision whose new instances are warm. `servable` stands before `model`."""
+
+    def __init__(
+        self,
+        servable: Servable,
+        model: Model,
+        revision: Revision,
+        instances: Sequence[Instance],
+        clock: Clock,
+        cache: Cache | None,
+    ) -> None:
+        self.fields = revision.fields
+        self._servable = servable
+        self._model = model
+        self._revision = revision
+        self._instances = instances
+        self._clock = clock
+        self._cache = cache
+
+    def apply(self) -> Servable:
+        revision = self._revision
+        specs = revision.opened.specs
+        specs.clear()  # what makes lost instances anew reads these
+        specs.update(revision.specs)
+        specs.update({each.number: spec for each, (spec, _) in zip(self._instances, revision.added, strict=True)})
+        queue = not _NEEDS_QUEUE.isdisjoint(revision.fields)
+        change(self._model, revision.opened, self._instances, revision.removed, queue)
+        return rewrapped(self._servable, self._clock, self._cache)
+
+    async def discard(self) -> None:
+        for instance in self._instances:
+            self._model.pool.dismiss(instance)
+
+
+async def prepare(
+    servable: Servable,
+    model: Model,
+    revision: Revision,
+    clock: Clock,
+    cache: Cache | None,
+) -> ModelChange:
+    """Put the new instances into the pool and warm them up. Raises why one is not fit to serve."""
+    pool = model.pool
+    instances: list[Instance] = []
+    try:
+        for spec, engine in revision.added:
+            instances.append(pool.new_instance(spec.name, engine))
+        await model.warm(instances, revision.opened)
+    except BaseException:
+        for instance in instances:
+            pool.dismiss(instance)
+        for _, engine in revision.added[len(instances) :]:
+            engine.close()
+        raise
+    return ModelChange(servable, model, revision, instances, clock, cache)

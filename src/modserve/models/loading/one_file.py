@@ -1,0 +1,96 @@
+"""A model file that is in no repository: what it is called, what runs it, and a temporary repository with it alone."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from modserve.config import FORMATS, MEASURED, from_json
+from modserve.core.errors import invalid
+from modserve.core.loading import CONFIG_FILE
+from modserve.core.version import parse_directory
+
+from ..diagnosis.foreign_files import BY_SUFFIX, advice
+
+
+class ModelFile(NamedTuple):
+    name: str
+    """The model's: that of its folder in a repository, otherwise the file's without its ending."""
+    folder: Path
+    """The files of the version."""
+    filename: str
+    in_repository: bool
+    """Whether the folder is that of a version."""
+    backend: str
+    """What runs such files, unless the configuration says otherwise."""
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.filename
+
+    def config(self, *, measured: bool) -> bytes:
+        """A configuration that says which file is the model; if `measured`, `auto` runs what it takes."""
+        backend = "auto" if measured and self.backend in MEASURED else self.backend
+        return from_json(json.dumps({"backend": backend, "default_model_filename": self.filename})).encode()
+
+
+def model_file(path: Path, installed: Collection[str]) -> ModelFile:
+    """What `path` is: a file of a known format, or a folder that has one, such as a SavedModel.
+
+    Raises INVALID_ARG for what is not there, and for what no engine takes; `installed` are the backends that are there.
+    """
+    path = path.absolute()
+    if not os.path.exists(path):  # which takes names that are too long
+        raise invalid(f"there is no file '{path}'")
+    folder, filename = path.parent, path.name
+    if path.is_dir() and path.suffix != ".savedmodel":
+        folder, filename = path, next((row.filename for row in FORMATS if (path / row.filename).exists()), "")
+        if not filename:
+            raise invalid(f"'{path}' is no model: no engine knows a file in it by its name")
+    ours = [
+        row for row in FORMATS if row.filename == filename or (row.by_suffix and _ends_alike(row.filename, filename))
+    ]
+    if not ours:
+        kind = BY_SUFFIX.get(path.suffix.lower())
+        why = "" if kind is None else f": {advice(filename, kind, installed)}"
+        raise invalid(f"no engine takes '{path}'{why or '; the formats are listed by: modserve engines'}")
+    in_repository = parse_directory(folder.name) is not None
+    name = folder.parent.name if in_repository else path.stem
+    return ModelFile(name, folder, filename, in_repository, ours[0].backend)
+
+
+def is_model_directory(path: Path) -> bool:
+    """Whether a directory is one of a model, as in a repository: it has a configuration, or versions."""
+    return os.path.isfile(path / CONFIG_FILE) or any(
+        _subdirectories(path, lambda name: parse_directory(name) is not None)
+    )
+
+
+def is_repository(path: Path) -> bool:
+    """Whether a directory has directories of models in it."""
+    return any(is_model_directory(each) for each in _subdirectories(path, lambda name: not name.startswith(".")))
+
+
+def _subdirectories(path: Path, chosen: Callable[[str], bool]) -> Iterator[Path]:
+    with suppress(OSError):
+        yield from (each for each in path.iterdir() if chosen(each.name) and each.is_dir())
+
+
+def _ends_alike(one: str, other: str) -> bool:
+    return Path(one).suffix == Path(other).suffix
+
+
+@contextmanager
+def repository_of(file: ModelFile) -> Iterator[Path]:
+    """A repository with this model alone, without a configuration. Its version 1 is a link to the file's folder.
+
+    The whole folder, since weights may lie beside the graph; the configuration has to name the file.
+    """
+    with tempfile.TemporaryDirectory(prefix="modserve-") as directory:
+        model = Path(directory) / file.name
+        model.mkdir()
+        (model / "1").symlink_to(file.folder, target_is_directory=True)
+        yield Path(directory)

@@ -1,0 +1,252 @@
+"""From a model's files to an engine with its instances: the part of a load that blocks, on a loading thread."""
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from modserve import config as model_config
+from modserve.backends.api import Backend, BackendModel, Executor, ModelSource
+from modserve.backends.registry import BackendRegistry
+from modserve.core.configuration.model_config import ModelDescription
+from modserve.core.errors import ModserveError
+from modserve.core.statistics.metrics import StoredMetrics
+
+from ..diagnosis import advice
+from ..serving.calls import ModelCalls
+from ..serving.engine_report import engine_report
+from ..serving.ensemble import LoadedEnsemble
+from ..serving.model import Opened
+from ..serving.warm_up import make_samples
+from .changing import Revision, changed_fields
+from .instances import count_cpu, description_of, gpu_count, make_anew, make_instances, place, specs_of, threads_for
+from .model_files import read_initial_states, read_labels
+from .reading import LoaderOptions, ModelReader
+
+_log = logging.getLogger(__name__)
+
+
+class Opener:
+    """Opens model versions. Instances that are lost later are made anew on `executor`.
+
+    `on_health` is called when a model may have become ready, or not ready, by itself.
+    """
+
+    def __init__(
+        self,
+        registry: BackendRegistry,
+        options: LoaderOptions,
+        reader: ModelReader,
+        executor: futures.Executor,
+        on_health: Callable[[], None],
+    ) -> None:
+        self._registry = registry
+        self._options = options
+        self._reader = reader
+        self._executor = executor
+        self._on_health = on_health
+        self._checked: set[str] = set()
+        """The backends whose options have been looked at."""
+
+    def open(
+        self,
+        draft: model_config.Draft,
+        path: Path,
+        version: int,
+        share: int,
+        calls: ModelCalls,
+        metrics: StoredMetrics,
+    ) -> Opened | LoadedEnsemble:
+        admit = functools.partial(self._options.guard.admit, draft)
+        if draft.is_ensemble:
+            admit(None, path, version, path / str(version))
+            ensemble = self._finish(draft, None)
+            return LoadedEnsemble(ensemble, read_labels(path, ensemble.config))
+        backend, provisional = self._reader.backend(draft)
+        filename = provisional.default_model_filename or backend.default_model_filename
+        places = place(provisional, backend)
+        options = self._options.backend_options.get(draft.backend, {})
+        self._check_options(draft.backend, backend, options)
+        source = ModelSource(
+            config=provisional,
+            version=version,
+            path=path / str(version) / filename,
+            model_directory=path,
+            cpu_threads=share,
+            cpu_instances=max(1, count_cpu(places)),
+            placements=tuple(placement for _, placement in places),
+            options=options,
+            models=calls,
+            metrics=metrics,
+            write_config=functools.cache(lambda: model_config.to_text(draft.identified)),
+            auto_complete=self._options.auto_complete,
+            loop=calls.loop,
+            options_of=self._options.backend_options,
+            complete=lambda said: self._completed(draft, backend, said, path).config,
+        )
+        admit_again = functools.partial(admit, backend, path, version, source.path)
+        check_unchanged = admit_again()
+        if getattr(backend, "in_place", ()):
+            check_unchanged = _nothing_to_check  # whoever lends the files looks, and the load begins once more
+        labels = read_labels(path, provisional)
+        initial_states = read_initial_states(path, provisional)
+        try:
+            engine = backend.open(source)
+        except BaseException as error:
+            metrics.close()
+            check_unchanged()
+            if not isinstance(error, ModserveError):
+                raise
+            installed = self._registry.names
+            hint = advice.model_file(path, version, source.path, installed, str(error)) if filename else ""
+            raise advice.advised(error, hint) from error
+        instances: list[tuple[str, Executor]] = []
+        try:
+            description = description_of(draft.backend, engine)
+            complete = self._finish(draft, backend, description, path)
+            specs = dict(enumerate(specs_of(complete, place(complete.config, backend))))
+            sampling = functools.partial(make_samples, complete.config, self._options.warm_up, path, initial_states)
+            samples, threads = sampling(), threads_for(backend, len(specs), self._options.cores)
+            make_instances(engine, list(specs.values()), threads, instances)
+            check_unchanged()
+        except BaseException:
+            close_untaken(engine, instances, metrics.close)
+            raise
+        message = complete.message.SerializeToString(deterministic=True)
+        return Opened(
+            complete.config,
+            message,
+            engine,
+            instances,
+            getattr(engine, "any_thread", backend.any_thread),
+            labels,
+            initial_states,
+            lambda number, close: self._executor.submit(make_anew, engine, specs[number], close, admit_again),
+            self._on_health,
+            metrics.close,
+            engine_report(draft.backend, engine, list(specs.values())),
+            samples,
+            functools.partial(self._executor.submit, sampling) if samples else None,
+            threads,
+            description,
+            specs,
+        )
+
+    def revise(
+        self, draft: model_config.Draft, path: Path, former: Opened, numbers: Mapping[str, int]
+    ) -> Revision | None:
+        """Make ready what another configuration needs of an open engine. None if it has to be opened again.
+
+        `numbers` are those of the instances that there are, by name. The files at `path` are as they were.
+        """
+        if draft.is_ensemble or draft.backend != former.config.backend or len(numbers) != len(former.specs):
+            return None  # the last would be two groups of one name
+        backend, _ = self._reader.backend(draft)
+        engine = former.engine
+        complete = self._completed(draft, backend, former.description, path)
+        fields = changed_fields(former.message, complete, getattr(backend, "in_place", ()))
+        if fields is None:
+            return None
+        self._tell(draft, complete)
+        specs = specs_of(complete, place(complete.config, backend))
+        sampling = functools.partial(make_samples, complete.config, self._options.warm_up, path, former.initial_states)
+        samples, threads = sampling(), threads_for(backend, len(specs), self._options.cores)
+        placed = {spec.name: spec.placement for spec in former.specs.values()}
+        staying = {numbers[spec.name]: spec for spec in specs if placed.get(spec.name) == spec.placement}
+        new = [spec for spec in specs if placed.get(spec.name) != spec.placement]
+        instances: list[tuple[str, Executor]] = []
+        try:
+            make_instances(engine, new, threads, instances)
+        except BaseException:
+            close_instances(instances)
+            raise
+        opened = replace(
+            former,
+            config=complete.config,
+            message=complete.message.SerializeToString(deterministic=True),
+            engine_report=engine_report(draft.backend, engine, specs),
+            samples=samples,
+            make_samples=functools.partial(self._executor.submit, sampling) if samples else None,
+            warmed_at_a_time=threads,
+        )
+        added = [(spec, instance) for spec, (_, instance) in zip(new, instances, strict=True)]
+        removed = tuple(number for number in numbers.values() if number not in staying)
+        return Revision(fields, opened, staying, removed, added)
+
+    def _finish(
+        self,
+        draft: model_config.Draft,
+        backend: Backend | None,
+        description: ModelDescription | None = None,
+        path: Path | None = None,
+    ) -> model_config.Complete:
+        """As `_completed`, and its warnings are in the log."""
+        complete = self._completed(draft, backend, description, path)
+        self._tell(draft, complete)
+        return complete
+
+    def _tell(self, draft: model_config.Draft, complete: model_config.Complete) -> None:
+        self._options.on_notes(draft.name, draft.source, complete.notes)
+        for warning in complete.warnings:
+            _log.warning("%s", warning)
+
+    def _completed(
+        self,
+        draft: model_config.Draft,
+        backend: Backend | None,
+        description: ModelDescription | None,
+        path: Path | None,
+    ) -> model_config.Complete:
+        """The complete configuration of a model, or of an ensemble, which has no backend. Raises INVALID_ARG.
+
+        `path` is the model's directory.
+        """
+        described_instances = 0 if description is None else description.cpu_instances
+        return model_config.finish(
+            draft,
+            description,
+            default_cpu_instances=described_instances or (1 if backend is None else backend.default_cpu_instances),
+            default_model_filename="" if backend is None else backend.default_model_filename,
+            gpu_count=0 if backend is None else gpu_count(draft.backend, backend),
+            auto_complete=self._options.auto_complete,
+            files=path,
+        )
+
+    def _check_options(self, name: str, backend: Backend, options: Mapping[str, str]) -> None:
+        """Warn, once, of the server's options that a backend does not act on, if it says which it does."""
+        known = getattr(backend, "known_options", None)
+        if name in self._checked or not isinstance(known, Mapping):
+            return
+        self._checked.add(name)
+        for warning in advice.unknown_options(name, options, known):
+            _log.warning("%s", warning)
+
+
+def close_untaken(
+    engine: BackendModel, instances: Sequence[tuple[str, Executor]], on_closed: Callable[[], None]
+) -> None:
+    """Close what a load has made and nobody takes; whatever of it fails to close, the rest is closed. Never raises."""
+    try:
+        with ExitStack() as stack:
+            stack.callback(on_closed)
+            stack.callback(engine.close)
+            for _, instance in instances:
+                stack.callback(instance.close)
+    except BaseException:
+        _log.exception("closing a model that was not taken failed")
+
+
+def close_instances(instances: Sequence[tuple[str, Executor]]) -> None:
+    """As `close_untaken`, for instances of an engine that stays."""
+    try:
+        with ExitStack() as stack:
+            for _, instance in instances:
+                stack.callback(instance.close)
+    except BaseException:
+        _log.exception("closing instances that were not taken failed")
+
+
+def _nothing_to_check() -> None: ...

@@ -1,0 +1,213 @@
+"""From a model's listing to its design: the configuration read and checked once, before an engine opens anything."""
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from modserve import config as model_config
+from modserve.backends.api import Backend
+from modserve.backends.registry import BackendRegistry
+from modserve.core.configuration.model_config import ModelConfig
+from modserve.core.configuration.warm_up_config import WarmUpMode
+from modserve.core.errors import ModserveError, from_exception, invalid
+from modserve.core.loading import Listing, Needs, UnreadableModelError
+from modserve.core.servable import Servable
+from modserve.core.statistics.metrics import MetricStore
+from modserve.execution.rate_limit import RateLimiter
+
+from ..diagnosis import advice
+from ..residency.admission import Residency
+from ..residency.growth import Growth
+from ..serving.caching import Caching
+from . import examination
+from .instances import count_cpu, place
+from .integrity import Guard
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoaderOptions:
+    """What the server's settings say about loading."""
+
+    cores: int
+    """The CPU cores to share out over all CPU instances."""
+    auto_complete: bool = True
+    backend_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    caching: Caching = field(default_factory=Caching)
+    """For the models that ask for it."""
+    limiter: RateLimiter | None = None
+    metrics: MetricStore = field(default_factory=MetricStore)
+    """Of engines."""
+    measured: bool = False
+    """Backend `auto` runs models whose configuration names no backend."""
+    on_notes: Callable[[str, model_config.Source, Sequence[model_config.Problem]], None] = lambda *notes: None
+    """Hears, by the model's name, what of its configuration has no effect, or another one than it seems."""
+    guard: Guard = field(default_factory=Guard)
+    warm_up: WarmUpMode = WarmUpMode.CONFIG
+    """Which models run samples before they take requests."""
+    around: Callable[[Servable], Servable] | None = None
+    """Puts something in front of each model that is loaded."""
+    residency: Residency | None = None
+    """When models come into memory; None: all of them when they are loaded."""
+    growth: Growth | None = None
+    """Measures the models that stay in memory; None: nobody does."""
+
+
+@dataclass(frozen=True)
+class Design:
+    """What all versions of a load share, from one reading of the configuration."""
+
+    draft: model_config.Draft
+    versions: tuple[int, ...]
+    needs: Needs
+    cpu_instances: int
+    """Of all the versions."""
+    only_reads: bool
+    """Whether the backend only reads the model's files."""
+
+
+class ModelReader:
+    """Reads the configurations of models. Everything here blocks, and runs on a loading thread."""
+
+    def __init__(self, registry: BackendRegistry, options: LoaderOptions) -> None:
+        self._registry = registry
+        self._options = options
+
+    def inspect(self, listing: Listing) -> Design:
+        draft = self.read(listing)
+        self._check(draft, listing)
+        if draft.is_ensemble:
+            config, cpu_instances, only_reads = draft.provisional(), 0, False
+        else:
+            backend, config = self.backend(draft)
+            cpu_instances, only_reads = self._count_cpu(draft), bool(getattr(backend, "in_place", ()))
+        versions = self._selected(draft, listing)
+        needs = config.ensemble.needs if config.ensemble is not None else {}
+        return Design(draft, versions, needs, cpu_instances * len(versions), only_reads)
+
+    def examine(self, listing: Listing) -> list[ModserveError]:
+        """Every reason not to load a model that shows before an engine opens it. Blocking; may import the engine.
+
+        `inspect` raises the first of them, and the load the rest.
+        """
+        try:
+            draft = self.read(listing)
+        except ModserveError as error:
+            return [error]
+        failures: list[ModserveError] = []
+
+        def tried(look: Callable[[model_config.Draft, Listing], Result]) -> Result | None:
+            try:
+                return mapped(f"failed to look at model '{listing.name}'", look, draft, listing)
+            except ModserveError as error:
+                failures.append(error)
+                return None
+
+        tried(functools.partial(self._check, files=listing.path if listing.path.is_dir() else None))
+        engine = None
+        if draft.backend and not draft.is_ensemble:
+            engine = tried(lambda draft, listing: self.backend(draft)[0])
+        if engine is not None and not failures:  # else there might be a thousand million instances
+            tried(lambda draft, listing: self._count_cpu(draft))
+        versions = tried(self._selected) or ()
+        filename = "" if engine is None else engine.default_model_filename
+        config, names, guard = draft.provisional(), self._registry.names, self._options.guard
+        refusal = getattr(engine, "refusal", None)
+        files = tried(lambda *_: examination.of_files(listing.path, versions, config, filename, names, refusal))
+        contents = tried(lambda *_: examination.of_contents(listing.path, versions, draft, engine, guard))
+        return [*failures, *(files or ()), *(contents or ())]
+
+    def look(self, draft: model_config.Draft, path: Path, version: int) -> list[ModserveError]:
+        """What is wrong with the files of a version, as far as that shows before an engine opens them."""
+        backend, config = self.backend(draft)
+        filename, names, guard = backend.default_model_filename, self._registry.names, self._options.guard
+        refusal = getattr(backend, "refusal", None)
+        files = examination.of_files(path, (version,), config, filename, names, refusal)
+        return [*files, *examination.of_contents(path, (version,), draft, backend, guard)]
+
+    def _selected(self, draft: model_config.Draft, listing: Listing) -> tuple[int, ...]:
+        """The versions to serve. Raises INVALID_ARG if there are none."""
+        versions = tuple(draft.provisional().version_policy.select(listing.versions))
+        if not versions:
+            policy = f"the version policy of model '{listing.name}'"
+            failure = invalid(f"at least one version must be available under {policy}")
+            hint = advice.versions(listing.path, listing.versions, self._registry.names)
+            raise advice.advised(failure, hint) from draft.placed(failure, "version_policy")
+        return versions
+
+    def _count_cpu(self, draft: model_config.Draft) -> int:
+        """How many instances of a version run on the CPU. Raises INVALID_ARG for GPUs that are not there."""
+        backend, config = self.backend(draft)
+        for index, group in enumerate(config.instance_groups):
+            try:
+                place(replace(config, instance_groups=(group,)), backend)
+            except ModserveError as error:
+                field = "gpus" if group.gpus else "kind"
+                raise error from draft.placed(error, ("instance_group", index, field))
+        return count_cpu(place(config, backend))
+
+    def read(self, listing: Listing) -> model_config.Draft:
+        """The configuration as it is written. Raises `UnreadableModelError`."""
+        path = listing.path / listing.config_file
+        try:
+            if listing.refusal is not None:
+                raise listing.refusal
+            if listing.config is not None:
+                draft = model_config.read_override(listing.config, path, listing.name)
+            elif isinstance(listing.content, ModserveError):
+                raise listing.content
+            else:
+                draft = model_config.decode(listing.content, path, listing.name)
+        except ModserveError as error:
+            raise UnreadableModelError(error.code, error.message) from error
+        filenames = listing.filenames
+        if filenames is None:
+            filenames = model_config.version_filenames(listing.path)
+        return replace(draft, backends=self._registry.known, measured=self._options.measured, filenames=filenames)
+
+    def _check(self, draft: model_config.Draft, listing: Listing, files: Path | None = None) -> None:
+        """Raises INVALID_ARG for what is wrong with a configuration, as far as that shows without the engine."""
+        on_notes = functools.partial(self._options.on_notes, draft.name, draft.source)
+        try:
+            model_config.check(draft, auto_complete=self._options.auto_complete, on_notes=on_notes, files=files)
+        except ModserveError as error:
+            if draft.backend or draft.is_ensemble:
+                raise
+            raise advice.advised(error, advice.layout(listing.path, self._registry.names)) from error
+        if not draft.exists and (warning := advice.misspelt_config(listing.path)):
+            on_notes([model_config.Problem(warning)])
+            _log.warning("model '%s': %s", listing.name, warning)
+
+    def backend(self, draft: model_config.Draft) -> tuple[Backend, ModelConfig]:
+        """The engine, and the configuration as it sees it."""
+        try:
+            backend = self._registry.get(draft.backend)
+        except ModserveError as error:
+            installed = self._registry.names
+            hint = "" if draft.backend in self._registry.known else advice.backend_name(draft.backend, installed)
+            if not draft.exists and draft.name.endswith(f".{draft.backend}"):
+                hint = hint or advice.NAMED_BY_FOLDER
+            raise advice.advised(error, hint) from draft.placed(error, "backend", "platform")
+        return backend, draft.provisional(default_cpu_instances=backend.default_cpu_instances)
+
+
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
+
+
+def mapped(doing: str, work: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+    """The border between foreign code and the server: what is raised beyond it is a `ModserveError`, whatever it was.
+
+    Runs on a loading thread, where SystemExit means no more than that a backend cannot go on.
+    """
+    try:
+        return work(*args, **kwargs)
+    except ModserveError:
+        raise
+    except BaseException as error:
+        _log.debug("%s", doing, exc_info=error)
+        raise from_exception(error, doing) from error

@@ -1,0 +1,295 @@
+"""A model whose responses are kept: a request like one before does not run, one like another under way waits.
+
+What is alike and under way is a *flight*. Its first request runs, or looks for its response where that takes a wait;
+those that join it hold `Inflight`s made here. When the first one gets a response, all get it. When it fails, the others
+run: one after the other if it was only the first client's doing (it has gone, its time was up), else all at once, as if
+each had come alone. Requests with another priority or patience are no part of it: they would wait in another way.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeAlias
+
+from modserve.core.errors import Code, ModserveError, from_exception, unavailable
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import InferenceResponse, Outcome, ResponseSink
+from modserve.core.servable import Servable
+from modserve.core.statistics.model_statistics import FailureReason, failure_reason
+from modserve.core.tensors.tensor import Tensor
+from modserve.resources.response_cache import Cache, key
+from modserve.scheduling.scheduler import Alarm, Clock
+
+from .wrappers import ModelWrapper
+
+_Place: TypeAlias = tuple[bytes, object, int]
+"""What requests of a flight have in common: the key of their response, and how they wait in a queue."""
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    place: _Place
+    looked_ns: int
+    waiting: dict[Inflight, Alarm | None] = field(default_factory=dict)
+    """Those made here whose response is not there yet, in the order in which they came, with their deadlines."""
+
+
+class CachedModel(ModelWrapper):
+    """Keeps the responses of a model or an ensemble that has one for each request: the same request does not run again.
+
+    Of an ensemble the response of the whole is kept, and a hit runs none of its models. Those that wait for the
+    response of another request count as hits.
+    """
+
+    def __init__(self, servable: Servable, cache: Cache, clock: Clock) -> None:
+        super().__init__(servable)
+        self._cache = cache
+        self._clock = clock
+        self._stopped = False
+        self._flights: dict[_Place, _Flight] = {}
+        self._waiting = 0
+        self._nobody_waits = asyncio.Event()
+        self._nobody_waits.set()
+        self._looking: set[asyncio.Future[InferenceResponse | None]] = set()
+
+    def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
+        if self._stopped:  # it says so itself
+            return self._servable.submit(request, sink, now_ns)
+        start_ns = time.monotonic_ns()
+        digest = key(request)
+        kept = self._cache.get(self, digest)
+        looked_ns = time.monotonic_ns() - start_ns
+        if kept is not None:
+            inflight = _inflight(request, sink, now_ns, start_ns, kept)
+            self._clock.call_soon(partial(self._hit, inflight, kept, looked_ns))
+            return inflight
+        place = digest, request.parameters.get("priority"), request.timeout_ns
+        flight = self._flights.get(place)
+        if flight is not None:
+            return self._join(flight, request, sink, now_ns, start_ns)
+        flight = _Flight(place, looked_ns)
+        looking = self._cache.fetch(self, digest)
+        if looking is None:
+            inflight = self._servable.submit(request, _Keeper(self, flight, sink), now_ns)
+            self._flights[place] = flight
+            return inflight
+        self._flights[place] = flight
+        self._looking.add(looking)
+        looking.add_done_callback(partial(self._looked, flight, start_ns))
+        return self._join(flight, request, sink, now_ns, start_ns)
+
+    @property
+    def outstanding(self) -> int:
+        return super().outstanding + self._waiting
+
+    @property
+    def busy(self) -> bool:
+        return super().busy or self._waiting > 0
+
+    async def idle(self) -> None:
+        await super().idle()
+        while self._waiting:
+            await self._nobody_waits.wait()
+            await super().idle()
+
+    def stop(self) -> None:
+        """Keep nothing any more."""
+        self._stopped = True
+        self._cache.forget(self)
+
+    async def drain(self) -> None:
+        self._stopped = True
+        await self._nobody_waits.wait()  # they may have to run yet
+        await self._servable.drain()
+
+    async def close(self) -> None:
+        self._cache.forget(self)
+        for flight in list(self._flights.values()):
+            self._all_fail(flight, unavailable(f"model '{self.id.name}' was unloaded before the request ran"))
+        await self._servable.close()
+
+    # Those that wait
+
+    def _join(
+        self, flight: _Flight, request: InferenceRequest, sink: ResponseSink, now_ns: int, start_ns: int
+    ) -> Inflight:
+        inflight = _inflight(request, sink, now_ns, start_ns)
+        alarm = None
+        if inflight.deadline_ns:
+            alarm = Alarm(self._clock, partial(self._ring, flight, inflight))
+            alarm.at(inflight.deadline_ns)
+        flight.waiting[inflight] = alarm
+        inflight.on_cancel = partial(self._cancelled, flight)
+        self._waiting += 1
+        self._nobody_waits.clear()
+        return inflight
+
+    def _leave(self, flight: _Flight, inflight: Inflight) -> None:
+        """It waits no more."""
+        alarm = flight.waiting.pop(inflight)
+        if alarm is not None:
+            alarm.end()
+        inflight.on_cancel = None
+        self._waiting -= 1
+        if not self._waiting:
+            self._nobody_waits.set()
+
+    def _cancelled(self, flight: _Flight, inflight: Inflight) -> None:
+        self._leave(flight, inflight)
+        self.statistics.record_failure(inflight, FailureReason.CANCELED, time.monotonic_ns())
+
+    def _ring(self, flight: _Flight, inflight: Inflight) -> None:
+        alarm = flight.waiting[inflight]
+        if alarm is not None and self._clock.now_ns() < inflight.deadline_ns:
+            alarm.at(inflight.deadline_ns)  # it rings early
+            return
+        self._leave(flight, inflight)
+        self._fail(inflight, unavailable("Request timeout expired"))
+
+    def _fail(self, inflight: Inflight, error: ModserveError) -> None:
+        reason = failure_reason(error, by_backend=False)
+        self.statistics.record_failure(inflight, reason, time.monotonic_ns())
+        inflight.settle(error)
+
+    def _all_fail(self, flight: _Flight, error: ModserveError) -> None:
+        for inflight in list(flight.waiting):
+            self._leave(flight, inflight)
+            self._fail(inflight, error)
+
+    # What becomes of a flight
+
+    def _looked(self, flight: _Flight, start_ns: int, looking: "asyncio.Future[InferenceResponse | None]") -> None:
+        self._looking.discard(looking)
+        if self._flights.get(flight.place) is not flight:
+            return
+        flight.looked_ns = time.monotonic_ns() - start_ns
+        kept = None if looking.cancelled() or looking.exception() is not None else looking.result()
+        if kept is None:
+            self._next(flight)
+        else:
+            self._land(flight, kept)
+
+    def kept(self, flight: _Flight, response: InferenceResponse) -> None:
+        """The model has responded to a request that was not in the cache."""
+        start_ns = time.monotonic_ns()
+        if not self._stopped:
+            self._cache.put(self, flight.place[0], response)
+        self.statistics.record_cache_miss(flight.looked_ns + time.monotonic_ns() - start_ns)
+
+    def ended(self, flight: _Flight, outcome: Outcome, of_client: bool) -> None:
+        """The request that ran has its outcome; `of_client`: what it failed by says nothing of the others."""
+        if self._flights.get(flight.place) is not flight:
+            return
+        if isinstance(outcome, InferenceResponse):
+            self._land(flight, outcome)
+        elif of_client:
+            self._next(flight)
+        else:
+            del self._flights[flight.place]
+            for inflight in list(flight.waiting):
+                self._leave(flight, inflight)
+                self._run(_Flight(flight.place, flight.looked_ns), inflight)
+
+    def _land(self, flight: _Flight, response: InferenceResponse) -> None:
+        del self._flights[flight.place]
+        for inflight in list(flight.waiting):
+            self._leave(flight, inflight)
+            self._hit(inflight, response, flight.looked_ns)
+
+    def _next(self, flight: _Flight) -> None:
+        """Let the first of those that wait run; the flight ends if there is none."""
+        inflight = next(iter(flight.waiting), None)
+        if inflight is None:
+            del self._flights[flight.place]
+            return
+        self._leave(flight, inflight)
+        self._run(flight, inflight)
+
+    def _hit(self, inflight: Inflight, kept: InferenceResponse, looked_ns: int) -> None:
+        if inflight.settled:
+            self.statistics.record_failure(inflight, FailureReason.CANCELED, time.monotonic_ns())
+            return
+        self.statistics.record_cache_hit(inflight, looked_ns, time.monotonic_ns())
+        # New tensors: what is converted in them is kept no longer than the response.
+        outputs = {name: Tensor.from_raw(one.datatype, one.shape, one.raw) for name, one in kept.outputs.items()}
+        inflight.settle(replace(kept, id=inflight.request.id, outputs=outputs, waited_ns=0))
+
+    def _run(self, flight: _Flight, outer: Inflight) -> None:
+        """Submit a request that was taken before. Its outcome goes to `outer`."""
+        relay = _Relay(self, flight, outer)
+        try:
+            inner = self._servable.submit(outer.request, relay, outer.request_start_ns)
+        except Exception as error:
+            failure = error if isinstance(error, ModserveError) else from_exception(error, "submitting a request")
+            outer.settle(failure)
+            self.ended(flight, failure, False)
+            return
+        inner.trace, outer.trace = outer.trace, None
+        inner.callers, inner.ordered = outer.callers, outer.ordered
+        relay.inner = inner
+        outer.on_cancel = relay.cancel
+
+
+def _inflight(
+    request: InferenceRequest, sink: ResponseSink, now_ns: int, start_ns: int, kept: InferenceResponse | None = None
+) -> Inflight:
+    """A request that the model does not know of."""
+    names = request.outputs if kept is None else tuple(kept.outputs)
+    inflight = Inflight(request, sink, request.inputs, names, 0, None, now_ns, request.deadline_ns)
+    inflight.queue_start_ns = start_ns
+    return inflight
+
+
+@dataclass(slots=True, eq=False)
+class _Keeper:
+    """Implements `core.requests.response.ResponseSink`: keeps the response on its way to the client."""
+
+    _model: CachedModel
+    _flight: _Flight
+    _sink: ResponseSink
+
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        try:
+            if isinstance(outcome, InferenceResponse):
+                self._model.kept(self._flight, outcome)
+        finally:
+            try:
+                self._sink.settle(outcome, final)
+            finally:
+                self._model.ended(self._flight, outcome, _of_client(outcome))
+
+
+@dataclass(slots=True, eq=False)
+class _Relay:
+    """Implements `core.requests.response.ResponseSink` for a request that has waited before it was submitted."""
+
+    _model: CachedModel
+    _flight: _Flight
+    _outer: Inflight
+    inner: Inflight | None = None
+
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        inner, self.inner = self.inner, None
+        if inner is not None:
+            self._outer.timing = inner.timing
+        self._outer.on_cancel = None
+        try:
+            if isinstance(outcome, InferenceResponse):
+                self._model.kept(self._flight, outcome)
+        finally:
+            self._outer.settle(outcome, final)
+            self._model.ended(self._flight, outcome, _of_client(outcome))
+
+    def cancel(self, outer: Inflight) -> None:
+        """The client has gone."""
+        if self.inner is not None:
+            self.inner.cancel()
+
+
+def _of_client(outcome: Outcome) -> bool:
+    """Whether a failure is of one client only: it has gone, or waits no longer."""
+    if not isinstance(outcome, ModserveError):
+        return False
+    return outcome.code is Code.CANCELLED or outcome.message == "Request timeout expired"

@@ -1,0 +1,333 @@
+"""One loaded model version: checks requests, queues them, and knows when all are settled."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeAlias
+
+from modserve.backends.api import BackendModel, Executor, InstanceSpec
+from modserve.core.configuration.model_config import ModelConfig, ModelDescription
+from modserve.core.errors import Code, ModserveError, unavailable
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import ResponseSink
+from modserve.core.requests.sequence import SequenceId
+from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics, failure_reason
+from modserve.core.tensors.tensor import Tensor
+from modserve.core.version import ModelId
+from modserve.execution.instance import Instance
+from modserve.execution.pool import InstancePool
+from modserve.execution.quick import could_be_quick
+from modserve.execution.revival import Make
+from modserve.execution.settlement import Observe
+from modserve.execution.warming import MakeSamples, Sample
+from modserve.scheduling.queued import FormerQueues, QueuedScheduler
+from modserve.scheduling.scheduler import Clock, LoopClock, OnDrop, PinnedRunner, Scheduler
+from modserve.scheduling.sequence import SequenceScheduler
+
+from .closing import close_aside
+from .readiness import ReadinessCheck
+from .warm_up import warm_up
+
+_log = logging.getLogger(__name__)
+
+_ABANDONED_NS = 5_000_000_000
+"""How long a model that is to end waits for executions that nobody else waits for."""
+_LOOK_S = 0.5
+"""It looks so often whether there are others."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What a loading thread hands to the event loop: an engine with its instances, and what was read from files."""
+
+    config: ModelConfig
+    message: bytes
+    """The normalised ``inference.ModelConfig``, serialised."""
+    engine: BackendModel
+    instances: Sequence[tuple[str, Executor]]
+    any_thread: bool
+    """Whether instances may run on the event loop's thread."""
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    initial_states: Mapping[str, Tensor] = field(default_factory=dict)
+    """The states of new sequences that come from files, by input."""
+    make: Make | None = None
+    """Makes an instance anew that was lost; None: it stays lost."""
+    on_health: Callable[[], None] = lambda: None
+    """Called when the model may have become ready, or not ready, by itself."""
+    on_closed: Callable[[], None] = lambda: None
+    """Called when the engine is closed, or is left to itself since it does not close."""
+    engine_report: Mapping[str, object] = field(default_factory=dict)
+    """As `core.servable.EngineReporter` has it."""
+    samples: Sequence[Sample] = ()
+    """What the instances run before the model takes requests."""
+    make_samples: MakeSamples | None = None
+    """The same for an instance that is made anew, much later; None: it takes requests at once."""
+    warmed_at_a_time: int = 1
+    """The instances that run them side by side."""
+    description: ModelDescription | None = None
+    """What the engine said of the model when it was opened: finding out may take a process."""
+    specs: dict[int, InstanceSpec] = field(default_factory=dict)
+    """What the instances are to be, by number. `make` reads it; it changes when they are added and removed."""
+    statistics: ModelStatistics = field(default_factory=ModelStatistics)
+    """What the model counts in, as other loads of it may have done before."""
+
+
+Accept: TypeAlias = Callable[[InferenceRequest, ResponseSink, int], Inflight]
+"""Checks a request that arrived at a time, as `core.requests.normalize.Signature.accept`. Raises INVALID_ARG."""
+SchedulerFactory: TypeAlias = Callable[[InstancePool, Clock, OnDrop], Scheduler]
+
+
+@dataclass(frozen=True)
+class Queueing:
+    """What a configuration says of how requests get to the instances of a model without sequences."""
+
+    accept: Accept
+    make_scheduler: SchedulerFactory
+    observe: Observe
+
+
+class Model:
+    """Implements `core.servable.Servable`, `Finisher` and `ReadinessChecker`, on the event loop's thread.
+
+    It closes the engine and the instances that it is made with; if making it fails, that is left to the caller.
+    `observe` gets every execution that succeeded.
+    """
+
+    def __init__(
+        self,
+        model_id: ModelId,
+        opened: Opened,
+        clock: LoopClock,
+        accept: Accept,
+        make_scheduler: SchedulerFactory,
+        observe: Observe | None = None,
+    ) -> None:
+        self.id = model_id
+        self.unready_reason: str | None = None
+        """Why it takes no requests at the moment, although it is loaded: it has no instance left."""
+        self.config = config = opened.config
+        self.config_message = opened.message
+        self.statistics = opened.statistics
+        self.statistics.set_buckets(config.histogram_buckets)
+        self.labels = opened.labels
+        self.engine_report = opened.engine_report
+        self.opened = replace(opened, instances=())
+        """What it was made of, but for the instances, which come and go."""
+        self._engine = opened.engine
+        self._accept = accept
+        self._clock = clock
+        self.outstanding = 0
+        self._observe = observe
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self._abandoned_since_ns = 0
+        self._on_health = opened.on_health
+        self._on_closed = opened.on_closed
+        self.pool = InstancePool(
+            model_id,
+            config,
+            list(opened.instances),
+            self.statistics,
+            self._on_settled,
+            clock.loop,
+            opened.any_thread and could_be_quick(config),
+            observe,
+            make=opened.make,
+            clock=clock,
+            on_health=self._health_changed,
+            make_samples=opened.make_samples,
+        )
+        try:
+            self._scheduler = make_scheduler(self.pool, clock, self._on_drop)
+        except BaseException:
+            self.pool.end()
+            raise
+        self._former: FormerQueues[Instance] = FormerQueues(self.pool)
+        self._leaving: set[asyncio.Task[None]] = set()
+        self.pool.on_left = self._left
+        self._enqueue = self._scheduler.enqueue
+        self._readiness = ReadinessCheck(model_id, lambda: self.pool.executors)
+        self.check_ready = self._readiness.check
+        self.pool.on_stuck = self._fail_waiting
+
+    @property
+    def busy(self) -> bool:
+        if not self._abandoned_since_ns:
+            return self.outstanding > 0
+        abandoned_ns = time.monotonic_ns() - self._abandoned_since_ns
+        return self.outstanding > 0 and not (abandoned_ns >= _ABANDONED_NS and self._is_abandoned())
+
+    def _is_abandoned(self) -> bool:
+        """Whether all requests at hand are with engines that go on with them although nobody waits any more.
+
+        Such an engine may hang. To close it is the only way to end it then, if there is one.
+        """
+        return not self.statistics.pending and not self.pool.awaited
+
+    def __repr__(self) -> str:
+        return f"Model({self.id.name}, version {self.id.version}, {self.outstanding} outstanding, {self.pool!r})"
+
+    def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
+        inflight = self._accept(request, sink, now_ns)
+        try:
+            self._enqueue(inflight)
+        except BaseException as error:
+            # A client's mistake says nothing of the model.
+            if not isinstance(error, ModserveError) or error.code is not Code.INVALID_ARG:
+                self.statistics.record_failure(inflight, FailureReason.REJECTED, time.monotonic_ns())
+            raise
+        self.statistics.pending += 1
+        self.outstanding += 1
+        return inflight
+
+    async def warm_up(self, samples: Sequence[Sample], at_a_time: int) -> None:
+        """Run samples on every instance, before there are requests. Raises why an instance is not fit to serve."""
+        numbers = range(self.pool.count)
+        self.engine_report = {**self.engine_report, **await warm_up(self.pool, numbers, samples, at_a_time)}
+
+    async def warm(self, instances: Sequence[Instance], opened: Opened) -> None:
+        """The same for instances that are to be added, with the samples of a new configuration."""
+        numbers = [instance.number for instance in instances]
+        await warm_up(self.pool, numbers, opened.samples, opened.warmed_at_a_time)
+
+    def _health_changed(self) -> None:
+        """While no instance is left, new requests are refused at once.
+
+        Those that wait already go on waiting until the first attempt to make another instance, and fail with that.
+        """
+        trouble = self.pool.trouble
+        self.unready_reason = None if trouble is None else trouble.reason
+        self._enqueue = self._scheduler.enqueue if trouble is None else partial(_refuse, trouble)
+        self._on_health()
+
+    def change(
+        self, opened: Opened, queueing: Queueing | None, added: Collection[Instance], removed: Collection[int]
+    ) -> None:
+        """Another configuration over the same engine: with other instances, and another queue if there is `queueing`.
+
+        What waits in the old queue runs first, and nothing of it fails.
+        """
+        self.opened, self.config, self.config_message = opened, opened.config, opened.message
+        self.engine_report = opened.engine_report
+        pool, observe = self.pool, self._observe
+        pool.change(added, removed)
+        if queueing is not None:
+            self._accept, observe, old = queueing.accept, queueing.observe, self._scheduler
+            assert isinstance(old, QueuedScheduler), "sequences keep their instances and queues: this is a bug"
+            self._scheduler = queueing.make_scheduler(pool, self._clock, self._on_drop)
+            self._former.add(old)
+        self._observe = observe
+        pool.learn(observe, opened.make_samples)
+        self._health_changed()
+
+    def _left(self, instance: Instance) -> None:
+        """An instance that was removed has nothing left to do."""
+        task = asyncio.create_task(self._close_instance(instance))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def _close_instance(self, instance: Instance) -> None:
+        try:
+            await close_aside(instance.close, f"instance '{instance.name}'")
+        except Exception:
+            _log.exception("model '%s': closing instance '%s' failed", self.id.name, instance.name)
+
+    def _fail_waiting(self, error: ModserveError) -> None:
+        for scheduler in (*self._former, self._scheduler):
+            scheduler.fail_waiting(error)
+
+    def hurry(self) -> None:
+        self._scheduler.hurry()
+
+    async def idle(self) -> None:
+        while self.busy:
+            self._settled.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._settled.wait()
+            since_ns = self._abandoned_since_ns or time.monotonic_ns()
+            self._abandoned_since_ns = since_ns if self._is_abandoned() else 0
+
+    async def drain(self) -> None:
+        self._scheduler.stop()
+        await self.idle()
+
+    async def close(self) -> None:
+        self._readiness.close()
+        self.pool.stop_reviving()
+        failure = unavailable(f"model '{self.id.name}' was unloaded before the request ran")
+        for scheduler in (*self._former, self._scheduler):
+            scheduler.close(failure)
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+        try:
+            await close_aside(self._close_engine, f"model '{self.id.name}', version {self.id.version}")
+        finally:
+            self._on_closed()
+
+    def _close_engine(self) -> None:
+        try:
+            self.pool.close()
+        finally:
+            self._engine.close()
+
+    def _on_drop(self, inflight: Inflight, error: ModserveError) -> None:
+        """A request leaves the queue without having run."""
+        self.statistics.pending -= 1
+        try:
+            self.statistics.record_failure(inflight, failure_reason(error, by_backend=False), time.monotonic_ns())
+        except Exception:
+            _log.exception("model '%s': counting a failure failed", self.id.name)
+        inflight.settle(error)
+        self._on_settled(1)
+
+    def _on_settled(self, count: int) -> None:
+        self.outstanding -= count
+        if not self.outstanding:
+            self._settled.set()
+
+
+class SequenceModel(Model):
+    """A model with a sequence batcher. Implements `core.servable.SequenceKeeper`, too."""
+
+    _sequences: SequenceScheduler[Instance]
+
+    def __init__(
+        self,
+        model_id: ModelId,
+        opened: Opened,
+        clock: LoopClock,
+        accept: Accept,
+        runner: Callable[[InstancePool], PinnedRunner[Instance]] = lambda pool: pool,
+    ) -> None:
+        def make_scheduler(pool: InstancePool, clock: Clock, on_drop: OnDrop) -> Scheduler:
+            self._sequences = SequenceScheduler(opened.config, runner(pool), clock, on_drop, opened.initial_states)
+            return self._sequences
+
+        super().__init__(model_id, opened, clock, accept, make_scheduler)
+        self._sequences.on_end = self._settled.set
+
+    @property
+    def open_sequences(self) -> int:
+        """The sequences that have begun, and may go on while the model drains."""
+        return self._sequences.open_sequences
+
+    def has_sequence(self, id: SequenceId) -> bool:
+        return self._sequences.has(id)
+
+    def abandon_sequence(self, id: SequenceId) -> None:
+        self._sequences.abandon(id)
+
+    @property
+    def busy(self) -> bool:
+        return super().busy or self.open_sequences > 0
+
+
+def _refuse(trouble: ModserveError, inflight: Inflight) -> None:
+    """In place of `Scheduler.enqueue` of a model that has no instance left."""
+    raise unavailable(f"{inflight.request.label}{trouble.message}")

@@ -1,0 +1,326 @@
+"""The composition root: builds every object, and orders start and shutdown."""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from modserve import backends
+from modserve.backends.api import Backend
+from modserve.backends.registry import BackendRegistry
+from modserve.core.configuration.log_settings import AccessMode
+from modserve.core.errors import ModserveError
+from modserve.core.requests.memory import MemoryBudget
+from modserve.core.residency import MemoryLimit
+from modserve.core.statistics.metrics import MetricStore
+from modserve.execution.placement import available_cores
+from modserve.execution.rate_limit import RateLimiter
+from modserve.frontends.certificates import CertificateError
+from modserve.frontends.offload import background_threads
+from modserve.models.diagnosis.advice import absent_backends
+from modserve.models.loading.loader import Loader
+from modserve.models.residency.admission import Residency
+from modserve.models.residency.growth import Growth
+from modserve.models.residency.sizes import Meter
+from modserve.models.residency.work import Lending
+from modserve.models.serving.caching import Caching, make_cache
+from modserve.observability import prometheus
+from modserve.observability.access_log import access_log
+from modserve.observability.failure_log import FailureLog
+from modserve.observability.logging import Logs
+from modserve.observability.progress import LaterLoads, LoadingProgress
+from modserve.observability.trace import Tracer
+from modserve.observability.watchdog import Watchdog
+from modserve.repository.control import ControlMode, ControlOptions
+from modserve.repository.manager import ModelManager
+from modserve.repository.table import ModelTable
+from modserve.resources import allocator
+from modserve.resources.garbage import Freezer, set_aside
+from modserve.resources.machine_memory import allowed_memory
+from modserve.resources.shared_memory import SharedMemory
+from modserve.server import Phase, Server
+from modserve.settings import Settings
+from modserve.settings import log as log_options
+from modserve.workers.member import EngineControl, Member
+
+from .listeners import Listeners, Ports
+from .model_setup import backend_options, loader_options, models_to_load, repositories
+from .ports import PortError
+
+_log = logging.getLogger(__name__)
+
+
+class InferenceServer(Server):
+    """A server as a library: models loaded by their settings, inference by calls, no sockets.
+
+    ::
+
+        async with InferenceServer(Settings(model_repository=["model_repository"])) as server:
+            response = await server.infer("simple", {"INPUT0": a, "INPUT1": b})
+            print(response.outputs["OUTPUT0"].array)
+
+    Functions and classes with `modserve.model` above them are models, too: ``Settings(python_model=double)``.
+
+    Entering loads all models; `index` lists those that fail, with the reason. Leaving finishes what is in flight, for
+    at most `exit_timeout_secs`, and unloads. `backends` adds engines by name to the installed ones. Clients may change
+    `logs` by the log settings calls, which are refused without it. `member` is there in one of several workers.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        backends: dict[str, Backend] | None = None,
+        logs: Logs | None = None,
+        member: Member | None = None,
+    ) -> None:
+        self.settings = settings
+        threads, memory = settings.model_load_thread_count, settings.request_memory_limit
+        workers = 1 if member is None else member.place.count
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="load")
+        self._ending = asyncio.Lock()
+        self._ended_in_time: bool | None = None
+        registry = BackendRegistry(backends)
+        for warning in absent_backends(settings.backend_config, registry.names):
+            _log.warning("%s", warning)
+        self.engine_metrics = MetricStore(prometheus.RESERVED)
+        """What engines show on the metrics page."""
+        self.cores = max(1, available_cores() // workers)
+        """For this process, of those that the machine lets all workers have."""
+        table = ModelTable(settings.strict_version_readiness)
+        table.expect(None)  # until the repositories have been looked through
+        library = allocator.glibc()
+        meter = Meter() if library is None else Meter(lambda: library.malloc_trim(0))
+        residency = self._residency(table, workers, meter)
+        self._caching = Caching(make_cache(settings.cache, os.environ), backend_options(settings, registry.names))
+        options = replace(
+            loader_options(settings, registry.names, self.cores),
+            caching=self._caching,
+            limiter=RateLimiter(settings.rate_limit_resource) if settings.rate_limit != "off" else None,
+            metrics=self.engine_metrics,
+            around=None if member is None else member.around_model,
+            residency=residency,
+            growth=Growth(meter),
+        )
+        loader = Loader(
+            registry,
+            options,
+            self._executor,
+            table.borrow,
+            self if member is None else EngineControl(self),
+            lambda: self.changes.notify(),
+            table.borrower,
+        )
+        self.later_loads = LaterLoads(logs)
+        super().__init__(
+            ModelManager(table, loader, threads, settings.model_load_retry_count, self.later_loads),
+            repositories(settings),
+            name=settings.id,
+            strict_readiness=settings.strict_readiness,
+            logs=logs,
+            control=ControlOptions(
+                ControlMode(settings.model_control_mode), models_to_load(settings), settings.repository_poll_secs
+            ),
+            shared_memory=SharedMemory(settings.allow_client_shm),
+            tracer=Tracer(settings.trace if member is None else member.trace(settings.trace), name=settings.id),
+            memory=MemoryBudget((allowed_memory() // 2 if memory is None else memory) // workers),
+            model_memory=lambda: residency.report,
+        )
+        requests = log_options.access(settings)
+        self.failure_log = FailureLog(enabled=requests.mode is not AccessMode.OFF)
+        self.access_log = access_log(requests, logs)
+        if logs is not None:
+            logs.on_change = lambda settings: self.tracer.change_verbosity(settings.verbose_level)
+            logs.on_change(logs.settings)
+        if member is not None:
+            member.join(self)
+
+    def _residency(self, table: ModelTable, workers: int, meter: Meter) -> Residency:
+        """When models are in memory. Workers share the limit: each has models of its own."""
+        settings = self.settings
+        limit = settings.model_memory_limit.of(allowed_memory()) // workers
+        if settings.model_memory_limit != MemoryLimit() and not limit:
+            _log.warning("--model-memory-limit has no effect: the system does not say how much memory there is")
+        return Residency(
+            limit,
+            lazy=settings.load_lazily == "true" or (settings.load_lazily == "auto" and limit > 0),
+            idle_ns=settings.model_idle_unload_secs * 10**9,
+            wait_ns=settings.model_memory_wait_secs * 10**9,
+            lending=Lending(table.loans.lent, table.loans.returned),
+            meter=meter,
+            on_health=lambda: self.changes.notify(),
+        )
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.load()
+        except BaseException:
+            await self.shut_down()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.shut_down()
+
+    async def shut_down(self, seconds: float | None = None) -> bool:
+        """Finish what is in flight, then unload, in so many `seconds` at most; False if the time was too short.
+
+        Without them it is `exit_timeout_secs`. May be called again: there is one end, and its outcome.
+        """
+        async with self._ending:
+            if self._ended_in_time is None:
+                self._ended_in_time = await self._end(self.settings.exit_timeout_secs if seconds is None else seconds)
+        return self._ended_in_time
+
+    async def _end(self, seconds: float) -> bool:
+        self._caching.ending()
+        try:
+            async with asyncio.timeout(seconds):
+                await self.drain()
+        except TimeoutError:
+            # Engines may hang in a call; their threads are daemons, and the process need not wait for them.
+            return False
+        finally:
+            await self._caching.close()
+            self._executor.shutdown(wait=False, cancel_futures=True)
+        return True
+
+
+async def serve(
+    settings: Settings,
+    *,
+    logs: Logs | None = None,
+    on_open: Callable[[Ports], None] = lambda ports: None,
+    on_loaded: Callable[[InferenceServer], None] = lambda server: None,
+    member: Member | None = None,
+) -> int:
+    """Serve until SIGTERM or SIGINT, and return the process's exit code.
+
+    The ports open first and `on_open` is called, then the models load and `on_loaded` is called. On the first signal:
+    not ready, accept nothing new, finish what is in flight for at most `exit_timeout_secs`, return 0 (1 if the time was
+    too short). On a second signal the process exits at once. Also 1 if a port or repository cannot be opened, or, with
+    `exit_on_error`, a model fails to load. Clients may change `logs` by the log settings calls.
+
+    As one of several workers (`member`), it takes part in what they do together; `on_loaded` is called when all have
+    loaded. One that replaces another opens its ports last, when it has loaded what the others have.
+    """
+    stopping = asyncio.Event()
+    _handle_signals(stopping, logs)
+    server = InferenceServer(settings, logs=logs, member=member)
+    loop = asyncio.get_running_loop()
+    freezer = Freezer(loop, server.ready_models, server.ended_requests)
+    set_aside()  # else the imports of large engines set off one full collection after the other
+    backends.registry.after_import = set_aside
+    if (library := allocator.glibc()) is not None:
+        allocator.tune(library)
+    with ExitStack() as stack:
+        stack.enter_context(background_threads(server.cores))
+        watchdog = Watchdog(settings.event_loop_warning_ms)
+        async with asyncio.TaskGroup() as tasks:
+            listeners = Listeners(server, server.engine_metrics, settings, tasks, watchdog, member)
+            if member is not None:
+                await member.start(tasks, listeners.page.text)
+
+            async def open_ports() -> bool:
+                try:
+                    on_open(await listeners.start())
+                except (PortError, CertificateError) as error:
+                    _log.error("%s", error)
+                    return False
+                return True
+
+            async def load() -> bool:
+                if member is None:
+                    return await _load(server, settings, freezer, logs, on_loaded)
+                loaded = await _load(server, settings, freezer, logs, lambda server: None)
+                if loaded:
+                    await member.catch_up()
+                    if not opened and not await open_ports():
+                        return False
+                    member.served()
+                    await member.all_served()
+                if opened and server.phase is Phase.RUNNING:
+                    on_loaded(server)
+                return loaded
+
+            opened = member is None or not member.replaces
+            if opened and not await open_ports():
+                await listeners.stop()
+                return 1
+            stack.enter_context(watchdog)
+            if library is not None:
+                stack.callback(allocator.Trimmer(loop, library, allocator.usage(library)).stop)
+            stack.enter_context(server.changes.listening(freezer.changed))
+            stack.enter_context(listeners.page.counting())
+            loading = tasks.create_task(load())
+            waiting = tasks.create_task(stopping.wait())
+            await asyncio.wait((loading, waiting), return_when=asyncio.FIRST_COMPLETED)
+            failed = loading.done() and not loading.result()
+            if not failed:
+                await waiting
+                _log.info("%s", stopping_line(server.in_flight(), settings.exit_timeout_secs))
+            waiting.cancel()
+            loading.cancel()
+            await asyncio.wait((loading,))
+            in_time = await listeners.drain(server.shut_down)
+            return 0 if in_time and not failed else 1
+
+
+def stopping_line(in_flight: Mapping[str, int], seconds: int) -> str:
+    """What the log says at the first signal."""
+    if not in_flight:
+        return "stopping: no new requests, and none are in flight"
+    listed = ", ".join(f"{count} of model '{name}'" for name, count in sorted(in_flight.items()))
+    return (
+        f"stopping: no new requests; those in flight have {seconds} s: {listed}. "
+        "A second SIGTERM or SIGINT (Ctrl-C) ends the server at once."
+    )
+
+
+async def _load(
+    server: InferenceServer,
+    settings: Settings,
+    freezer: Freezer,
+    logs: Logs | None,
+    on_loaded: Callable[[InferenceServer], None],
+) -> bool:
+    """Load everything; False if the server should stop."""
+    try:
+        with LoadingProgress(server.index, logs):
+            await server.load()
+    except ModserveError as error:
+        _log.error("%s", error.message)
+        return False
+    server.later_loads.start()
+    freezer.freeze()
+    on_loaded(server)
+    if settings.exit_on_error and (failed := server.unready_reasons()):
+        _log.error("a model failed to load and --exit-on-error is set: %s", ", ".join(entry.name for entry in failed))
+        return False
+    return True
+
+
+def _handle_signals(stopping: asyncio.Event, logs: Logs | None) -> None:
+    """The first signal asks for an orderly stop; the second, in whatever state things are, ends the process.
+
+    SIGHUP never does: it has the log file opened anew.
+    """
+    loop = asyncio.get_running_loop()
+
+    def ask() -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ask)
+    loop.add_signal_handler(signal.SIGHUP, (logs or Logs()).reopen)

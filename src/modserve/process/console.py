@@ -1,0 +1,119 @@
+"""What is printed for the person at the terminal: at a server's start, and by commands that start none."""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from modserve.backends.inventory import Entry
+from modserve.core.configuration.model_config import ModelConfig
+from modserve.core.lifecycle import IndexEntry
+from modserve.protocol import examples
+
+_MOST_ELEMENTS = 256
+_MOST_REPEATED = 100
+"""Characters of a reason that the log has in full."""
+
+_ANY_ADDRESS = frozenset({"", "0.0.0.0", "::"})
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The address of the HTTP port on this machine. `tls`: its certificate may be unknown to curl."""
+
+    address: str
+    port: int
+    tls: bool = False
+
+    def curl(self, path: str) -> str:
+        """The curl command for a path, without a body."""
+        host = "localhost" if self.address in _ANY_ADDRESS else self.address
+        scheme = "https://" if self.tls else ""
+        options = " -k" if self.tls else ""
+        if ":" in host:
+            return f"curl -g{options} {shlex.quote(f'{scheme}[{host}]:{self.port}{path}')}"
+        return f"curl{options} {scheme}{host}:{self.port}{path}"
+
+
+def models_table(entries: Sequence[IndexEntry], *, logged: bool = False) -> str:
+    """The models with version, state and load time. The reason of a failure is below its line.
+
+    `logged`: whoever reads the table has the reasons in the log above it, so that their beginnings will do.
+    """
+    rows = [("model", "version", "state", "load time")]
+    for entry in entries:
+        version = "-" if entry.version is None else str(entry.version)
+        load_time = f"{entry.load_ns / 1e9:.3f} s" if entry.load_ns else "-"
+        rows.append((entry.name, version, entry.state.value, load_time))
+    heading, rule, *lines = _aligned(rows)
+    out = [heading, rule]
+    for line, entry in zip(lines, entries, strict=True):
+        out.append(line)
+        reasons = entry.reason.splitlines()
+        if logged and reasons and len(entry.reason) > _MOST_REPEATED:
+            reasons = [f"{reasons[0][:_MOST_REPEATED]} … (see above)"]
+        out += [f"    {text}" for text in reasons]
+    return "\n".join(out)
+
+
+def engines_table(entries: Sequence[Entry]) -> str:
+    """What can run models here; and what could, with the command that installs it. Those that are missing come last."""
+    rows = [("backend", "library", "loads")]
+    rows += [(each.backend, f"{each.library} {each.version}".strip() or "-", each.loads or "-") for each in entries]
+    heading, rule, *lines = _aligned(rows)
+    out = [heading, rule]
+    for index, (line, each) in enumerate(zip(lines, entries, strict=True)):
+        if not each.installed and (not index or entries[index - 1].installed):
+            out += ["", "Not installed:"]
+        out.append(line)
+        if each.install:
+            out.append(f"    {'or by its own library: ' if each.installed else ''}{each.install}")
+    return "\n".join(out)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The first row, a line below it, and the others, with spaces so that columns begin below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    heading, *lines = ["  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)) for row in rows]
+    return [heading.rstrip(), "  ".join("-" * width for width in widths), *(line.rstrip() for line in lines)]
+
+
+def example_call(models: Sequence[ModelConfig], place: Place) -> str:
+    """A curl line that works when pasted, for the model that is easiest to call; empty if there is no model.
+
+    If even its inputs would not fit on a screen, the line requests the model's metadata.
+    """
+    if not models:
+        return ""
+    by_name = {model.name: model for model in models}
+    config = min(models, key=lambda model: _effort(model, by_name))
+    path = f"/v2/models/{quote(config.name, safe='')}"
+    if examples.elements(config) > _MOST_ELEMENTS:
+        return place.curl(path)
+    call = "infer_stream" if examples.decoupled(config, by_name) else "infer"
+    text = json.dumps(examples.infer(config, by_name), separators=(",", ":"))
+    return f"{place.curl(f'{path}/{call}')} -d {shlex.quote(text)}"
+
+
+def waiting_line(names: Sequence[str], place: Place | None) -> str:
+    """What to do if models are only loaded on request, and there has been no request."""
+    count = f"{len(names)} models wait" if len(names) != 1 else "1 model waits"
+    text = f"{count} for a load call: {', '.join(names[:5])}{', …' if len(names) > 5 else ''}"
+    if place is None:
+        return text
+    path = f"/v2/repository/models/{quote(names[0], safe='')}/load"
+    return f"{text}\n  {place.curl(path)} -X POST"
+
+
+def _effort(config: ModelConfig, by_name: Mapping[str, ModelConfig]) -> tuple[object, ...]:
+    """Smallest for the model that is easiest to call: of fixed sizes, without sequences, with one response."""
+    return (
+        examples.elements(config) > _MOST_ELEMENTS,
+        bool(examples.sequences(config, by_name)),
+        examples.decoupled(config, by_name),
+        any(size < 0 for spec in config.inputs for size in spec.dims),
+        len(examples.composing(config, by_name)) > 1,
+        examples.elements(config),
+        config.name,
+    )

@@ -1,0 +1,190 @@
+"""The ports of a server: which listeners there are, and the order in which they open, stop and close."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from modserve.core.servable import Finisher, Servable
+from modserve.core.statistics.metrics import MetricStore
+from modserve.frontends.grpc.listener import GrpcListener
+from modserve.frontends.http.wire.listener import HttpListener
+from modserve.frontends.metrics import MetricsListener, OpenMetrics
+from modserve.observability import prometheus
+from modserve.observability.watchdog import Watchdog
+from modserve.resources import open_files
+from modserve.resources.machine_memory import allowed_memory
+from modserve.server import Server
+from modserve.settings import GrpcSettings, Settings
+from modserve.workers.member import Member
+
+from .metrics_page import MetricsPage
+from .ports import opening
+
+_log = logging.getLogger(__name__)
+
+_LONGEST_GRPC_MESSAGE = 512 * 1024 * 1024
+"""By default: it has room for tensors of 300 MB."""
+
+
+def grpc_settings(settings: Settings) -> GrpcSettings:
+    """How gRPC is served, with a limit on messages: one is in memory as a whole before it is read."""
+    if settings.grpc.max_message is not None:
+        return settings.grpc
+    return replace(settings.grpc, max_message=min(_LONGEST_GRPC_MESSAGE, allowed_memory() // 8))
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The ports that are open; None for a front end that is switched off."""
+
+    http: int | None
+    grpc: int | None
+    metrics: int | None
+
+
+_FAREWELL = 1.0
+"""Seconds in which clients with idle HTTP connections may send a last request; at most half the time for the stop."""
+
+
+class Listeners:
+    """The open ports of a server, closed from the outside in. `metrics`: what engines show on the page."""
+
+    def __init__(
+        self,
+        server: Server,
+        metrics: MetricStore,
+        settings: Settings,
+        tasks: asyncio.TaskGroup,
+        watchdog: Watchdog,
+        member: Member | None = None,
+    ) -> None:
+        self._server = server
+        self._member = member
+        self._settings = settings
+        self._http: HttpListener | None = None
+        self._grpc: GrpcListener | None = None
+        self._metrics: MetricsListener | None = None
+        ports = self._connections, self._responses
+        page = self.page = MetricsPage(server, metrics, settings, *ports, [watchdog], self._endings)
+        if settings.http.allow:
+            connections = open_files.connections(settings.http.max_connections)
+            http = replace(settings.http, max_connections=connections)
+            self._http = HttpListener(server, http.address, http.port, http, tasks)
+        if settings.grpc.allow:
+            self._grpc = GrpcListener(server, settings.grpc.address, settings.grpc.port, grpc_settings(settings))
+        if settings.allow_metrics:
+            render = page.text if member is None else member.page
+            self._metrics = MetricsListener(
+                render,
+                prometheus.CONTENT_TYPE,
+                settings.metrics_address or settings.http.address,
+                settings.metrics_port,
+                tasks,
+                reuse_port=member is not None,
+                openmetrics=OpenMetrics(partial(render, True), prometheus.OPENMETRICS, page.has_exemplars),
+                allow_host=settings.http.allow_host,
+            )
+
+    def _connections(self) -> dict[str, int]:
+        ports = {"http": self._http, "grpc": self._grpc}
+        return {name: port.connections for name, port in ports.items() if port is not None}
+
+    def _responses(self) -> dict[str, dict[str, int]]:
+        ports = {"http": self._http, "grpc": self._grpc}
+        return {name: port.responses for name, port in ports.items() if port is not None}
+
+    def _endings(self) -> dict[str, int]:
+        return self._grpc.endings if self._grpc is not None else {}
+
+    async def start(self) -> Ports:
+        """Open every port. Raises PortError, or CertificateError."""
+        settings = self._settings
+        with opening("HTTP", settings.http.address, settings.http.port):
+            http = await self._http.start() if self._http else None
+        with opening("gRPC", settings.grpc.address, settings.grpc.port):
+            grpc = await self._grpc.start() if self._grpc else None
+        with opening("metrics", settings.metrics_address or settings.http.address, settings.metrics_port):
+            metrics = await self._metrics.start() if self._metrics else None
+            self._server.metrics_place = f"port {metrics}, path /metrics" if metrics else ""
+        return Ports(http, grpc, metrics)
+
+    async def drain(self, shut_down: Callable[[float], Coroutine[None, None, bool]]) -> bool:
+        """Stop in order: not ready, serve what is on its way, accept nothing, finish, unload, metrics last.
+
+        `shut_down` finishes and unloads in so many seconds; False, which is returned, if that was too short.
+        """
+        grace = float(self._settings.exit_timeout_secs)
+        if self._member is not None:
+            await self._retire(self._member, grace)
+        else:
+            grace -= await self._say_goodbye(grace)
+        if self._grpc:
+            await self._grpc.take_backlog()
+        keepers = self._server.sequence_keepers()
+        self._server.stop_accepting()
+        if self._http:
+            self._http.stop_accepting()
+        async with asyncio.TaskGroup() as stopping:
+            if self._grpc:
+                stopping.create_task(_stop_grpc(self._grpc, grace, keepers))
+            drained = stopping.create_task(shut_down(grace))
+        await self.stop()
+        in_time = drained.result()
+        if not in_time:
+            _log.error("Exit timeout expired. Exiting immediately.")
+        return in_time
+
+    async def _retire(self, member: Member, grace: float) -> None:
+        """Leave the ports to the other workers while everything is still served: then no client is refused.
+
+        Clients with sequences on gRPC streams keep these until they end.
+        """
+        self._server.retire(ready=True)
+        async with asyncio.TaskGroup() as retiring:
+            if self._http:
+                retiring.create_task(self._http.retire(min(_FAREWELL, grace / member.place.count / 2)))
+            if self._grpc and not self._server.sequence_keepers():
+                await self._grpc.take_backlog()
+                retiring.create_task(self._grpc.stop(grace))
+
+    async def _say_goodbye(self, grace: float) -> float:
+        """Take no new HTTP connections, and give the clients of those that are idle time for a last request.
+
+        The seconds that it took: none if there are no such connections.
+        """
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        self._server.retire(ready=False)
+        if self._http:
+            await self._http.retire(min(_FAREWELL, grace / 2))
+        return loop.time() - begun
+
+    async def stop(self) -> None:
+        """Close whatever is open, at once."""
+        if self._http:
+            await self._http.close()
+        if self._grpc:
+            await self._grpc.stop(None)
+        if self._metrics:
+            await self._metrics.stop()
+        if self._member is not None:
+            await self._member.stop()
+        await asyncio.to_thread(self._server.tracer.close)
+        if self._server.access_log is not None:
+            await asyncio.to_thread(self._server.access_log.close)
+
+
+async def _stop_grpc(listener: GrpcListener, grace: float, keepers: Sequence[Servable]) -> None:
+    """Let sequences that have begun go on over the open streams until they end, and then end the streams."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + grace
+    try:
+        async with asyncio.timeout_at(end):
+            for keeper in keepers:
+                if isinstance(keeper, Finisher):
+                    await keeper.idle()
+    except TimeoutError:
+        pass
+    await listener.stop(max(0.0, end - loop.time()))

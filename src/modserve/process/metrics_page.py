@@ -1,0 +1,121 @@
+"""The metrics page of one process: what it is read from, and on which thread.
+
+The state of the server is read on the event loop, in less than a millisecond for hundreds of models. The counters of
+models are read, and all of it is written, on a thread: counters only grow, so that the page is right whichever moment
+each of them is read at.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+from prometheus_client.registry import Collector
+
+from modserve.backends.inventory import inventory
+from modserve.core.residency import residency
+from modserve.core.servable import Servable
+from modserve.core.statistics.metrics import MetricStore
+from modserve.form import form
+from modserve.observability import prometheus
+from modserve.observability.gpus import GpuCollector
+from modserve.observability.machine import MachineCollector
+from modserve.observability.server_families import ServerFigures
+from modserve.server import Server
+from modserve.settings import Settings
+
+
+class MetricsPage:
+    """`connections` and `responses` are those of the ports, by protocol; the latter by code. `endings` are those of
+    gRPC's connections, by reason.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        store: MetricStore,
+        settings: Settings,
+        connections: Callable[[], Mapping[str, int]],
+        responses: Callable[[], Mapping[str, Mapping[str, int]]],
+        others: Sequence[Collector] = (),
+        endings: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
+        self._server = server
+        self._connections = connections
+        self._responses = responses
+        self._endings = endings
+        self._servables: list[Servable] = []
+        self._figures: ServerFigures | None = None
+        config = settings.metrics_config
+        off = [name for name in ("counter_latencies", "histogram_latencies") if config.get(name) == "false"]
+        left_out = prometheus.latencies("counter_latencies" in off, "histogram_latencies" in off)
+        self._summaries = config.get("summary_latencies") == "true"
+        quantiles = settings.summary_quantiles or prometheus.QUANTILES
+        self.registry = prometheus.registry(lambda: self._servables, self._state, store, left_out, quantiles)
+        if settings.allow_cpu_metrics:
+            self.registry.register(MachineCollector(settings.metrics_interval_ms))
+        if settings.allow_gpu_metrics:
+            self.registry.register(GpuCollector(settings.metrics_interval_ms))
+        for other in others:
+            self.registry.register(other)
+        self._about: tuple[str, Sequence[tuple[str, str, str]]] | None = None
+        self._one = asyncio.Lock()
+
+    def counting(self) -> AbstractContextManager[None]:
+        """While it lasts, models count for summaries from their load on, if the page has any."""
+        return self._server.changes.listening(self._keep_summaries)
+
+    def _keep_summaries(self) -> None:
+        if self._summaries:
+            for servable in self._server.ready_models():
+                servable.statistics.keep_summaries()
+
+    def has_exemplars(self) -> bool:
+        """Whether the page has traces of requests to show, which only OpenMetrics can."""
+        if self._server.tracer.on:
+            return True
+        statistics = [each.statistics for each in self._server.ready_models()]
+        return any(each.request_histogram.exemplars or each.first_response_histogram.exemplars for each in statistics)
+
+    async def text(self, openmetrics: bool = False) -> bytes:
+        """For the event loop's thread. Pages are made one after the other."""
+        async with self._one:
+            if self._about is None:
+                self._about = await asyncio.to_thread(_about)
+            self._servables = self._server.ready_models()
+            self._figures = self._read(*self._about)
+            return await asyncio.to_thread(prometheus.render, self.registry, openmetrics)
+
+    def _state(self) -> ServerFigures:
+        assert self._figures is not None, "read before each page: this is a bug"
+        return self._figures
+
+    def _read(self, form: str, engines: Sequence[tuple[str, str, str]]) -> ServerFigures:
+        server = self._server
+        failed = server.failed_loads()
+        for servable in self._servables:
+            if (report := residency(servable)) is not None and report.failed_loads:
+                key = servable.id.name, servable.id.version
+                failed[key] = failed.get(key, 0) + report.failed_loads
+        return ServerFigures(
+            server.version,
+            server.ready,
+            server.index(),
+            server.in_flight(),
+            self._connections(),
+            server.memory,
+            server.routing_figures(),
+            server.model_memory(),
+            form,
+            engines,
+            failed,
+            self._responses(),
+            server.tracer.figures,
+            self._endings(),
+        )
+
+
+def _about() -> tuple[str, Sequence[tuple[str, str, str]]]:
+    """The form that runs, and the installed engines, none of which is imported. Looks through many files."""
+    return form(), [
+        (each.backend, each.library, each.version) for each in inventory() if each.installed and each.library
+    ]

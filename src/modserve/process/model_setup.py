@@ -1,0 +1,126 @@
+"""What settings say of models: where they are, which load at the start, and how; for a server and for commands."""
+
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from modserve.backends.python.functions import FunctionRepository
+from modserve.backends.registry import BackendRegistry
+from modserve.config import from_json
+from modserve.core.configuration.warm_up_config import WarmUpMode
+from modserve.core.errors import ModserveError, invalid
+from modserve.core.loading import CONFIG_FILE, Repository
+from modserve.models.loading.integrity import Guard
+from modserve.models.loading.loader import LoaderOptions
+from modserve.models.loading.one_file import ModelFile, is_model_directory, is_repository, model_file
+from modserve.repository.control import ALL
+from modserve.repository.files import DirectoryRepository, FileModel, FileRepository
+from modserve.repository.overrides import check_model_name
+from modserve.repository.places import repositories_at
+from modserve.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+
+class NamedFiles(NamedTuple):
+    """What the option model-file names."""
+
+    files: Mapping[str, ModelFile]
+    directories: Mapping[str, Path]
+    """Of models."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.files, *self.directories)
+
+
+def named_files(settings: Settings) -> NamedFiles:
+    """Raises INVALID_ARG for what is no model, or no repository's model, and for a name that two models have."""
+    files: dict[str, ModelFile] = {}
+    directories: dict[str, Path] = {}
+    installed = BackendRegistry().names if settings.model_file else ()
+    for name, written in settings.model_file:
+        path = Path(os.path.abspath(written))
+        own = path.name
+        file = None
+        if path.suffix == ".savedmodel" or not is_model_directory(path):
+            file = _file(path, installed)
+            own = name or file.name
+        elif name not in ("", own):
+            raise invalid(f"the model in '{written}' is called '{own}', as its directory: it cannot be '{name}'")
+        check_model_name(own)
+        if own in files or own in directories:
+            raise invalid(f"two models are called '{own}'; NAME=FILE gives one of them another name")
+        if file is None:
+            directories[own] = path
+        else:
+            files[own] = file
+    return NamedFiles(files, directories)
+
+
+def _file(path: Path, installed: Iterable[str]) -> ModelFile:
+    try:
+        return model_file(path, [*installed])
+    except ModserveError as error:
+        if not is_repository(path):
+            raise
+        raise invalid(
+            f"'{path}' is a repository, with models in it: modserve serve --model-repository {path}"
+        ) from error
+
+
+def repositories(settings: Settings) -> list[Repository]:
+    """Where the models are: directories, what is named one by one, and decorated objects. Raises INVALID_ARG."""
+    outside_links = settings.allow_outside_symlinks
+    cache, timeout_s = settings.repository_cache_dir, settings.repository_timeout_secs
+    config_name = settings.model_config_name
+    places = repositories_at(
+        settings.repositories, cache, timeout_s, config_name=config_name, outside_links=outside_links
+    )
+    files, directories = named_files(settings)
+    places += [DirectoryRepository(path, outside_links=outside_links) for path in directories.values()]
+    measured = settings.default_backend == "auto"
+    if files:
+        for name, file in files.items():
+            _announce(name, file)
+        models = {
+            name: FileModel(file.path, file.folder, file.config(measured=measured)) for name, file in files.items()
+        }
+        places.append(FileRepository(models))
+    if settings.python_model:
+        places.append(FunctionRepository(settings.python_model, from_json))
+    return places
+
+
+def _announce(name: str, file: ModelFile) -> None:
+    _log.info("'%s' is model '%s', version 1, of backend '%s'", file.path, name, file.backend)
+    config = file.folder.parent / CONFIG_FILE
+    if file.in_repository and config.exists():
+        _log.info("'%s' is not read; to serve the model with it: modserve serve %s", config, config.parent)
+
+
+def models_to_load(settings: Settings) -> tuple[str, ...]:
+    """What mode explicit loads at the start: what the options name, one by one or by --load-model."""
+    if settings.model_control_mode != "explicit" or ALL in settings.load_model:
+        return settings.load_model
+    return tuple(dict.fromkeys((*settings.load_model, *named_files(settings).names, *settings.python_model)))
+
+
+def backend_options(settings: Settings, names: Iterable[str]) -> dict[str, Mapping[str, str]]:
+    """The options of each of the backends `names`: its own, over those for all backends."""
+    by_backend = settings.backend_config
+    return {name: {**by_backend.get("", {}), **by_backend.get(name, {})} for name in names}
+
+
+def loader_options(settings: Settings, backends: Iterable[str], cores: int) -> LoaderOptions:
+    """How models are loaded; `backends` are those that are installed."""
+    return LoaderOptions(
+        cores=cores,
+        auto_complete=not settings.disable_auto_complete_config,
+        backend_options=backend_options(settings, backends),
+        measured=settings.default_backend == "auto",
+        guard=Guard(settings.require_digests, settings.deny_code),
+        warm_up=WarmUpMode(settings.warmup),
+    )

@@ -1,0 +1,94 @@
+"""The numbers of the ports that workers share, reserved before the first of them starts."""
+
+import errno
+import os
+import socket
+
+from modserve.process.ports import opening
+from modserve.settings import Settings
+
+
+class Reservation:
+    """Holds port numbers by sockets that are bound and do not listen, so that no connection ever comes to them."""
+
+    def __init__(self) -> None:
+        self.sockets: list[socket.socket] = []
+        self.options: list[str] = []
+        """The options that say to a worker which ports it shares."""
+
+    def add(self, name: str, address: str, port: int, shared: bool) -> None:
+        """Reserve the port of the front end `name` on all addresses of a host's name. Raises PortError.
+
+        0 takes a free one. `shared`: servers beside this one may have the port, too.
+        """
+        with opening(name, address, port):
+            if port and not shared:
+                for probe in _bound(address, port, share=False):
+                    probe.close()
+            bound = _bound(address, port, share=True)
+            self.sockets += bound
+        self.options.append(f"--{name.lower()}-port={bound[0].getsockname()[1]}")
+
+    def hand_over(self) -> list[int]:
+        """The sockets' descriptors, which stay open when this process becomes another program."""
+        descriptors = [each.detach() for each in self.sockets]
+        self.sockets.clear()
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, True)
+        return descriptors
+
+    def close(self) -> None:
+        for each in self.sockets:
+            each.close()
+        self.sockets.clear()
+
+
+def reserve(settings: Settings) -> Reservation:
+    """Reserve the ports of every front end that is served. Raises PortError."""
+    reservation = Reservation()
+    http, grpc = settings.http, settings.grpc
+    try:
+        if http.allow:
+            reservation.add("HTTP", http.address, http.port, http.reuse_port)
+        if grpc.allow:
+            reservation.add("gRPC", grpc.address, grpc.port, grpc.reuse_port)
+        if settings.allow_metrics:
+            reservation.add("metrics", settings.metrics_address or http.address, settings.metrics_port, False)
+    except BaseException:
+        reservation.close()
+        raise
+    return reservation
+
+
+def _bound(address: str, port: int, share: bool) -> list[socket.socket]:
+    """A bound socket for each address of `address`, all with one number. Raises OSError.
+
+    Those that this machine does not have are left out, as long as there is one that it has.
+    """
+    bound: list[socket.socket] = []
+    places = socket.getaddrinfo(address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    missing: OSError | None = None
+    try:
+        for family, kind, protocol, _, place in places:
+            each = socket.socket(family, kind, protocol)
+            bound.append(each)
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            if share:
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            number = bound[0].getsockname()[1] if len(bound) > 1 else port
+            try:
+                each.bind((place[0], number, *place[2:]))
+            except OSError as error:
+                if error.errno != errno.EADDRNOTAVAIL:
+                    raise
+                missing = error
+                bound.pop().close()
+        if missing is not None and not bound:
+            raise missing
+    except BaseException:
+        for each in bound:
+            each.close()
+        raise
+    return bound

@@ -1,0 +1,217 @@
+"""The parent process of ``modserve serve --supervise``: starts the server, and starts it again when it crashes.
+
+Engines run native code in the server's process, so a fault in one of them ends the whole process, and no handler inside
+can prevent it. This process stays outside. It holds no socket and imports very little, so that little can go wrong in
+it. As process 1 of a container it also reaps orphans.
+"""
+
+import ctypes
+import logging
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from modserve.core.configuration.log_settings import LogFormat, LogSettings
+from modserve.observability.logging import Logs
+
+_log = logging.getLogger("modserve.supervisor")
+
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+"""Signals that request the end. They are passed on to the server, which knows what to finish first."""
+
+_PASSED_ON = (*_STOPPING, signal.SIGHUP)
+"""SIGHUP has log files opened anew, here and in the server: those who rotate them send it."""
+
+_DELIBERATE = frozenset({0, 1, 2})
+"""Exit codes after which another start would not help: an orderly stop, a failed start, a wrong command line."""
+
+_HEALTHY_S = 60.0
+"""A server that has run for this many seconds is healthy: its next crash counts as the first."""
+
+_LONGEST_DELAY_S = 60.0
+
+_MEANINGS: Mapping[int, str] = {
+    signal.SIGABRT: "native code gave up, after a failed check or allocation",
+    signal.SIGBUS: "native code used memory that is not there; a mapped file may have been cut, or /dev/shm is full",
+    signal.SIGFPE: "an engine divided by zero or overflowed natively",
+    signal.SIGILL: "native code used an instruction that this CPU does not have",
+    signal.SIGKILL: "somebody ended it by force, mostly the kernel for lack of memory",
+    signal.SIGSEGV: "an engine or a library used memory that is not its own",
+    signal.SIGSYS: "a system call was made that is forbidden here",
+}
+
+_PR_SET_PDEATHSIG = 1
+"""Of prctl(2): the signal a process gets when its parent dies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a process ended. `code` is that of a shell: 128 plus the signal's number if a signal ended it."""
+
+    code: int
+    crashed: bool
+    text: str
+
+
+def ending(status: int) -> Ending:
+    """The meaning of a status from wait(2)."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            name = signal.Signals(number).name
+        except ValueError:
+            name = f"signal {number}"
+        meaning = _MEANINGS.get(number)
+        text = f"was killed by {name}" + (f": {meaning}" if meaning else "")
+        return Ending(128 + number, True, text)
+    code = os.waitstatus_to_exitcode(status)
+    return Ending(code, code not in _DELIBERATE, f"ended with exit code {code}")
+
+
+class BackOff:
+    """The delay before the next start: none after the first crash, then 1, 2, 4 … 60 seconds."""
+
+    def __init__(self) -> None:
+        self._crashes = 0
+
+    def delay(self, lived_s: float) -> float:
+        """Seconds to wait after a crash of a process that had lived for `lived_s` seconds."""
+        self._crashes = 1 if lived_s >= _HEALTHY_S else self._crashes + 1
+        return 0.0 if self._crashes == 1 else min(_LONGEST_DELAY_S, 2.0 ** min(self._crashes - 2, 16))
+
+
+class Signals:
+    """A stream of signal numbers, of those that are passed on and of SIGCHLD; `next` waits for one."""
+
+    def __init__(self) -> None:
+        self._read, write = os.pipe()
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        for number in (*_PASSED_ON, signal.SIGCHLD):
+            signal.signal(number, lambda number, frame: None)
+
+    def next(self, timeout_s: float | None) -> int | None:
+        """The next signal's number; None after `timeout_s` seconds without one."""
+        readable, _, _ = select.select([self._read], [], [], timeout_s)
+        return os.read(self._read, 1)[0] if readable else None
+
+
+def start(command: Sequence[str]) -> int:
+    """Starts `command` as a child and returns its process id.
+
+    The child has a process group of its own: a Ctrl-C in the terminal reaches only this process, which passes it on, so
+    that the server gets one signal and not two. On Linux, the child gets SIGTERM if this process dies.
+    """
+    # Blocked meanwhile: a signal that reaches the child before the exec would run this process's handlers.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        return pid
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (*_STOPPING, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it has a handler of its own: nobody means to end it
+        os.setpgid(0, 0)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+            if os.getppid() != parent:
+                os._exit(1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.execv(command[0], list(command))
+    except BaseException as error:
+        os.write(2, f"modserve: cannot start {command[0]}: {error}\n".encode())
+    finally:
+        os._exit(1)
+
+
+def supervise(command: Sequence[str], on_hang_up: Callable[[], None] = lambda: None) -> int:
+    """Runs `command`, and runs it again when it crashes. Returns the exit code of the last run.
+
+    Does not start it again after an exit code of 0, 1 or 2, or after a signal that requests the end. Passes on every
+    such signal, and SIGHUP, at which it calls `on_hang_up` itself.
+    """
+    signals, back_off = Signals(), BackOff()
+    while True:
+        pid, start_s = start(command), time.monotonic()
+        _log.info("supervising the server, process %d", pid)
+        end, stopping = _watch(pid, signals, on_hang_up)
+        if stopping or not end.crashed:
+            return end.code
+        delay = back_off.delay(time.monotonic() - start_s)
+        when = f"in {delay:g} s" if delay else "at once"
+        _log.error("the server, process %d, %s; starting it again %s", pid, end.text, when)
+        if _stopped_within(delay, signals, on_hang_up):
+            return end.code
+
+
+def _watch(pid: int, signals: Signals, on_hang_up: Callable[[], None]) -> tuple[Ending, bool]:
+    """Waits for the end of the child, passes signals on and reaps orphans. The ending, and whether it was requested."""
+    stopping = False
+    while True:
+        number = signals.next(None)
+        if number == signal.SIGCHLD:
+            end = _reap(pid)
+            if end is not None:
+                return end, stopping
+        elif number is not None:
+            if number == signal.SIGHUP:
+                on_hang_up()
+            else:
+                stopping = True
+            os.kill(pid, number)
+
+
+def _reap(pid: int) -> Ending | None:
+    """Reaps every child that has ended. The ending of `pid`, if it is among them."""
+    end = None
+    while True:
+        try:
+            ended, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return end
+        if ended == 0:
+            return end
+        if ended == pid:
+            end = ending(status)
+
+
+def _stopped_within(delay: float, signals: Signals, on_hang_up: Callable[[], None]) -> bool:
+    """Waits `delay` seconds. True as soon as a signal requests the end."""
+    until = time.monotonic() + delay
+    while (left := until - time.monotonic()) > 0:
+        number = signals.next(left)
+        if number == signal.SIGCHLD:
+            _reap(0)
+        elif number == signal.SIGHUP:
+            on_hang_up()
+        elif number is not None:
+            return True
+    return False
+
+
+def arguments(logs: LogSettings, command: Sequence[str]) -> list[str]:
+    """The command line, behind the interpreter's name, of the process that supervises `command`."""
+    return ["-m", "modserve.process.supervisor", logs.format.value, logs.file, *command]
+
+
+def main() -> int:
+    """Supervises the command in this process's arguments, which `arguments` made."""
+    log_format, log_file, *command = sys.argv[1:]
+    logs = Logs(LogSettings(format=LogFormat(log_format), file=log_file))
+    try:
+        logs.install()
+    except OSError as error:
+        print(f"modserve: cannot open the log file; '--log-file' names another: {error}", file=sys.stderr)
+        return 1
+    return supervise(command, logs.reopen)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

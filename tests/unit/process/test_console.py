@@ -1,0 +1,286 @@
+"""What is printed at the start: the table of models, and a call that works when pasted."""
+
+import json
+import shlex
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from modserve.backends.inventory import Entry
+from modserve.core.configuration.ensemble_config import Ensembling, Step
+from modserve.core.configuration.model_config import ModelConfig, TensorSpec
+from modserve.core.configuration.sequence_config import Control, ControlKind, DirectStrategy, SequenceBatching
+from modserve.core.lifecycle import IndexEntry, State
+from modserve.core.requests.normalize import Signature
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Shape
+from modserve.process.console import Place, engines_table, example_call, models_table, waiting_line
+from modserve.protocol.http import infer_request
+from modserve.testing import RecordingSink, config
+
+# The table
+
+
+def test_a_table_of_models() -> None:
+    entries = [
+        IndexEntry("bad", None, State.UNAVAILABLE, "Invalid argument: two\nlines"),
+        IndexEntry("digits", 1, State.READY, "", 1_234_567_890),
+        IndexEntry("digits", 10, State.LOADING, ""),
+        IndexEntry("s", 1, State.UNAVAILABLE, "unloaded", 5_000_000),
+    ]
+    assert models_table(entries) == (
+        "model   version  state        load time\n"
+        "------  -------  -----------  ---------\n"
+        "bad     -        UNAVAILABLE  -\n"
+        "    Invalid argument: two\n"
+        "    lines\n"
+        "digits  1        READY        1.235 s\n"
+        "digits  10       LOADING      -\n"
+        "s       1        UNAVAILABLE  0.005 s\n"
+        "    unloaded"
+    )
+
+
+def test_reasons_that_the_log_has_already() -> None:
+    entries = [
+        IndexEntry("a", None, State.UNAVAILABLE, f"{'x' * 120}\nadvice"),
+        IndexEntry("b", None, State.UNAVAILABLE, "short\nadvice"),
+    ]
+    lines = models_table(entries, logged=True).splitlines()
+    assert lines[3] == f"    {'x' * 100} … (see above)"
+    assert lines[5:] == ["    short", "    advice"]
+
+
+def test_a_table_of_none() -> None:
+    assert models_table([]) == "model  version  state  load time\n-----  -------  -----  ---------"
+
+
+def test_a_table_of_long_names() -> None:
+    heading, rule, line = models_table([IndexEntry("a" * 30, 123_456_789, State.READY, "", 10**13)]).splitlines()
+    assert heading.index("version") == line.index("123456789") == rule.index("  -") + 2
+    assert line.endswith("  10000.000 s")
+
+
+# Engines
+
+INSTALLED = [
+    Entry("onnxruntime", "ONNX Runtime", "1.31.1", "ONNX models", True),
+    Entry("python", "", "", "models in Python", True),
+    Entry("acme", "acme-engine", "1.0", "", True),
+]
+
+
+def test_a_table_of_engines() -> None:
+    missing = [
+        Entry("openvino", "OpenVINO", "", "IR", False, "pip install 'modserve[openvino]'"),
+        Entry("tensorrt", "TensorRT", "", "plans", False),
+    ]
+    assert engines_table([*INSTALLED, *missing]) == (
+        "backend      library              loads\n"
+        "-----------  -------------------  ----------------\n"
+        "onnxruntime  ONNX Runtime 1.31.1  ONNX models\n"
+        "python       -                    models in Python\n"
+        "acme         acme-engine 1.0      -\n"
+        "\n"
+        "Not installed:\n"
+        "openvino     OpenVINO             IR\n"
+        "    pip install 'modserve[openvino]'\n"
+        "tensorrt     TensorRT             plans"
+    )
+
+
+def test_a_library_that_stands_in_for_another_one() -> None:
+    entry = Entry("tensorflow", "OpenVINO", "2026.4", "SavedModel", True, "pip install 'modserve[tensorflow]'")
+    assert engines_table([entry]).splitlines()[2:] == [
+        "tensorflow  OpenVINO 2026.4  SavedModel",
+        "    or by its own library: pip install 'modserve[tensorflow]'",
+    ]
+
+
+def test_engines_of_which_none_is_missing() -> None:
+    assert "Not installed" not in engines_table(INSTALLED)
+
+
+# The call
+
+
+LOCAL = Place("127.0.0.1", 8000)
+
+
+def with_input(datatype: Datatype, dims: Shape = (3,), max_batch_size: int = 0, name: str = "IN") -> ModelConfig:
+    return config(inputs=(TensorSpec(name, datatype, dims),), max_batch_size=max_batch_size)
+
+
+def pasted(line: str) -> tuple[str, str, bytes]:
+    """What a shell makes of the line: host, path and body."""
+    command, url, option, body = shlex.split(line)
+    assert (command, option) == ("curl", "-d")
+    parts = urlsplit("http://" + url)
+    return parts.netloc, parts.path, body.encode()
+
+
+def accepted(model: ModelConfig) -> Shape:
+    """That the server takes the example; the shape of its first input."""
+    host, path, body = pasted(example_call([model], LOCAL))
+    assert host == "127.0.0.1:8000"
+    assert unquote(path) == f"/v2/models/{model.name}/infer"
+    request, _ = infer_request.decode_request(model.name, None, body, None, 0)
+    inflight = Signature(model).accept(request, RecordingSink(), 0)
+    return next(iter(inflight.inputs.values())).shape
+
+
+@pytest.mark.parametrize("datatype", dtypes.ALL, ids=str)
+@pytest.mark.parametrize("max_batch_size", [0, 8], ids=["no batches", "batches"])
+def test_the_example_is_accepted_for_every_datatype(datatype: Datatype, max_batch_size: int) -> None:
+    assert accepted(with_input(datatype, (200,), max_batch_size)) == ((1, 200) if max_batch_size else (200,))
+
+
+@pytest.mark.parametrize(("dims", "shape"), [((), ()), ((-1,), (1,)), ((2, -1, 3), (2, 1, 3)), ((0,), (0,))], ids=str)
+def test_the_example_s_shape(dims: Shape, shape: Shape) -> None:
+    assert accepted(with_input(dtypes.FP32, dims)) == shape
+    assert accepted(with_input(dtypes.FP32, dims, 4)) == (1, *shape)
+
+
+@pytest.mark.parametrize("name", ["it's", 'say "hi"', "a b", "$HOME", "back\\slash", "é"])
+def test_the_example_survives_the_shell(name: str) -> None:
+    assert accepted(with_input(dtypes.INT8, name=name)) == (3,)
+
+
+@pytest.mark.parametrize("name", ["it's", "a b", "a;b", "50%", "é", "a?b", "a&b"])
+def test_a_model_s_name_survives_the_shell_and_the_url(name: str) -> None:
+    model = config(name)
+    assert accepted(model) == (1, 4)
+
+
+def test_optional_inputs_are_left_out() -> None:
+    inputs = (TensorSpec("A", dtypes.INT8, (1,), optional=True), TensorSpec("B", dtypes.INT8, (1,)))
+    _, _, body = pasted(example_call([config(inputs=inputs)], LOCAL))
+    assert [given["name"] for given in json.loads(body)["inputs"]] == ["B"]
+
+
+def test_the_model_with_the_least_to_type_is_the_example() -> None:
+    models = [
+        config("large", inputs=(TensorSpec("A", dtypes.INT8, (100,)),)),
+        config("b", inputs=(TensorSpec("A", dtypes.INT8, (2,)), TensorSpec("B", dtypes.INT8, (1,)))),
+        config("a", inputs=(TensorSpec("A", dtypes.INT8, (3,)),)),
+    ]
+    assert pasted(example_call(models, LOCAL))[1] == "/v2/models/a/infer"
+
+
+def test_no_example_without_models() -> None:
+    assert example_call([], LOCAL) == ""
+
+
+def test_the_line_exactly() -> None:
+    assert example_call([config("simple")], Place("0.0.0.0", 8000)) == (
+        "curl localhost:8000/v2/models/simple/infer -d "
+        '\'{"inputs":[{"name":"INPUT0","datatype":"INT32","shape":[1,4],"data":[0,1,2,3]}]}\''
+    )
+
+
+def test_a_large_model_is_asked_for_its_metadata() -> None:
+    model = with_input(dtypes.FP32, dims=(3, 224, 224), name="image")
+    assert example_call([model], LOCAL) == f"curl 127.0.0.1:8000/v2/models/{model.name}"
+
+
+@pytest.mark.parametrize(
+    ("address", "tls", "start"),
+    [
+        ("0.0.0.0", False, "curl localhost:81/v2/models/simple/infer -d "),
+        ("", False, "curl localhost:81/v2/models/simple/infer -d "),
+        ("::", False, "curl localhost:81/v2/models/simple/infer -d "),
+        ("127.0.0.2", False, "curl 127.0.0.2:81/v2/models/simple/infer -d "),
+        ("gpu-7", False, "curl gpu-7:81/v2/models/simple/infer -d "),
+        ("::1", False, "curl -g '[::1]:81/v2/models/simple/infer' -d "),
+        ("0.0.0.0", True, "curl -k https://localhost:81/v2/models/simple/infer -d "),
+        ("::1", True, "curl -g -k 'https://[::1]:81/v2/models/simple/infer' -d "),
+    ],
+)
+def test_the_address_is_one_that_can_be_called(address: str, tls: bool, start: str) -> None:
+    assert example_call([config("simple")], Place(address, 81, tls)).startswith(start + "'{")
+
+
+def body_of(*models: ModelConfig) -> tuple[str, dict[str, Any]]:
+    """The example's path and JSON."""
+    _, path, body = pasted(example_call(models, LOCAL))
+    return path, json.loads(body)
+
+
+def sequential(name: str, controls: tuple[Control, ...] = ()) -> ModelConfig:
+    return config(name, sequence_batching=SequenceBatching(DirectStrategy(), controls=controls))
+
+
+def test_a_sequence_of_one_request() -> None:
+    path, body = body_of(sequential("s"))
+    assert path == "/v2/models/s/infer"
+    assert body["parameters"] == {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
+    named = Control("ID", ControlKind.CORRID, dtypes.BYTES)
+    assert body_of(sequential("s", (named,)))[1]["parameters"]["sequence_id"] == "1"
+
+
+def test_an_iterative_model_makes_its_sequences_itself() -> None:
+    iterative = config("i", sequence_batching=SequenceBatching(DirectStrategy(), iterative=True))
+    assert "parameters" not in body_of(iterative)[1]
+
+
+def test_a_decoupled_model_is_streamed() -> None:
+    assert body_of(config("d", decoupled=True))[0] == "/v2/models/d/infer_stream"
+
+
+def ensemble(name: str, *models: str) -> ModelConfig:
+    steps = tuple(Step(model, None, {"INPUT0": "INPUT0"}, {"OUTPUT0": "OUTPUT0"}) for model in models)
+    return config(name, ensemble=Ensembling(steps))
+
+
+def test_an_ensemble_is_called_as_its_models_need_it() -> None:
+    """`unload` leaves ensembles whose models are not there any more: what they need is not known then."""
+    big = (TensorSpec("INPUT0", dtypes.INT32, (1000,)),)
+    stream = config("d", decoupled=True, inputs=big)
+    sequence = sequential("s")
+    path, body = body_of(ensemble("e", "d", "gone"), stream)
+    assert path == "/v2/models/e/infer_stream"
+    assert "parameters" not in body
+    assert "parameters" not in body_of(ensemble("e", "s"))[1]
+    assert body_of(ensemble("a", "s"), sequence)[0] == "/v2/models/s/infer"
+
+
+PREFERENCES = [
+    config("plain", inputs=(TensorSpec("A", dtypes.INT32, (100,)),)),
+    ensemble("of others", "plain"),
+    config("any size", inputs=(TensorSpec("A", dtypes.INT32, (-1,)),)),
+    config("streamed", decoupled=True, inputs=(TensorSpec("A", dtypes.INT32, (1,)),)),
+    sequential("sequence"),
+    config("large", inputs=(TensorSpec("A", dtypes.INT32, (1000,)),)),
+]
+"""The first of some that are there is the example."""
+
+
+def test_the_example_is_the_model_whose_answer_says_most() -> None:
+    for place in range(len(PREFERENCES)):
+        there = PREFERENCES[place:]
+        chosen = unquote(urlsplit("http://" + shlex.split(example_call(there[::-1], LOCAL))[1]).path).split("/")[3]
+        assert chosen == there[0].name
+
+
+def test_the_answer_of_a_sum_can_be_checked_in_the_head() -> None:
+    inputs = tuple(TensorSpec(name, dtypes.FP32, (3,)) for name in ("A", "B", "C"))
+    _, body = body_of(config(inputs=inputs))
+    assert [given["data"] for given in body["inputs"]] == [[0, 1, 2], [1, 1, 1], [1, 1, 1]]
+
+
+def test_if_all_inputs_are_optional_one_is_sent() -> None:
+    inputs = tuple(TensorSpec(name, dtypes.INT8, (1,), optional=True) for name in ("A", "B"))
+    assert [given["name"] for given in body_of(config(inputs=inputs))[1]["inputs"]] == ["A"]
+
+
+# Nothing is loaded
+
+
+def test_models_that_wait() -> None:
+    assert waiting_line(["a b"], LOCAL) == (
+        "1 model waits for a load call: a b\n  curl 127.0.0.1:8000/v2/repository/models/a%20b/load -X POST"
+    )
+    names = list("abcdefg")
+    assert waiting_line(names, None) == "7 models wait for a load call: a, b, c, d, e, …"
