@@ -1,5 +1,6 @@
 """The ONNX Runtime backend, on models made on the spot."""
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -165,6 +166,18 @@ def test_a_bfloat16_output_outlives_the_session(tmp_path: Path) -> None:
     instance.close()
     model.close()
     assert plain(first) == plain(array)
+
+
+def test_a_closed_instance_holds_no_session(tmp_path: Path) -> None:
+    """Its memory is counted, and returned to the system, before the last reference to the instance has gone."""
+    given = configured(dtypes.FP32)
+    model = opened(copier(tmp_path / "model.onnx", dtypes.FP32), given)
+    instance = model.instance(instance_spec(given))
+    session = weakref.ref(instance._session)
+    model.close()
+    assert session() is not None
+    instance.close()
+    assert session() is None
 
 
 def test_arrays_that_are_no_plain_buffers(tmp_path: Path) -> None:

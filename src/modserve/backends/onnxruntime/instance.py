@@ -83,6 +83,7 @@ class OnnxRuntimeInstance:
     def close(self) -> None:
         if self._memory is not None:
             spare_memory.unregister(self._memory)
+            self._memory = None  # it refers to the session, too
         del self._session
 
     def _execute_with_values(
