@@ -32,8 +32,9 @@ VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "ordered": (False, True),
     "levels": (0, 2),
     "cached": (False, True),
+    "resources": (1, 2),
 }
-CHANGES: Final = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 2)), min_size=1, max_size=2)
+CHANGES: Final = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2)), min_size=1, max_size=2)
 """Fields of a `Variation` and values, by number."""
 
 

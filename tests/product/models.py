@@ -25,11 +25,14 @@ class Variation:
     ordered: bool = False
     levels: int = 0
     cached: bool = False
+    resources: int = 1
+    """Of the rate limiter, of each instance, in models that need any."""
 
     def text(self, group: str = "") -> str:
+        more = group.format(resources=self.resources)
         return "".join(
             (
-                f"instance_group [ {{ count: {self.count} kind: KIND_CPU {group} }} ]\n",
+                f"instance_group [ {{ count: {self.count} kind: KIND_CPU {more} }} ]\n",
                 self._batching() if self.batching else "",
                 "response_cache { enable: true }\n" if self.cached else "",
             )
@@ -70,7 +73,7 @@ class Kind:
     varies: tuple[str, ...] = ()
     """The fields of a `Variation` that mean something for it."""
     group: str = ""
-    """More for its instance group."""
+    """More for its instance group, with `resources` in braces."""
     versions: tuple[int, ...] = (1,)
     needs: tuple[str, ...] = ()
     """The models that it is made of, or calls."""
@@ -97,7 +100,8 @@ QUEUE: Final = (
 )
 BATCHES: Final = 'backend: "puppet" max_batch_size: 4\n'
 _SEQUENCES = "sequence_batching {{ max_sequence_idle_microseconds: 5000000 {strategy} }}\n"
-_RESOURCE = 'rate_limiter {{ resources [ {{ name: "R" count: {count} }} ] priority: {priority} }}'
+_GREEDY = 'rate_limiter {{ resources [ {{ name: "R" count: {resources} }} ] priority: 1 }}'
+_MODEST = 'rate_limiter {{ resources [ {{ name: "R" count: {resources} }} ] priority: 2 }}'
 _STEP = """{{ model_name: "{model}" model_version: -1
   input_map {{ key: "IN" value: "{source}" }} output_map {{ key: "OUT" value: "{target}" }} }}"""
 _CHAIN = (
@@ -135,8 +139,8 @@ MODELS: Final[dict[str, Kind]] = {
         decoupled=True,
     ),
     "caller": Kind('backend: "calling" max_batch_size: 4\n', varies=QUEUE, needs=("plain",)),
-    "greedy": Kind(BATCHES, varies=QUEUE, group=_RESOURCE.format(count=2, priority=1)),
-    "modest": Kind(BATCHES, varies=QUEUE, group=_RESOURCE.format(count=1, priority=2)),
+    "greedy": Kind(BATCHES, Variation(resources=2), (*QUEUE, "resources"), _GREEDY),
+    "modest": Kind(BATCHES, varies=(*QUEUE, "resources"), group=_MODEST),
     "chain": Kind(_CHAIN, BARE, ("cached",), needs=("plain", "cached"), ensemble=True),
     "routed": Kind(_ROUTED, varies=("count", "delay_ms", "queue_size", "timeout_ms"), versions=(1, 2)),
 }
