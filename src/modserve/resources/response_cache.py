@@ -8,10 +8,9 @@ import asyncio
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import NamedTuple, Protocol
 
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import InferenceResponse
@@ -23,9 +22,6 @@ _OVERHEAD = 512
 
 _LONG = 256 * 1024
 """Bytes of a tensor that goes into a key by its digest, which was computed on a thread."""
-
-_LONG_COPY = 1024 * 1024
-"""Bytes of a tensor that is copied on a thread: a tenth of a millisecond."""
 
 _WITHOUT_MEANING = frozenset({"priority", "timeout"})
 """Parameters that only matter to the queue, not to the response."""
@@ -50,10 +46,8 @@ class Cache(Protocol):
         """Drop all responses of `owner`, now or soon."""
 
 
-@dataclass(slots=True, eq=False)
-class _Entry:
+class _Entry(NamedTuple):
     response: InferenceResponse
-    """As the model gave it, until its long tensors are copied."""
     size: int
     until: float
     """By the monotonic clock, in seconds."""
@@ -97,7 +91,7 @@ class ResponseCache:
     def put(self, owner: object, key: bytes, response: InferenceResponse) -> None:
         """Keeps a copy, unless it is larger than the whole cache.
 
-        Long tensors are copied on a thread, and found as they are until then.
+        It is made at once: when the response has gone on, a client may write to the shared memory that a tensor is in.
         """
         size = _OVERHEAD + raw_size(response.outputs.values())
         if size > self._capacity:
@@ -107,26 +101,11 @@ class ResponseCache:
             self._drop(next(iter(self._entries)))
         # The tensors may be views of a whole batch, which would stay in memory with them.
         outputs = {
-            name: one if len(one.raw) > _LONG_COPY else Tensor.from_raw(one.datatype, one.shape, bytes(one.raw))
-            for name, one in response.outputs.items()
+            name: Tensor.from_raw(one.datatype, one.shape, copy_of(one.raw)) for name, one in response.outputs.items()
         }
         kept = replace(response, outputs=outputs, id="", parameters=dict(response.parameters), waited_ns=0)
-        entry = self._entries[owner, key] = _Entry(kept, size, self._now() + self._ttl_s)
+        self._entries[owner, key] = _Entry(kept, size, self._now() + self._ttl_s)
         self.size += size
-        if size > _LONG_COPY and any(len(one.raw) > _LONG_COPY for one in outputs.values()):
-            copying = asyncio.get_running_loop().run_in_executor(None, _copied, outputs)
-            copying.add_done_callback(partial(self._replace, (owner, key), entry))
-
-    def _replace(
-        self, entry_key: tuple[object, bytes], entry: _Entry, copying: "asyncio.Future[dict[str, Tensor]]"
-    ) -> None:
-        """The tensors of an entry are copied. It may be gone meanwhile, or another one in its place."""
-        if self._entries.get(entry_key) is not entry:
-            return
-        if copying.cancelled() or copying.exception() is not None:
-            self._drop(entry_key)
-        else:
-            entry.response = replace(entry.response, outputs=copying.result())
 
     def forget(self, owner: object) -> None:
         """Drops all responses of `owner`."""
@@ -137,15 +116,6 @@ class ResponseCache:
         entry = self._entries.pop(entry_key, None)
         if entry is not None:
             self.size -= entry.size
-
-
-def _copied(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The outputs, long ones in memory of their own. On a thread."""
-    copies = dict(outputs)
-    for name, one in outputs.items():
-        if len(one.raw) > _LONG_COPY:
-            copies[name] = Tensor.from_raw(one.datatype, one.shape, copy_of(one.raw))
-    return copies
 
 
 def key(request: InferenceRequest) -> bytes:

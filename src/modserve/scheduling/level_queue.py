@@ -50,12 +50,20 @@ class _Level:
 
 @dataclass(slots=True, eq=False, repr=False)
 class _Group(Together):
-    """`last_arrival`: who arrived later than that does not join the next batch. `candidates` keeps it up to date."""
+    """Who joins the next batch: those that arrived by `last_arrival`, and no more than `run`, unless that is 0.
+
+    `candidates` keeps both up to date.
+    """
 
     lanes: dict[int, Line] = field(default_factory=lambda: defaultdict(OrderedDict))
     last_arrival: int = 0
+    run: int = 0
 
     def __iter__(self) -> Iterator[Inflight]:
+        members = self._members()
+        return islice(members, self.run) if self.run else members
+
+    def _members(self) -> Iterator[Inflight]:
         for number in sorted(self.lanes):
             for inflight in self.lanes[number]:
                 if inflight.arrival > self.last_arrival:
@@ -204,27 +212,31 @@ class LevelQueue(RequestQueue):
     def _looked_at(self, group: _Group) -> _Group:
         """A group that knows who joins its next batch."""
         alone = len(self._groups) == 1
+        group.run = 0
         if alone:
             group.last_arrival = self._arrivals
         elif self._look_ahead:
             group.last_arrival = group.first().arrival + self._look_ahead
         else:
-            group.last_arrival = self._last_in_order(group)
-        group.whole = self._arrivals <= group.last_arrival
-        group.closed = self._arrivals >= group.last_arrival and not alone
+            group.run, group.last_arrival = self._run_of(group)
+        group.whole = group.run == group.count if group.run else self._arrivals <= group.last_arrival
+        group.closed = not alone and (group.run > 0 or self._arrivals >= group.last_arrival)
         if group.lengths is not None:
             group.lengths.last_arrival = group.last_arrival
         return group
 
-    def _last_in_order(self, group: _Group) -> int:
-        """The arrival of the last request that runs with the first of a group without overtaking any."""
-        first = group.first()
-        last, key = first.arrival, first.shape_key
+    def _run_of(self, group: _Group) -> tuple[int, int]:
+        """How many run with the first of a group without overtaking any, and the latest arrival among them.
+
+        They are the first of the group, too, since both are in the order of their levels.
+        """
+        first, count, last = group.first(), 0, 0
         for inflight in islice(self, _ORDERED_LOOKED_AT):
-            if inflight.shape_key != key:
+            if inflight.shape_key == first.shape_key:
+                count, last = count + 1, max(last, inflight.arrival)
+            elif count:
                 break
-            last = max(last, inflight.arrival)
-        return last
+        return max(1, count), max(last, first.arrival)
 
     def _in_turn(self) -> Iterator[_Group]:
         levels = self._levels

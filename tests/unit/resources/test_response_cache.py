@@ -1,8 +1,6 @@
 """Which requests share a response, and which responses go when there is no room."""
 
-import asyncio
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,6 @@ from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
-from modserve.resources import response_cache
 from modserve.resources.response_cache import ResponseCache, key
 
 OWNER, OTHER = object(), object()
@@ -154,77 +151,15 @@ def test_a_response_that_is_too_long() -> None:
 # Long responses
 
 
-def long_response(value: int = 1) -> InferenceResponse:
-    """A view of a batch of two, each half of which is long."""
-    batch = np.full((2, LONG), value, np.uint8)
-    outputs = {"LONG": Tensor.from_array(batch[:1]), "SHORT": numbers([1, 2])}
-    return InferenceResponse("m", 1, outputs)
-
-
-class Thread:
-    """In place of the loop's executor: work that the test does."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.work: list[tuple[asyncio.Future[Any], Callable[..., Any], Any]] = []
-        monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", self._begin)
-
-    def _begin(self, executor: None, work: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
-        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.work.append((done, work, args))
-        return done
-
-    async def run(self) -> None:
-        for done, work, args in self.work:
-            try:
-                done.set_result(work(*args))
-            except MemoryError as error:
-                done.set_exception(error)
-        self.work.clear()
-        await asyncio.sleep(0)
-
-
-async def test_a_long_response_is_copied_on_a_thread_and_found_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    thread, cache = Thread(monkeypatch), ResponseCache(10 * LONG)
-    response = long_response()
-    cache.put(OWNER, b"k", response)
+async def test_a_long_response_is_copied_at_once() -> None:
+    """When it has gone on, a client may write to the shared memory that it is in."""
+    cache = ResponseCache(10 * LONG)
+    batch = np.full((2, LONG), 1, np.uint8)
+    cache.put(OWNER, b"k", InferenceResponse("m", 1, {"LONG": Tensor.from_array(batch[:1])}))
+    batch[:] = 2
     kept = cache.get(OWNER, b"k")
     assert kept is not None
-    assert kept.outputs["LONG"] is response.outputs["LONG"], "nothing is copied on the event loop"
-    assert kept.outputs["SHORT"] is not response.outputs["SHORT"]
-    size = cache.size
-    await thread.run()
-    copied = cache.get(OWNER, b"k")
-    assert copied is not None
-    assert bytes(copied.outputs["LONG"].raw) == bytes(response.outputs["LONG"].raw)
-    assert not np.shares_memory(copied.outputs["LONG"].array, response.outputs["LONG"].array)
-    assert memoryview(copied.outputs["LONG"].raw).readonly
-    assert (copied.outputs["LONG"].datatype, copied.outputs["LONG"].shape) == (dtypes.UINT8, (1, LONG))
-    assert cache.size == size > LONG
-
-
-@pytest.mark.parametrize("event", ["forgotten", "another", "pushed out"])
-async def test_an_entry_that_goes_while_it_is_copied(event: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    thread, cache = Thread(monkeypatch), ResponseCache(2 * LONG)
-    cache.put(OWNER, b"k", long_response())
-    if event == "forgotten":
-        cache.forget(OWNER)
-    else:
-        cache.put(OWNER, b"k" if event == "another" else b"l", long_response(2))
-    size = cache.size
-    await thread.run()
-    found = [cache.get(OWNER, b"k"), cache.get(OWNER, b"l")]
-    expected = {"forgotten": [None, None], "another": [2, None], "pushed out": [None, 2]}[event]
-    assert [each and each.outputs["LONG"].array[0, 0] for each in found] == expected
-    assert cache.size == size
-
-
-async def test_what_cannot_be_copied_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    thread, cache = Thread(monkeypatch), ResponseCache(2 * LONG)
-
-    def fail(*args: Any) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(response_cache, "_copied", fail)
-    cache.put(OWNER, b"k", long_response())
-    await thread.run()
-    assert (cache.get(OWNER, b"k"), cache.size, len(cache)) == (None, 0, 0)
+    long = kept.outputs["LONG"]
+    assert (long.datatype, long.shape) == (dtypes.UINT8, (1, LONG))
+    assert bytes(long.raw) == b"\1" * LONG
+    assert memoryview(long.raw).readonly

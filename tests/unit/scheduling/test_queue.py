@@ -118,6 +118,18 @@ def test_nobody_is_overtaken_without_look_ahead() -> None:
     assert take(queue, 1) == [third]
 
 
+def test_nobody_is_overtaken_by_what_is_less_urgent_and_came_before() -> None:
+    queue = Queue(look_ahead=0)
+    early, first, other = (inflight(shape_key=key) for key in ("a", "a", "b"))
+    fill(queue, early, level=4)
+    fill(queue, first, other, level=2)
+    together, *_ = queue.candidates()
+    assert (list(together), together.whole, together.closed) == ([first], False, True)
+    assert take(queue, 1) == [first]
+    assert take(queue, 1) == [other]
+    assert take(queue, 1) == [early]
+
+
 def test_what_is_taken_is_what_is_together() -> None:
     queue = Queue(look_ahead=3)
     (first,) = fill(queue, inflight(shape_key="x"), level=1)

@@ -21,12 +21,15 @@ BEGUN = 8 * 1024 * 1024
 """Bytes that have come of what was announced before it gets large pages: the last one, of which only the beginning may
 be used, is then a small part of the whole."""
 
+_LONG = 1024 * 1024
 _MADV_HUGEPAGE = 14
 _OVERHEAD = sys.getsizeof(b"")
 
 
-def copy_of(raw: bytes | bytearray | memoryview) -> memoryview:
-    """Read-only. Other threads run meanwhile, which `bytes(raw)` would not let them."""
+def copy_of(raw: bytes | bytearray | memoryview) -> bytes | memoryview:
+    """Read-only. Of long ones numpy asks for large pages, and lets other threads run: `bytes` does neither."""
+    if len(raw) < _LONG:
+        return bytes(raw)
     copy = np.empty(len(raw), np.uint8)
     np.copyto(copy, np.frombuffer(raw, np.uint8))
     return copy.data.toreadonly()

@@ -92,6 +92,10 @@ class Connection(Reading):
         limits, policies, transport = self.site.limits, self.site.policies, self.transport
         if transport is None:
             return
+        if self.failed:  # what is under way to the client has some time, and nothing else is sent
+            if self.closed_by and now >= self.closed_by:
+                self.abort()
+            return
         self.updates = after(self.updates, int(limits.updates_a_second * passed), limits.updates)
         self.noise = after(self.noise, int(limits.noise_a_second * passed), limits.noise)
         self.resets = after(self.resets, int(limits.resets_a_second * passed), limits.resets)

@@ -119,7 +119,7 @@ class Keeping(Sending):
 
         A client that does not know it yet may open streams for one more round trip.
         """
-        if self.closing or self.transport is None:
+        if self.closing or self.failed or self.transport is None:
             self.closing = True
             return
         if self.goodbye:

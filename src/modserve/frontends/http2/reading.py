@@ -115,7 +115,7 @@ class Reading(Opening):
                         _log.exception("a gRPC call is ended, since it could not be begun, unforeseen")
                         stream.broken()
             turn.end()
-        if self._received >= self.site.connection_window // 2:
+        if self._received >= self.site.connection_window // 2 and not self.failed:
             self._out.append(frames.window_update(0, self._received))
             self._received = 0
         self.reading = False

@@ -193,7 +193,11 @@ class Site:
         before, self.seconds = self.seconds, self.loop.time()
         passed = self.seconds - before
         for connection in list(self.connections):
-            connection.check(self.seconds, passed)
+            try:
+                connection.check(self.seconds, passed)
+            except Exception:  # others have time that passes as well
+                _log.exception("a gRPC connection is dropped, since it could not be looked at, unforeseen")
+                connection.drop_all(INTERNAL)
 
 
 def _address(peer: object) -> str:

@@ -229,3 +229,19 @@ def test_a_connection_that_cannot_be_written_to_ends_alone(loop: Loop, caplog: p
     assert counted(site) == {"internal": 1}
     assert "could not be written to" in caplog.text
     assert other.frames()[-1].data == b"y"
+
+
+def test_a_connection_that_has_failed_is_left_alone(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing can be sent behind the end of the stream; and whatever is wrong with one, time passes for all others."""
+    site = EchoSite(loop)
+    failed, other = greeted(site, loop), greeted(site, loop)
+    failed.send(b"\0\0")  # the beginning of a frame
+    other.connection.noise = 0
+    for _ in range(3):
+        loop.now += LIMITS.silence + 1
+        site.tick()
+    failed.connection.go_away()
+    loop.run()
+    assert counted(site) == {"unfinished": 1}
+    assert other.connection.noise == LIMITS.noise
+    assert [record for record in caplog.records if record.exc_info] == []
