@@ -237,8 +237,8 @@ def test_a_connection_that_has_failed_is_left_alone(loop: Loop, caplog: pytest.L
     failed, other = greeted(site, loop), greeted(site, loop)
     failed.send(b"\0\0")  # the beginning of a frame
     other.connection.noise = 0
-    for _ in range(3):
-        loop.now += LIMITS.silence + 1
+    for seconds in (1, LIMITS.silence + 1, 0.5, 0.5, 0.5):
+        loop.now += seconds
         site.tick()
     failed.connection.go_away()
     loop.run()
