@@ -149,8 +149,9 @@ class Cache:
         """A download has ended well: from now on it is a content. Returns its digest."""
         digest = claim.sha256
         with self._used():
-            claim.move_to(self._content / digest)
+            # Recorded first: whoever may claim the file once it is moved finds the content.
             self._record(source, digest, claim.size)
+            claim.move_to(self._content / digest)
         return digest
 
     def add(self, blocks: Iterable[bytes]) -> tuple[str, int]:

@@ -134,6 +134,22 @@ def test_a_directory_of_a_model(cache: Cache) -> None:
     assert contents(cache) == {one, two}
 
 
+def test_who_comes_while_a_download_becomes_a_content(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process does not download it again."""
+    other = Cache(cache.root)
+    seen: list[object] = []
+    move = Claim.move_to
+
+    def move_to(claim: Claim, place: Path) -> None:
+        seen.append(other.take("s", 3))
+        move(claim, place)
+        seen.append(other.take("s", 3))
+
+    monkeypatch.setattr(Claim, "move_to", move_to)
+    digest = put(cache, "s", b"abc")
+    assert seen == [None, digest]
+
+
 def test_a_model_that_writes_to_its_files(cache: Cache) -> None:
     """As root, whom permissions do not stop."""
     digest = put(cache, "s", b"abc")
