@@ -1,18 +1,15 @@
 """Header blocks: decoded or known by their bytes, and written without the dynamic table (RFC 7541).
 
-A block whose bytes came before is known as long as the connection's dynamic table is what it was then: decoding the
-same bytes on the same table gives the same fields. So a block is remembered only if decoding it left the table alone,
+A block whose bytes came before is known as long as the connection's dynamic table is what it was then: decoder the
+same bytes on the same table gives the same fields. So a block is remembered only if decoder it left the table alone,
 and all are forgotten as soon as one changes it. Clients that name their headers by the table send the same few bytes
 from their second or third call on.
 """
 
 from typing import Final
 
-from .decoding import FIELD_COST, Decoding, Fields, Table
+from .block_decoder import FIELD_COST, BlockDecoder, DynamicTable, Fields
 from .limits import ConnectionLimits
-
-SIZE_UPDATE: Final = b"\x20"
-"""At the beginning of a block: the encoder's table has no room (RFC 7541, section 6.3)."""
 
 _PSEUDO: Final = frozenset((b":method", b":scheme", b":path", b":authority"))
 _NEEDED: Final = (b":method", b":scheme", b":path")
@@ -79,7 +76,7 @@ def has_pseudo(fields: Fields) -> bool:
     return any(name[:1] == b":" for name, _ in fields)
 
 
-class Blocks:
+class HeaderBlocks:
     """The header blocks of one connection."""
 
     __slots__ = ("_known", "_known_at", "_limits", "_table")
@@ -89,30 +86,30 @@ class Blocks:
         self._known: dict[bytes, Head] = {}
         self._known_at = 0
         """The table's `changes` when they were what they are."""
-        self._table = Table(limits.table)
+        self._table = DynamicTable(limits.table)
 
     def known(self, block: bytes) -> Head | None:
         return self._known.get(block)
 
-    def begin(self) -> Decoding:
+    def begin(self) -> BlockDecoder:
         """A block that comes in parts; `finish` is called when it has ended."""
-        return Decoding(self._table, self._limits.decoded)
+        return BlockDecoder(self._table, self._limits.decoded)
 
-    def finish(self, decoding: Decoding) -> bool:
+    def finish(self, decoder: BlockDecoder) -> bool:
         """Whether the table is what it was. Raises `Http2Error`."""
-        decoding.end()
+        decoder.end()
         if self._known_at == self._table.changes:
             return True
         self._known_at = self._table.changes
         self._known.clear()
         return False
 
-    def decode(self, block: bytes) -> tuple[Decoding, bool]:
+    def decode(self, block: bytes) -> tuple[BlockDecoder, bool]:
         """The fields, and whether the block may be remembered. Raises `Http2Error`."""
-        decoding = self.begin()
-        decoding.feed(block)
-        lasting = self.finish(decoding)
-        return decoding, lasting and len(block) <= self._limits.block and len(decoding.fields) <= self._limits.fields
+        decoder = self.begin()
+        decoder.feed(block)
+        lasting = self.finish(decoder)
+        return decoder, lasting and len(block) <= self._limits.block and len(decoder.fields) <= self._limits.fields
 
     def remember(self, block: bytes, head: Head) -> None:
         if len(self._known) >= self._limits.blocks:

@@ -67,7 +67,7 @@ def unreadable(request: type[Message], size: int) -> ModserveError:
     return invalid(f"Unable to parse request: {size} bytes are no {request.DESCRIPTOR.full_name}")
 
 
-def read_plain(call: Call, message: InferMessage, deadline_ns: int, forwarded: Forwarded) -> InferenceRequest | None:
+def read_short(call: Call, message: InferMessage, deadline_ns: int, forwarded: Forwarded) -> InferenceRequest | None:
     """What `read_request` returns, if all inputs are raw and in a short message; None for others."""
     if not message.short or not 0 < len(message.raws) == message.head.input_count:
         return None

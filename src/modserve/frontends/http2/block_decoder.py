@@ -46,7 +46,7 @@ def unreadable(reason: str) -> Http2Error:
     return Http2Error(COMPRESSION_ERROR, f"a header block cannot be read: {reason}")
 
 
-class Table:
+class DynamicTable:
     """The dynamic table of one direction of a connection (RFC 7541, section 2.3.2)."""
 
     __slots__ = ("_entries", "_most", "_room", "_size", "changes")
@@ -100,7 +100,7 @@ class Table:
             self._size -= len(name) + len(value) + FIELD_COST
 
 
-class Decoding:
+class BlockDecoder:
     """One block: `feed` it, and `end`.
 
     What has come of a field that is not complete is in `_rest`; `_skipped` bytes of a long text are still to come,
@@ -120,7 +120,7 @@ class Decoding:
         "size",
     )
 
-    def __init__(self, table: Table, most: int) -> None:
+    def __init__(self, table: DynamicTable, most: int) -> None:
         """`most`: bytes that the fields may have that are kept."""
         self._table = table
         self._most = most

@@ -1,0 +1,78 @@
+"""The ways in which the server ends a connection before its time."""
+
+from typing import Final, NamedTuple
+
+from .limits import LIMITS, NOISE_OF_DATA, NOISE_OF_STREAM, UPDATES_OF_DATA, UPDATES_OF_STREAM
+
+
+class Ending(NamedTuple):
+    """One of them."""
+
+    reason: str
+    """The label in the metrics."""
+    text: str = ""
+    """Of the GOAWAY, unless each case has its own."""
+    limit: str = ""
+    """What the log says of the limit and its option; empty: nothing is logged."""
+
+
+def _gains(begin: int, second: int, rest: str) -> str:
+    return f"{begin} to begin with, {second} more a second, {rest}"
+
+
+TOO_MANY_UPDATES: Final = Ending(
+    "window_updates",
+    "too many WINDOW_UPDATE frames for what was sent",
+    _gains(
+        LIMITS.updates,
+        LIMITS.updates_a_second,
+        f"{UPDATES_OF_DATA} for each response and frame of data, {UPDATES_OF_STREAM} for each call that ends",
+    ),
+)
+TOO_MUCH_NOISE: Final = Ending(
+    "noise",
+    "too many frames that do nothing",
+    _gains(
+        LIMITS.noise,
+        LIMITS.noise_a_second,
+        f"{NOISE_OF_DATA} for each response and frame of data, {NOISE_OF_STREAM} for each call that ends",
+    ),
+)
+TOO_MANY_RESETS: Final = Ending(
+    "resets",
+    "too many streams that end before their time",
+    _gains(LIMITS.resets, LIMITS.resets_a_second, "1 for each call that ends"),
+)
+TOO_MANY_PINGS: Final = Ending(
+    "pings",
+    "too_many_pings",
+    "--grpc-http2-max-ping-strikes and --grpc-http2-min-recv-ping-interval-without-data set the limit",
+)
+TOO_LONG_BLOCK: Final = Ending(
+    "header_block",
+    "a header block is too long",
+    f"{LIMITS.longest_block} bytes, in {LIMITS.continuations} CONTINUATION frames at most",
+)
+PROTOCOL: Final = Ending("protocol")
+INTERNAL: Final = Ending("internal", "internal error")
+NO_SETTINGS: Final = Ending("no_settings")
+UNFINISHED: Final = Ending("unfinished")
+UNREAD: Final = Ending("unread")
+KEEPALIVE: Final = Ending("keepalive")
+
+REASONS: Final = tuple(
+    each.reason
+    for each in (
+        TOO_MANY_UPDATES,
+        TOO_MUCH_NOISE,
+        TOO_MANY_RESETS,
+        TOO_MANY_PINGS,
+        TOO_LONG_BLOCK,
+        PROTOCOL,
+        INTERNAL,
+        NO_SETTINGS,
+        UNFINISHED,
+        UNREAD,
+        KEEPALIVE,
+    )
+)
