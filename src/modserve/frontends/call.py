@@ -10,7 +10,7 @@ memory of the server) is released before its client can hear of the end, and `cl
 
 import asyncio
 from collections import deque
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from mypy_extensions import mypyc_attr
 
@@ -160,10 +160,11 @@ class Call:
         """As `ResponseSink` has it, for a call with one response."""
         if self._delivered:
             return
-        delivery = single_outcome(self._held, outcome, final)
+        delivery = outcome
+        if delivery is None or not final or self._held is not None:  # rarely: saves most calls one of functions
+            delivery = single_outcome(self._held, outcome, final)
         if delivery is None:
-            assert isinstance(outcome, InferenceResponse), "nothing else waits for the end: this is a bug"
-            self._held = outcome
+            self._held = cast(InferenceResponse, outcome)
             return
         self._delivered = True
         self._held = None

@@ -56,6 +56,9 @@ class FakeCall:
     def end_stream(self) -> None:
         self.code = grpc.StatusCode.OK
 
+    def end_call(self, status: int, message: str) -> None:
+        self.code, self.details = STATUSES[status], message
+
     def refuse(self, refusal: Refusal) -> None:
         self.code, self.details = STATUSES[refusal.status], refusal.message
 

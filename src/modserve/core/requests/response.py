@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, cast
 
 from mypy_extensions import mypyc_attr
 
@@ -128,8 +128,7 @@ class SingleResponseSink(ABC):
             return
         delivery = single_outcome(self._held, outcome, final)
         if delivery is None:
-            assert isinstance(outcome, InferenceResponse), "nothing else waits for the end: this is a bug"
-            self._held = outcome
+            self._held = cast(InferenceResponse, outcome)
             return
         self._delivered = True
         self._held = None

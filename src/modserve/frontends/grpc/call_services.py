@@ -34,8 +34,6 @@ class UnaryPath(ABC):
 class CallServices:
     """Those of one port."""
 
-    __slots__ = ("access", "deadlines", "dispatcher", "limits", "loop", "max_message", "memory", "unary")
-
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,

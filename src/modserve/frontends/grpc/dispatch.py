@@ -1,5 +1,7 @@
 """From a call's bytes to its handler and back: memory, compression, restrictions, bounds, and the log of failures."""
 
+import asyncio
+import logging
 from typing import Any
 
 from google.protobuf.message import DecodeError, Message
@@ -17,8 +19,11 @@ from modserve.server import Server
 from modserve.settings import Limits
 
 from . import infer_requests
+from .heads import CANCELLED, INTERNAL
 from .message_inflater import STARTS, MessageInflater
 from .rpc import ClientGoneError, Refusal, Response, Rpc, RpcCall
+
+_log = logging.getLogger(__name__)
 
 MAX_CALLS = 10_000
 """Unary calls that are under way at a time. More are refused at once: each holds about 20 KB beside its message."""
@@ -52,19 +57,20 @@ class Dispatcher:
         """Calls that were refused because too many were under way."""
 
     async def serve(self, rpc: Rpc, call: RpcCall) -> None:
-        """Serve the call to its end."""
-        if rpc.method.server_streaming:
-            refusal = await self.stream(rpc, call)
-            if refusal is None:
+        """Serve the call to its end, as its task."""
+        try:
+            outcome = await (self.stream(rpc, call) if rpc.method.server_streaming else self.unary(rpc, call))
+            if isinstance(outcome, Refusal):
+                call.refuse(outcome)
+            elif outcome is None:
                 call.end_stream()
             else:
-                call.refuse(refusal)
-            return
-        outcome = await self.unary(rpc, call)
-        if isinstance(outcome, Refusal):
-            call.refuse(outcome)
-        else:
-            await call.send_response(outcome)
+                await call.send_response(outcome)
+        except asyncio.CancelledError:
+            call.end_call(CANCELLED, "the call was cancelled")
+        except Exception:
+            _log.exception("a gRPC call could not be served, unforeseen")
+            call.end_call(INTERNAL, "internal error")
 
     async def unary(self, rpc: Rpc, call: RpcCall) -> Response | Refusal:
         """The response to a call with one request and one response, or how it failed."""

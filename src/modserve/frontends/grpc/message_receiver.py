@@ -21,19 +21,6 @@ from .rpc import ClientGoneError
 class MessageReceiver:
     """Of `stream`, until that is over: `close` lets go of it."""
 
-    __slots__ = (
-        "_assembler",
-        "_coding",
-        "_enough",
-        "_limits",
-        "_many",
-        "_memory",
-        "_messages",
-        "_most",
-        "_reader",
-        "_stream",
-    )
-
     def __init__(
         self, stream: Stream, memory: MemoryBudget, limits: ConnectionLimits, most: int, coding: str, many: bool
     ) -> None:
@@ -146,3 +133,11 @@ class MessageReceiver:
         for _, _, held in self._messages:
             self._memory.give_back(held)
         self._messages.clear()
+
+
+def overdue_text(stream: Stream, limits: ConnectionLimits) -> str:
+    """What a client is told whose message does not come."""
+    slow = limits.silence * limits.silences
+    if stream.connection.clock.seconds - stream.advanced > slow:
+        return f"the request has not come on by {limits.part} bytes within {slow:g} s"
+    return f"no more of the request has come for {limits.silence:g} s"

@@ -52,8 +52,6 @@ def check_prefix(compressed: int, size: int, most: int, coding: str) -> None:
 class MessageAssembler:
     """One message that comes in parts. It counts as held by the server from its first part on."""
 
-    __slots__ = ("_announced", "_buffer", "_coding", "_large_pages", "_memory", "_most", "_prefix", "held")
-
     def __init__(self, memory: MemoryBudget, most: int, coding: str) -> None:
         self._memory = memory
         self._most = most

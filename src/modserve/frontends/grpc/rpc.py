@@ -68,6 +68,10 @@ class RpcCall(Protocol):
         """The call has failed."""
         ...
 
+    def end_call(self, status: int, message: str) -> None:
+        """The call ends with this status, unless it has got one before."""
+        ...
+
     def set_trailers(self, trailers: tuple[tuple[str, str], ...]) -> None:
         """Metadata that goes out with the status."""
         ...

@@ -7,7 +7,6 @@ What a client sends ahead on a stream counts as held by the server; the client m
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import final
@@ -22,11 +21,9 @@ from . import heads
 from .call_log import CallLog
 from .call_services import CallServices, open_cost
 from .heads import DEADLINE_EXCEEDED, INTERNAL, RESOURCE_EXHAUSTED, GrpcHead
-from .message_receiver import MessageReceiver
+from .message_receiver import MessageReceiver, overdue_text
 from .messages import COPIED, PREFIX, MessageError, framed, packed, size_of
-from .rpc import ClientGoneError, Refusal, Response, Rpc
-
-_logger = logging.getLogger(__name__)
+from .rpc import ClientGoneError, Refusal, Response
 
 
 @final
@@ -54,7 +51,6 @@ class ServerCall(Stream):
         "call_head",
         "deadline_ns",
         "request_id",
-        "rpc",
     )
 
     def __init__(
@@ -63,7 +59,6 @@ class ServerCall(Stream):
         super().__init__(connection, number, head, window, room)
         self._services = services
         self.call_head = head
-        self.rpc = head.rpc
         self._log = None if services.access is None else CallLog(services.access, connection.peer)
         self._inference: Call | None = None
         """The inference that the call is."""
@@ -179,9 +174,9 @@ class ServerCall(Stream):
         """Serve the call, if what it needs has come."""
         if self._started or self.over or self.final is not None:
             return
-        rpc = self.rpc
+        rpc = self.call_head.rpc
         if rpc is None:
-            self._count_end(self.call_head.refusal_status)
+            self._status = self.call_head.refusal_status
             self.finish(self.call_head.refusal)
             return
         if not self._streaming and self._message is None and not self.ended:
@@ -194,8 +189,6 @@ class ServerCall(Stream):
         self._waiting = False
         if self.deadline_ns:
             self._set_deadline()
-            if self.over:
-                return
         message = self._message
         fast = rpc.direct and not self._held and not self.call_head.coding
         if fast and message is not None and self._services.unary.start(self, message):
@@ -205,15 +198,17 @@ class ServerCall(Stream):
             if not self._count_open():
                 return
             self.identify()
-        self._task = self._services.loop.create_task(self._serve(rpc))
+        self._task = self._services.loop.create_task(self._services.dispatcher.serve(rpc, self))
 
     def lost(self) -> None:
-        self._count_end(heads.CANCELLED)
         self._cancel()
         self.finished()
 
     def finished(self) -> None:
         """Nothing more is sent or heard: let go of what the call holds."""
+        if self._status < 0:
+            self._status = heads.CANCELLED
+        self._services.dispatcher.statuses[self._status] += 1
         if self._bucket:
             self._services.deadlines.remove(self, self._bucket)
             self._bucket = 0
@@ -251,17 +246,11 @@ class ServerCall(Stream):
 
     # Its end
 
-    def _count_end(self, status: int) -> None:
-        """The call ends with this status, unless it has got one before."""
-        if self._status < 0:
-            self._status = status
-            self._services.dispatcher.statuses[status] += 1
-
     def end_call(self, status: int, message: str, metadata: Sequence[tuple[str, str]] = ()) -> None:
         """End the call with a status; what has not been sent by then is dropped if that is not OK."""
         if self.over or self.final is not None:
             return
-        self._count_end(status)
+        self._status = status
         metadata = (*self._trailers, *metadata)
         if self.request_id and not self.headers_sent:
             metadata = (*metadata, (request_ids.HEADER, self.request_id))
@@ -297,22 +286,35 @@ class ServerCall(Stream):
     def data_received(self, data: bytes, start: int, end: int) -> None:
         if self._full or self.final is not None:
             return
+        message: bytes | None = None
         if self._receiver is None and not self._streaming and end - start >= PREFIX and not data[start]:
             size = int.from_bytes(data[start + 1 : start + PREFIX], "big")
             stop, most = start + PREFIX + size, self._services.max_message
             if stop <= end and (size <= most or not most):
-                self._take_message(data[start + PREFIX : stop], 0)
-                return
+                message = data[start + PREFIX : stop]
+        if message is None and (message := self._assemble(data, start, end)) is None:
+            return
+        self._message = message
+        self._full = True
+        if self._log is not None:
+            self._log.received += len(message)
+        if self._waiting:
+            self.connection.begin_soon(self)
+
+    def _assemble(self, data: bytes, start: int, end: int) -> bytes | None:
+        """What is not one whole message; that of a unary call when it is complete."""
         receiver = self._receive()
         try:
             receiver.feed(data, start, end)
         except MessageError as error:
             self._fail(error.status, error.text)
-            return
+            return None
         if not self._streaming and (entry := receiver.pop()) is not None:
-            self._take_message(*entry)
-        elif not self.watched and self.expects() and not self.over:
+            message, self._held = entry
+            return message
+        if not self.watched and self.expects() and not self.over:
             self.connection.watch(self)
+        return None
 
     def _receive(self) -> MessageReceiver:
         """What takes messages in parts, and those of streams."""
@@ -323,23 +325,8 @@ class ServerCall(Stream):
             )
         return self._receiver
 
-    def _take_message(self, message: bytes, held: int) -> None:
-        """The one of a unary call."""
-        self._message, self._held = message, held
-        self._full = True
-        if self._log is not None:
-            self._log.received += len(message)
-        if self._waiting:
-            self.connection.begin_soon(self)
-
     def overdue(self) -> None:
-        limits = self._services.limits
-        slow = limits.silence * limits.silences
-        if self.connection.clock.seconds - self.advanced > slow:
-            text = f"the request has not come on by {limits.part} bytes within {slow:g} s"
-        else:
-            text = f"no more of the request has come for {limits.silence:g} s"
-        self._fail(DEADLINE_EXCEEDED, text)
+        self._fail(DEADLINE_EXCEEDED, overdue_text(self, self._services.limits))
 
     # The server's memory
 
@@ -373,7 +360,7 @@ class ServerCall(Stream):
         """The response of a unary call, of `size` bytes, unless it has got its status."""
         if self.over or self.final is not None:
             return
-        self._count_end(heads.OK)
+        self._status = heads.OK
         if self._log is not None:
             self.identify()
             self._log.responded(size)
@@ -397,7 +384,7 @@ class ServerCall(Stream):
         message, compressed = await packed(response, coding, self._services.dispatcher.limits.compressed)
         if self.over or self.final is not None:
             return
-        self._count_end(heads.OK)
+        self._status = heads.OK
         if self._log is not None:
             self.identify()
             self._log.responded(size_of(response))
@@ -410,16 +397,3 @@ class ServerCall(Stream):
         if not self.headers_sent and not self.over:
             self._send_head("")
         self.end_call(heads.OK, "")
-
-    # Its task
-
-    async def _serve(self, rpc: Rpc) -> None:
-        try:
-            await self._services.dispatcher.serve(rpc, self)
-        except asyncio.CancelledError:
-            self.end_call(heads.CANCELLED, "the call was cancelled")
-        except Exception:
-            _logger.exception("a gRPC call could not be served, unforeseen")
-            self.end_call(INTERNAL, "internal error")
-        finally:
-            self._task = None

@@ -49,8 +49,6 @@ def unreadable(reason: str) -> Http2Error:
 class DynamicTable:
     """The dynamic table of one direction of a connection (RFC 7541, section 2.3.2)."""
 
-    __slots__ = ("_entries", "_most", "_room", "_size", "changes")
-
     def __init__(self, most: int) -> None:
         """`most`: bytes that it may have at any time."""
         self._most = most
@@ -106,19 +104,6 @@ class BlockDecoder:
     What has come of a field that is not complete is in `_rest`; `_skipped` bytes of a long text are still to come,
     behind which the field's value follows if the text is its name.
     """
-
-    __slots__ = (
-        "_begun",
-        "_indexed",
-        "_most",
-        "_rest",
-        "_skipped",
-        "_table",
-        "_value_follows",
-        "cut",
-        "fields",
-        "size",
-    )
 
     def __init__(self, table: DynamicTable, most: int) -> None:
         """`most`: bytes that the fields may have that are kept."""

@@ -16,8 +16,6 @@ from .limits import NOISE_OF_DATA, NOISE_OF_STREAM, UPDATES_OF_DATA, UPDATES_OF_
 class Budgets:
     """Counts what is left. What spends more than that raises `Http2Error`."""
 
-    __slots__ = ("_limits", "noise", "resets", "updates")
-
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
         self.noise = limits.noise

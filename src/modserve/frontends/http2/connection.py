@@ -45,25 +45,6 @@ _LOST_AT_ONCE: Final = 100
 class Connection(PortConnection):
     """Its callers: the transport and the port."""
 
-    __slots__ = (
-        "_active",
-        "_burst",
-        "_closed_by",
-        "_ends",
-        "_goodbye",
-        "_half",
-        "_keepalive",
-        "_made",
-        "_paused_reading",
-        "_port",
-        "_reader",
-        "_receiver",
-        "budgets",
-        "failed",
-        "sender",
-        "windows",
-    )
-
     def __init__(self, port: Http2Port) -> None:
         super().__init__()
         self._port = port

@@ -59,8 +59,6 @@ class FrameHandler(ABC):
     What costs more than to read a frame returns how much more, in frames.
     """
 
-    __slots__ = ()
-
     @abstractmethod
     def on_headers(self, number: int, block: bytes, ends: bool) -> int:
         """A whole header block has come; the client's side of the stream `ends` with it."""
@@ -95,26 +93,6 @@ class FrameHandler(ABC):
 @final
 class FrameReader:
     """Reads one connection."""
-
-    __slots__ = (
-        "_block",
-        "_block_ends",
-        "_block_frames",
-        "_block_last",
-        "_block_size",
-        "_ends",
-        "_greeted",
-        "_kind",
-        "_left",
-        "_limits",
-        "_longest",
-        "_most_work",
-        "_padding",
-        "_rest",
-        "_short_block",
-        "settled",
-        "too_much",
-    )
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits

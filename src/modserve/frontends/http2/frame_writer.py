@@ -22,8 +22,6 @@ SIZE_UPDATE: Final = b"\x20"
 class FrameWriter:
     """Collects frames, the longest of which the client has set."""
 
-    __slots__ = ("longest_frame", "parts", "size_update")
-
     def __init__(self) -> None:
         self.parts: list[Chunk] = []
         """What is to be written."""

@@ -79,8 +79,6 @@ def has_pseudo(fields: Fields) -> bool:
 class HeaderBlocks:
     """The header blocks of one connection."""
 
-    __slots__ = ("_known", "_known_at", "_limits", "_table")
-
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
         self._known: dict[bytes, Head] = {}

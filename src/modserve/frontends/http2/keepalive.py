@@ -15,8 +15,6 @@ from .policies import Policies
 class Keepalive:
     """Of one connection."""
 
-    __slots__ = ("_heard", "_pinged", "_pings", "_policies", "_sent", "_strikes", "_waiting_since")
-
     def __init__(self, policies: Policies, now: float) -> None:
         self._policies = policies
         self._heard = now

@@ -32,8 +32,6 @@ _JITTER: Final = 0.1
 class PortConnection(ABC):
     """A connection as its port sees it."""
 
-    __slots__ = ("streams",)
-
     def __init__(self) -> None:
         self.streams: dict[int, Stream] = {}
         """Those that are open."""

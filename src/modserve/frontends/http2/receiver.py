@@ -31,21 +31,6 @@ _FAREWELL: Final = b"farewell"
 class Receiver(FrameHandler):
     """Takes the frames of one connection, and opens its `streams`."""
 
-    __slots__ = (
-        "_blocks",
-        "_budgets",
-        "_decoder",
-        "_keepalive",
-        "_last_stream",
-        "_port",
-        "_sender",
-        "_streams",
-        "_target",
-        "_windows",
-        "highest",
-        "leaving",
-    )
-
     def __init__(
         self,
         port: Http2Port,
@@ -108,18 +93,16 @@ class Receiver(FrameHandler):
         try:
             return self._port.understand(decoder.fields, decoder.size)
         except MalformedError:
-            self._begin(number)
+            _check_number(number)
+            self.highest = number
             self._refuse(number, PROTOCOL_ERROR)
             return None
 
-    def _begin(self, number: int) -> None:
-        if not number & 1:
-            raise Http2Error(PROTOCOL_ERROR, f"clients cannot open stream {number}")
-        self.highest = number
-
     def _open(self, number: int, head: Head, ends: bool) -> int:
         """What that costs, in frames."""
-        self._begin(number)
+        if not number & 1:
+            _check_number(number)
+        self.highest = number
         limits, sender = self._port.limits, self._sender
         if number > self._last_stream or len(self._streams) >= (limits.streams or limits.most_streams):
             self._refuse(number, frames.REFUSED_STREAM)
@@ -129,8 +112,8 @@ class Receiver(FrameHandler):
             return 0
         self._streams[number] = stream
         sender.ready.append(stream)
-        if ends:
-            self._end(stream)
+        if ends and (code := stream.end()):
+            self._wrong(stream, code)
         return _CALL_WORK
 
     def _on_trailers(self, number: int, fields: Fields, ends: bool) -> None:
@@ -139,8 +122,8 @@ class Receiver(FrameHandler):
             self._budgets.spend_noise()
         elif stream.ended or not ends or has_pseudo(fields):
             self._wrong(stream, STREAM_CLOSED if stream.ended else PROTOCOL_ERROR)
-        else:
-            self._end(stream)
+        elif code := stream.end():
+            self._wrong(stream, code)
 
     # Bodies
 
@@ -162,22 +145,16 @@ class Receiver(FrameHandler):
                 stream.credit(padding)
             if end > start:
                 stream.data_received(data, start, end)
-            if ends:
-                self._end(stream)
+            if ends and (code := stream.end()):
+                self._wrong(stream, code)
 
     def on_more_data(self, data: bytes, start: int, end: int, ends: bool) -> None:
         stream = self._target
         if stream is not None and not stream.over:
             if end > start:
                 stream.data_received(data, start, end)
-            if ends:
-                self._end(stream)
-
-    def _end(self, stream: Stream) -> None:
-        """The client's side of it ends."""
-        code = stream.end()
-        if code:
-            self._wrong(stream, code)
+            if ends and (code := stream.end()):
+                self._wrong(stream, code)
 
     # Other frames
 
@@ -290,3 +267,8 @@ class Receiver(FrameHandler):
         self._last_stream = self.highest
         self._sender.control(frames.going_away(self.highest, frames.NO_ERROR))
         self._sender.close_when_done()
+
+
+def _check_number(number: int) -> None:
+    if not number & 1:
+        raise Http2Error(PROTOCOL_ERROR, f"clients cannot open stream {number}")

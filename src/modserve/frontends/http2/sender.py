@@ -43,26 +43,6 @@ _SHARE: Final = 64 * 1024
 class Sender(StreamSender):
     """What goes out on one connection, whose `streams` it takes from the table when they are over."""
 
-    __slots__ = (
-        "_acknowledgements",
-        "_budgets",
-        "_held_back",
-        "_port",
-        "_scheduled",
-        "_sendable",
-        "_streams",
-        "_unsent",
-        "_unwritten",
-        "_watched",
-        "_windows",
-        "closing",
-        "moved",
-        "ready",
-        "sent",
-        "transport",
-        "writer",
-    )
-
     def __init__(self, port: Http2Port, streams: dict[int, Stream], windows: Windows, budgets: Budgets) -> None:
         super().__init__(port.clock, port.limits.stream_window // 2)
         self.transport: asyncio.Transport | None = None
@@ -265,7 +245,9 @@ class Sender(StreamSender):
         limits = self._port.limits
         for stream in list(self._watched):
             if stream.pending and now - stream.moved > limits.stall:
-                self.reset(stream, frames.CANCEL)
+                self._streams.pop(stream.number, None)
+                self.control(frames.reset(stream.number, frames.CANCEL))
+                self.forget(stream)
                 stream.lost()
             elif stream.expects():
                 silence = now - stream.heard - self._port.policies.tick  # it was heard between two ticks

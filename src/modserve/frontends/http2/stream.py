@@ -45,8 +45,6 @@ class Clock:
 class StreamSender(ABC):
     """The connection as its streams see it."""
 
-    __slots__ = ("clock", "half_window", "paused")
-
     def __init__(self, clock: Clock, half_window: int) -> None:
         self.clock = clock
         self.half_window = half_window

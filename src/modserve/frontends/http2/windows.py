@@ -12,8 +12,6 @@ from .frames import DEFAULT_WINDOW, FLOW_CONTROL_ERROR, LARGEST_WINDOW, PROTOCOL
 class Windows:
     """Both directions of one connection. Each method raises `Http2Error` for what the client must not do."""
 
-    __slots__ = ("_room", "enough", "initial", "left", "unacknowledged")
-
     def __init__(self, room: int) -> None:
         """`room`: bytes that the client may send ahead of what has been acknowledged."""
         self.left = DEFAULT_WINDOW
