@@ -4,7 +4,7 @@ import asyncio
 import logging
 from typing import Any
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from modserve.core.errors import Code, ModserveError, OverloadedError, unavailable
 from modserve.core.wire.grpc_status import NAMES
@@ -100,10 +100,7 @@ class Dispatcher:
             elif size > self.limits.message:
                 message = await offload.on_thread(infer_requests.parse, request, data)
             else:
-                try:
-                    message = request.FromString(data)
-                except DecodeError:
-                    raise infer_requests.unreadable(request, size) from None
+                message = infer_requests.parse(request, data)
             data = None
             response: Response | Message | ModserveError = await rpc.handler(message, call)
             if isinstance(response, ModserveError):

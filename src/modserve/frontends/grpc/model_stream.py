@@ -31,7 +31,7 @@ from modserve.server import Server
 from modserve.settings import GrpcSettings
 
 from .heads import CANCELLED, OK
-from .infer_requests import parse_infer, read_request, read_short, requested_version
+from .infer_requests import parse_infer, read_request, requested_version
 from .message_inflater import STARTS, MessageInflater
 from .messages import size_of
 from .rpc import ClientGoneError, Response, RpcCall
@@ -79,21 +79,6 @@ class InferStreams:
 class StreamRequest(Call):
     """One request of a stream."""
 
-    __slots__ = (
-        "accepted",
-        "empty_final",
-        "held",
-        "inflated",
-        "logged",
-        "ordered",
-        "queue",
-        "responses",
-        "sent_bytes",
-        "size",
-        "status",
-        "stream",
-    )
-
     def __init__(self, stream: "InferStream", size: int) -> None:
         super().__init__(stream.server, GRPC)
         self.stream = stream
@@ -128,8 +113,7 @@ class StreamRequest(Call):
         self.version = requested_version(server, message) if message.model_version else None
         self.begin(server.model(self.model, self.version), now_ns, 0, stream.trace_headers)
         # The RPC's own deadline cancels the whole stream; until then its requests' batches are formed by it.
-        read = self, message, stream.deadline_ns, stream.forwarded
-        request = read_short(*read) or await read_request(*read, stream.limits)
+        request = await read_request(self, message, stream.deadline_ns, stream.forwarded, stream.limits)
         if message.parameters:
             self.empty_final = grpc_messages.wants_empty_final(message)
         # Set before, since a model may respond while the request is handed to it.

@@ -30,29 +30,6 @@ from .rpc import ClientGoneError, Refusal, Response
 class ServerCall(Stream):
     """Implements `rpc.RpcCall`."""
 
-    __slots__ = (
-        "_bucket",
-        "_callbacks",
-        "_counted",
-        "_full",
-        "_held",
-        "_inference",
-        "_log",
-        "_message",
-        "_receiver",
-        "_services",
-        "_started",
-        "_status",
-        "_streaming",
-        "_task",
-        "_trailers",
-        "_waiting",
-        "_writer",
-        "call_head",
-        "deadline_ns",
-        "request_id",
-    )
-
     def __init__(
         self, services: CallServices, connection: StreamSender, number: int, head: GrpcHead, window: int, room: int
     ) -> None:

@@ -19,7 +19,6 @@ from modserve.pb import inference as pb
 from modserve.pb import reflection as reflection_pb
 from modserve.protocol import header_forwarding
 from modserve.protocol.control import logging_settings, metadata, regions, repository, statistics, trace_settings
-from modserve.protocol.failures import DeadlinePassedError
 from modserve.protocol.grpc.infer_message import InferMessage
 from modserve.protocol.grpc.response_writer import ResponseWriter
 from modserve.protocol.http import server_timing
@@ -29,7 +28,7 @@ from modserve.server import Server
 from modserve.settings import GrpcSettings
 
 from .health import HealthService
-from .infer_requests import named_version, read_request, read_short, requested_version
+from .infer_requests import in_time, named_version, read_request, requested_version
 from .message_inflater import MessageInflater
 from .model_stream import InferStreams
 from .reflection import SERVICES as REFLECTION
@@ -149,12 +148,10 @@ class InferenceService:
         pattern = self._header_pattern
         forwarded = () if pattern is None else header_forwarding.from_metadata(pattern, rpc.metadata)
         try:
-            read = call, message, deadline_ns, forwarded
-            call.submit(read_short(*read) or await read_request(*read, self._limits))
+            call.submit(await read_request(call, message, deadline_ns, forwarded, self._limits))
             outcome = await call.future
             if isinstance(outcome, ModserveError):
-                late = deadline_ns and outcome.code is Code.UNAVAILABLE and time.monotonic_ns() >= deadline_ns
-                return DeadlinePassedError() if late else outcome
+                return in_time(outcome, deadline_ns)
             if self._server_timing and (cost := call.cost):
                 rpc.set_trailers(((server_timing.HEADER, cost),))
             if is_long_response(outcome, call.reply, self._limits) or call.on_gpu:

@@ -9,14 +9,13 @@ import time
 from functools import partial
 from typing import Final, cast, final
 
-from modserve.core.errors import Code, ModserveError
+from modserve.core.errors import ModserveError
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors.tensor import Buffer
 from modserve.frontends.call import GRPC, Call
 from modserve.frontends.errors import to_client_error
 from modserve.frontends.http2.stream import Stream
 from modserve.frontends.offload import in_background, is_long_response, outcome_of
-from modserve.protocol.failures import DeadlinePassedError
 from modserve.protocol.grpc import grpc_messages
 from modserve.protocol.grpc.infer_message import InferMessage
 from modserve.protocol.grpc.response_writer import ResponseWriter
@@ -24,7 +23,7 @@ from modserve.protocol.reply import BINARY
 
 from .call_services import UnaryPath
 from .dispatch import Dispatcher
-from .infer_requests import requested_version
+from .infer_requests import in_time, requested_version
 from .server_call import ServerCall
 
 _WHAT: Final = "ModelInfer"
@@ -68,8 +67,6 @@ class UnaryInferences(UnaryPath):
 class UnaryInference(Call):
     """One request, and the sink of its response, which it hands to `client`."""
 
-    __slots__ = ("_client", "_deadline_ns", "_message", "_shared", "_size")
-
     def __init__(self, shared: UnaryInferences, client: ServerCall, message: InferMessage, size: int) -> None:
         """`size`: bytes of the server's memory that the message holds."""
         super().__init__(shared.server, GRPC, message.model_name)
@@ -105,9 +102,7 @@ class UnaryInference(Call):
         if self._client is None:
             return
         if isinstance(outcome, ModserveError):
-            deadline_ns = self._deadline_ns
-            late = deadline_ns and outcome.code is Code.UNAVAILABLE and time.monotonic_ns() >= deadline_ns
-            self._fail(DeadlinePassedError() if late else outcome)
+            self._fail(in_time(outcome, self._deadline_ns))
             return
         shared = self._shared
         try:

@@ -16,11 +16,20 @@ class Ending(NamedTuple):
     """What the log says of the limit and its option; empty: nothing is logged."""
 
 
+_endings: Final[list[Ending]] = []
+
+
+def _ending(reason: str, text: str = "", limit: str = "") -> Ending:
+    ending = Ending(reason, text, limit)
+    _endings.append(ending)
+    return ending
+
+
 def _gains(begin: int, second: int, rest: str) -> str:
     return f"{begin} to begin with, {second} more a second, {rest}"
 
 
-TOO_MANY_UPDATES: Final = Ending(
+TOO_MANY_UPDATES: Final = _ending(
     "window_updates",
     "too many WINDOW_UPDATE frames for what was sent",
     _gains(
@@ -29,7 +38,7 @@ TOO_MANY_UPDATES: Final = Ending(
         f"{UPDATES_OF_DATA} for each response and frame of data, {UPDATES_OF_STREAM} for each call that ends",
     ),
 )
-TOO_MUCH_NOISE: Final = Ending(
+TOO_MUCH_NOISE: Final = _ending(
     "noise",
     "too many frames that do nothing",
     _gains(
@@ -38,41 +47,26 @@ TOO_MUCH_NOISE: Final = Ending(
         f"{NOISE_OF_DATA} for each response and frame of data, {NOISE_OF_STREAM} for each call that ends",
     ),
 )
-TOO_MANY_RESETS: Final = Ending(
+TOO_MANY_RESETS: Final = _ending(
     "resets",
     "too many streams that end before their time",
     _gains(LIMITS.resets, LIMITS.resets_a_second, "1 for each call that ends"),
 )
-TOO_MANY_PINGS: Final = Ending(
+TOO_MANY_PINGS: Final = _ending(
     "pings",
     "too_many_pings",
     "--grpc-http2-max-ping-strikes and --grpc-http2-min-recv-ping-interval-without-data set the limit",
 )
-TOO_LONG_BLOCK: Final = Ending(
+TOO_LONG_BLOCK: Final = _ending(
     "header_block",
     "a header block is too long",
     f"{LIMITS.longest_block} bytes, in {LIMITS.continuations} CONTINUATION frames at most",
 )
-PROTOCOL: Final = Ending("protocol")
-INTERNAL: Final = Ending("internal", "internal error")
-NO_SETTINGS: Final = Ending("no_settings")
-UNFINISHED: Final = Ending("unfinished")
-UNREAD: Final = Ending("unread")
-KEEPALIVE: Final = Ending("keepalive")
+PROTOCOL: Final = _ending("protocol")
+INTERNAL: Final = _ending("internal", "internal error")
+NO_SETTINGS: Final = _ending("no_settings")
+UNFINISHED: Final = _ending("unfinished")
+UNREAD: Final = _ending("unread")
+KEEPALIVE: Final = _ending("keepalive")
 
-REASONS: Final = tuple(
-    each.reason
-    for each in (
-        TOO_MANY_UPDATES,
-        TOO_MUCH_NOISE,
-        TOO_MANY_RESETS,
-        TOO_MANY_PINGS,
-        TOO_LONG_BLOCK,
-        PROTOCOL,
-        INTERNAL,
-        NO_SETTINGS,
-        UNFINISHED,
-        UNREAD,
-        KEEPALIVE,
-    )
-)
+REASONS: Final = tuple(each.reason for each in _endings)

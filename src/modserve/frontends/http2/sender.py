@@ -70,7 +70,7 @@ class Sender(StreamSender):
         self._unsent = 0
         """The same when it was last seen."""
         self._sendable: deque[Stream] | None = None
-        self._watched: set[Stream] | None = None
+        self._watched: set[Stream] = set()
 
     # For streams
 
@@ -159,8 +159,7 @@ class Sender(StreamSender):
         if self._streams.pop(stream.number, None) is not None:
             self._budgets.stream_ended()
         stream.over = True
-        if self._watched is not None:
-            self._watched.discard(stream)
+        self._watched.discard(stream)
         stream.finished()
         if self.closing and not self._streams:
             self._flush_later()
@@ -222,26 +221,20 @@ class Sender(StreamSender):
     # Streams that have to get on
 
     def watch(self, stream: Stream) -> None:
-        if self._watched is None:
-            self._watched = set()
         self._watched.add(stream)
         stream.watched = True
 
     def _unwatch(self, stream: Stream) -> None:
         stream.watched = False
-        if self._watched is not None:
-            self._watched.discard(stream)
+        self._watched.discard(stream)
 
     def forget(self, stream: Stream) -> None:
         """It is over, whatever waits to be sent."""
         stream.close()
-        if self._watched is not None:
-            self._watched.discard(stream)
+        self._watched.discard(stream)
 
     def check_streams(self, now: float) -> None:
         """End those of the watched streams that have not got on for too long."""
-        if self._watched is None:
-            return
         limits = self._port.limits
         for stream in list(self._watched):
             if stream.pending and now - stream.moved > limits.stall:
@@ -255,8 +248,6 @@ class Sender(StreamSender):
                     stream.overdue()
             elif not stream.pending:
                 self._unwatch(stream)
-        if not self._watched:
-            self._watched = None
 
     # The transport
 
@@ -341,7 +332,8 @@ class Sender(StreamSender):
         self.transport = transport
 
     def disconnected(self) -> None:
-        self.transport = self._sendable = self._watched = None
+        self.transport = self._sendable = None
+        self._watched.clear()
         self.writer.take()
         self._hold(0)
 

@@ -30,8 +30,6 @@ Chunk: TypeAlias = bytes | bytearray | memoryview
 class Clock:
     """The event loop's time at the last tick of a port: what takes seconds is measured by it."""
 
-    __slots__ = ("seconds",)
-
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 
@@ -105,27 +103,6 @@ class Stream:
 
     `pending` holds the bytes of DATA frames that could not be sent yet, and `final` the header block behind them.
     """
-
-    __slots__ = (
-        "advanced",
-        "connection",
-        "consumed",
-        "due",
-        "ended",
-        "final",
-        "head",
-        "headers_sent",
-        "heard",
-        "moved",
-        "number",
-        "opened",
-        "over",
-        "pending",
-        "queued",
-        "room",
-        "watched",
-        "window",
-    )
 
     def __init__(self, connection: StreamSender, number: int, head: Head, window: int, room: int) -> None:
         self.connection = connection
