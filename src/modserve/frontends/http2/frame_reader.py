@@ -148,7 +148,7 @@ class FrameReader:
                 end = min(at + self._left, size)
                 if end == at or work > self._most_work:
                     break
-                if self._kind != DATA:
+                if DATA < self._kind <= CONTINUATION:
                     end = min(end, at + _SLICE)
                     work += (end - at) // 2
                 self._continue(data, at, end, handler)
