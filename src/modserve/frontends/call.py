@@ -161,7 +161,7 @@ class Call:
         if self._delivered:
             return
         delivery = outcome
-        if delivery is None or not final or self._held is not None:  # rarely: saves most calls one of functions
+        if delivery is None or not final or self._held is not None:  # it is rarely so
             delivery = single_outcome(self._held, outcome, final)
         if delivery is None:
             self._held = cast(InferenceResponse, outcome)

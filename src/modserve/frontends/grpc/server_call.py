@@ -264,6 +264,7 @@ class ServerCall(Stream):
         if self._full or self.final is not None:
             return
         message: bytes | None = None
+        # Without this, a unary inference takes 1.15 times the CPU time (`benchmarks/wire_shortcuts.py`).
         if self._receiver is None and not self._streaming and end - start >= PREFIX and not data[start]:
             size = int.from_bytes(data[start + 1 : start + PREFIX], "big")
             stop, most = start + PREFIX + size, self._services.max_message

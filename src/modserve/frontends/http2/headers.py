@@ -1,7 +1,7 @@
 """Header blocks: decoded or known by their bytes, and written without the dynamic table (RFC 7541).
 
-A block whose bytes came before is known as long as the connection's dynamic table is what it was then: decoder the
-same bytes on the same table gives the same fields. So a block is remembered only if decoder it left the table alone,
+A block whose bytes came before is known as long as the connection's dynamic table is what it was then: decoding the
+same bytes on the same table gives the same fields. So a block is remembered only if decoding it left the table alone,
 and all are forgotten as soon as one changes it. Clients that name their headers by the table send the same few bytes
 from their second or third call on.
 """
@@ -77,7 +77,10 @@ def has_pseudo(fields: Fields) -> bool:
 
 
 class HeaderBlocks:
-    """The header blocks of one connection."""
+    """The header blocks of one connection.
+
+    Without what it remembers, a unary inference takes 1.4 times the CPU time (`benchmarks/wire_shortcuts.py`).
+    """
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits

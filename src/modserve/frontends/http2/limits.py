@@ -20,8 +20,8 @@ class ConnectionLimits:
     longest_block: int = 1024 * 1024
     """Bytes of a header block, as it comes; beyond it the connection ends."""
     header_block: int = 16 * 1024
-    """Bytes of a header block, as it comes, that is read at once, in one frame or several. A longer one is read as its
-    bytes come, and never held as a whole."""
+    """Bytes of a header block in one frame, as it comes, that is read when the frame is complete. Others are read as
+    their bytes come, and never held as a whole."""
     continuations: int = 80
     """CONTINUATION frames of one header block: as many as it takes if none is larger than it must be."""
     table: int = 4096

@@ -95,7 +95,10 @@ class Sender(StreamSender):
     def respond(
         self, stream: Stream, headers: bytes, prefix: bytes, body: list[Chunk], size: int, trailers: bytes
     ) -> None:
-        """Sends one piece of bytes, if nothing holds it back."""
+        """Sends one piece of bytes, if nothing holds it back.
+
+        In parts, a unary inference takes 1.3 times the CPU time (`benchmarks/wire_shortcuts.py`).
+        """
         if stream.over:
             return
         windows, writer = self._windows, self.writer
