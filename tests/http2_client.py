@@ -21,9 +21,9 @@ from modserve.frontends.http2.connection import Connection
 from modserve.frontends.http2.frames import PREFACE
 from modserve.frontends.http2.headers import Head, block, status
 from modserve.frontends.http2.limits import ConnectionLimits
-from modserve.frontends.http2.sending import Sending
-from modserve.frontends.http2.site import Policies, Site
-from modserve.frontends.http2.stream import Stream
+from modserve.frontends.http2.policies import Policies
+from modserve.frontends.http2.port import Http2Port
+from modserve.frontends.http2.stream import Stream, StreamSender
 
 REQUEST = [(":method", "POST"), (":scheme", "http"), (":path", "/echo"), (":authority", "a"), ("x", "y")]
 HEADERS = block([(name.encode(), value.encode()) for name, value in REQUEST])
@@ -121,13 +121,15 @@ class Transport(asyncio.Transport):
 class Echo(Stream):
     """Sends back what it got, when it has got it all."""
 
-    def __init__(self, site: "EchoSite", connection: Sending, number: int, head: Head, window: int, room: int) -> None:
+    def __init__(
+        self, port: "EchoPort", connection: StreamSender, number: int, head: Head, window: int, room: int
+    ) -> None:
         super().__init__(connection, number, head, window, room)
         self.body = b""
         self.log: list[str] = []
-        self.site = site
-        self.credits = site.credits
-        site.streams.append(self)
+        self.port = port
+        self.credits = port.credits
+        port.streams.append(self)
 
     def data_received(self, data: bytes, start: int, end: int) -> None:
         self.body += data[start:end]
@@ -147,7 +149,7 @@ class Echo(Stream):
             self.connection.watch(self)
 
     def answer(self) -> None:
-        if self.site.answers:
+        if self.port.answers:
             self.connection.respond(self, OK, b"", [self.body], len(self.body), END)
 
     def lost(self) -> None:
@@ -167,24 +169,24 @@ class Echo(Stream):
         self.reset()
 
 
-class EchoSite(Site):
+class EchoPort(Http2Port):
     def __init__(self, loop: Any, policies: Policies | None = None, limits: ConnectionLimits | None = None) -> None:
         super().__init__(loop, policies or Policies(), limits or ConnectionLimits(), spread=lambda: 0.5)
         self.streams: list[Echo] = []
         self.credits = True
         self.answers = True
 
-    def open(self, connection: Sending, number: int, head: Head, window: int, room: int) -> Stream:
+    def open(self, connection: StreamSender, number: int, head: Head, window: int, room: int) -> Stream:
         return Echo(self, connection, number, head, window, room)
 
 
 class Wire:
-    """A connection of `site`, and its client."""
+    """A connection of `port`, and its client."""
 
-    def __init__(self, site: Site, loop: Loop | None = None, greet: bool = True, room: int = 1 << 30) -> None:
-        self.site = site
+    def __init__(self, port: Http2Port, loop: Loop | None = None, greet: bool = True, room: int = 1 << 30) -> None:
+        self.port = port
         self.loop = loop
-        self.connection = Connection(site)
+        self.connection = Connection(port)
         self.transport = Transport(self.connection, room)
         self.connection.connection_made(self.transport)
         if greet:
@@ -234,7 +236,7 @@ class Wire:
         assert self.loop is not None
         for _ in range(round(seconds / step)):
             self.loop.now += step
-            self.site.tick()
+            self.port.tick()
         self.loop.run()
 
 

@@ -11,13 +11,13 @@ from hpack.exceptions import HPACKError
 
 from modserve.core.errors import Code, ModserveError
 from modserve.frontends.grpc.heads import GrpcHead
-from modserve.frontends.http2.decoding import Fields
+from modserve.frontends.http2.block_decoder import Fields
 from modserve.frontends.http2.frames import INTERNAL_ERROR, PREFACE, SETTINGS, Http2Error, frame
-from modserve.frontends.http2.headers import Blocks, Head, MalformedError
+from modserve.frontends.http2.headers import Head, HeaderBlocks, MalformedError
 from modserve.frontends.http2.limits import LIMITS
 
 sys.path.append(str(Path(__file__).parents[1]))
-from http2_client import EchoSite, Loop, Wire
+from http2_client import EchoPort, Loop, Wire
 
 _GREETING = PREFACE + frame(SETTINGS, 0, 0)
 _MOST_PARTS = 20
@@ -26,7 +26,7 @@ _Outcome: TypeAlias = tuple[int | None, bytes, list[tuple[int, bytes, bool]]]
 """How the connection ended, if it did; and of each stream its number, its body, and whether that was whole."""
 
 
-class _Site(EchoSite):
+class _Port(EchoPort):
     """Its heads are understood as those of calls."""
 
     def understand(self, fields: Fields, size: int) -> Head:
@@ -36,7 +36,7 @@ class _Site(EchoSite):
         return head
 
 
-class _Deaf(_Site):
+class _Deaf(_Port):
     """Its streams never answer, so that it does not matter how many bytes come at a time."""
 
     def __init__(self, loop: Loop) -> None:
@@ -46,7 +46,7 @@ class _Deaf(_Site):
 
 def connection(data: bytes) -> None:
     """What comes behind the preface and the first SETTINGS. It means the same in whichever parts it comes."""
-    _heard(_Site(Loop()), [data])
+    _heard(_Port(Loop()), [data])
     whole = _heard(_Deaf(Loop()), [data])
     in_parts = _heard(_Deaf(Loop()), _parts(data))
     # A client that goes away may be gone before the rest of its bytes has come.
@@ -61,25 +61,25 @@ def _parts(data: bytes) -> list[bytes]:
     return [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
 
-def _heard(site: _Site, parts: list[bytes]) -> _Outcome | None:
+def _heard(port: _Port, parts: list[bytes]) -> _Outcome | None:
     """None if the connection was closed because the client went away."""
-    loop = site.loop
+    loop = port.loop
     assert isinstance(loop, Loop)
-    wire = Wire(site, loop, greet=False)
+    wire = Wire(port, loop, greet=False)
     for part in (_GREETING, *parts):
         if not wire.transport.closed:
             wire.send(part)
     error = wire.error()
     assert error is None or error[0] != INTERNAL_ERROR, error
     assert error is None or error[1], "it does not say what was wrong"
-    streams = [(each.number, each.body, "end" in each.log) for each in site.streams]
+    streams = [(each.number, each.body, "end" in each.log) for each in port.streams]
     closed = wire.transport.closed
     # Time passes: whatever waits is dropped, and nothing remains.
     for _ in range(3):
         wire.pass_time(1_000, 100)
     wire.connection.connection_lost(None)
     assert not wire.connection.streams
-    assert site.idle.is_set()
+    assert port.idle.is_set()
     return None if closed and error is None else (*(error or (None, b"")), streams)
 
 
@@ -88,7 +88,7 @@ def header_blocks(data: bytes) -> None:
 
     Raises INVALID_ARG for one that ends the connection, or that is no request.
     """
-    blocks, alone = Blocks(LIMITS), Decoder(1 << 30)
+    blocks, alone = HeaderBlocks(LIMITS), Decoder(1 << 30)
     alone.max_allowed_table_size = LIMITS.table
     malformed = ""
     while data:
@@ -103,16 +103,16 @@ def header_blocks(data: bytes) -> None:
             assert head.fields == expected, "a block is remembered that means something else by now"
             continue
         try:
-            decoding, lasting = blocks.decode(block)
+            decoder, lasting = blocks.decode(block)
         except Http2Error as error:
             assert expected is None, "only the library can read it"
             raise ModserveError(Code.INVALID_ARG, error.message) from None
         assert expected is not None
-        fields = decoding.fields
+        fields = decoder.fields
         assert fields == expected[: len(fields)]
-        assert decoding.cut == (len(fields) < len(expected)) == (decoding.size > LIMITS.decoded)
+        assert decoder.cut == (len(fields) < len(expected)) == (decoder.size > LIMITS.decoded)
         try:
-            head = GrpcHead(fields, {}, (), LIMITS.header_list, decoding.size)
+            head = GrpcHead(fields, {}, (), LIMITS.header_list, decoder.size)
         except MalformedError as error:
             malformed = str(error) or "malformed"
             continue

@@ -9,18 +9,17 @@ memory of the server) is released before its client can hear of the end, and `cl
 """
 
 import asyncio
-from abc import abstractmethod
 from collections import deque
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from mypy_extensions import mypyc_attr
 
 from modserve.core.errors import ModserveError
 from modserve.core.requests import request_ids
 from modserve.core.requests.inflight import Inflight, RequestTrace
-from modserve.core.requests.memory import UnsentResponses
+from modserve.core.requests.memory import MemoryBudget, UnsentResponses
 from modserve.core.requests.request import InferenceRequest
-from modserve.core.requests.response import InferenceResponse, Outcome, SingleResponseSink
+from modserve.core.requests.response import InferenceResponse, Outcome, single_outcome
 from modserve.core.requests.trace_context import TraceHeaders
 from modserve.core.servable import Handle, Servable, submit_traced
 from modserve.core.tensors.shared_memory import RegionLease
@@ -46,11 +45,16 @@ GRPC = Wire("gRPC", ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END"), "GRPC_SEND_STA
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Call(SingleResponseSink):
-    """One request and the sink of its outcomes; a subclass says where the one response goes, or that there are many."""
+class Call:
+    """One request and the sink of its outcomes.
+
+    A subclass says in `deliver` where the one response goes; where there are many, it has another `settle`.
+    """
 
     __slots__ = (
+        "_delivered",
         "_handle",
+        "_held",
         "id",
         "inflight",
         "lease",
@@ -70,7 +74,8 @@ class Call(SingleResponseSink):
     """Set by `begin` and `borrow`."""
 
     def __init__(self, server: Server, wire: Wire, model: str = "", version: int | None = None) -> None:
-        self._held = None
+        self._held: InferenceResponse | None = None
+        """A response that may be the only one."""
         self._delivered = False
         self.server = server
         self.wire = wire
@@ -145,6 +150,38 @@ class Call(SingleResponseSink):
         if self._handle is not None:
             self.give_back_model()
 
+    def submit_stream(self, request: InferenceRequest) -> None:
+        """The same for a call with any number of responses: its model waits for a client that is slow."""
+        self.submit(request)
+        if self.inflight is not None and self.servable.config.decoupled:
+            self.server.pace(self.inflight)
+
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        """As `ResponseSink` has it, for a call with one response."""
+        if self._delivered:
+            return
+        delivery = outcome
+        if delivery is None or not final or self._held is not None:  # it is rarely so
+            delivery = single_outcome(self._held, outcome, final)
+        if delivery is None:
+            self._held = cast(InferenceResponse, outcome)
+            return
+        self._delivered = True
+        self._held = None
+        self.deliver(delivery)
+        inflight = self.inflight
+        if inflight is not None and not inflight.settled:
+            inflight.cancel()  # a decoupled model may want to say more
+
+    def deliver(self, outcome: InferenceResponse | ModserveError) -> None:
+        """The call has its one response, or has failed. Called once; must neither block nor raise."""
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        """The client has gone, or its time is over; nothing is said any more."""
+        if self.inflight is not None:
+            self.inflight.cancel()
+
     def give_back_model(self) -> None:
         """The request has been submitted, or never will be."""
         handle, self._handle = self._handle, None
@@ -167,6 +204,10 @@ class Call(SingleResponseSink):
     def cost(self) -> str:
         """What the request has cost, as a header says it; empty if it has not run."""
         return "" if self.inflight is None else server_timing.value(self.inflight)
+
+    def with_cost(self, response: InferenceResponse) -> InferenceResponse:
+        """The last response of a stream, which says what the request has cost."""
+        return response if self.inflight is None else server_timing.with_cost(response, self.inflight)
 
     def record_failure(self, error: ModserveError, status: int | str) -> None:
         """The client is about to get `error`: the log may say so."""
@@ -234,55 +275,47 @@ class FutureCall(Call):
     def deliver(self, outcome: InferenceResponse | ModserveError) -> None:
         if not self.future.done():
             self.future.set_result(outcome)
-        inflight = self.inflight
-        if inflight is not None and not inflight.settled:
-            inflight.cancel()  # a decoupled model may want to say more
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
-class StreamCall(Call):
-    """A call with any number of responses, which wait in `outcomes` until they are sent."""
+class OutcomeQueue:
+    """The outcomes of a call with any number of responses, which wait until they are sent."""
 
-    __slots__ = ("ended", "outcomes", "unsent")
+    __slots__ = ("_ended", "_outcomes", "_unsent")
 
-    def __init__(self, server: Server, wire: Wire, model: str = "", version: int | None = None) -> None:
-        super().__init__(server, wire, model, version)
-        self.outcomes: deque[tuple[Outcome, bool]] = deque()
-        """What has not been sent yet, each with whether it is the last."""
-        self.unsent = UnsentResponses(server.memory)
-        self.ended = False
+    def __init__(self, memory: MemoryBudget) -> None:
+        self._outcomes: deque[tuple[Outcome, bool]] = deque()
+        self._unsent = UnsentResponses(memory)
+        self._ended = False
 
-    def submit(self, request: InferenceRequest) -> None:
-        super().submit(request)
-        if self.inflight is not None and self.servable.config.decoupled:
-            self.server.pace(self.inflight)
+    def __len__(self) -> int:
+        return len(self._outcomes)
 
-    def settle(self, outcome: Outcome, final: bool) -> None:
-        if not self.ended:
-            self.ended = final
-            self.outcomes.append((outcome, final))
-            self.unsent.add(outcome.size if isinstance(outcome, InferenceResponse) else 0)
-            self.arrived()
+    @property
+    def done(self) -> bool:
+        """Whether nothing waits, and nothing more comes."""
+        return self._ended and not self._outcomes
 
-    @abstractmethod
-    def arrived(self) -> None:
-        """There is one more in `outcomes`."""
+    def add(self, outcome: Outcome, final: bool) -> bool:
+        """False if the call is over: nobody hears of it then."""
+        if self._ended:
+            return False
+        self._ended = final
+        self._outcomes.append((outcome, final))
+        self._unsent.add(outcome.size if isinstance(outcome, InferenceResponse) else 0)
+        return True
 
-    def deliver(self, outcome: InferenceResponse | ModserveError) -> None:
-        raise RuntimeError("only the rule for single responses delivers, and `settle` replaces it: this is a bug")
+    def pop(self) -> tuple[Outcome, bool]:
+        """The first of the outcomes, and whether it is the last."""
+        return self._outcomes.popleft()
 
-    def sent_first(self) -> None:
-        """The first of the outcomes that came has been sent."""
-        self.unsent.sent()
-        if self.inflight is not None:
-            self.inflight.sent()
-
-    def with_cost(self, response: InferenceResponse) -> InferenceResponse:
-        """The last response, which says what the request has cost."""
-        return response if self.inflight is None else server_timing.with_cost(response, self.inflight)
+    def sent_first(self, inflight: Inflight | None) -> None:
+        """The first of the outcomes that came, of a request `inflight`, has been sent."""
+        self._unsent.sent()
+        if inflight is not None:
+            inflight.sent()
 
     def close(self) -> None:
-        self.ended = True
-        super().close()
-        self.outcomes.clear()
-        self.unsent.release()
+        """Nothing more is sent."""
+        self._ended = True
+        self._outcomes.clear()
+        self._unsent.release()

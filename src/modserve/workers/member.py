@@ -130,7 +130,7 @@ class Member:
         options = HttpSettings(
             max_json=self._settings.http.max_json, max_connections=0, idle_timeout=0, client_timeout=0
         )
-        limits = Dispatcher(server).inflating
+        limits = Dispatcher(server).inflater
         rpcs: Mapping[str, Rpc] = own_rpcs(server, GrpcSettings(), limits)
         whole: AsgiApp = create_app(server, options)
         app = self._app = PrivateApp(server, whole, rpcs, page, self.place.starts, _leave)

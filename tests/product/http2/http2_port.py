@@ -11,10 +11,10 @@ from puppet_server import PuppetLoader, server_over
 
 from http2_client import Transport
 from modserve.frontends.grpc.dispatch import Dispatcher
-from modserve.frontends.grpc.native_site import GrpcSite
+from modserve.frontends.grpc.grpc_port import GrpcPort
 from modserve.frontends.grpc.rpc import Rpc, RpcCall
 from modserve.frontends.http2.connection import Connection
-from modserve.frontends.http2.site import Policies
+from modserve.frontends.http2.policies import Policies
 from modserve.pb import inference as pb
 from modserve.pb.descriptors import Method
 from modserve.settings import GrpcSettings
@@ -50,8 +50,8 @@ class Port:
         server = server_over(folder, PuppetLoader(models={}))
         self.memory = server.memory
         self.dispatcher = Dispatcher(server, GrpcSettings().limits)
-        self.site = GrpcSite(self.loop, Policies(), self.dispatcher, table(), server.memory)
-        self.connection = Connection(self.site)
+        self.port = GrpcPort(self.loop, Policies(), self.dispatcher, table())
+        self.connection = Connection(self.port)
         self.transport = Transport(self.connection)
         self.connection.connection_made(self.transport)
 
@@ -66,14 +66,14 @@ class Port:
     def pass_time(self, seconds: float) -> None:
         for _ in range(round(seconds)):
             self.loop.now += 1.0
-            self.site.tick()
+            self.port.tick()
             self.loop.settle()
 
     def close(self) -> None:
-        if self.connection.transport is not None:
+        if self.connection.sender.transport is not None:
             self.connection.connection_lost(None)
         self.loop.settle()
-        self.site.deadlines.close()
+        self.port.deadlines.close()
         self.loop.close()
 
 

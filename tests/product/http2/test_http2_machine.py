@@ -274,7 +274,7 @@ class OneConnection(RuleBasedStateMachine):
         connection = self.port.connection
         assert not self.port.transport.closed
         assert not connection.failed
-        assert connection.window == self.peer.room
+        assert connection.windows.left == self.peer.room
         for number, stream in connection.streams.items():
             assert stream.window == self.peer.calls[number].room
 
@@ -295,7 +295,7 @@ class OneConnection(RuleBasedStateMachine):
         self.windows_add_up()
         assert not port.connection.streams
         assert port.memory.held == 0
-        assert len(port.site.deadlines) == 0
+        assert len(port.port.deadlines) == 0
 
 
 OneConnection.TestCase.settings = settings(deadline=None)

@@ -23,8 +23,8 @@ from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array, Tensor
 from modserve.core.version import ModelId
-from modserve.frontends.grpc.inflating import Inflating
-from modserve.frontends.grpc.stream import InferStreams
+from modserve.frontends.grpc.message_inflater import MessageInflater
+from modserve.frontends.grpc.model_stream import InferStreams
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.wire.connection import Connection
 from modserve.frontends.http.wire.context import AsgiApp, HttpContext
@@ -164,7 +164,7 @@ def server_over(
 
 
 def infer_streams(server: Server, options: GrpcSettings = GrpcSettings()) -> InferStreams:  # noqa: B008  # frozen
-    return InferStreams(server, options, Inflating(server.memory, 0, options.limits))
+    return InferStreams(server, options, MessageInflater(server.memory, 0, options.limits))
 
 
 class MockTransport(asyncio.Transport):

@@ -8,9 +8,9 @@ import grpc
 from modserve.core.requests import request_ids
 from modserve.frontends.call import Call
 from modserve.frontends.grpc.dispatch import Dispatcher
+from modserve.frontends.grpc.model_stream import InferStreams
 from modserve.frontends.grpc.rpc import Refusal, Response, Rpc
 from modserve.frontends.grpc.service import rpc_table
-from modserve.frontends.grpc.stream import InferStreams
 from modserve.server import Server
 from modserve.settings import GrpcSettings
 
@@ -49,6 +49,18 @@ class FakeCall:
 
     async def write(self, message: Response) -> None:
         self.written.append(message if isinstance(message, bytes) else b"".join(message))
+
+    async def send_response(self, response: Response) -> None:
+        await self.write(response)
+
+    def end_stream(self) -> None:
+        self.code = grpc.StatusCode.OK
+
+    def end_call(self, status: int, message: str) -> None:
+        self.code, self.details = STATUSES[status], message
+
+    def refuse(self, refusal: Refusal) -> None:
+        self.code, self.details = STATUSES[refusal.status], refusal.message
 
     def set_trailers(self, trailers: tuple[tuple[str, str], ...]) -> None:
         self.trailers = trailers
@@ -90,4 +102,4 @@ def call_table(
     dispatcher: Dispatcher | None = None,
 ) -> CallTable:
     dispatcher = dispatcher or Dispatcher(server, options.limits)
-    return CallTable(dispatcher, rpc_table(server, options, dispatcher.inflating, streams))
+    return CallTable(dispatcher, rpc_table(server, options, dispatcher.inflater, streams))

@@ -20,7 +20,7 @@ from modserve.core.requests.memory import MemoryBudget
 from modserve.core.version import ModelId
 from modserve.frontends import offload
 from modserve.frontends.grpc.dispatch import Dispatcher
-from modserve.frontends.grpc.inflating import Inflating
+from modserve.frontends.grpc.message_inflater import MessageInflater
 from modserve.frontends.grpc.reflection import ReflectionService
 from modserve.pb import inference as pb
 from modserve.pb import reflection
@@ -102,7 +102,7 @@ async def test_every_kind_of_call_takes_compressed_messages(server: Server, comp
     assert len(watch.written) == 1
     watching.cancel()
     reflecting = FakeCall(compress(b"\x3a\0"))
-    await ReflectionService(["a"], Inflating(server.memory, 0, Limits())).ServerReflectionInfo(reflecting)
+    await ReflectionService(["a"], MessageInflater(server.memory, 0, Limits())).ServerReflectionInfo(reflecting)
     assert len(reflecting.written) == 1
 
 
@@ -195,7 +195,7 @@ async def test_failed_requests_are_logged(server: Server, caplog: pytest.LogCapt
 )
 def test_files_are_found(asked_for: dict[str, str], answer: list[str]) -> None:
     request = reflection.ServerReflectionRequest(host="here", **asked_for)  # type: ignore[arg-type]
-    told = ReflectionService(["b", "a"], Inflating(MemoryBudget(), 0, Limits())).respond(request)
+    told = ReflectionService(["b", "a"], MessageInflater(MemoryBudget(), 0, Limits())).respond(request)
     files = told.file_descriptor_response.file_descriptor_proto
     assert sorted(name for name in answer if any(name.encode() in file for file in files)) == sorted(answer)
     assert len(files) == len(answer)
@@ -204,7 +204,7 @@ def test_files_are_found(asked_for: dict[str, str], answer: list[str]) -> None:
 
 
 def test_what_else_reflection_tells() -> None:
-    service = ReflectionService(["b", "a"], Inflating(MemoryBudget(), 0, Limits()))
+    service = ReflectionService(["b", "a"], MessageInflater(MemoryBudget(), 0, Limits()))
     listed = service.respond(reflection.ServerReflectionRequest(list_services=""))
     assert [each.name for each in listed.list_services_response.service] == ["a", "b"]
     numbers = service.respond(
@@ -231,6 +231,6 @@ def test_what_else_reflection_tells() -> None:
     ],
 )
 def test_what_reflection_does_not_find(request_: reflection.ServerReflectionRequest, code: int) -> None:
-    told = ReflectionService([], Inflating(MemoryBudget(), 0, Limits())).respond(request_)
+    told = ReflectionService([], MessageInflater(MemoryBudget(), 0, Limits())).respond(request_)
     assert told.error_response.error_code == code
     assert told.error_response.error_message

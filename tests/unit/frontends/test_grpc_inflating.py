@@ -8,8 +8,8 @@ import pytest
 
 from modserve.core.errors import Code, ModserveError, OverloadedError
 from modserve.core.requests.memory import MemoryBudget, MemoryExhaustedError
-from modserve.frontends.grpc import inflating
-from modserve.frontends.grpc.inflating import Inflating
+from modserve.frontends.grpc import message_inflater
+from modserve.frontends.grpc.message_inflater import MessageInflater
 from modserve.settings import Limits
 
 BOTH = pytest.mark.parametrize("compress", [gzip.compress, zlib.compress], ids=["gzip", "deflate"])
@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 
 async def inflated(data: bytes, budget: MemoryBudget, max_message: int = 0) -> bytes:
-    whole, memory = await Inflating(budget, max_message, Limits()).inflated(data)
+    whole, memory = await MessageInflater(budget, max_message, Limits()).inflated(data)
     if memory is None:
         assert budget.held == 0
     else:
@@ -32,7 +32,7 @@ async def test_a_compressed_message_is_what_it_was(compress: Any, size: int) -> 
     """Whatever its length; the memory is taken, and given back."""
     budget = MemoryBudget()
     data = compress(b"m" * size)
-    assert data[0] in inflating.STARTS
+    assert data[0] in message_inflater.STARTS
     assert await inflated(data, budget) == b"m" * size
     assert budget.held == 0
 
@@ -55,7 +55,7 @@ async def test_what_is_broken_is_invalid(compress: Any) -> None:
 
 @pytest.mark.parametrize(
     ("size", "max_message", "limit"),
-    [(inflating.MOST + 1, 0, inflating.MOST), (2_000, 1_999, 1_999), (2_000_000, 1_999_999, 1_999_999)],
+    [(message_inflater.MOST + 1, 0, message_inflater.MOST), (2_000, 1_999, 1_999), (2_000_000, 1_999_999, 1_999_999)],
 )
 async def test_it_may_not_become_too_long(size: int, max_message: int, limit: int) -> None:
     data = gzip.compress(bytes(size))
@@ -65,11 +65,11 @@ async def test_it_may_not_become_too_long(size: int, max_message: int, limit: in
     assert caught.value.too_many
     assert caught.value.message.startswith(f"Decompressed message larger than max ({limit} bytes for a compressed ")
     assert budget.held == 0
-    assert budget.peak <= 2 * inflating.MOST
+    assert budget.peak <= 2 * message_inflater.MOST
 
 
 async def test_it_may_be_a_hundred_times_as_long_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inflating, "MOST", 1_000)
+    monkeypatch.setattr(message_inflater, "MOST", 1_000)
     data = gzip.compress(bytes(range(256)) * 8)
     assert await inflated(data, MemoryBudget()) == bytes(range(256)) * 8
     with pytest.raises(OverloadedError):

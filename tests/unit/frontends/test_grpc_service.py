@@ -16,7 +16,7 @@ from modserve.__about__ import __version__
 from modserve.core.errors import ModserveError, invalid, unavailable
 from modserve.core.version import ModelId
 from modserve.frontends import offload
-from modserve.frontends.grpc import reading
+from modserve.frontends.grpc import infer_requests
 from modserve.frontends.grpc import service as services
 from modserve.pb import health as health_pb2
 from modserve.pb import inference as pb
@@ -317,7 +317,7 @@ def on_threads(server: Server, call: Stub, monkeypatch: pytest.MonkeyPatch) -> l
     original = offload.on_thread
 
     async def on_thread(work: Any, *args: Any) -> Any:
-        if work is not reading._split:
+        if work is not infer_requests._split:
             found.append(work)
         return await original(work, *args)
 
@@ -343,8 +343,8 @@ TEXTS = b"\1\0\0\0a\2\0\0\0bc"
 @pytest.mark.parametrize(
     ("raw", "work"),
     [
-        (None, [reading._read_long, services._encoded]),
-        (TEXTS, [reading._read_long, services._encoded]),
+        (None, [infer_requests._read_long, services._encoded]),
+        (TEXTS, [infer_requests._read_long, services._encoded]),
     ],
     ids=["typed", "raw"],
 )
@@ -363,7 +363,7 @@ async def test_what_is_wrong_with_many_texts(call: Stub, on_threads: list[Any]) 
         details
         == "[request id: <id_unknown>] expected 3 string elements for inference input 'IN' for model 'echo', got 2"
     )
-    assert on_threads == [reading._read_long]
+    assert on_threads == [infer_requests._read_long]
 
 
 async def test_digests_of_long_tensors_are_reckoned_on_a_thread(
@@ -374,7 +374,7 @@ async def test_digests_of_long_tensors_are_reckoned_on_a_thread(
     simple.config = replace(simple.config, cached=True)
     simple.automatic = True
     await call("ModelInfer", asked())
-    assert on_threads == [reading._read_long]
+    assert on_threads == [infer_requests._read_long]
     (inflight,) = simple.submitted
     assert all(hasattr(tensor, "_digest") for tensor in inflight.request.inputs.values())
 
@@ -387,7 +387,7 @@ async def test_what_may_be_copied_from_a_gpu_is_read_on_a_thread(
     for given in message.inputs:
         given.parameters["shared_memory_region"].string_param = "nosuch"
         given.parameters["shared_memory_byte_size"].int64_param = 8
-    for with_cuda, work in ((False, []), (True, [reading._read_long])):
+    for with_cuda, work in ((False, []), (True, [infer_requests._read_long])):
         server.shared_memory.with_cuda = with_cuda
         code, _ = await call.failure("ModelInfer", message)
         assert code is NOT_FOUND

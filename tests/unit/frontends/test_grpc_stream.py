@@ -20,8 +20,8 @@ from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.frontends import offload
+from modserve.frontends.grpc.model_stream import InferStreams
 from modserve.frontends.grpc.rpc import ClientGoneError, Response
-from modserve.frontends.grpc.stream import InferStreams
 from modserve.pb import inference as pb
 from modserve.repository.manager import ModelManager
 from modserve.repository.places import repositories_at

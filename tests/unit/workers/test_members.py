@@ -58,7 +58,7 @@ class Worker:
             shared_memory=SharedMemory(True, cuda=Cuda(lambda: self.driver)),  # type: ignore[arg-type, return-value]
         )
         self.left = False
-        rpcs = own_rpcs(self.server, GrpcSettings(), Dispatcher(self.server).inflating)
+        rpcs = own_rpcs(self.server, GrpcSettings(), Dispatcher(self.server).inflater)
         rest = create_app(self.server, HttpSettings())
         self.app = PrivateApp(self.server, rest, rpcs, no_page, 0, self.leave)
         self.app.caught_up.set()

@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, cast
 
 from mypy_extensions import mypyc_attr
 
@@ -89,12 +89,32 @@ class _Nobody:
 NOBODY: ResponseSink = _Nobody()
 
 
+def single_outcome(
+    held: InferenceResponse | None, outcome: Outcome, final: bool
+) -> InferenceResponse | ModserveError | None:
+    """What a call with one response gets, whether its model is decoupled or not; None: `outcome` may be it at the end.
+
+    `held` is the response that may be it so far. A failure that follows a response which was not final replaces it.
+    """
+    if outcome is None:
+        return held or internal("the model gave no response")
+    if isinstance(outcome, InferenceResponse):
+        if held is not None:
+            return unsupported(
+                "this call doesn't support models with decoupled transaction policy that respond more than once, "
+                f"as model '{outcome.model_name}' did; use ModelStreamInfer over gRPC, infer_stream or "
+                "generate_stream over HTTP"
+            )
+        if not final:
+            return None
+    return outcome
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SingleResponseSink(ABC):
     """A sink for calls with one response: it expects exactly one from the model, whether that is decoupled or not.
 
-    Subclasses say what happens with the response in `deliver`, which is called once. A failure that follows a response
-    which was not final replaces it.
+    Subclasses say what happens with the response in `deliver`, which is called once.
     """
 
     __slots__ = ("_delivered", "_held")
@@ -106,22 +126,13 @@ class SingleResponseSink(ABC):
     def settle(self, outcome: Outcome, final: bool) -> None:
         if self._delivered:
             return
-        held = self._held
-        if outcome is None:
-            outcome = held or internal("the model gave no response")
-        elif isinstance(outcome, InferenceResponse):
-            if held is not None:
-                outcome = unsupported(
-                    "this call doesn't support models with decoupled transaction policy that respond more than once, "
-                    f"as model '{outcome.model_name}' did; use ModelStreamInfer over gRPC, infer_stream or "
-                    "generate_stream over HTTP"
-                )
-            elif not final:
-                self._held = outcome
-                return
+        delivery = single_outcome(self._held, outcome, final)
+        if delivery is None:
+            self._held = cast(InferenceResponse, outcome)
+            return
         self._delivered = True
         self._held = None
-        self.deliver(outcome)
+        self.deliver(delivery)
 
     @abstractmethod
     def deliver(self, outcome: InferenceResponse | ModserveError) -> None: ...

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 class CallLog:
     """Counts what comes and goes."""
 
-    __slots__ = ("_access", "_began_ns", "_client", "inference", "received", "responses", "sent")
-
     def __init__(self, access: AccessLog, client: object) -> None:
         self._access = access
         self._client = client

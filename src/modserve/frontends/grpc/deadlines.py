@@ -1,4 +1,7 @@
-"""The deadlines of all calls of a port, with one timer."""
+"""The deadlines of all calls of a port, with one timer.
+
+With a timer each, a unary inference takes 1.08 times the CPU time (`benchmarks/wire_shortcuts.py`).
+"""
 
 import asyncio
 import time

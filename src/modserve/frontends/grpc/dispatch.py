@@ -1,8 +1,10 @@
 """From a call's bytes to its handler and back: memory, compression, restrictions, bounds, and the log of failures."""
 
+import asyncio
+import logging
 from typing import Any
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from modserve.core.errors import Code, ModserveError, OverloadedError, unavailable
 from modserve.core.wire.grpc_status import NAMES
@@ -16,9 +18,12 @@ from modserve.protocol.restricted import Restriction
 from modserve.server import Server
 from modserve.settings import Limits
 
-from . import reading
-from .inflating import STARTS, Inflating
+from . import infer_requests
+from .heads import CANCELLED, INTERNAL
+from .message_inflater import STARTS, MessageInflater
 from .rpc import ClientGoneError, Refusal, Response, Rpc, RpcCall
+
+_log = logging.getLogger(__name__)
 
 MAX_CALLS = 10_000
 """Unary calls that are under way at a time. More are refused at once: each holds about 20 KB beside its message."""
@@ -40,9 +45,9 @@ class Dispatcher:
     ) -> None:
         """`max_message`: bytes that a message may have; 0: any number."""
         self.limits = limits or Limits()
-        self.inflating = Inflating(server.memory, max_message, self.limits)
+        self.inflater = MessageInflater(server.memory, max_message, self.limits)
         self.reader = RequestReader(self.limits.split)
-        self._server = server
+        self.server = server
         self.max_calls = max_calls
         self.statuses = [0] * len(NAMES)
         """Calls that ended, by their status."""
@@ -51,9 +56,25 @@ class Dispatcher:
         self.refused = 0
         """Calls that were refused because too many were under way."""
 
+    async def serve(self, rpc: Rpc, call: RpcCall) -> None:
+        """Serve the call to its end, as its task."""
+        try:
+            outcome = await (self.stream(rpc, call) if rpc.method.server_streaming else self.unary(rpc, call))
+            if isinstance(outcome, Refusal):
+                call.refuse(outcome)
+            elif outcome is None:
+                call.end_stream()
+            else:
+                await call.send_response(outcome)
+        except asyncio.CancelledError:
+            call.end_call(CANCELLED, "the call was cancelled")
+        except Exception:
+            _log.exception("a gRPC call could not be served, unforeseen")
+            call.end_call(INTERNAL, "internal error")
+
     async def unary(self, rpc: Rpc, call: RpcCall) -> Response | Refusal:
         """The response to a call with one request and one response, or how it failed."""
-        memory = self._server.memory
+        memory = self.server.memory
         message: Message | InferMessage | None = None
         inflated: RequestMemory | None = None
         data: bytes | None = None
@@ -71,18 +92,15 @@ class Dispatcher:
             memory.take(size)
             held = size
             if size and data[0] in STARTS:
-                data, inflated = await self.inflating.inflated(data)
+                data, inflated = await self.inflater.inflated(data)
                 size = len(data)
             request = rpc.method.request
             if rpc.infers:
-                message = self.reader.read(data) or await reading.parse_infer(data, self.limits)
+                message = self.reader.read(data) or await infer_requests.parse_infer(data, self.limits)
             elif size > self.limits.message:
-                message = await offload.on_thread(reading.parse, request, data)
+                message = await offload.on_thread(infer_requests.parse, request, data)
             else:
-                try:
-                    message = request.FromString(data)
-                except DecodeError:
-                    raise reading.unreadable(request, size) from None
+                message = infer_requests.parse(request, data)
             data = None
             response: Response | Message | ModserveError = await rpc.handler(message, call)
             if isinstance(response, ModserveError):
@@ -109,8 +127,8 @@ class Dispatcher:
                 data = await call.read()
                 if data is None:
                     raise NoMessageError
-                data = await self.inflating.short(data)
-                failure = await rpc.handler(reading.parse(rpc.method.request, data), call)
+                data = await self.inflater.short(data)
+                failure = await rpc.handler(infer_requests.parse(rpc.method.request, data), call)
             return None if failure is None else self.refusal(failure, None, call.identify())
         except ClientGoneError:
             return None
@@ -128,7 +146,7 @@ class Dispatcher:
         version = getattr(request, "model_version", "") or getattr(request, "version", "")
         status, message = failures.grpc_name(error), failures.public_message(error)
         id = getattr(request, "id", "")
-        self._server.failure_log.record("gRPC", model, version, id, status, message, request_id)
+        self.server.failure_log.record("gRPC", model, version, id, status, message, request_id)
 
     def refusal(self, error: ModserveError, request: Message | InferMessage | None, request_id: str) -> Refusal:
         """How a call ends that failed with `error`, which is logged."""

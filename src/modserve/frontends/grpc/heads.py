@@ -8,7 +8,7 @@ from typing import Final
 from urllib.parse import quote_from_bytes
 
 from modserve.core.requests import request_ids
-from modserve.frontends.http2.decoding import Fields
+from modserve.frontends.http2.block_decoder import Fields
 from modserve.frontends.http2.headers import Head, MalformedError, block, literal, status
 
 from .rpc import Rpc

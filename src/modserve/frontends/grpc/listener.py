@@ -9,16 +9,16 @@ from typing import Any, Final
 from modserve.frontends.certificates import Certificates
 from modserve.frontends.http2.connection import Connection
 from modserve.frontends.http2.limits import LIMITS, ConnectionLimits
-from modserve.frontends.http2.site import Policies
+from modserve.frontends.http2.policies import Policies
 from modserve.frontends.listening import FAREWELL, HANDSHAKE, keep_alive
 from modserve.server import Server
 from modserve.settings import GrpcSettings
 
 from .dispatch import Dispatcher
-from .native_call import NativeCall
-from .native_site import GrpcSite
+from .grpc_port import GrpcPort
+from .model_stream import InferStreams
+from .server_call import ServerCall
 from .service import rpc_table
-from .stream import InferStreams
 
 _BACKLOG: Final = 2.0
 """Seconds for taking over calls that have arrived, at most."""
@@ -47,18 +47,18 @@ class GrpcListener:
     def __init__(self, server: Server, address: str, port: int, options: GrpcSettings) -> None:
         self._server = server
         self._address = address
-        self._port = port
+        self._number = port
         self._options = options
         self._dispatcher = Dispatcher(server, options.limits, max_message=options.max_message or 0)
-        self._streams = InferStreams(server, options, self._dispatcher.inflating)
-        self._rpcs = rpc_table(server, options, self._dispatcher.inflating, self._streams)
-        self._site: GrpcSite | None = None
+        self._streams = InferStreams(server, options, self._dispatcher.inflater)
+        self._rpcs = rpc_table(server, options, self._dispatcher.inflater, self._streams)
+        self._port: GrpcPort | None = None
         self._socket: asyncio.Server | None = None
 
     @property
     def connections(self) -> int:
         """How many are open."""
-        return 0 if self._site is None else len(self._site.connections)
+        return 0 if self._port is None else len(self._port.connections)
 
     @property
     def responses(self) -> dict[str, int]:
@@ -68,34 +68,33 @@ class GrpcListener:
     @property
     def endings(self) -> dict[str, int]:
         """How many connections it has ended before their time, by the reason."""
-        return {} if self._site is None else self._site.endings
+        return {} if self._port is None else self._port.endings
 
     async def start(self) -> int:
         """Open the port and return its number. Raises OSError, or CertificateError."""
         loop, options = asyncio.get_running_loop(), self._options
-        site = self._site = GrpcSite(
+        grpc_port = self._port = GrpcPort(
             loop,
             policies(options),
             self._dispatcher,
             self._rpcs,
-            self._server.memory,
             max_message=options.max_message or 0,
             codings=CODINGS[options.compression],
             access=self._server.access_log,
             limits=connection_limits(options),
         )
-        site.last_descriptor = _last_descriptor()
+        grpc_port.last_descriptor = _last_descriptor()
         tls: dict[str, Any] = {}
         if options.tls is not None:
             context = Certificates(options.tls, (_PROTOCOL,)).server_context()
             tls = {"ssl": context, "ssl_handshake_timeout": HANDSHAKE, "ssl_shutdown_timeout": FAREWELL}
-        factory: Any = lambda: Connection(site)  # noqa: E731
+        factory: Any = lambda: Connection(grpc_port)  # noqa: E731
         self._socket = await loop.create_server(
-            factory, self._address, self._port, backlog=2048, reuse_port=options.reuse_port or None, **tls
+            factory, self._address, self._number, backlog=2048, reuse_port=options.reuse_port or None, **tls
         )
         for listening in self._socket.sockets:
             keep_alive(listening)
-        site.start_ticking()
+        grpc_port.start_ticking()
         port: int = self._socket.sockets[0].getsockname()[1]
         return port
 
@@ -108,40 +107,39 @@ class GrpcListener:
         self._streams.stop()
         if self._socket is not None:
             self._socket.close()
-        if (site := self._site) is None:
+        if (grpc_port := self._port) is None:
             return
         try:
             if grace is not None:
-                for connection in list(site.connections):
+                for connection in list(grpc_port.connections):
                     connection.go_away()
-                await _within(site.idle, grace)
-            for connection in list(site.connections):
+                await _within(grpc_port.idle, grace)
+            for connection in list(grpc_port.connections):
                 for stream in list(connection.streams.values()):
-                    if isinstance(stream, NativeCall):
+                    if isinstance(stream, ServerCall):
                         stream.stop()
-                connection.closing = True
-                connection.flush()
-            await _within(site.idle, 0.0 if grace is None else site.limits.farewell)
-            for connection in list(site.connections):
+                connection.close_when_done()
+            await _within(grpc_port.idle, 0.0 if grace is None else grpc_port.limits.farewell)
+            for connection in list(grpc_port.connections):
                 connection.abort()
-            await site.idle.wait()
+            await grpc_port.idle.wait()
         finally:
-            site.stop_ticking()
-            site.deadlines.close()
+            grpc_port.stop_ticking()
+            grpc_port.deadlines.close()
 
     async def take_backlog(self, limit: float = _BACKLOG) -> None:
         """Return when every call that has arrived is under way, or after `limit` seconds.
 
         Time in which the machine did not let this process run does not count as quiet.
         """
-        site, loop = self._site, asyncio.get_running_loop()
+        grpc_port, loop = self._port, asyncio.get_running_loop()
         end = loop.time() + limit
-        while site is not None and (began := loop.time()) < end:
-            received = site.received
+        while grpc_port is not None and (began := loop.time()) < end:
+            received = grpc_port.received
             await asyncio.sleep(_QUIET)
             for _ in range(_TURNS):
                 await asyncio.sleep(0)
-            if loop.time() - began <= _QUIET + _LATE and received == site.received:
+            if loop.time() - began <= _QUIET + _LATE and received == grpc_port.received:
                 return
 
 

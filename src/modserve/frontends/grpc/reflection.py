@@ -9,8 +9,8 @@ from google.protobuf.descriptor import FileDescriptor
 
 from modserve.pb import reflection as pb
 
-from .inflating import Inflating
-from .reading import parse
+from .infer_requests import parse
+from .message_inflater import MessageInflater
 from .rpc import RpcCall
 
 SERVICES = (pb.SERVICE, "grpc.reflection.v1alpha.ServerReflection")
@@ -22,8 +22,8 @@ _INVALID_ARGUMENT = 3
 class ReflectionService:
     """Describes the services `names` and their messages."""
 
-    def __init__(self, names: Iterable[str], inflating: Inflating) -> None:
-        self._inflating = inflating
+    def __init__(self, names: Iterable[str], inflater: MessageInflater) -> None:
+        self._inflater = inflater
         self._names = sorted(names)
         self._makers: dict[str, Callable[[pb.ServerReflectionRequest], pb.ServerReflectionResponse]] = {
             "list_services": self._services,
@@ -36,7 +36,7 @@ class ReflectionService:
     async def ServerReflectionInfo(self, call: RpcCall) -> None:
         """One response for each request, in their order. Raises INVALID_ARG for bytes that are no request."""
         while (sent := await call.read()) is not None:
-            request = parse(pb.ServerReflectionRequest, await self._inflating.short(sent))
+            request = parse(pb.ServerReflectionRequest, await self._inflater.short(sent))
             assert isinstance(request, pb.ServerReflectionRequest)
             await call.write(self.respond(request).SerializeToString())
 

@@ -10,8 +10,6 @@ from modserve.protocol.restricted import Restriction
 if TYPE_CHECKING:
     from modserve.frontends.call import Call
 
-    from .plain import PlainInferences
-
 
 class ClientGoneError(Exception):
     """The client has ended the call, and takes nothing more."""
@@ -58,6 +56,22 @@ class RpcCall(Protocol):
         """Send a message of a stream; returns when the client is ready for more. Raises `ClientGoneError`."""
         ...
 
+    async def send_response(self, response: Response) -> None:
+        """The response of a unary call, unless it has got its status."""
+        ...
+
+    def end_stream(self) -> None:
+        """A stream has come to a good end."""
+        ...
+
+    def refuse(self, refusal: "Refusal") -> None:
+        """The call has failed."""
+        ...
+
+    def end_call(self, status: int, message: str) -> None:
+        """The call ends with this status, unless it has got one before."""
+        ...
+
     def set_trailers(self, trailers: tuple[tuple[str, str], ...]) -> None:
         """Metadata that goes out with the status."""
         ...
@@ -83,8 +97,8 @@ class Rpc(NamedTuple):
     restriction: Restriction | None = None
     infers: bool = False
     """The handler takes its message as an `InferMessage`."""
-    plain: "PlainInferences | None" = None
-    """What serves such calls in place of the handler, where it can."""
+    direct: bool = False
+    """Where it can be, such a call is served without the handler."""
 
 
 class Refusal(NamedTuple):

@@ -19,7 +19,6 @@ from modserve.pb import inference as pb
 from modserve.pb import reflection as reflection_pb
 from modserve.protocol import header_forwarding
 from modserve.protocol.control import logging_settings, metadata, regions, repository, statistics, trace_settings
-from modserve.protocol.failures import DeadlinePassedError
 from modserve.protocol.grpc.infer_message import InferMessage
 from modserve.protocol.grpc.response_writer import ResponseWriter
 from modserve.protocol.http import server_timing
@@ -29,13 +28,12 @@ from modserve.server import Server
 from modserve.settings import GrpcSettings
 
 from .health import HealthService
-from .inflating import Inflating
-from .plain import PlainInferences
-from .reading import named_version, read_plain, read_request, requested_version
+from .infer_requests import in_time, named_version, read_request, requested_version
+from .message_inflater import MessageInflater
+from .model_stream import InferStreams
 from .reflection import SERVICES as REFLECTION
 from .reflection import ReflectionService
 from .rpc import Handler, Rpc, RpcCall
-from .stream import InferStreams
 
 
 class InferenceService:
@@ -47,9 +45,6 @@ class InferenceService:
         self._header_pattern = options.header_pattern
         self._server_timing = options.server_timing
         self._writer = ResponseWriter()
-        self.plain: PlainInferences | None = None
-        if self._header_pattern is None and not self._server_timing:
-            self.plain = PlainInferences(server, self._limits, self._writer)
 
     async def ServerLive(self, message: pb.ServerLiveRequest, call: RpcCall) -> Message:
         return pb.ServerLiveResponse(live=self._server.live)
@@ -153,12 +148,10 @@ class InferenceService:
         pattern = self._header_pattern
         forwarded = () if pattern is None else header_forwarding.from_metadata(pattern, rpc.metadata)
         try:
-            read = call, message, deadline_ns, forwarded
-            call.submit(read_plain(*read) or await read_request(*read, self._limits))
+            call.submit(await read_request(call, message, deadline_ns, forwarded, self._limits))
             outcome = await call.future
             if isinstance(outcome, ModserveError):
-                late = deadline_ns and outcome.code is Code.UNAVAILABLE and time.monotonic_ns() >= deadline_ns
-                return DeadlinePassedError() if late else outcome
+                return in_time(outcome, deadline_ns)
             if self._server_timing and (cost := call.cost):
                 rpc.set_trailers(((server_timing.HEADER, cost),))
             if is_long_response(outcome, call.reply, self._limits) or call.on_gpu:
@@ -183,19 +176,19 @@ def _sent(call: Call) -> None:
 
 
 def rpc_table(
-    server: Server, options: GrpcSettings, inflating: Inflating, streams: InferStreams | None = None
+    server: Server, options: GrpcSettings, inflater: MessageInflater, streams: InferStreams | None = None
 ) -> Mapping[str, Rpc]:
     """All that the port serves, by path; where there are several workers, some calls concern all of them."""
     around: Callable[[Mapping[str, Rpc]], Mapping[str, Rpc]] = server.around_rpcs
-    return around(own_rpcs(server, options, inflating, streams))
+    return around(own_rpcs(server, options, inflater, streams))
 
 
 def own_rpcs(
-    server: Server, options: GrpcSettings, inflating: Inflating, streams: InferStreams | None = None
+    server: Server, options: GrpcSettings, inflater: MessageInflater, streams: InferStreams | None = None
 ) -> Mapping[str, Rpc]:
     """All that this process serves, by path; RPCs that are not served yet answer UNIMPLEMENTED and say so."""
     inference = InferenceService(server, options)
-    reflection = ReflectionService((pb.SERVICE, health_pb.SERVICE, *REFLECTION), inflating)
+    reflection = ReflectionService((pb.SERVICE, health_pb.SERVICE, *REFLECTION), inflater)
     rpcs: dict[str, Rpc] = {}
     for service, methods, implementation in (
         (pb.SERVICE, pb.METHODS, inference),
@@ -205,11 +198,11 @@ def own_rpcs(
         for name, method in methods.items():
             handler: Handler | None = getattr(implementation, name, None)
             if name == "ModelStreamInfer":
-                handler = (streams or InferStreams(server, options, inflating)).serve
+                handler = (streams or InferStreams(server, options, inflater)).serve
             restriction = options.restrictions.get(RPC_CATEGORY.get(name, ""))
             infers = name == "ModelInfer"
-            plain = inference.plain if infers and restriction is None else None
-            rpcs[f"/{service}/{name}"] = Rpc(method, handler or _unserved(name), restriction, infers, plain)
+            direct = infers and restriction is None and options.header_pattern is None and not options.server_timing
+            rpcs[f"/{service}/{name}"] = Rpc(method, handler or _unserved(name), restriction, infers, direct)
     return rpcs
 
 

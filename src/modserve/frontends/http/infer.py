@@ -97,7 +97,6 @@ class InferCall(Call):
             self._fail(to_client_error(error, _WHAT))
 
     def cancel(self) -> None:
-        """The client has gone; nothing is said any more."""
         self._over = True
         if self.inflight is not None:
             if not self._writing:
@@ -114,9 +113,6 @@ class InferCall(Call):
                 self._respond(outcome)
             except Exception as error:
                 self._fail(to_client_error(error, _WHAT))
-        inflight = self.inflight
-        if inflight is not None and not inflight.settled:
-            inflight.cancel()  # a decoupled model may want to say more
 
     def _read_on_thread(self, version: int | None, head: RequestHead, body: Buffer | Inflater) -> None:
         memory = self.borrow()

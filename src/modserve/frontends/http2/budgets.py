@@ -1,101 +1,66 @@
-"""Of what a client may do so much and no more: the budgets of one connection, and why connections end.
+"""What the client of one connection may do that furthers no call.
 
-A budget begins with so many frames (`ConnectionLimits`), and gains some a second up to that, and some by what the
-server does for the client. What it has sent earns WINDOW_UPDATE without an upper bound: a client may give back the
-windows of a burst of responses long after the last of them was sent.
+A budget begins full (`ConnectionLimits`). It gains some a second, up to that, and some by what the server does for the
+client. What it has sent earns WINDOW_UPDATE without an upper bound: a client may give back the windows of a burst of
+responses long after the last of them was sent.
 """
 
-from typing import Final, NamedTuple
+from typing import final
 
-from .limits import LIMITS
-
-UPDATES_OF_STREAM: Final = 10
-"""WINDOW_UPDATEs that a stream earns with its end."""
-
-UPDATES_OF_DATA: Final = 10
-"""The same for each frame of data that is worth something, and for each message that ends in one. gRPC's core sends 2
-or 3 for a response, and 4 at most."""
-
-NOISE_OF_STREAM: Final = 8
-"""Other frames that further no call, for each stream that ends."""
-
-NOISE_OF_DATA: Final = 2
-"""The same for each frame of data that is worth something."""
+from .endings import TOO_MANY_RESETS, TOO_MANY_UPDATES, TOO_MUCH_NOISE
+from .frames import client_error
+from .limits import NOISE_OF_DATA, NOISE_OF_STREAM, UPDATES_OF_DATA, UPDATES_OF_STREAM, ConnectionLimits
 
 
-def after(left: int, gain: int, most: int) -> int:
-    """What a budget has when it has gained by time, which fills it up to `most` and takes nothing that was earned."""
+@final
+class Budgets:
+    """Counts what is left. What spends more than that raises `Http2Error`."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self._limits = limits
+        self.noise = limits.noise
+        self.resets = limits.resets
+        self.updates = limits.updates
+
+    def spend_update(self) -> None:
+        """The client has sent WINDOW_UPDATE."""
+        self.updates -= 1
+        if self.updates < 0:
+            raise client_error(TOO_MANY_UPDATES)
+
+    def spend_noise(self, count: int = 1) -> None:
+        """The client has sent another frame that furthers no call, or one that costs as much as `count` of them."""
+        self.noise -= count
+        if self.noise < 0:
+            raise client_error(TOO_MUCH_NOISE)
+
+    def spend_reset(self) -> None:
+        """A stream has ended before its time."""
+        self.resets -= 1
+        if self.resets < 0:
+            raise client_error(TOO_MANY_RESETS)
+
+    def stream_ended(self) -> None:
+        """A stream has been served to its end."""
+        limits = self._limits
+        if self.resets < limits.resets:
+            self.resets += 1
+        if self.noise < limits.noise:
+            self.noise = min(self.noise + NOISE_OF_STREAM, limits.noise)
+        self.updates += UPDATES_OF_STREAM
+
+    def data_sent(self, frames: int, messages: int) -> None:
+        """So many frames of data were sent, in which so many messages end."""
+        self.noise = min(self.noise + NOISE_OF_DATA * frames, self._limits.noise)
+        self.updates += UPDATES_OF_DATA * max(messages, frames)
+
+    def pass_time(self, seconds: float) -> None:
+        limits = self._limits
+        self.noise = _refilled(self.noise, int(limits.noise_a_second * seconds), limits.noise)
+        self.resets = _refilled(self.resets, int(limits.resets_a_second * seconds), limits.resets)
+        self.updates = _refilled(self.updates, int(limits.updates_a_second * seconds), limits.updates)
+
+
+def _refilled(left: int, gain: int, most: int) -> int:
+    """Time fills a budget up to `most`, and takes nothing that was earned."""
     return max(left, min(left + gain, most))
-
-
-class Ending(NamedTuple):
-    """A way in which the server ends a connection before its time."""
-
-    reason: str
-    """The label in the metrics."""
-    text: str = ""
-    """Of the GOAWAY, unless each case has its own."""
-    limit: str = ""
-    """What the log says of the limit and its option; empty: nothing is logged."""
-
-
-def _gains(begin: int, second: int, rest: str) -> str:
-    return f"{begin} to begin with, {second} more a second, {rest}"
-
-
-TOO_MANY_UPDATES: Final = Ending(
-    "window_updates",
-    "too many WINDOW_UPDATE frames for what was sent",
-    _gains(
-        LIMITS.updates,
-        LIMITS.updates_a_second,
-        f"{UPDATES_OF_DATA} for each response and frame of data, {UPDATES_OF_STREAM} for each call that ends",
-    ),
-)
-TOO_MUCH_NOISE: Final = Ending(
-    "noise",
-    "too many frames that do nothing",
-    _gains(
-        LIMITS.noise,
-        LIMITS.noise_a_second,
-        f"{NOISE_OF_DATA} for each response and frame of data, {NOISE_OF_STREAM} for each call that ends",
-    ),
-)
-TOO_MANY_RESETS: Final = Ending(
-    "resets",
-    "too many streams that end before their time",
-    _gains(LIMITS.resets, LIMITS.resets_a_second, "1 for each call that ends"),
-)
-TOO_MANY_PINGS: Final = Ending(
-    "pings",
-    "too_many_pings",
-    "--grpc-http2-max-ping-strikes and --grpc-http2-min-recv-ping-interval-without-data set the limit",
-)
-TOO_LONG_BLOCK: Final = Ending(
-    "header_block",
-    "a header block is too long",
-    f"{LIMITS.longest_block} bytes, in {LIMITS.continuations} CONTINUATION frames at most",
-)
-PROTOCOL: Final = Ending("protocol")
-INTERNAL: Final = Ending("internal", "internal error")
-NO_SETTINGS: Final = Ending("no_settings")
-UNFINISHED: Final = Ending("unfinished")
-UNREAD: Final = Ending("unread")
-KEEPALIVE: Final = Ending("keepalive")
-
-REASONS: Final = tuple(
-    each.reason
-    for each in (
-        TOO_MANY_UPDATES,
-        TOO_MUCH_NOISE,
-        TOO_MANY_RESETS,
-        TOO_MANY_PINGS,
-        TOO_LONG_BLOCK,
-        PROTOCOL,
-        INTERNAL,
-        NO_SETTINGS,
-        UNFINISHED,
-        UNREAD,
-        KEEPALIVE,
-    )
-)

@@ -1,19 +1,36 @@
-"""One HTTP/2 connection: its beginning, its end, and what it is looked at for meanwhile.
+"""One HTTP/2 connection: puts its parts together, owns the transport, and sees that its client gets on.
 
-The transport calls it like an `asyncio.Protocol`. `Sending` and `Reading` are its two halves, and `Keeping` has the
-limits that clients run into.
+The transport calls it like an `asyncio.Protocol`. The first four of its parts do no I/O, and know nothing of the rest:
+
+- `FrameReader`: bytes → frames
+- `Windows`: what both sides may send; `Budgets`: what the client may do besides; `Keepalive`: who may ping, and when
+- `Receiver`: what the frames do
+- `Sender`: what goes out, and when
+
+A connection that has `failed` sends nothing more, and is closed when the client has seen why.
 """
 
 import asyncio
+import logging
 import ssl
 from functools import partial
-from typing import Final, cast
+from typing import Final, cast, final
+
+from modserve.core.runtime.turn import BURST
 
 from . import frames
-from .budgets import KEEPALIVE, NO_SETTINGS, UNFINISHED, UNREAD, after
-from .reading import Reading
-from .site import Site
+from .budgets import Budgets
+from .endings import INTERNAL, KEEPALIVE, NO_SETTINGS, PROTOCOL, UNFINISHED, UNREAD, Ending
+from .frame_reader import FrameReader
+from .frames import PROTOCOL_ERROR, Http2Error
+from .keepalive import Keepalive
+from .port import Http2Port, PortConnection
+from .receiver import Receiver
+from .sender import Sender
 from .stream import Stream
+from .windows import Windows
+
+_log = logging.getLogger(__name__)
 
 _KEEPALIVE: Final = b"keepaliv"
 
@@ -24,112 +41,209 @@ _LOST_AT_ONCE: Final = 100
 """Calls of a lost connection that end in one turn of the event loop."""
 
 
-class Connection(Reading):
-    """Its callers: the transport, the site's ticks and `flush`, and its streams."""
+@final
+class Connection(PortConnection):
+    """Its callers: the transport and the port."""
 
-    __slots__ = ("_ends", "_heard", "_keepalive_sent", "_made", "_unsent")
-
-    def __init__(self, site: Site) -> None:
-        super().__init__(site)
-        # By the site's clock:
-        self._made = site.seconds
-        self._heard = site.seconds
-        self._keepalive_sent = 0.0
-        self._ends = site.age()
-        self._unsent = 0
+    def __init__(self, port: Http2Port) -> None:
+        super().__init__()
+        self._port = port
+        # By the clock; 0: not at all.
+        self._made = port.clock.seconds
+        self._active = False
+        """Bytes have come since the last tick."""
+        self._half = 0.0
+        """When the frame or header block was first seen whose end has not come."""
+        self._ends = port.age()
+        self._goodbye = 0.0
+        """When the second GOAWAY is sent without the reply to the ping."""
+        self._closed_by = 0.0
+        """When it is closed after it has failed, whatever the client does."""
+        self.failed = False
+        self.windows = Windows(port.limits.connection_window)
+        self.budgets = Budgets(port.limits)
+        self._keepalive = Keepalive(port.policies, self._made)
+        self._reader = FrameReader(port.limits)
+        self.sender = Sender(port, self.streams, self.windows, self.budgets)
+        self._receiver = Receiver(port, self.streams, self.windows, self.budgets, self._keepalive, self.sender)
+        self._burst = 0
+        """Bytes that have come since reading last rested."""
+        self._paused_reading = False
+        """Frames that are there wait for the next turn."""
 
     # The transport's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         opened = transport.get_extra_info("socket")
-        if opened is not None and self.site.refuses(opened.fileno()):
-            cast(asyncio.Transport, transport).abort()
+        made = cast(asyncio.Transport, transport)
+        if opened is not None and self._port.refuses(opened.fileno()):
+            made.abort()
             return
-        self.transport = cast(asyncio.Transport, transport)
-        self.transport.set_write_buffer_limits(_WRITE_BUFFER)
-        self.site.opened(self)
+        self.sender.connected(made)
+        made.set_write_buffer_limits(_WRITE_BUFFER)
+        self._port.opened(self)
         agreed: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
         if agreed is not None and agreed.selected_alpn_protocol() not in ("h2", None):
             self.abort()
             return
-        self.transport.write(self.site.greeting)
+        made.write(self._port.greeting)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.transport = None
-        self.site.closed(self)
-        self._out.clear()
-        self._hold(0)
-        self._rest = b""
+        self._port.closed(self)
+        self.sender.disconnected()
         lost = [stream for stream in self.streams.values() if not stream.over]
         self.streams.clear()
         for stream in lost:
-            stream.over = True
-            stream.pending = stream.final = None
+            stream.close()
         self._lose(lost)
-        self._sendable = self._watched = self._stream = self._block = self._blocks = None
 
     def _lose(self, streams: list[Stream]) -> None:
         """End the calls of a connection that is gone, some in each turn of the event loop."""
         for stream in streams[:_LOST_AT_ONCE]:
             stream.lost()
         if len(streams) > _LOST_AT_ONCE:
-            self.site.loop.call_soon(partial(self._lose, streams[_LOST_AT_ONCE:]))
+            self._port.loop.call_soon(partial(self._lose, streams[_LOST_AT_ONCE:]))
 
     def eof_received(self) -> bool:
         return False
 
-    # Time, and the end
+    def pause_writing(self) -> None:
+        self.sender.pause()
 
-    def _send_keepalive(self, now: float) -> None:
-        most = self.site.policies.pings_without_data
-        if not most or self.pings_sent < most:
-            self.pings_sent += 1
-            self._keepalive_sent = now
-            self.control(frames.ping(_KEEPALIVE))
+    def resume_writing(self) -> None:
+        self.sender.resume()
 
-    def check(self, now: float, passed: float) -> None:
-        """Look for what takes too long; `passed` is the time since the last look."""
-        limits, policies, transport = self.site.limits, self.site.policies, self.transport
+    def data_received(self, data: bytes) -> None:
+        self._active = True
+        sender = self.sender
+        if self.failed or sender.transport is None:
+            return
+        sender.hold_back()
+        reader = self._reader
+        try:
+            read = reader.read(data, self._receiver)
+            if reader.too_much:
+                self._pause_reading()
+            if self._half and (read or not reader.unfinished) and not reader.in_block:
+                self._half = 0.0
+        except Http2Error as error:
+            self._fail(error.code, error.message, error.ending)
+        except Exception:
+            _log.exception("a gRPC connection is closed, since what came on it had an effect unforeseen")
+            self._fail(frames.INTERNAL_ERROR, INTERNAL.text, INTERNAL)
+        self._port.received += 1
+        if sender.ready:
+            turn = self._port.turn
+            turn.begin()
+            for stream in sender.ready:
+                if not stream.over:
+                    try:
+                        stream.begin()
+                    except Exception:  # it is the end of this stream, and of no other
+                        _log.exception("a gRPC call is ended, since it could not be begun, unforeseen")
+                        stream.broken()
+            sender.ready.clear()
+            turn.end()
+        if self.windows.unacknowledged >= self.windows.enough and not self.failed:
+            sender.control(frames.window_update(0, self.windows.acknowledge()))
+        self._burst += len(data)
+        if self._burst >= BURST:
+            self._burst = 0
+            self._pause_reading()
+        sender.flush()
+
+    def _pause_reading(self) -> None:
+        """Read on in the next turn of the event loop: others come first."""
+        transport = self.sender.transport
+        if not self._paused_reading and transport is not None and not transport.is_closing():
+            self._paused_reading = True
+            transport.pause_reading()
+            self._port.loop.call_soon(self._resume_reading)
+
+    def _resume_reading(self) -> None:
+        self._paused_reading = False
+        transport = self.sender.transport
+        if transport is not None and not transport.is_closing():
+            transport.resume_reading()
+            if self._reader.unfinished:
+                self.data_received(b"")
+
+    # The end
+
+    def _fail(self, code: int, text: str, ending: Ending = PROTOCOL) -> None:
+        """End the connection, and say why."""
+        self.failed = True
+        transport = self.sender.transport
         if transport is None:
             return
+        self._port.ended(ending, transport, text)
+        self.sender.say_last(frames.going_away(self._receiver.highest, code, text.encode()))
+        self._receiver.drop_all()
+        # Closing with unread bytes would reset the connection, and the client might not see why.
+        self._closed_by = self._port.loop.time() + self._port.limits.farewell
+        if transport.can_write_eof():
+            transport.write_eof()
+        else:
+            transport.close()
+
+    def go_away(self) -> None:
+        sender, receiver = self.sender, self._receiver
+        if sender.closing or self.failed or sender.transport is None:
+            sender.close_when_done()
+        elif not receiver.leaving:
+            self._goodbye = self._port.loop.time() + self._port.limits.farewell
+            receiver.announce_leaving()
+
+    def close_when_done(self) -> None:
+        self.sender.close_when_done()
+        self.sender.flush()
+
+    def abort(self) -> None:
+        self.sender.abort()
+
+    def drop(self, ending: Ending) -> None:
+        self.sender.drop(ending)
+
+    # Time
+
+    def check(self, now: float, passed: float) -> None:
+        sender, receiver = self.sender, self._receiver
+        if sender.transport is None:
+            return
         if self.failed:  # what is under way to the client has some time, and nothing else is sent
-            if self.closed_by and now >= self.closed_by:
+            if now >= self._closed_by:
                 self.abort()
             return
-        self.updates = after(self.updates, int(limits.updates_a_second * passed), limits.updates)
-        self.noise = after(self.noise, int(limits.noise_a_second * passed), limits.noise)
-        self.resets = after(self.resets, int(limits.resets_a_second * passed), limits.resets)
+        self.budgets.pass_time(passed)
         if self._active:
             self._active = False
-            self._heard = now
-            self._keepalive_sent = 0.0
-        if not self._half and (self._rest or self._block is not None):
+            self._keepalive.heard(now)
+        self._check_client(now)
+        if receiver.leaving and now >= self._goodbye:
+            receiver.go_away()
+        if self._ends and now >= self._ends:
+            grace = self._port.policies.grace
+            if sender.closing and grace:
+                self.abort()
+            self._ends = now + grace if grace else 0.0
+            self.go_away()
+        sender.check_streams(now)
+
+    def _check_client(self, now: float) -> None:
+        """End the connection if what has to come has not come for too long."""
+        limits, sender = self._port.limits, self.sender
+        if not self._half and self._reader.unfinished:
             self._half = now
-        if self.closed_by and now >= self.closed_by:
-            self.abort()
-        elif not self._settled:
+        if not self._reader.settled:
             if now - self._made > limits.preface:
-                self.drop_all(NO_SETTINGS)
-        elif self.paused:
-            unsent = transport.get_write_buffer_size()
-            if unsent != self._unsent:
-                self._unsent, self.moved = unsent, now
-            elif now - self.moved > limits.blockage:
-                self.drop_all(UNREAD)
+                self.drop(NO_SETTINGS)
+        elif sender.paused:
+            if sender.is_blocked(now):
+                self.drop(UNREAD)
         elif self._half and now - self._half > limits.silence:
             text = f"the rest of a frame has not come for {limits.silence:g} s"
-            self.fail(frames.PROTOCOL_ERROR, text, UNFINISHED)
-        elif self._keepalive_sent:
-            if now - self._keepalive_sent > policies.keepalive_timeout:
-                self.drop_all(KEEPALIVE)
-        elif now - self._heard > policies.keepalive and (self.streams or policies.keepalive_when_idle):
-            self._send_keepalive(now)
-        if self.goodbye and now >= self.goodbye:
-            self.say_goodbye()
-        if self._ends and now >= self._ends:
-            if self.closing and policies.grace:
-                self.abort()
-            self._ends = now + policies.grace if policies.grace else 0.0
-            self.go_away()
-        if self._watched:
-            self.check_streams(now)
+            self._fail(PROTOCOL_ERROR, text, UNFINISHED)
+        elif self._keepalive.is_gone(now):
+            self.drop(KEEPALIVE)
+        elif self._keepalive.begin_ping(now, sender.sent, not self.streams):
+            sender.control(frames.ping(_KEEPALIVE))

@@ -3,7 +3,7 @@
 from struct import Struct
 from typing import Final
 
-from .budgets import PROTOCOL, Ending
+from .endings import PROTOCOL, Ending
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD_SIZE: Final = 9
@@ -74,6 +74,11 @@ class Http2Error(Exception):
         self.ending = ending
 
 
+def client_error(ending: Ending) -> Http2Error:
+    """What ends a connection whose client has done too much of something."""
+    return Http2Error(ENHANCE_YOUR_CALM, ending.text, ending)
+
+
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     size = len(payload)
     return HEAD.pack(size >> 8, size & 255, kind, flags, stream) + payload
@@ -89,10 +94,18 @@ def settings(values: dict[int, int]) -> bytes:
 
 
 def read_settings(payload: bytes) -> list[tuple[int, int]]:
-    """Names and values in their order. Raises `Http2Error` for a length that is no multiple of six."""
+    """Names and values in their order. Raises `Http2Error` for what is not allowed (RFC 9113, section 6.5.2)."""
     if len(payload) % 6:
         raise Http2Error(FRAME_SIZE_ERROR, "SETTINGS are six bytes each")
-    return [_SETTING.unpack_from(payload, at) for at in range(0, len(payload), 6)]
+    values: list[tuple[int, int]] = [_SETTING.unpack_from(payload, at) for at in range(0, len(payload), 6)]
+    for name, value in values:
+        if name == INITIAL_WINDOW_SIZE and value > LARGEST_WINDOW:
+            raise Http2Error(FLOW_CONTROL_ERROR, "a window is larger than 2^31-1")
+        if name == MAX_FRAME_SIZE and not DEFAULT_FRAME <= value <= LARGEST_FRAME:
+            raise Http2Error(PROTOCOL_ERROR, f"no frame can have {value} bytes at most")
+        if name == ENABLE_PUSH and value > 1:
+            raise Http2Error(PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
+    return values
 
 
 def reset(stream: int, code: int) -> bytes:

@@ -1,6 +1,7 @@
 """What one connection may cost: every limit against clients that mean harm, and the windows of flow control."""
 
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +20,8 @@ class ConnectionLimits:
     longest_block: int = 1024 * 1024
     """Bytes of a header block, as it comes; beyond it the connection ends."""
     header_block: int = 16 * 1024
-    """Bytes of a header block, as it comes, that is read at once, in one frame or several. A longer one is read as its
-    bytes come, and never held as a whole."""
+    """Bytes of a header block in one frame, as it comes, that is read when the frame is complete. Others are read as
+    their bytes come, and never held as a whole."""
     continuations: int = 80
     """CONTINUATION frames of one header block: as many as it takes if none is larger than it must be."""
     table: int = 4096
@@ -42,7 +43,7 @@ class ConnectionLimits:
     makes up for one."""
     resets_a_second: int = 50
     updates: int = 2_000
-    """WINDOW_UPDATE frames. Calls, frames of data that are sent and messages make up for some (`budgets`)."""
+    """WINDOW_UPDATE frames. Calls, frames of data that are sent and messages make up for some."""
     updates_a_second: int = 200
     noise: int = 2_000
     """Other frames that do not further any call: SETTINGS, PING, PRIORITY, unknown ones, DATA and CONTINUATION without
@@ -69,3 +70,16 @@ class ConnectionLimits:
 
 
 LIMITS = ConnectionLimits()
+
+UPDATES_OF_STREAM: Final = 10
+"""WINDOW_UPDATEs that a stream earns with its end."""
+
+UPDATES_OF_DATA: Final = 10
+"""The same for each frame of data that is worth something, and for each message that ends in one. gRPC's core sends 2
+or 3 for a response, and 4 at most."""
+
+NOISE_OF_STREAM: Final = 8
+"""Other frames that further no call, for each stream that ends."""
+
+NOISE_OF_DATA: Final = 2
+"""The same for each frame of data that is worth something."""

@@ -1,21 +1,100 @@
 """One stream: what it may still receive and send, and what waits to be sent.
 
-A stream knows its connection; whoever serves it is a subclass, which hears of bytes as they come.
+Whoever serves it is a subclass, which hears of bytes as they come.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from mypy_extensions import mypyc_attr
 
-from .frames import CANCEL, INTERNAL_ERROR, window_update
+from .endings import Ending
+from .frames import (
+    CANCEL,
+    FLOW_CONTROL_ERROR,
+    INTERNAL_ERROR,
+    LARGEST_WINDOW,
+    NO_ERROR,
+    PROTOCOL_ERROR,
+    STREAM_CLOSED,
+    Http2Error,
+    window_update,
+)
 from .headers import Head
 
-if TYPE_CHECKING:
-    from .sending import Sending
-
 Chunk: TypeAlias = bytes | bytearray | memoryview
+
+
+class Clock:
+    """The event loop's time at the last tick of a port: what takes seconds is measured by it."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def advance(self, seconds: float) -> float:
+        """It is so late now; how much later than before."""
+        passed, self.seconds = seconds - self.seconds, seconds
+        return passed
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class StreamSender(ABC):
+    """The connection as its streams see it."""
+
+    def __init__(self, clock: Clock, half_window: int) -> None:
+        self.clock = clock
+        self.half_window = half_window
+        """Bytes that a stream has received are worth a WINDOW_UPDATE from here on."""
+        self.paused = False
+        """Whether the client does not take what is written."""
+
+    @property
+    @abstractmethod
+    def peer(self) -> object:
+        """The client's address, as a socket has it; None where it is unknown."""
+
+    @abstractmethod
+    def control(self, frame: bytes) -> None:
+        """Send a frame that no window holds back."""
+
+    @abstractmethod
+    def send_headers(self, stream: "Stream", block: bytes) -> None: ...
+
+    @abstractmethod
+    def respond(
+        self, stream: "Stream", headers: bytes, prefix: bytes, body: list[Chunk], size: int, trailers: bytes
+    ) -> None:
+        """Send a whole response, whose prefix and body have `size` bytes."""
+
+    @abstractmethod
+    def push(self, stream: "Stream") -> None:
+        """Send of the stream what may be sent; the rest follows."""
+
+    @abstractmethod
+    def reset(self, stream: "Stream", code: int) -> None:
+        """End a stream at once."""
+
+    @abstractmethod
+    def begin_soon(self, stream: "Stream") -> None:
+        """Call its `begin` when what has come has been read."""
+
+    @abstractmethod
+    def watch(self, stream: "Stream") -> None:
+        """Look from now on whether it gets on."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Write what waits, and as much of the bodies as goes."""
+
+    @abstractmethod
+    def flush_in_turn(self) -> None:
+        """The same, for a port that was to do so at the end of the turn."""
+
+    @abstractmethod
+    def drop(self, ending: Ending) -> None:
+        """End the connection without another byte, and count why."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -25,28 +104,7 @@ class Stream:
     `pending` holds the bytes of DATA frames that could not be sent yet, and `final` the header block behind them.
     """
 
-    __slots__ = (
-        "advanced",
-        "connection",
-        "consumed",
-        "due",
-        "ended",
-        "final",
-        "head",
-        "headers_sent",
-        "heard",
-        "moved",
-        "number",
-        "opened",
-        "over",
-        "pending",
-        "queued",
-        "room",
-        "watched",
-        "window",
-    )
-
-    def __init__(self, connection: "Sending", number: int, head: Head, window: int, room: int) -> None:
+    def __init__(self, connection: StreamSender, number: int, head: Head, window: int, room: int) -> None:
         self.connection = connection
         self.number = number
         self.head = head
@@ -66,9 +124,9 @@ class Stream:
         self.queued = False
         """Whether the connection has it among those that can send."""
         self.watched = False
-        self.opened = connection.site.seconds
+        self.opened = connection.clock.seconds
         self.heard = self.opened
-        """When something of what the client has to send last came, by the clock of the site."""
+        """When something of what the client has to send last came, by the clock."""
         self.advanced = self.opened
         """When so much of it had come that the client has as long for as much again."""
         self.moved = self.opened
@@ -85,7 +143,7 @@ class Stream:
         raise NotImplementedError
 
     def begin(self) -> None:
-        """What came with the stream's last bytes has been read as well; called after `connection.ready`."""
+        """What came with the stream's last bytes has been read as well; called after `begin_soon`."""
         raise NotImplementedError
 
     def lost(self) -> None:
@@ -111,7 +169,49 @@ class Stream:
         """Whether the client has to send something soon."""
         return False
 
-    # What it does
+    # What its connection does. Error codes are those with which it has to be reset; 0: all is well.
+
+    def count_data(self, length: int, padding: int) -> int:
+        """DATA of `length` bytes begins, of which `padding` mean nothing; the error code."""
+        if self.ended:
+            return STREAM_CLOSED
+        self.room -= length
+        if self.room < 0:
+            return FLOW_CONTROL_ERROR
+        if self.due >= 0:
+            self.due -= length - padding
+            if self.due < 0:
+                return PROTOCOL_ERROR
+        return NO_ERROR
+
+    def end(self) -> int:
+        """The client has sent its last byte; the error code."""
+        if self.due > 0 and not self.over:
+            return PROTOCOL_ERROR  # less came than announced (RFC 9113, section 8.1.1)
+        if not self.ended and not self.over:
+            self.ended = True
+            self.end_received()
+        return NO_ERROR
+
+    def open_window(self, size: int) -> int:
+        """The client takes `size` bytes more; the error code."""
+        self.window += size
+        if size and self.window <= LARGEST_WINDOW:
+            return NO_ERROR
+        return FLOW_CONTROL_ERROR if size else PROTOCOL_ERROR
+
+    def change_window(self, change: int) -> None:
+        """The client has changed the window of all streams. Raises `Http2Error` if that makes it too large."""
+        self.window += change
+        if self.window > LARGEST_WINDOW:
+            raise Http2Error(FLOW_CONTROL_ERROR, "a window is larger than 2^31-1")
+
+    def close(self) -> None:
+        """Nothing is sent or heard any more."""
+        self.over = True
+        self.pending = self.final = None
+
+    # What whoever serves it calls
 
     def credit(self, size: int) -> None:
         """Let the client send so many bytes more, which have been consumed."""
@@ -134,7 +234,7 @@ class Stream:
 
     def wait_to_send(self, chunks: Iterable[Chunk]) -> None:
         if not self.pending:
-            self.moved = self.connection.site.seconds
+            self.moved = self.connection.clock.seconds
             if self.pending is None:
                 self.pending = deque()
         for chunk in chunks:
@@ -151,20 +251,3 @@ class Stream:
         """End it at once; what is pending is dropped."""
         if not self.over:
             self.connection.reset(self, code)
-
-
-def gathered(parts: list[Chunk]) -> list[Chunk]:
-    """The same bytes in fewer parts: neighbours that are short become one."""
-    fewer: list[Chunk] = []
-    short: list[Chunk] = []
-    for part in parts:
-        if len(part) <= 1024:
-            short.append(part)
-            continue
-        if short:
-            fewer.append(b"".join(short))
-            short = []
-        fewer.append(part)
-    if short:
-        fewer.append(b"".join(short))
-    return fewer

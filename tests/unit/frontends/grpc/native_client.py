@@ -15,12 +15,12 @@ from http2_client import Wire, data, headers
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.requests.memory import MemoryBudget
 from modserve.frontends.grpc.dispatch import Dispatcher
-from modserve.frontends.grpc.native_site import GrpcSite
+from modserve.frontends.grpc.grpc_port import GrpcPort
+from modserve.frontends.grpc.model_stream import InferStreams
 from modserve.frontends.grpc.rpc import Rpc
 from modserve.frontends.grpc.service import rpc_table
-from modserve.frontends.grpc.stream import InferStreams
 from modserve.frontends.http2.headers import block
-from modserve.frontends.http2.site import Policies
+from modserve.frontends.http2.policies import Policies
 from modserve.pb import inference as pb
 from modserve.settings import GrpcSettings
 
@@ -118,28 +118,26 @@ class Client:
 
 
 class Port:
-    """A site over a server of puppets."""
+    """A port over a server of puppets."""
 
     def __init__(self, server: Any, loader: PuppetLoader, **options: Any) -> None:
         settings = GrpcSettings()
         self.server = server
         self.loader = loader
         self.dispatcher = Dispatcher(server, settings.limits)
-        streams = InferStreams(server, settings, self.dispatcher.inflating)
-        self.rpcs: dict[str, Rpc] = dict(rpc_table(server, settings, self.dispatcher.inflating, streams))
-        self.site = GrpcSite(
-            asyncio.get_running_loop(), Policies(), self.dispatcher, self.rpcs, server.memory, **options
-        )
+        streams = InferStreams(server, settings, self.dispatcher.inflater)
+        self.rpcs: dict[str, Rpc] = dict(rpc_table(server, settings, self.dispatcher.inflater, streams))
+        self.port = GrpcPort(asyncio.get_running_loop(), Policies(), self.dispatcher, self.rpcs, **options)
 
     def client(self) -> Client:
-        return Client(Wire(self.site))
+        return Client(Wire(self.port))
 
     def again(self, **options: Any) -> "Port":
         return Port(self.server, self.loader, **options)
 
     def handle(self, name: str, handler: Any) -> None:
         """Serve a call with another handler."""
-        self.rpcs[SERVICE + name] = self.rpcs[SERVICE + name]._replace(handler=handler, plain=None)
+        self.rpcs[SERVICE + name] = self.rpcs[SERVICE + name]._replace(handler=handler, direct=False)
 
     @property
     def held(self) -> int:
@@ -166,8 +164,8 @@ async def port_fixture(tmp_path: Path) -> AsyncIterator[Port]:
     made = Port(server, loader)
     yield made
     assert made.held == 0
-    assert len(made.site.deadlines) == 0
-    made.site.deadlines.close()
+    assert len(made.port.deadlines) == 0
+    made.port.deadlines.close()
 
 
 @pytest.fixture(name="client")

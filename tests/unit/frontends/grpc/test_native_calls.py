@@ -57,7 +57,7 @@ async def test_other_calls(client: Client, name: str) -> None:
 
 
 async def test_the_h2_library(port: Port) -> None:
-    client = FriendlyClient(Wire(port.site, greet=False))
+    client = FriendlyClient(Wire(port.port, greet=False))
     fields = [(":method", "POST"), (":scheme", "http"), (":path", SERVICE + "ServerLive"), (":authority", "a")]
     for _ in range(3):
         client.ask(framed(b""), [*fields, ("content-type", "application/grpc"), ("te", "trailers")])

@@ -8,9 +8,10 @@ import pytest
 from native_client import Client, Port, client_fixture, framed, port_fixture
 
 from http2_client import data, window
-from modserve.frontends.grpc import collecting
+from modserve.frontends.grpc import messages
 from modserve.frontends.grpc.heads import RESOURCE_EXHAUSTED
 from modserve.frontends.grpc.rpc import RpcCall
+from modserve.frontends.grpc.server_call import ServerCall
 from modserve.pb import inference as pb
 
 MEBIBYTE = 1 << 20
@@ -64,11 +65,13 @@ async def test_a_turn_sends_four_megabytes(client: Client) -> None:
 async def test_a_place_for_all_of_it_when_much_has_come(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = send(client, framed(MESSAGE)[: MEBIBYTE + 5], end=False)
     (call,) = client.wire.connection.streams.values()
-    assert isinstance(call, collecting.Collecting)
-    assert call._buffer is not None
-    assert len(call._buffer.getvalue()) == MEBIBYTE
+    assert isinstance(call, ServerCall)
+    assert call._receiver is not None
+    assembler = call._receiver._assembler
+    assert assembler is not None
+    assert len(assembler.message()) == MEBIBYTE
     client.wire.send(data(stream, b"1", end=False))
-    assert len(call._buffer.getvalue()) == len(MESSAGE)
+    assert len(assembler.message()) == len(MESSAGE)
     client.wire.connection.connection_lost(None)
     await asyncio.sleep(0)
 
@@ -78,7 +81,7 @@ async def test_no_memory_for_what_is_announced(client: Client, port: Port, monke
         raise MemoryError
 
     stream = send(client, framed(MESSAGE)[:MEBIBYTE], end=False)
-    monkeypatch.setattr(collecting, "room", nothing)
+    monkeypatch.setattr(messages, "room", nothing)
     client.wire.send(data(stream, bytes(10), end=False))
     answer = await client.answer(stream)
     assert (answer.status, answer.text) == (

@@ -10,7 +10,8 @@ from modserve.frontends.grpc import heads
 from modserve.frontends.grpc.deadlines import Deadlines
 from modserve.frontends.grpc.listener import CODINGS, policies
 from modserve.frontends.http2.limits import LIMITS
-from modserve.frontends.http2.site import Policies, announced
+from modserve.frontends.http2.policies import Policies
+from modserve.frontends.http2.port import announced
 from modserve.settings import GrpcSettings
 from modserve.settings.values import Compression
 

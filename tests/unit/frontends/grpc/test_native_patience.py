@@ -23,12 +23,12 @@ Pass = Callable[[float], None]
 @pytest.fixture(name="pass_time")
 def pass_time_fixture(port: Port, monkeypatch: pytest.MonkeyPatch) -> Pass:
     """Moves the clock of the site's loop."""
-    now = [port.site.loop.time()]
-    monkeypatch.setattr(port.site.loop, "time", lambda: now[0])
+    now = [port.port.loop.time()]
+    monkeypatch.setattr(port.port.loop, "time", lambda: now[0])
 
     def pass_time(seconds: float) -> None:
         now[0] += seconds
-        port.site.tick()
+        port.port.tick()
 
     pass_time(0)
     return pass_time
@@ -173,7 +173,7 @@ async def test_what_waits_in_the_transport_counts(port: Port, client: Client, ho
     transport = client.wire.transport
     transport.room, transport._high = 0, 100
     await client.ask("ModelInfer", framed(request()))
-    assert client.wire.connection.paused
+    assert client.wire.connection.sender.paused
     assert port.held == transport.get_write_buffer_size() > 100
     if how == "reads on":
         transport.drain()

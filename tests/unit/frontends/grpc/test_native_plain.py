@@ -15,8 +15,8 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors.tensor import Array, Tensor
 from modserve.frontends.grpc.dispatch import Dispatcher
-from modserve.frontends.grpc.native_site import GrpcSite
-from modserve.frontends.http2.site import Policies
+from modserve.frontends.grpc.grpc_port import GrpcPort
+from modserve.frontends.http2.policies import Policies
 from modserve.frontends.http2.stream import Chunk
 from modserve.pb import inference as pb
 from work_threads import Threads
@@ -114,7 +114,7 @@ async def test_a_client_that_goes(client: Client, port: Port, end: str) -> None:
     assert inflight.cancelled  # so its queue lets go of it
     assert inflight.settled
     assert not client.wire.connection.streams
-    assert len(port.site.deadlines) == 0
+    assert len(port.port.deadlines) == 0
     puppets_respond(port)
     for puppet in port.loader.loaded.values():
         puppet.submitted.clear()
@@ -159,14 +159,13 @@ async def test_a_large_message_is_copied_once_each_way(port: Port) -> None:
     async def echo(message: Any, call: Any) -> list[Chunk]:
         return [b"\x32\x00", bytearray(message.raws[0])]  # as an engine makes a new array
 
-    port.rpcs[INFER] = port.rpcs[INFER]._replace(handler=echo, plain=None)
+    port.rpcs[INFER] = port.rpcs[INFER]._replace(handler=echo, direct=False)
     port.server.memory.limit = 4 * LARGE
     dispatcher = Dispatcher(port.server)
-    site = GrpcSite(asyncio.get_running_loop(), Policies(), dispatcher, port.rpcs, port.server.memory)
-    wire = Wire(site)
-    sink = wire.connection.transport = _Sink(wire.connection)
-    wire.connection.window = 2 * LARGE
-    wire.connection.initial_window = 2 * LARGE
+    wire = Wire(GrpcPort(asyncio.get_running_loop(), Policies(), dispatcher, port.rpcs))
+    sink = wire.connection.sender.transport = _Sink(wire.connection)
+    wire.connection.windows.left = 2 * LARGE
+    wire.connection.windows.initial = 2 * LARGE
     head = pb.ModelInferRequest(model_name="simple")
     head.inputs.add(name="INPUT0", datatype="UINT8", shape=(1, LARGE))
     raw_key = b"\x3a" + b"\x80\x80\x80\x08"
@@ -198,9 +197,9 @@ async def test_a_large_response_goes_out_as_it_is(port: Port, client: Client, na
     port.server.memory.limit = 4 * LARGE
     threads = Threads()
     stream = client.call(name, framed(request()))
-    client.wire.connection.window = client.wire.connection.streams[stream].window = 2 * LARGE
+    client.wire.connection.windows.left = client.wire.connection.streams[stream].window = 2 * LARGE
     inflight = await submitted(port)
-    sink = client.wire.connection.transport = _Sink(client.wire.connection)
+    sink = client.wire.connection.sender.transport = _Sink(client.wire.connection)
     sink.array = np.ones(LARGE // 4, np.int32)
     response = InferenceResponse("simple", 1, {"OUTPUT0": Tensor.from_array(sink.array)})
     turns: list[int] = []

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 from hpack import Decoder, Encoder
 
-from modserve.frontends.http2.decoding import Decoding, Fields, Table
+from modserve.frontends.http2.block_decoder import BlockDecoder, DynamicTable, Fields
 from modserve.frontends.http2.frames import COMPRESSION_ERROR, Http2Error
 from modserve.frontends.http2.headers import literal
 from modserve.frontends.http2.limits import LIMITS
@@ -28,14 +28,14 @@ def indexed(name: bytes, value: bytes) -> bytes:
     return b"\x40" + text(name) + text(value)
 
 
-def decoded(table: Table, data: bytes, pieces: Callable[[], int], most: int = MOST) -> Decoding:
-    decoding = Decoding(table, most)
+def decoded(table: DynamicTable, data: bytes, pieces: Callable[[], int], most: int = MOST) -> BlockDecoder:
+    decoder = BlockDecoder(table, most)
     while data:
         size = pieces()
-        decoding.feed(data[:size])
+        decoder.feed(data[:size])
         data = data[size:]
-    decoding.end()
-    return decoding
+    decoder.end()
+    return decoder
 
 
 PIECES: dict[str, Callable[[], Callable[[], int]]] = {
@@ -50,7 +50,7 @@ PIECES: dict[str, Callable[[], Callable[[], int]]] = {
 def test_any_blocks(seed: int, pieces: str) -> None:
     """Against another decoder, with tables that change their size and texts of every length."""
     choose = random.Random(seed)
-    table, encoder, reference = Table(LIMITS.table), Encoder(), Decoder()
+    table, encoder, reference = DynamicTable(LIMITS.table), Encoder(), Decoder()
     reference.max_header_list_size = 1 << 30
     for _ in range(40):
         if choose.random() < 0.2:
@@ -61,10 +61,10 @@ def test_any_blocks(seed: int, pieces: str) -> None:
         ]
         data = encoder.encode(fields, huffman=choose.random() < 0.5)
         assert reference.decode(data, raw=True) == fields
-        decoding = decoded(table, data, PIECES[pieces]())
-        assert decoding.fields == fields
-        assert not decoding.cut
-        assert decoding.size == sum(len(name) + len(value) + 32 for name, value in fields)
+        decoder = decoded(table, data, PIECES[pieces]())
+        assert decoder.fields == fields
+        assert not decoder.cut
+        assert decoder.size == sum(len(name) + len(value) + 32 for name, value in fields)
 
 
 LONG = {
@@ -85,15 +85,15 @@ LONG = {
 @pytest.mark.parametrize("pieces", PIECES)
 @pytest.mark.parametrize("name", LONG)
 def test_a_block_that_is_too_long_changes_the_table_as_ever(name: str, pieces: str) -> None:
-    table, reference = Table(LIMITS.table), Decoder()
+    table, reference = DynamicTable(LIMITS.table), Decoder()
     reference.max_header_list_size = 1 << 30
     first = indexed(b"first", b"1") + indexed(b"second", b"2")
     assert decoded(table, first, PIECES[pieces]()).fields == reference.decode(first, raw=True)
     expected = list(reference.decode(LONG[name], raw=True))
-    decoding = decoded(table, LONG[name], PIECES[pieces]())
-    assert decoding.cut
-    assert decoding.fields == expected[: len(decoding.fields)]
-    assert decoding.size > LIMITS.header_list
+    decoder = decoded(table, LONG[name], PIECES[pieces]())
+    assert decoder.cut
+    assert decoder.fields == expected[: len(decoder.fields)]
+    assert decoder.size > LIMITS.header_list
     for number in range(62, 62 + len(reference.header_table.dynamic_entries)):
         assert table.field(number) == reference.header_table.get_by_index(number)
     with pytest.raises(Http2Error):
@@ -119,17 +119,17 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_blocks(name: str, pieces: str) -> None:
     with pytest.raises(Http2Error) as caught:
-        decoded(Table(LIMITS.table), BROKEN[name], PIECES[pieces]())
+        decoded(DynamicTable(LIMITS.table), BROKEN[name], PIECES[pieces]())
     assert caught.value.code == COMPRESSION_ERROR
     assert len(caught.value.message) < 100
 
 
 def test_little_is_kept_of_a_long_block() -> None:
-    decoding = Decoding(Table(LIMITS.table), MOST)
+    decoder = BlockDecoder(DynamicTable(LIMITS.table), MOST)
     for piece in (literal(b"a", b"b"), b"\0\x01x\x7f\x80\x80\x7f", *[b"y" * 60_000] * 30):
-        decoding.feed(piece)
-    assert decoding.fields == [(b"a", b"b")]
-    assert decoding._rest == b""
+        decoder.feed(piece)
+    assert decoder.fields == [(b"a", b"b")]
+    assert decoder._rest == b""
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_little_is_kept_of_a_long_block() -> None:
 )
 def test_another_hpack_is_refused_at_the_start(change: str) -> None:
     """With the reason, and what to do."""
-    program = f"import hpack.table, hpack.huffman_table; {change}; import modserve.frontends.http2.decoding"
+    program = f"import hpack.table, hpack.huffman_table; {change}; import modserve.frontends.http2.block_decoder"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "lacks what modserve uses of it" in done.stderr

@@ -6,12 +6,13 @@ from collections.abc import Callable
 import pytest
 from hyperframe.frame import SettingsFrame
 
-from http2_client import Echo, EchoSite, Loop, Wire, data, headers, window
+from http2_client import Echo, EchoPort, Loop, Wire, data, headers, window
 from modserve.core.requests.memory import MemoryBudget
-from modserve.frontends.http2 import budgets, frames
+from modserve.frontends.http2 import frames
+from modserve.frontends.http2.budgets import Budgets
 from modserve.frontends.http2.frames import PING, frame
 from modserve.frontends.http2.limits import LIMITS
-from modserve.frontends.http2.site import Policies
+from modserve.frontends.http2.policies import Policies
 from modserve.observability.families import render
 from modserve.observability.server_families import ServerFigures, server_families
 
@@ -21,14 +22,14 @@ def loop() -> Loop:
     return Loop()
 
 
-def greeted(site: EchoSite, loop: Loop) -> Wire:
-    wire = Wire(site, loop)
+def greeted(port: EchoPort, loop: Loop) -> Wire:
+    wire = Wire(port, loop)
     wire.transport.get_extra_info = lambda name, default=None: ("10.0.0.7", 51_234) if name == "peername" else default  # type: ignore[method-assign]
     return wire
 
 
-def counted(site: EchoSite) -> dict[str, int]:
-    return {reason: count for reason, count in site.endings.items() if count}
+def counted(port: EchoPort) -> dict[str, int]:
+    return {reason: count for reason, count in port.endings.items() if count}
 
 
 UPDATES = frame(frames.WINDOW_UPDATE, 0, 0, b"\0\0\0\1") * (LIMITS.updates + 1)
@@ -49,11 +50,11 @@ LIMITED = {
 @pytest.mark.parametrize("reason", LIMITED)
 def test_whoever_passes_a_limit_is_named_in_the_log(loop: Loop, reason: str, caplog: pytest.LogCaptureFixture) -> None:
     sent, text, limit = LIMITED[reason]
-    site = EchoSite(loop)
-    wire = greeted(site, loop)
+    port = EchoPort(loop)
+    wire = greeted(port, loop)
     wire.send(sent)
     assert wire.error() == (frames.ENHANCE_YOUR_CALM, text.encode())
-    assert counted(site) == {reason: 1}
+    assert counted(port) == {reason: 1}
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     said = record.getMessage()
@@ -62,13 +63,13 @@ def test_whoever_passes_a_limit_is_named_in_the_log(loop: Loop, reason: str, cap
 
 
 def test_many_that_pass_a_limit_are_one_line_now_and_then(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
-    site = EchoSite(loop)
+    port = EchoPort(loop)
     for _ in range(5):
-        greeted(site, loop).send(NOISE)
+        greeted(port, loop).send(NOISE)
     assert len(caplog.records) == 1
     loop.now += 11
-    greeted(site, loop).send(UPDATES)
-    assert counted(site) == {"noise": 5, "window_updates": 1}
+    greeted(port, loop).send(UPDATES)
+    assert counted(port) == {"noise": 5, "window_updates": 1}
     assert [each.getMessage().partition("; 4 more")[1] for each in caplog.records] == ["", "; 4 more"]
 
 
@@ -88,10 +89,10 @@ def half(wire: Wire) -> None:
 
 def gone(wire: Wire) -> None:
     wire.send(headers(1))
-    wire.site.policies = Policies(keepalive=5, keepalive_timeout=2)
     wire.pass_time(10)
 
 
+IMPATIENT = Policies(keepalive=5, keepalive_timeout=2)
 OTHERS: dict[str, tuple[bool, Callable[[Wire], None]]] = {
     "protocol": (True, lambda wire: wire.send(frame(PING, 0, 1, bytes(8)))),
     "no_settings": (False, silent),
@@ -104,20 +105,20 @@ OTHERS: dict[str, tuple[bool, Callable[[Wire], None]]] = {
 @pytest.mark.parametrize("reason", OTHERS)
 def test_other_ends_are_counted(loop: Loop, reason: str, caplog: pytest.LogCaptureFixture) -> None:
     greet, end = OTHERS[reason]
-    site = EchoSite(loop)
-    wire = Wire(site, loop, greet=greet)
+    port = EchoPort(loop, IMPATIENT if reason == "keepalive" else None)
+    wire = Wire(port, loop, greet=greet)
     end(wire)
-    assert counted(site) == {reason: 1}
+    assert counted(port) == {reason: 1}
     assert not caplog.records
 
 
 def test_ends_that_the_client_makes_are_not_counted(loop: Loop) -> None:
-    site = EchoSite(loop)
-    wire = Wire(site, loop)
+    port = EchoPort(loop)
+    wire = Wire(port, loop)
     wire.ask(1, b"x")
     wire.connection.eof_received()
     wire.connection.connection_lost(None)
-    assert counted(site) == {}
+    assert counted(port) == {}
 
 
 def test_the_metrics() -> None:
@@ -128,7 +129,14 @@ def test_the_metrics() -> None:
 
 
 def test_a_budget_is_filled_by_time_and_not_emptied() -> None:
-    assert [budgets.after(left, 200, 2_000) for left in (0, 1_900, 2_000, 9_000)] == [200, 2_000, 2_000, 9_000]
+    budgets = Budgets(LIMITS)
+    assert (LIMITS.updates, LIMITS.updates_a_second) == (2_000, 200)
+    after = []
+    for left in (0, 1_900, 2_000, 9_000):
+        budgets.updates = left
+        budgets.pass_time(1.0)
+        after.append(budgets.updates)
+    assert after == [200, 2_000, 2_000, 9_000]
 
 
 # Budgets of healthy clients
@@ -137,10 +145,10 @@ def test_a_budget_is_filled_by_time_and_not_emptied() -> None:
 @pytest.mark.parametrize("updates", [2, 3, 4])
 def test_each_response_earns_the_updates_that_answer_it(loop: Loop, updates: int) -> None:
     """3,000 short responses on a stream, each of which the client acknowledges by as many frames."""
-    site = EchoSite(loop)
-    wire = Wire(site, loop)
+    port = EchoPort(loop)
+    wire = Wire(port, loop)
     wire.send(headers(1))
-    (stream,) = site.streams
+    (stream,) = port.streams
     for _ in range(3_000):
         stream.send_data([bytes(405)])
         loop.run()
@@ -150,10 +158,10 @@ def test_each_response_earns_the_updates_that_answer_it(loop: Loop, updates: int
 
 def test_updates_may_come_long_after_what_they_answer(loop: Loop) -> None:
     """A burst is sent before the first of its responses is read, and they share frames of data."""
-    site = EchoSite(loop)
-    wire = Wire(site, loop)
+    port = EchoPort(loop)
+    wire = Wire(port, loop)
     wire.send(SettingsFrame(0, settings={4: 1 << 24}), window(0, 1 << 24), headers(1))
-    (stream,) = site.streams
+    (stream,) = port.streams
     stream.send_data([bytes(405)] * 3_000)
     loop.run()
     wire.send(*[window(1, 5), window(1, 400), window(0, 405)] * 3_000)
@@ -162,10 +170,10 @@ def test_updates_may_come_long_after_what_they_answer(loop: Loop) -> None:
 
 def test_a_client_that_opens_its_window_for_each_response(loop: Loop) -> None:
     """It has room for none ahead: five bytes for the prefix, and then for the rest."""
-    site = EchoSite(loop)
-    wire = Wire(site, loop)
+    port = EchoPort(loop)
+    wire = Wire(port, loop)
     wire.send(SettingsFrame(0, settings={4: 0}), headers(1))
-    (stream,) = site.streams
+    (stream,) = port.streams
     stream.send_data([bytes(405)] * 3_000)
     for _ in range(3_000):
         wire.send(window(1, 5), window(1, 400), window(0, 405))
@@ -175,9 +183,9 @@ def test_a_client_that_opens_its_window_for_each_response(loop: Loop) -> None:
 
 def test_a_part_without_bytes_waits_for_no_window(loop: Loop) -> None:
     """A response ends whose last part is empty, though its stream has no window left."""
-    wire = Wire(EchoSite(loop), loop)
+    wire = Wire(EchoPort(loop), loop)
     wire.send(SettingsFrame(0, settings={4: 0}), headers(1))
-    (stream,) = wire.site.streams  # type: ignore[attr-defined]
+    (stream,) = wire.port.streams  # type: ignore[attr-defined]
     stream.send_data([b"12345", b""])
     stream.finish(b"\x88")
     wire.send(window(1, 5))
@@ -192,7 +200,7 @@ class Breaking(Echo):
         raise ValueError("unforeseen")
 
 
-class BreakingSite(EchoSite):
+class BreakingPort(EchoPort):
     """Every second stream cannot be begun."""
 
     def open(self, connection: object, number: int, *rest: object) -> Echo:
@@ -201,14 +209,14 @@ class BreakingSite(EchoSite):
 
 
 def test_a_stream_that_cannot_be_begun_ends_alone(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
-    site = BreakingSite(loop)
-    wire = Wire(site, loop)
+    port = BreakingPort(loop)
+    wire = Wire(port, loop)
     wire.send(*[each for n in (1, 3, 5, 7) for each in (headers(n), data(n, b"x", end=True))])
     received = wire.frames()
     assert [each.stream_id for each in received if each.type == frames.RST_STREAM] == [1, 5]
     assert [each.error_code for each in received if each.type == frames.RST_STREAM] == [frames.INTERNAL_ERROR] * 2
     assert [each.stream_id for each in received if "END_STREAM" in each.flags] == [3, 7]
-    assert [each.log[-1] for each in site.streams] == ["finished"] * 4
+    assert [each.log[-1] for each in port.streams] == ["finished"] * 4
     assert not wire.connection.streams
     assert "could not be begun" in caplog.text
     wire.ask(11, b"y")
@@ -216,32 +224,32 @@ def test_a_stream_that_cannot_be_begun_ends_alone(loop: Loop, caplog: pytest.Log
 
 
 def test_a_connection_that_cannot_be_written_to_ends_alone(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
-    site = EchoSite(loop)
-    broken, other = Wire(site, loop), Wire(site, loop)
+    port = EchoPort(loop)
+    broken, other = Wire(port, loop), Wire(port, loop)
     for wire in (broken, other):
         wire.send(headers(1))
-    first, second = site.streams
+    first, second = port.streams
     broken.transport.write = broken.transport.writelines = lambda _: 1 // 0  # type: ignore[method-assign,assignment]
     first.send_data([b"x"])
     second.send_data([b"y"])
     loop.run()
     assert broken.transport.aborted
-    assert counted(site) == {"internal": 1}
+    assert counted(port) == {"internal": 1}
     assert "could not be written to" in caplog.text
     assert other.frames()[-1].data == b"y"
 
 
 def test_a_connection_that_has_failed_is_left_alone(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
     """Nothing can be sent behind the end of the stream; and whatever is wrong with one, time passes for all others."""
-    site = EchoSite(loop)
-    failed, other = greeted(site, loop), greeted(site, loop)
+    port = EchoPort(loop)
+    failed, other = greeted(port, loop), greeted(port, loop)
     failed.send(b"\0\0")  # the beginning of a frame
-    other.connection.noise = 0
+    other.connection.budgets.noise = 0
     for seconds in (1, LIMITS.silence + 1, 0.5, 0.5, 0.5):
         loop.now += seconds
-        site.tick()
+        port.tick()
     failed.connection.go_away()
     loop.run()
-    assert counted(site) == {"unfinished": 1}
-    assert other.connection.noise == LIMITS.noise
+    assert counted(port) == {"unfinished": 1}
+    assert other.connection.budgets.noise == LIMITS.noise
     assert [record for record in caplog.records if record.exc_info] == []

@@ -16,7 +16,7 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
-from http2_client import END, HEADERS, OK, EchoSite, FriendlyClient, Loop, Wire, data, headers, window
+from http2_client import END, HEADERS, OK, EchoPort, FriendlyClient, Loop, Wire, data, headers, window
 from modserve.frontends.http2 import frames
 from modserve.frontends.http2.frames import PREFACE
 from modserve.frontends.http2.limits import ConnectionLimits
@@ -28,17 +28,17 @@ def loop() -> Loop:
 
 
 @pytest.fixture
-def site(loop: Loop) -> EchoSite:
-    return EchoSite(loop)
+def port(loop: Loop) -> EchoPort:
+    return EchoPort(loop)
 
 
 @pytest.fixture
-def wire(site: EchoSite, loop: Loop) -> Wire:
-    return Wire(site, loop)
+def wire(port: EchoPort, loop: Loop) -> Wire:
+    return Wire(port, loop)
 
 
-def test_the_greeting(site: EchoSite) -> None:
-    wire = Wire(site, greet=False)
+def test_the_greeting(port: EchoPort) -> None:
+    wire = Wire(port, greet=False)
     settings, update = wire.frames()
     assert isinstance(settings, SettingsFrame)
     assert settings.settings == {1: 4096, 3: 1000, 4: 2 << 20, 5: 1 << 20, 6: 16384}
@@ -68,9 +68,9 @@ def test_responses_of_one_turn_are_one_write(wire: Wire) -> None:
     assert [each.stream_id for each in wire.frames() if "END_STREAM" in each.flags] == [1, 3, 5]
 
 
-def test_responses_outside_of_a_turn_are_one_write(site: EchoSite, wire: Wire, loop: Loop) -> None:
+def test_responses_outside_of_a_turn_are_one_write(port: EchoPort, wire: Wire, loop: Loop) -> None:
     wire.send(headers(1), headers(3))
-    for stream in site.streams:
+    for stream in port.streams:
         stream.ended = True
         stream.answer()
     assert wire.transport.written == []
@@ -81,7 +81,7 @@ def test_responses_outside_of_a_turn_are_one_write(site: EchoSite, wire: Wire, l
 @pytest.mark.parametrize("size", [0, 1, 9, 70_000, 5_000_000])
 def test_the_h2_library(wire: Wire, size: int) -> None:
     body = random.Random(1).randbytes(size)
-    client = FriendlyClient(Wire(wire.site, wire.loop, greet=False))
+    client = FriendlyClient(Wire(wire.port, wire.loop, greet=False))
     events = client.ask(body)
     assert b"".join(each.data for each in events if isinstance(each, h2.events.DataReceived)) == body
     heads: list[Any] = [each.headers for each in events if isinstance(each, h2.events.ResponseReceived)]
@@ -91,7 +91,7 @@ def test_the_h2_library(wire: Wire, size: int) -> None:
     assert [dict(each.headers) for each in client.ask(b"") if isinstance(each, h2.events.ResponseReceived)]
 
 
-def test_bytes_come_in_any_pieces(site: EchoSite, loop: Loop) -> None:
+def test_bytes_come_in_any_pieces(port: EchoPort, loop: Loop) -> None:
     part = headers(1, HEADERS[:7], whole=False)
     rest = ContinuationFrame(1, data=HEADERS[7:])
     rest.flags.add("END_HEADERS")
@@ -100,10 +100,10 @@ def test_bytes_come_in_any_pieces(site: EchoSite, loop: Loop) -> None:
     sent = [SettingsFrame(0), part, rest, data(1, b"a" * 50), padded, data(1, b""), data(1, b"z", end=True)]
     whole = PREFACE + b"".join(each.serialize() for each in sent)
     for size in range(1, 40):
-        wire = Wire(site, loop, greet=False)
+        wire = Wire(port, loop, greet=False)
         for at in range(0, len(whole), size):
             wire.send(whole[at : at + size])
-        assert site.streams[-1].body == b"a" * 50 + b"paddedz"
+        assert port.streams[-1].body == b"a" * 50 + b"paddedz"
         assert [each.data for each in wire.frames() if isinstance(each, DataFrame)] == [b"a" * 50 + b"paddedz"]
 
 
@@ -125,15 +125,15 @@ def test_a_ping_is_answered(wire: Wire) -> None:
     assert (pong.flags, pong.opaque_data) == ({"ACK"}, b"12345678")
 
 
-def test_trailers_end_a_request(site: EchoSite, wire: Wire) -> None:
+def test_trailers_end_a_request(port: EchoPort, wire: Wire) -> None:
     wire.send(headers(1), data(1, b"x"), headers(1, END, end=True))
-    assert site.streams[0].log == ["end", "begin", "finished"]
+    assert port.streams[0].log == ["end", "begin", "finished"]
 
 
-def test_a_response_before_the_end_of_its_request(site: EchoSite, wire: Wire) -> None:
+def test_a_response_before_the_end_of_its_request(port: EchoPort, wire: Wire) -> None:
     """The rest of the request is dropped, and the client is told that it need not send it."""
     wire.send(headers(1))
-    site.streams[0].answer()
+    port.streams[0].answer()
     assert wire.resets() == [(1, 0)]
     wire.send(data(1, b"late", end=True))
     assert wire.error() is None
@@ -151,8 +151,8 @@ def test_a_client_with_a_small_table_gets_no_other(wire: Wire) -> None:
 # Flow control
 
 
-def test_a_response_waits_for_windows(site: EchoSite, wire: Wire) -> None:
-    site.credits = False
+def test_a_response_waits_for_windows(port: EchoPort, wire: Wire) -> None:
+    port.credits = False
     wire.send(headers(1), data(1, b"x" * 100_000, end=True))
     sent = [each.data for each in wire.frames() if isinstance(each, DataFrame)]
     assert sum(map(len, sent)) == 65_535
@@ -165,7 +165,7 @@ def test_a_response_waits_for_windows(site: EchoSite, wire: Wire) -> None:
     rest = wire.frames()
     assert sum(len(each.data) for each in rest if isinstance(each, DataFrame)) == 100_000 - 65_545
     assert "END_STREAM" in rest[-1].flags
-    assert site.streams[0].log[-1] == "finished"
+    assert port.streams[0].log[-1] == "finished"
 
 
 def test_the_client_changes_all_windows(wire: Wire) -> None:
@@ -181,7 +181,7 @@ def test_the_client_changes_all_windows(wire: Wire) -> None:
     assert [each.data for each in wire.frames() if isinstance(each, DataFrame)] == [b"ef"]
 
 
-def test_streams_take_turns(site: EchoSite, wire: Wire) -> None:
+def test_streams_take_turns(port: EchoPort, wire: Wire) -> None:
     wire.send(SettingsFrame(0, settings={4: 1 << 20}))
     for stream in (1, 3):
         wire.ask(stream, b"x" * 200_000)
@@ -192,22 +192,22 @@ def test_streams_take_turns(site: EchoSite, wire: Wire) -> None:
 
 
 def test_nothing_is_sent_to_a_client_that_does_not_read(loop: Loop) -> None:
-    site = EchoSite(loop, limits=ConnectionLimits(stream_window=4 << 20, connection_window=4 << 20))
-    wire = Wire(site, loop, room=1000)
+    port = EchoPort(loop, limits=ConnectionLimits(stream_window=4 << 20, connection_window=4 << 20))
+    wire = Wire(port, loop, room=1000)
     wire.send(SettingsFrame(0, settings={4: 4 << 20}), window(0, 4 << 20))
     wire.send(headers(1), *[data(1, b"x" * 1_000_000)] * 3, data(1, b"x" * 1_000_000, end=True))
-    assert wire.connection.paused
+    assert wire.connection.sender.paused
     assert len(wire.written()) < 2_800_000
     wire.transport.drain()
     loop.run()
     assert len(wire.written()) > 1_200_000
-    assert site.streams[0].log[-1] == "finished"
+    assert port.streams[0].log[-1] == "finished"
 
 
-def test_windows_grow_as_bytes_are_consumed(site: EchoSite, loop: Loop) -> None:
+def test_windows_grow_as_bytes_are_consumed(port: EchoPort, loop: Loop) -> None:
     limits = ConnectionLimits(stream_window=1000, connection_window=100_000, frame=16_384)
-    site = EchoSite(loop, limits=limits)
-    wire = Wire(site, loop)
+    port = EchoPort(loop, limits=limits)
+    wire = Wire(port, loop)
     wire.send(headers(1), data(1, b"x" * 499))
     assert wire.frames() == []
     wire.send(data(1, b"x"))
@@ -218,24 +218,24 @@ def test_windows_grow_as_bytes_are_consumed(site: EchoSite, loop: Loop) -> None:
     assert (0, 50_000) in grown
 
 
-def test_a_reset_stream_is_over(site: EchoSite, wire: Wire) -> None:
+def test_a_reset_stream_is_over(port: EchoPort, wire: Wire) -> None:
     wire.send(headers(1), RstStreamFrame(1, error_code=8))
-    assert site.streams[0].log == ["lost"]
+    assert port.streams[0].log == ["lost"]
     wire.send(data(1, b"late"), window(1, 5))
     assert wire.error() is None
 
 
-def test_a_lost_connection_ends_its_streams(site: EchoSite, wire: Wire) -> None:
+def test_a_lost_connection_ends_its_streams(port: EchoPort, wire: Wire) -> None:
     wire.send(headers(1), headers(3, end=True))
     wire.connection.connection_lost(None)
-    assert [stream.log[-1] for stream in site.streams] == ["lost", "finished"]
-    assert site.idle.is_set()
+    assert [stream.log[-1] for stream in port.streams] == ["lost", "finished"]
+    assert port.idle.is_set()
 
 
 # The end
 
 
-def test_going_away_in_two_steps(site: EchoSite, wire: Wire) -> None:
+def test_going_away_in_two_steps(port: EchoPort, wire: Wire) -> None:
     wire.send(headers(1))
     wire.connection.go_away()
     first, ping = wire.frames()

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 from hpack import Decoder, Encoder
 
-from modserve.frontends.http2.decoding import FIELD_COST
-from modserve.frontends.http2.headers import Blocks, Head, block, literal, status
+from modserve.frontends.http2.block_decoder import FIELD_COST
+from modserve.frontends.http2.headers import Head, HeaderBlocks, block, literal, status
 from modserve.frontends.http2.limits import LIMITS
 
 REQUEST = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a"), (b":authority", b"b")]
 
 
-def read(blocks: Blocks, data: bytes) -> list[tuple[bytes, bytes]]:
+def read(blocks: HeaderBlocks, data: bytes) -> list[tuple[bytes, bytes]]:
     """As a connection does."""
     head = blocks.known(data)
     if head is None:
@@ -25,7 +25,7 @@ def read(blocks: Blocks, data: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def test_a_block_that_fills_the_table_is_not_remembered() -> None:
-    blocks, encoder = Blocks(LIMITS), Encoder()
+    blocks, encoder = HeaderBlocks(LIMITS), Encoder()
     first, second, third = (encoder.encode(REQUEST) for _ in range(3))
     assert first != second == third
     assert read(blocks, first) == REQUEST
@@ -36,7 +36,7 @@ def test_a_block_that_fills_the_table_is_not_remembered() -> None:
 
 
 def test_the_same_bytes_mean_another_thing_on_another_table() -> None:
-    blocks, encoder = Blocks(LIMITS), Encoder()
+    blocks, encoder = HeaderBlocks(LIMITS), Encoder()
     read(blocks, encoder.encode([*REQUEST, (b"x", b"1")]))
     short = encoder.encode([*REQUEST, (b"x", b"1")])
     assert read(blocks, short)[-1] == (b"x", b"1")
@@ -48,7 +48,7 @@ def test_the_same_bytes_mean_another_thing_on_another_table() -> None:
 def test_any_sequence_of_blocks(seed: int) -> None:
     """Against a decoder that remembers nothing: with few values, small tables, and sizes that change."""
     choose = random.Random(seed)
-    blocks, encoder, reference = Blocks(replace(LIMITS, blocks=4)), Encoder(), Decoder()
+    blocks, encoder, reference = HeaderBlocks(replace(LIMITS, blocks=4)), Encoder(), Decoder()
     encoder.header_table_size = choose.choice((4096, 200, 120))
     for _ in range(300):
         if choose.random() < 0.05:
@@ -59,7 +59,7 @@ def test_any_sequence_of_blocks(seed: int) -> None:
 
 
 def test_few_blocks_are_remembered() -> None:
-    blocks = Blocks(replace(LIMITS, blocks=3, block=200, fields=6))
+    blocks = HeaderBlocks(replace(LIMITS, blocks=3, block=200, fields=6))
     many = [block([*REQUEST, (b"x", b"%d" % number)]) for number in range(10)]
     for each in many:
         read(blocks, each)

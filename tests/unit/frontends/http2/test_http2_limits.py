@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hyperframe.frame import GoAwayFrame, PingFrame, RstStreamFrame, SettingsFrame
 
-from http2_client import HEADERS, OK, EchoSite, Loop, Wire, data, headers, window
+from http2_client import HEADERS, OK, EchoPort, Loop, Wire, data, headers, window
 from modserve.frontends.http2 import frames
 from modserve.frontends.http2.frames import (
     COMPRESSION_ERROR,
@@ -28,7 +28,7 @@ from modserve.frontends.http2.frames import (
 )
 from modserve.frontends.http2.headers import block, literal
 from modserve.frontends.http2.limits import LIMITS
-from modserve.frontends.http2.site import Policies
+from modserve.frontends.http2.policies import Policies
 
 POST = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/")]
 
@@ -40,7 +40,7 @@ def loop() -> Loop:
 
 @pytest.fixture
 def wire(loop: Loop) -> Wire:
-    return Wire(EchoSite(loop), loop)
+    return Wire(EchoPort(loop), loop)
 
 
 def opened() -> bytes:
@@ -148,8 +148,8 @@ def test_only_the_stream_ends(wire: Wire, name: str) -> None:
 
 
 def test_data_behind_the_end(loop: Loop) -> None:
-    site = EchoSite(loop)
-    wire = Wire(site, loop)
+    port = EchoPort(loop)
+    wire = Wire(port, loop)
     wire.send(SettingsFrame(0, settings={4: 0}))
     wire.ask(1, b"x")  # which waits for a window
     wire.frames()
@@ -159,9 +159,9 @@ def test_data_behind_the_end(loop: Loop) -> None:
 
 def test_more_than_the_windows_allow(loop: Loop) -> None:
     limits = replace(LIMITS, stream_window=1000, connection_window=70_000)
-    site = EchoSite(loop, limits=limits)
-    site.credits = False
-    wire = Wire(site, loop)
+    port = EchoPort(loop, limits=limits)
+    port.credits = False
+    wire = Wire(port, loop)
     wire.send(headers(1), data(1, bytes(1001)))
     assert wire.resets() == [(1, FLOW_CONTROL_ERROR)]
     wire.send(*[data(1, bytes(10_000))] * 7)  # in one piece, of a stream that is over
@@ -172,7 +172,7 @@ def test_more_than_the_windows_allow(loop: Loop) -> None:
 
 def test_another_protocol(loop: Loop) -> None:
     for sent in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01", PREFACE + frame(PING, 0, 0, bytes(8))):
-        wire = Wire(EchoSite(loop), loop, greet=False)
+        wire = Wire(EchoPort(loop), loop, greet=False)
         wire.send(sent)
         error = wire.error()
         assert error is not None
@@ -261,7 +261,7 @@ def test_the_longest_header_list_is_the_application_s_matter(wire: Wire) -> None
 
 def test_acknowledgements_for_a_client_that_does_not_read(loop: Loop) -> None:
     limits = replace(LIMITS, noise=1_000_000)
-    wire = Wire(EchoSite(loop, Policies(ping_strikes=0), limits), loop, room=0)
+    wire = Wire(EchoPort(loop, Policies(ping_strikes=0), limits), loop, room=0)
     wire.transport._high = 0
     for _ in range(10):
         wire.send(PingFrame(0, opaque_data=bytes(8)).serialize() * 500)
@@ -302,7 +302,7 @@ def test_pings_at_the_permitted_pace(wire: Wire) -> None:
 
 
 def test_a_client_that_is_silent_is_pinged(loop: Loop) -> None:
-    wire = Wire(EchoSite(loop, Policies(keepalive=5, keepalive_timeout=2), replace(LIMITS, silence=1000)), loop)
+    wire = Wire(EchoPort(loop, Policies(keepalive=5, keepalive_timeout=2), replace(LIMITS, silence=1000)), loop)
     wire.pass_time(20)
     assert wire.frames() == []  # there is no call
     wire.send(headers(1))
@@ -322,7 +322,7 @@ def test_a_client_that_is_silent_is_pinged(loop: Loop) -> None:
 
 def test_a_client_that_says_nothing(loop: Loop) -> None:
     for sent in (b"", PREFACE[:10], PREFACE):
-        wire = Wire(EchoSite(loop), loop, greet=False)
+        wire = Wire(EchoPort(loop), loop, greet=False)
         wire.send(sent)
         wire.pass_time(LIMITS.preface - 2)
         assert not wire.transport.aborted
@@ -337,20 +337,20 @@ def test_an_idle_connection_stays(wire: Wire) -> None:
 
 
 def test_a_request_that_does_not_go_on(loop: Loop) -> None:
-    site = EchoSite(loop)
-    wire = Wire(site, loop)
+    port = EchoPort(loop)
+    wire = Wire(port, loop)
     wire.send(headers(1))
     wire.pass_time(LIMITS.silence + 2)
-    assert site.streams[0].log == ["begin", "overdue", "finished"]
+    assert port.streams[0].log == ["begin", "overdue", "finished"]
     assert not wire.transport.closed
 
 
 def test_streams_that_wait_for_both_sides(loop: Loop) -> None:
     """A body that has to go on is looked after while a response waits, and once it has been sent."""
-    site = EchoSite(loop)
-    wire = Wire(site, loop)
+    port = EchoPort(loop)
+    wire = Wire(port, loop)
     wire.send(headers(1))
-    (stream,) = site.streams
+    (stream,) = port.streams
     stream.send_headers(OK)
     stream.send_data([bytes(100_000)])
     wire.pass_time(LIMITS.silence - 2)
@@ -393,8 +393,8 @@ LENGTHS = {
 @pytest.mark.parametrize("name", LENGTHS)
 def test_a_content_length_is_that_of_the_data(loop: Loop, name: str, trailers: bool) -> None:
     length, parts, right = LENGTHS[name]
-    site = EchoSite(loop)
-    wire = Wire(site, loop)
+    port = EchoPort(loop)
+    wire = Wire(port, loop)
     wire.send(headers(1, block([*POST, (b"content-length", length.encode())])))
     for number, part in enumerate(parts):
         sent = data(1, part, end=number == len(parts) - 1 and not trailers)
@@ -412,11 +412,11 @@ def test_a_content_length_is_that_of_the_data(loop: Loop, name: str, trailers: b
     else:
         assert resets[:1] == [PROTOCOL_ERROR]
         assert not wire.connection.streams
-        assert [each.log[-1] for each in site.streams] in ([], ["lost"])
+        assert [each.log[-1] for each in port.streams] in ([], ["lost"])
 
 
 def test_a_content_length_without_data(loop: Loop) -> None:
-    wire = Wire(EchoSite(loop), loop)
+    wire = Wire(EchoPort(loop), loop)
     wire.send(headers(1, block([*POST, (b"content-length", b"1")]), end=True))
     assert wire.resets() == [(1, PROTOCOL_ERROR)]
     wire.send(headers(3, block([*POST, (b"content-length", b"1"), (b"content-length", b"1")])))
@@ -436,7 +436,7 @@ def test_a_window_that_does_not_open(wire: Wire) -> None:
 
 
 def test_a_client_that_does_not_read(loop: Loop) -> None:
-    wire = Wire(EchoSite(loop), loop, room=1000)
+    wire = Wire(EchoPort(loop), loop, room=1000)
     wire.send(SettingsFrame(0, settings={4: 4 << 20}), window(0, 4 << 20))
     wire.send(headers(1), data(1, bytes(1_000_000)), data(1, bytes(1_000_000), end=True))
     wire.pass_time(LIMITS.blockage - 5)
@@ -446,7 +446,7 @@ def test_a_client_that_does_not_read(loop: Loop) -> None:
 
 
 def test_a_connection_that_is_too_old(loop: Loop) -> None:
-    wire = Wire(EchoSite(loop, Policies(age=10, grace=5)), loop)
+    wire = Wire(EchoPort(loop, Policies(age=10, grace=5)), loop)
     wire.send(headers(1))
     wire.pass_time(9)
     assert wire.frames() == []

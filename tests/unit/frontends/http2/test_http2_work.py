@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hyperframe.frame import DataFrame, RstStreamFrame, SettingsFrame
 
-from http2_client import HEADERS, EchoSite, Loop, Wire, data, headers, window
+from http2_client import HEADERS, EchoPort, Loop, Wire, data, headers, window
 from modserve.core.runtime.turn import BURST
 from modserve.frontends.http2 import frames
 from modserve.frontends.http2.frames import (
@@ -33,7 +33,7 @@ def loop() -> Loop:
 
 @pytest.fixture
 def wire(loop: Loop) -> Wire:
-    return Wire(EchoSite(loop), loop)
+    return Wire(EchoPort(loop), loop)
 
 
 def initial_window(size: int) -> bytes:
@@ -86,7 +86,7 @@ def test_a_window_that_opens_byte_by_byte(wire: Wire) -> None:
 
 def test_a_window_that_opens_frame_by_frame(loop: Loop) -> None:
     """As clients do that hold little."""
-    wire = Wire(EchoSite(loop), loop)
+    wire = Wire(EchoPort(loop), loop)
     wire.send(SettingsFrame(0, settings={4: 0}), window(0, 1 << 30))
     wire.send(headers(1), data(1, bytes(1_045_000)), data(1, bytes(1_045_000), end=True))
     for _ in range(2_041):
@@ -96,12 +96,12 @@ def test_a_window_that_opens_frame_by_frame(loop: Loop) -> None:
 
 def test_too_many_frames_for_one_turn(loop: Loop) -> None:
     """What is left is read in the next turns, in which others have theirs."""
-    site = EchoSite(loop)
-    wire = Wire(site, loop)
+    port = EchoPort(loop)
+    wire = Wire(port, loop)
     wire.send(headers(1))
     count = 3 * LIMITS.work
     wire.connection.data_received(data(1, b"x").serialize() * count + data(1, b"", end=True).serialize())
-    (stream,) = site.streams
+    (stream,) = port.streams
     assert not wire.transport.reading
     assert len(stream.body) == LIMITS.work
     loop.run()
@@ -114,7 +114,7 @@ def test_too_many_frames_for_one_turn(loop: Loop) -> None:
 
 def test_many_bytes_for_one_turn(loop: Loop) -> None:
     """A client on the same machine sends as fast as it is read, and would have the event loop for itself."""
-    wire = Wire(EchoSite(loop), loop)
+    wire = Wire(EchoPort(loop), loop)
     wire.send(headers(1))
     piece = data(1, bytes(BURST // 4)).serialize()
     read_on = []
@@ -127,30 +127,30 @@ def test_many_bytes_for_one_turn(loop: Loop) -> None:
 
 
 def test_header_blocks_that_take_long(loop: Loop) -> None:
-    site = EchoSite(loop)
-    wire = Wire(site, loop)
+    port = EchoPort(loop)
+    wire = Wire(port, loop)
     long = HEADERS + block([(b"a%d" % number, b"") for number in range(300)])
     wire.connection.data_received(b"".join([headers(2 * n + 1, long + bytes((0, 1, n, 0)), True).serialize()
                                             for n in range(97, 107)]))  # fmt: skip
     assert not wire.transport.reading
-    assert 0 < len(site.streams) < 10
+    assert 0 < len(port.streams) < 10
     while not wire.transport.reading:
         loop.run()
-    assert len(site.streams) == 10
+    assert len(port.streams) == 10
 
 
 def test_the_connection_is_lost_between_two_turns(loop: Loop) -> None:
-    wire = Wire(EchoSite(loop), loop)
+    wire = Wire(EchoPort(loop), loop)
     wire.connection.data_received(headers(1).serialize() + data(1, b"x").serialize() * 3 * LIMITS.work)
     wire.connection.connection_lost(None)
     loop.run()
-    assert wire.site.idle.is_set()
+    assert wire.port.idle.is_set()
 
 
 def test_a_frame_whose_rest_does_not_come(loop: Loop) -> None:
     begun = frame(frames.HEADERS, 0, 1, HEADERS)
     for sent in (begun, begun[:20], begun + b"\0", headers(1, end=True).serialize() + b"\0\0"):
-        wire = Wire(EchoSite(loop), loop)
+        wire = Wire(EchoPort(loop), loop)
         wire.send(sent)
         wire.pass_time(LIMITS.silence - 2)
         assert not wire.transport.ended
@@ -178,12 +178,12 @@ def test_going_away_without_a_code(wire: Wire) -> None:
 
 
 def test_connections_beyond_the_last_descriptor(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
-    site = EchoSite(loop)
-    assert not site.refuses(1_000_000)
-    site.last_descriptor = 100
-    assert [site.refuses(number) for number in (99, 100, 101, 102)] == [False, False, True, True]
+    port = EchoPort(loop)
+    assert not port.refuses(1_000_000)
+    port.last_descriptor = 100
+    assert [port.refuses(number) for number in (99, 100, 101, 102)] == [False, False, True, True]
     loop.now += 11
-    assert site.refuses(101)
+    assert port.refuses(101)
     assert [each.args[1] for each in caplog.records if isinstance(each.args, tuple)] == [1, 2]
 
 
@@ -199,14 +199,14 @@ def test_trailers(wire: Wire) -> None:
 
 def test_padding_is_credited(loop: Loop) -> None:
     """All of it, and the byte that has its length: even of frames without any other."""
-    site = EchoSite(loop, limits=replace(LIMITS, stream_window=1000))
-    wire = Wire(site, loop)
+    port = EchoPort(loop, limits=replace(LIMITS, stream_window=1000))
+    wire = Wire(port, loop)
     wire.send(headers(1))
     for length in (0, 1, 7):
         for _ in range(600):
             wire.send(frame(DATA, PADDED, 1, bytes((length,)) + b"xy" + bytes(length)))
     assert wire.resets() == []
-    assert len(site.streams[0].body) == 3600
+    assert len(port.streams[0].body) == 3600
 
 
 def test_the_text_of_an_error_is_short(wire: Wire) -> None:
@@ -218,11 +218,11 @@ def test_the_text_of_an_error_is_short(wire: Wire) -> None:
 
 
 def test_resets_do_not_stop_a_connection_that_goes_on_in_the_next_turn(loop: Loop) -> None:
-    site = EchoSite(loop)
-    wire = Wire(site, loop)
+    port = EchoPort(loop)
+    wire = Wire(port, loop)
     wire.send(headers(1), *[data(1, b"x")] * (LIMITS.work + 5), RstStreamFrame(1), headers(3), data(3, b"y", end=True))
-    assert site.streams[0].log[-1] == "lost"
-    assert site.streams[1].log[-1] == "finished"
+    assert port.streams[0].log[-1] == "lost"
+    assert port.streams[1].log[-1] == "finished"
 
 
 def test_calls_by_the_hundred_begin_and_end_in_several_turns(wire: Wire, loop: Loop) -> None:

@@ -87,7 +87,7 @@ async def _submit(call: HttpStream, version: int | None, request: Request, conte
     else:
         decoded = codec.decode(config, version, body, max_json)
     decoded = replace(decoded, deadline_ns=deadline_ns(request, call.now_ns))
-    call.submit(header_forwarding.with_headers(decoded, forwarded_headers(request, context.options)))
+    call.submit_stream(header_forwarding.with_headers(decoded, forwarded_headers(request, context.options)))
 
 
 async def _only(call: HttpStream) -> InferenceResponse:

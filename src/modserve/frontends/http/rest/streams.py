@@ -12,7 +12,7 @@ from starlette.responses import StreamingResponse
 from modserve.core.errors import ModserveError, unavailable
 from modserve.core.requests.response import InferenceResponse, Outcome
 from modserve.frontends import offload
-from modserve.frontends.call import HTTP, StreamCall
+from modserve.frontends.call import HTTP, Call, OutcomeQueue
 from modserve.frontends.errors import to_client_error
 from modserve.protocol import failures
 from modserve.protocol.http.framing import Framing
@@ -37,15 +37,16 @@ class Message(NamedTuple):
     final: bool
 
 
-class HttpStream(StreamCall):
+class HttpStream(Call):
     """A call over HTTP with any number of responses, which `next` returns in their order."""
 
-    __slots__ = ("_arrival", "_returned", "_streams", "limits")
+    __slots__ = ("_arrival", "_queue", "_returned", "_streams", "limits")
 
     def __init__(self, streams: "Streams", model: str, version: int | None) -> None:
         super().__init__(streams.server, HTTP, model, version)
         self.limits = streams.limits
         self._streams = streams
+        self._queue = OutcomeQueue(streams.server.memory)
         self._arrival = asyncio.Event()
         self._returned = False
         streams.open.add(self)
@@ -53,15 +54,16 @@ class HttpStream(StreamCall):
     async def next(self) -> tuple[Outcome, bool]:
         """The next outcome, and whether it is the last. Waiting for one says that the one before it has been sent."""
         if self._returned:
-            self.sent_first()
+            self._queue.sent_first(self.inflight)
         self._returned = True
-        while not self.outcomes:
+        while not self._queue:
             self._arrival.clear()
             await self._arrival.wait()
-        return self.outcomes.popleft()
+        return self._queue.pop()
 
-    def arrived(self) -> None:
-        self._arrival.set()
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        if self._queue.add(outcome, final):
+            self._arrival.set()
 
     def sent_some(self) -> None:
         """A part of an outcome has been sent."""
@@ -77,6 +79,7 @@ class HttpStream(StreamCall):
     def close(self) -> None:
         self._streams.open.discard(self)
         super().close()
+        self._queue.close()
 
 
 class Streams:

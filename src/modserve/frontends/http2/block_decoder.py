@@ -46,10 +46,8 @@ def unreadable(reason: str) -> Http2Error:
     return Http2Error(COMPRESSION_ERROR, f"a header block cannot be read: {reason}")
 
 
-class Table:
+class DynamicTable:
     """The dynamic table of one direction of a connection (RFC 7541, section 2.3.2)."""
-
-    __slots__ = ("_entries", "_most", "_room", "_size", "changes")
 
     def __init__(self, most: int) -> None:
         """`most`: bytes that it may have at any time."""
@@ -100,27 +98,14 @@ class Table:
             self._size -= len(name) + len(value) + FIELD_COST
 
 
-class Decoding:
+class BlockDecoder:
     """One block: `feed` it, and `end`.
 
     What has come of a field that is not complete is in `_rest`; `_skipped` bytes of a long text are still to come,
     behind which the field's value follows if the text is its name.
     """
 
-    __slots__ = (
-        "_begun",
-        "_indexed",
-        "_most",
-        "_rest",
-        "_skipped",
-        "_table",
-        "_value_follows",
-        "cut",
-        "fields",
-        "size",
-    )
-
-    def __init__(self, table: Table, most: int) -> None:
+    def __init__(self, table: DynamicTable, most: int) -> None:
         """`most`: bytes that the fields may have that are kept."""
         self._table = table
         self._most = most

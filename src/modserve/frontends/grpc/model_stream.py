@@ -19,7 +19,7 @@ from modserve.core.requests import trace_context
 from modserve.core.requests.response import InferenceResponse, Outcome, bare_end
 from modserve.frontends import access as entries
 from modserve.frontends import offload
-from modserve.frontends.call import GRPC, StreamCall
+from modserve.frontends.call import GRPC, Call, OutcomeQueue
 from modserve.frontends.errors import to_client_error
 from modserve.frontends.offload import RequestMemory, is_long_response
 from modserve.observability.access_log import AccessLog
@@ -31,10 +31,10 @@ from modserve.server import Server
 from modserve.settings import GrpcSettings
 
 from .heads import CANCELLED, OK
-from .inflating import STARTS, Inflating
-from .reading import parse_infer, read_plain, read_request, requested_version
+from .infer_requests import parse_infer, read_request, requested_version
+from .message_inflater import STARTS, MessageInflater
+from .messages import size_of
 from .rpc import ClientGoneError, Response, RpcCall
-from .writing import size_of
 
 _HARD_ERRORS = ("triton_grpc_error", "true")
 """The metadata with which a client requests that the first error end the stream as the RPC's status."""
@@ -47,20 +47,20 @@ _STOPPING = "GRPC server is shutting down and has stopped accepting new requests
 class InferStreams:
     """The streams that are open."""
 
-    def __init__(self, server: Server, options: GrpcSettings, inflating: Inflating) -> None:
+    def __init__(self, server: Server, options: GrpcSettings, inflater: MessageInflater) -> None:
         self.server = server
         self.options = options
-        self.inflating = inflating
+        self.inflater = inflater
         self.reader = RequestReader(options.limits.split)
         self.writer = ResponseWriter()
-        self._open: set[_Stream] = set()
+        self._open: set[InferStream] = set()
         self._stopped = False
 
     async def serve(self, rpc: RpcCall) -> ModserveError | None:
         """One stream, from its first request to its end; the error that ends it, None for a good end."""
         if self._stopped:
             return unavailable(_STOPPING)
-        stream = _Stream(self, rpc)
+        stream = InferStream(self, rpc)
         self._open.add(stream)
         try:
             error = await stream.run()
@@ -76,26 +76,13 @@ class InferStreams:
             stream.stop()
 
 
-class _Call(StreamCall):
+class StreamRequest(Call):
     """One request of a stream."""
 
-    __slots__ = (
-        "accepted",
-        "empty_final",
-        "held",
-        "inflated",
-        "logged",
-        "ordered",
-        "responses",
-        "sent_bytes",
-        "size",
-        "status",
-        "stream",
-    )
-
-    def __init__(self, stream: "_Stream", size: int) -> None:
+    def __init__(self, stream: "InferStream", size: int) -> None:
         super().__init__(stream.server, GRPC)
         self.stream = stream
+        self.queue = OutcomeQueue(stream.server.memory)
         self.size = size
         self.held = 0
         """What it has of the server's memory."""
@@ -120,27 +107,27 @@ class _Call(StreamCall):
         server.memory.take(self.size)
         self.held = self.size
         if data and data[0] in STARTS:
-            data, self.inflated = await stream.inflating.inflated(data)
+            data, self.inflated = await stream.inflater.inflated(data)
         message = stream.reader.read(data) or await parse_infer(data, stream.limits)
         self.id, self.model = message.id, message.model_name
         self.version = requested_version(server, message) if message.model_version else None
         self.begin(server.model(self.model, self.version), now_ns, 0, stream.trace_headers)
         # The RPC's own deadline cancels the whole stream; until then its requests' batches are formed by it.
-        read = self, message, stream.deadline_ns, stream.forwarded
-        request = read_plain(*read) or await read_request(*read, stream.limits)
+        request = await read_request(self, message, stream.deadline_ns, stream.forwarded, stream.limits)
         if message.parameters:
             self.empty_final = grpc_messages.wants_empty_final(message)
         # Set before, since a model may respond while the request is handed to it.
         self.ordered = not self.servable.config.decoupled
         try:
-            self.submit(request)
+            self.submit_stream(request)
         except BaseException:
             self.ordered = True
             raise
         self.accepted = request.model_name
 
-    def arrived(self) -> None:
-        self.stream.on_outcome(self)
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        if self.queue.add(outcome, final):
+            self.stream.on_outcome(self)
 
     def log(self, access: AccessLog) -> None:
         """It is over."""
@@ -155,6 +142,7 @@ class _Call(StreamCall):
             self.logged = True
             self.log(access)
         super().close()
+        self.queue.close()
         if self.inflated is not None:
             self.inflated.release()
         self.server.memory.give_back(self.held)
@@ -176,13 +164,13 @@ class _Call(StreamCall):
         return self.stream.writer.stream_parts(response, final)
 
 
-class _Stream:
+class InferStream:
     """The two tasks of one RPC."""
 
     def __init__(self, streams: InferStreams, rpc: RpcCall) -> None:
         options, metadata = streams.options, rpc.metadata
         self.server = streams.server
-        self.inflating = streams.inflating
+        self.inflater = streams.inflater
         self.reader = streams.reader
         self.writer = streams.writer
         self.limits = options.limits
@@ -198,9 +186,9 @@ class _Stream:
         self.request_id = rpc.request_id
         self._rpc = rpc
         self._hard_errors = _HARD_ERRORS in metadata
-        self._open: set[_Call] = set()
-        self._order: deque[_Call] = deque()
-        self._ready: deque[_Call] = deque()
+        self._open: set[StreamRequest] = set()
+        self._order: deque[StreamRequest] = deque()
+        self._ready: deque[StreamRequest] = deque()
         self._bytes = 0
         self._reading: asyncio.Task[None] | None = None
         self._half_closed = False
@@ -233,7 +221,7 @@ class _Stream:
             self._reading.cancel()
         self._changed.set()
 
-    def on_outcome(self, call: _Call) -> None:
+    def on_outcome(self, call: StreamRequest) -> None:
         if not call.ordered or self._order[0] is call:
             self._ready.append(call)
             self._changed.set()
@@ -256,7 +244,7 @@ class _Stream:
             self._changed.set()
 
     async def _take(self, data: bytes) -> None:
-        call = _Call(self, len(data))
+        call = StreamRequest(self, len(data))
         self._open.add(call)
         self._order.append(call)
         self._bytes += call.size
@@ -270,7 +258,7 @@ class _Stream:
         if not call.ordered:
             self._order.pop()
 
-    def _over(self, call: _Call) -> None:
+    def _over(self, call: StreamRequest) -> None:
         """A request's last outcome has been sent."""
         self._open.discard(call)
         call.close()
@@ -279,7 +267,7 @@ class _Stream:
         if call.ordered:
             self._order.popleft()
             if self._order:
-                self._ready.extend([self._order[0]] * len(self._order[0].outcomes))
+                self._ready.extend([self._order[0]] * len(self._order[0].queue))
 
     async def _write(self) -> ModserveError | None:
         """Send outcomes until the stream's end; the error that it ends with, None for a good end."""
@@ -287,13 +275,13 @@ class _Stream:
             while self._ready:
                 call = self._ready.popleft()
                 try:
-                    error = await self._send(call, *call.outcomes.popleft())
+                    error = await self._send(call, *call.queue.pop())
                 except ClientGoneError:
                     return None  # the RPC's cancellation is on its way
                 if error is not None:
                     return error
-                call.sent_first()
-                if call.ended and not call.outcomes:
+                call.queue.sent_first(call.inflight)
+                if call.queue.done:
                     self._over(call)
             if self._broken is not None:
                 return self._broken
@@ -304,7 +292,7 @@ class _Stream:
             self._changed.clear()
             await self._changed.wait()
 
-    async def _send(self, call: _Call, outcome: Outcome, final: bool) -> ModserveError | None:
+    async def _send(self, call: StreamRequest, outcome: Outcome, final: bool) -> ModserveError | None:
         """The request's error if that must end the stream. Raises `ClientGoneError`."""
         data: Response | None = None
         error: ModserveError | None = None

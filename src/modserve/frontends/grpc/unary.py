@@ -1,33 +1,30 @@
-"""One inference over gRPC as most are: short, plain, and served without coroutine, task or future.
+"""One inference over gRPC as most are: a short message, served without coroutine, task or future.
 
 What is anything else is left to `Dispatcher.unary`, which reads it from the beginning. Outcomes, limits and the log of
-failures are the same on both ways.
+failures are the same on both ways. With a task each takes 1.4 times the CPU time (`benchmarks/wire_shortcuts.py`).
 """
 
 import asyncio
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, cast, final
 
-from modserve.core.errors import Code, ModserveError
+from modserve.core.errors import ModserveError
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors.tensor import Buffer
 from modserve.frontends.call import GRPC, Call
 from modserve.frontends.errors import to_client_error
+from modserve.frontends.http2.stream import Stream
 from modserve.frontends.offload import in_background, is_long_response, outcome_of
-from modserve.protocol.failures import DeadlinePassedError
 from modserve.protocol.grpc import grpc_messages
 from modserve.protocol.grpc.infer_message import InferMessage
 from modserve.protocol.grpc.response_writer import ResponseWriter
 from modserve.protocol.reply import BINARY
-from modserve.server import Server
-from modserve.settings import Limits
 
-from .reading import requested_version
-
-if TYPE_CHECKING:
-    from .dispatch import Dispatcher
-    from .native_call import NativeCall
+from .call_services import UnaryPath
+from .dispatch import Dispatcher
+from .infer_requests import in_time, requested_version
+from .server_call import ServerCall
 
 _WHAT: Final = "ModelInfer"
 _UNCOUNTED: Final = 16 * 1024
@@ -37,65 +34,55 @@ _BEGINNING: Final = 0x0A
 
 
 @final
-class PlainInferences:
+class UnaryInferences(UnaryPath):
     """What all such calls share."""
 
-    def __init__(self, server: Server, limits: Limits, writer: ResponseWriter) -> None:
-        self.server = server
-        self.limits = limits
-        self.writer = writer
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.dispatcher = dispatcher
+        self.server = dispatcher.server
+        self.limits = dispatcher.limits
+        self.writer = ResponseWriter()
 
-    def start(self, dispatcher: "Dispatcher", client: "NativeCall", data: bytes) -> bool:
-        """Serve the call if its message is plain; False if it is not, and nothing has been done."""
-        size = len(data)
-        server = self.server
-        if not size or data[0] != _BEGINNING or size > self.limits.split or server.tracer.on:
+    def start(self, client: Stream, message: bytes) -> bool:
+        size = len(message)
+        server, dispatcher = self.server, self.dispatcher
+        if not size or message[0] != _BEGINNING or size > self.limits.split or server.tracer.on:
             return False
         if dispatcher.calls >= dispatcher.max_calls or not server.memory.fits(size):
             return False
-        message = dispatcher.reader.read(data)
-        if message is None:
+        request = dispatcher.reader.read(message)
+        if request is None:
             return False
-        head = message.head
-        if not head.plain_inputs or not head.plain_outputs or not 0 < len(message.raws) == head.input_count:
+        head = request.head
+        if not head.plain_inputs or not head.plain_outputs or not 0 < len(request.raws) == head.input_count:
             return False
-        call = PlainCall(self, dispatcher, client, message, size if size > _UNCOUNTED else 0)
-        client.serving_plainly(call)
+        server_call = cast(ServerCall, client)
+        call = UnaryInference(self, server_call, request, size if size > _UNCOUNTED else 0)
+        server_call.serving(call)
         call.start()
         return True
 
 
 @final
-class PlainCall(Call):
+class UnaryInference(Call):
     """One request, and the sink of its response, which it hands to `client`."""
 
-    __slots__ = ("_client", "_deadline_ns", "_dispatcher", "_inferences", "_message", "_size")
-
-    def __init__(
-        self,
-        inferences: PlainInferences,
-        dispatcher: "Dispatcher",
-        client: "NativeCall",
-        message: InferMessage,
-        size: int,
-    ) -> None:
+    def __init__(self, shared: UnaryInferences, client: ServerCall, message: InferMessage, size: int) -> None:
         """`size`: bytes of the server's memory that the message holds."""
-        super().__init__(inferences.server, GRPC, message.model_name)
-        self._inferences = inferences
-        self._dispatcher = dispatcher
-        self._client: NativeCall | None = client
+        super().__init__(shared.server, GRPC, message.model_name)
+        self._shared = shared
+        self._client: ServerCall | None = client
         """None when it gets nothing more."""
         self._message = message
         self._size = size
         self._deadline_ns = client.deadline_ns
-        self.request_id = client.request_id
 
     def start(self) -> None:
         """Hand the request to its model. Never raises."""
         self.now_ns = time.monotonic_ns()
         if self._size:
             self.server.memory.force(self._size)
-        self._dispatcher.calls += 1
+        self._shared.dispatcher.calls += 1
         self.reply = BINARY
         message = self._message
         try:
@@ -107,43 +94,33 @@ class PlainCall(Call):
             self._fail(to_client_error(error, _WHAT))
 
     def cancel(self) -> None:
-        """The client has gone, or its time is over; nothing is said any more."""
         if self._client is not None:
             self._end()
-        if self.inflight is not None:
-            self.inflight.cancel()
+        super().cancel()
 
     def deliver(self, outcome: InferenceResponse | ModserveError) -> None:
         if self._client is None:
             return
         if isinstance(outcome, ModserveError):
-            deadline_ns = self._deadline_ns
-            late = deadline_ns and outcome.code is Code.UNAVAILABLE and time.monotonic_ns() >= deadline_ns
-            self._fail(DeadlinePassedError() if late else outcome)
-        else:
-            try:
-                self._respond(outcome)
-            except Exception as error:
-                self._fail(to_client_error(error, _WHAT))
-        inflight = self.inflight
-        if inflight is not None and not inflight.settled:
-            inflight.cancel()  # a decoupled model may want to say more
-
-    def _respond(self, response: InferenceResponse) -> None:
-        inferences = self._inferences
-        if not is_long_response(response, BINARY, inferences.limits):
-            self._finish(inferences.writer.parts(response))
+            self._fail(in_time(outcome, self._deadline_ns))
             return
-        in_background(partial(inferences.writer.parts, response)).add_done_callback(self._have_written)
+        shared = self._shared
+        try:
+            if is_long_response(outcome, BINARY, shared.limits):
+                in_background(partial(shared.writer.parts, outcome)).add_done_callback(self._have_written)
+            else:
+                self._respond(shared.writer.parts(outcome))
+        except Exception as error:
+            self._fail(to_client_error(error, _WHAT))
 
     def _have_written(self, writing: "asyncio.Future[list[Buffer]]") -> None:
         outcome = outcome_of(writing, _WHAT)
         if isinstance(outcome, ModserveError):
             self._fail(outcome)
         elif self._client is not None:
-            self._finish(outcome)
+            self._respond(outcome)
 
-    def _finish(self, parts: list[Buffer]) -> None:
+    def _respond(self, parts: list[Buffer]) -> None:
         client = self._end()
         size = 0
         for part in parts:
@@ -153,13 +130,13 @@ class PlainCall(Call):
     def _fail(self, error: ModserveError) -> None:
         if self._client is not None:
             self.id = self._message.id
-            self._end().refuse(self._dispatcher.refusal(error, self._message, self.identify()))
+            self._end().refuse(self._shared.dispatcher.refusal(error, self._message, self.identify()))
 
-    def _end(self) -> "NativeCall":
+    def _end(self) -> ServerCall:
         """The client, which gets its outcome now, or none."""
         client, self._client = self._client, None
         assert client is not None, "ended twice: this is a bug"
-        self._dispatcher.calls -= 1
+        self._shared.dispatcher.calls -= 1
         if self._size:
             self.server.memory.give_back(self._size)
         return client

@@ -1,14 +1,17 @@
 """From the bytes of a message to the request that a model takes."""
 
+import time
+
 from google.protobuf.message import DecodeError, Message
 
-from modserve.core.errors import ModserveError, invalid
+from modserve.core.errors import Code, ModserveError, invalid
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.version import parse_requested
 from modserve.frontends import offload
 from modserve.frontends.call import Call
 from modserve.pb import inference as pb
 from modserve.protocol import header_forwarding
+from modserve.protocol.failures import DeadlinePassedError
 from modserve.protocol.grpc import grpc_messages, infer_message, long_messages
 from modserve.protocol.grpc.infer_message import InferMessage
 from modserve.protocol.grpc.long_messages import ManyFieldsError
@@ -67,13 +70,6 @@ def unreadable(request: type[Message], size: int) -> ModserveError:
     return invalid(f"Unable to parse request: {size} bytes are no {request.DESCRIPTOR.full_name}")
 
 
-def read_plain(call: Call, message: InferMessage, deadline_ns: int, forwarded: Forwarded) -> InferenceRequest | None:
-    """What `read_request` returns, if all inputs are raw and in a short message; None for others."""
-    if not message.short or not 0 < len(message.raws) == message.head.input_count:
-        return None
-    return _finished(call, message, grpc_messages.decode_request(message, deadline_ns, call.lend), forwarded)
-
-
 async def read_request(
     call: Call,
     message: InferMessage,
@@ -92,7 +88,10 @@ async def read_request(
         request = await offload.on_thread(_read_long, call, message, deadline_ns, limits)
     else:
         request = grpc_messages.decode_request(message, deadline_ns, call.lend)
-    return _finished(call, message, request, forwarded)
+    if forwarded:
+        request = header_forwarding.with_headers(request, forwarded)
+    call.reply = grpc_messages.read_reply(message, call.lend) if request.outputs else BINARY
+    return request
 
 
 def _read_long(call: Call, message: InferMessage, deadline_ns: int, limits: Limits) -> InferenceRequest:
@@ -103,14 +102,13 @@ def _read_long(call: Call, message: InferMessage, deadline_ns: int, limits: Limi
     return request
 
 
-def _finished(call: Call, message: InferMessage, request: InferenceRequest, forwarded: Forwarded) -> InferenceRequest:
-    if forwarded:
-        request = header_forwarding.with_headers(request, forwarded)
-    call.reply = grpc_messages.read_reply(message, call.lend) if request.outputs else BINARY
-    return request
-
-
 def _split(data: bytes) -> InferMessage:
     parts = long_messages.split(data)
     assert parts is not None, "there is time on a thread: this is a bug"
     return infer_message.from_protobuf(*parts)
+
+
+def in_time(error: ModserveError, deadline_ns: int) -> ModserveError:
+    """The failure of a request as its client hears of it: its queue may have dropped it because its time was over."""
+    late = deadline_ns and error.code is Code.UNAVAILABLE and time.monotonic_ns() >= deadline_ns
+    return DeadlinePassedError() if late else error

@@ -3,67 +3,62 @@
 import asyncio
 import logging
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mypy_extensions import mypyc_attr
 
 from modserve.core.runtime.turn import turn_of
 
 from . import frames
-from .budgets import INTERNAL, REASONS, Ending
-from .decoding import Fields
+from .block_decoder import Fields
+from .endings import INTERNAL, REASONS, Ending
 from .headers import Head
 from .limits import LIMITS, ConnectionLimits
-from .stream import Stream
-
-if TYPE_CHECKING:
-    from .connection import Connection
-    from .sending import Sending
+from .policies import Policies
+from .stream import Clock, Stream, StreamSender
 
 _log = logging.getLogger(__name__)
 
 _WARN: Final = 10.0
 """Seconds between two warnings that connections were refused, or ended."""
 
-_TICK: Final = 1.0
-"""Seconds between two looks at all connections, unless a policy needs them more often."""
-
 _JITTER: Final = 0.1
 """By how much of it the age of a connection varies, so that those made together do not end together."""
 
 
-@dataclass(frozen=True, slots=True)
-class Policies:
-    """How connections are kept and ended; times in seconds, 0: never."""
+@mypyc_attr(allow_interpreted_subclasses=True)
+class PortConnection(ABC):
+    """A connection as its port sees it."""
 
-    keepalive: float = 7200.0
-    """Silence of a client after which it is sent a ping."""
-    keepalive_timeout: float = 20.0
-    """Until it must have sent anything."""
-    keepalive_when_idle: bool = False
-    pings_without_data: int = 2
-    """Pings that are sent with no data in between; 0: any number."""
-    ping_interval: float = 300.0
-    """A client that pings more often, without data in between, gets a strike."""
-    ping_interval_idle: float = 7200.0
-    """The same without streams, unless `keepalive_when_idle`."""
-    ping_strikes: int = 2
-    """Strikes that it may have; 0: any number."""
-    age: float = 0.0
-    """After which a connection is told to end."""
-    grace: float = 0.0
-    """What its streams may still take."""
+    def __init__(self) -> None:
+        self.streams: dict[int, Stream] = {}
+        """Those that are open."""
 
-    @property
-    def tick(self) -> float:
-        times = [each for each in (self.keepalive, self.keepalive_timeout, self.age, self.grace) if each]
-        return max(0.02, min([_TICK, *(each / 4 for each in times)]))
+    @abstractmethod
+    def check(self, now: float, passed: float) -> None:
+        """Look for what takes too long; `passed` is the time since the last look."""
+
+    @abstractmethod
+    def go_away(self) -> None:
+        """Let what is under way finish, and then close (RFC 9113, section 6.8)."""
+
+    @abstractmethod
+    def close_when_done(self) -> None:
+        """The same, of what is under way now."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """End it without another byte."""
+
+    @abstractmethod
+    def drop(self, ending: Ending) -> None:
+        """The same, and count why."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Site:
+class Http2Port:
     """One port. A subclass says what requests mean."""
 
     def __init__(
@@ -77,17 +72,12 @@ class Site:
         self.turn = turn_of(loop)
         self.policies = policies
         self.limits = limits
-        self.most_work = limits.work
-        self.longest_data = limits.frame
-        self.connection_window = limits.connection_window
-        """These three are asked for with each frame, and quicker to read than the limits themselves."""
         self.spread = spread
-        self.connections: set[Connection] = set()
+        self.connections: set[PortConnection] = set()
         self.idle = asyncio.Event()
         """Set while there is no connection."""
         self.idle.set()
-        self.seconds = loop.time()
-        """The loop's clock at the last tick."""
+        self.clock = Clock(loop.time())
         self.received = 0
         """How often bytes have come."""
         self.greeting = frames.settings(announced(limits)) + frames.window_update(
@@ -99,7 +89,7 @@ class Site:
         """Connections that the server has ended before their time, by the reason."""
         self._turned_away = Seldom()
         self._cut_off = Seldom()
-        self._dirty: list[Sending] = []
+        self._unflushed: list[StreamSender] = []
         self._ticking: asyncio.TimerHandle | None = None
 
     # What a subclass does
@@ -108,7 +98,7 @@ class Site:
         """`size`: bytes of the whole list, of which `fields` may be the beginning. Raises `MalformedError`."""
         return Head(fields, size)
 
-    def open(self, connection: "Sending", number: int, head: Head, window: int, room: int) -> Stream:
+    def open(self, connection: StreamSender, number: int, head: Head, window: int, room: int) -> Stream:
         """A client has opened a stream."""
         raise NotImplementedError
 
@@ -117,11 +107,11 @@ class Site:
 
     # What it does
 
-    def opened(self, connection: "Connection") -> None:
+    def opened(self, connection: PortConnection) -> None:
         self.connections.add(connection)
         self.idle.clear()
 
-    def closed(self, connection: "Connection") -> None:
+    def closed(self, connection: PortConnection) -> None:
         self.connections.discard(connection)
         if not self.connections:
             self.idle.set()
@@ -161,11 +151,11 @@ class Site:
         age = self.policies.age
         return self.loop.time() + age * (1 - _JITTER + 2 * _JITTER * self.spread()) if age else 0.0
 
-    def flush_later(self, connection: "Sending") -> None:
+    def flush_later(self, sender: StreamSender) -> None:
         """Write what the connection has to say when this turn of the event loop is over."""
-        if not self._dirty:
+        if not self._unflushed:
             self.loop.call_soon(self._flush)
-        self._dirty.append(connection)
+        self._unflushed.append(sender)
 
     def start_ticking(self) -> None:
         self._ticking = self.loop.call_later(self.policies.tick, self._tick)
@@ -176,28 +166,27 @@ class Site:
             self._ticking = None
 
     def _flush(self) -> None:
-        dirty, self._dirty = self._dirty, []
-        for connection in dirty:
-            connection.scheduled = False
+        unflushed, self._unflushed = self._unflushed, []
+        for sender in unflushed:
             try:
-                connection.flush()
+                sender.flush_in_turn()
             except Exception:  # others have something to say as well
                 _log.exception("a gRPC connection is dropped, since it could not be written to, unforeseen")
-                connection.drop_all(INTERNAL)
+                sender.drop(INTERNAL)
 
     def _tick(self) -> None:
         self.start_ticking()
         self.tick()
 
     def tick(self) -> None:
-        before, self.seconds = self.seconds, self.loop.time()
-        passed = self.seconds - before
+        now = self.loop.time()
+        passed = self.clock.advance(now)
         for connection in list(self.connections):
             try:
-                connection.check(self.seconds, passed)
+                connection.check(now, passed)
             except Exception:  # others have time that passes as well
                 _log.exception("a gRPC connection is dropped, since it could not be looked at, unforeseen")
-                connection.drop_all(INTERNAL)
+                connection.drop(INTERNAL)
 
 
 def _address(peer: object) -> str:

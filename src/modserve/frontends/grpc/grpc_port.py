@@ -4,25 +4,25 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
-from modserve.frontends.http2.decoding import Fields
+from modserve.frontends.http2.block_decoder import Fields
 from modserve.frontends.http2.headers import Head
 from modserve.frontends.http2.limits import LIMITS, ConnectionLimits
-from modserve.frontends.http2.site import Policies, Site
-from modserve.frontends.http2.stream import Stream
+from modserve.frontends.http2.policies import Policies
+from modserve.frontends.http2.port import Http2Port
+from modserve.frontends.http2.stream import Stream, StreamSender
 
-from .deadlines import Deadlines
+from .call_services import CallServices
 from .dispatch import Dispatcher
 from .heads import GrpcHead
-from .native_call import NativeCall
 from .rpc import Rpc
+from .server_call import ServerCall
+from .unary import UnaryInferences
 
 if TYPE_CHECKING:
-    from modserve.core.requests.memory import MemoryBudget
-    from modserve.frontends.http2.sending import Sending
     from modserve.observability.access_log import AccessLog
 
 
-class GrpcSite(Site):
+class GrpcPort(Http2Port):
     """Calls are served by `dispatcher`, by their row in `rpcs`."""
 
     def __init__(
@@ -31,7 +31,6 @@ class GrpcSite(Site):
         policies: Policies,
         dispatcher: Dispatcher,
         rpcs: Mapping[str, Rpc],
-        memory: "MemoryBudget",
         *,
         max_message: int = 0,
         codings: Sequence[str] = (),
@@ -43,12 +42,10 @@ class GrpcSite(Site):
         `access`: where calls are logged, if they are.
         """
         super().__init__(loop, policies, limits)
-        self.dispatcher = dispatcher
-        self.statuses = dispatcher.statuses
-        self.memory = memory
-        self.max_message = max_message
-        self.access = access
-        self.deadlines = Deadlines(loop)
+        self._memory = dispatcher.server.memory
+        unary = UnaryInferences(dispatcher)
+        self._services = CallServices(loop, dispatcher, unary, limits, max_message, access)
+        self.deadlines = self._services.deadlines
         self._rpcs = rpcs
         self._codings = codings
 
@@ -57,9 +54,9 @@ class GrpcSite(Site):
 
     def count_unsent(self, change: int) -> None:
         if change > 0:
-            self.memory.force(change)
+            self._memory.force(change)
         else:
-            self.memory.give_back(-change)
+            self._memory.give_back(-change)
 
-    def open(self, connection: "Sending", number: int, head: Head, window: int, room: int) -> Stream:
-        return NativeCall(self, connection, number, cast(GrpcHead, head), window, room)
+    def open(self, connection: StreamSender, number: int, head: Head, window: int, room: int) -> Stream:
+        return ServerCall(self._services, connection, number, cast(GrpcHead, head), window, room)

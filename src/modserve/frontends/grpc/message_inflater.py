@@ -23,7 +23,7 @@ RATIO = 100
 """A longer one may become so many times as long as it is: numbers that are computed seldom shrink to a fifth."""
 
 
-class Inflating:
+class MessageInflater:
     """Inflates messages within the server's memory and the limit of the port, which is 0 for none."""
 
     def __init__(self, memory: MemoryBudget, max_message: int, limits: Limits) -> None:

@@ -1,0 +1,59 @@
+"""What the calls of a port share."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Final, final
+
+from modserve.core.requests.memory import MemoryBudget
+from modserve.frontends.http2.limits import ConnectionLimits
+from modserve.frontends.http2.stream import Stream
+
+from .deadlines import Deadlines
+from .dispatch import Dispatcher
+from .heads import GrpcHead
+
+if TYPE_CHECKING:
+    from modserve.observability.access_log import AccessLog
+
+_OPEN: Final = 8 * 1024
+"""Bytes that a call counts for while it waits for its client, or streams."""
+
+_METADATA: Final = 8
+"""Bytes that its metadata take, for each that they count in a header list."""
+
+
+class UnaryPath(ABC):
+    """Serves unary inferences without a task, where it can."""
+
+    @abstractmethod
+    def start(self, client: Stream, message: bytes) -> bool:
+        """Serve the `ServerCall`; False if that takes a task, and nothing has been done."""
+
+
+@final
+class CallServices:
+    """Those of one port."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        dispatcher: Dispatcher,
+        unary: UnaryPath,
+        limits: ConnectionLimits,
+        max_message: int,
+        access: "AccessLog | None",
+    ) -> None:
+        """`max_message`: bytes that a message may have, 0: any number; `access`: where calls are logged, if at all."""
+        self.loop = loop
+        self.deadlines = Deadlines(loop)
+        self.dispatcher = dispatcher
+        self.unary = unary
+        self.memory: MemoryBudget = dispatcher.server.memory
+        self.limits = limits
+        self.max_message = max_message
+        self.access = access
+
+
+def open_cost(head: GrpcHead) -> int:
+    """Bytes of the server's memory that a call takes while it is open, beside its messages."""
+    return _OPEN + _METADATA * head.size

@@ -1,0 +1,143 @@
+"""The messages of one call as they come: those that are not one whole in one piece of a stream, and those of streams.
+
+Messages of streams count as held by the server until they are read, and parts of any from the first on. The client may
+send more as soon as a part is there, or a message has been read.
+"""
+
+import asyncio
+from collections import deque
+from typing import final
+
+from modserve.core.requests.memory import MemoryBudget, MemoryExhaustedError
+from modserve.frontends.http2.limits import ConnectionLimits
+from modserve.frontends.http2.stream import Stream
+
+from .heads import RESOURCE_EXHAUSTED
+from .messages import PREFIX, MessageAssembler, MessageError, check_prefix
+from .rpc import ClientGoneError
+
+
+@final
+class MessageReceiver:
+    """Of `stream`, until that is over: `close` lets go of it."""
+
+    def __init__(
+        self, stream: Stream, memory: MemoryBudget, limits: ConnectionLimits, most: int, coding: str, many: bool
+    ) -> None:
+        """`most`: bytes of a message, 0: any number; `coding`: the call's ``grpc-encoding``; `many`: it is a stream."""
+        self._stream = stream
+        self._memory = memory
+        self._limits = limits
+        self._most = most
+        self._coding = coding
+        self._many = many
+        self._messages: deque[tuple[bytes, int, int]] = deque()
+        """With the bytes of each that are to be credited, and those that are held."""
+        self._assembler: MessageAssembler | None = None
+        """Of the message of which only a part has come."""
+        self._enough = 0
+        """Bytes of that message with which the client has `advanced`."""
+        self._reader: asyncio.Future[None] | None = None
+
+    @property
+    def in_message(self) -> bool:
+        """Whether a message has begun and is not complete."""
+        return self._assembler is not None
+
+    @property
+    def expects(self) -> bool:
+        """While messages before it wait to be read, nothing has to come of one: its client may have no window."""
+        return self._assembler is not None and not self._messages
+
+    def feed(self, data: bytes, start: int, end: int) -> None:
+        """Take `data` from `start` to `end`. Raises `MessageError`."""
+        while start < end and (self._many or not self._messages):
+            if self._assembler is None and end - start >= PREFIX:
+                size = int.from_bytes(data[start + 1 : start + PREFIX], "big")
+                stop = start + PREFIX + size
+                if stop <= end:
+                    check_prefix(data[start], size, self._most, self._coding)
+                    self._add(data[start + PREFIX : stop], PREFIX + size, self._hold(size) if self._many else 0)
+                    start = stop
+                    continue
+            start = self._assemble(data, start, end)
+
+    def _assemble(self, data: bytes, start: int, end: int) -> int:
+        """Where the part of a message ends."""
+        stream, assembler = self._stream, self._assembler
+        stream.heard = stream.connection.clock.seconds
+        if assembler is None:
+            assembler = self._assembler = MessageAssembler(self._memory, self._most, self._coding)
+            stream.advanced = stream.heard
+            self._enough = self._limits.part
+        stop = assembler.feed(data, start, end)
+        stream.credit(stop - start)
+        if assembler.held >= self._enough:
+            stream.advanced = stream.heard
+            self._enough = assembler.held + self._limits.part
+        if assembler.complete:
+            self._assembler = None
+            self._add(assembler.message(), 0, assembler.held)
+        return stop
+
+    def _hold(self, size: int) -> int:
+        try:
+            self._memory.take(size)
+        except MemoryExhaustedError as error:
+            raise MessageError(RESOURCE_EXHAUSTED, error.message) from None
+        return size
+
+    def _add(self, message: bytes, credit: int, held: int) -> None:
+        self._messages.append((message, credit, held))
+        self.wake()
+
+    def wake(self) -> None:
+        """There is something new for the reader."""
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def pop(self) -> tuple[bytes, int] | None:
+        """The next message and what it holds of the memory, which the caller gives back; None: none is there."""
+        if not self._messages:
+            return None
+        stream = self._stream
+        message, credit, held = self._messages.popleft()
+        stream.credit(credit)
+        if self._many and self.expects:
+            stream.heard = stream.advanced = stream.connection.clock.seconds
+            stream.connection.watch(stream)
+        return message, held
+
+    async def read(self) -> bytes | None:
+        """The next message of a stream, None after the last one. Raises `ClientGoneError`."""
+        stream = self._stream
+        while (entry := self.pop()) is None:
+            if stream.over:
+                raise ClientGoneError
+            if stream.ended:
+                return None
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        self._memory.give_back(entry[1])
+        return entry[0]
+
+    def close(self) -> None:
+        """Nothing more is read: let go of what has come."""
+        self.wake()
+        if self._assembler is not None:
+            self._assembler.release()
+            self._assembler = None
+        for _, _, held in self._messages:
+            self._memory.give_back(held)
+        self._messages.clear()
+
+
+def overdue_text(stream: Stream, limits: ConnectionLimits) -> str:
+    """What a client is told whose message does not come."""
+    slow = limits.silence * limits.silences
+    if stream.connection.clock.seconds - stream.advanced > slow:
+        return f"the request has not come on by {limits.part} bytes within {slow:g} s"
+    return f"no more of the request has come for {limits.silence:g} s"

@@ -1,0 +1,129 @@
+"""Frames on their way out: header blocks, bodies in frames of DATA, and what waits for the next write."""
+
+from collections import deque
+from struct import Struct
+from typing import Final, final
+
+from . import frames
+from .frames import CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, head
+from .stream import Chunk
+
+_PART: Final = Struct(">HBBB")
+"""A frame's head without its stream."""
+
+_SHORT: Final = 1024
+"""Bytes of a part that is joined with its neighbours before many are written."""
+
+SIZE_UPDATE: Final = b"\x20"
+"""At the beginning of a block: the encoder's table has no room (RFC 7541, section 6.3)."""
+
+
+@final
+class FrameWriter:
+    """Collects frames, the longest of which the client has set."""
+
+    def __init__(self) -> None:
+        self.parts: list[Chunk] = []
+        """What is to be written."""
+        self.longest_frame = frames.DEFAULT_FRAME
+        self.size_update = b""
+        """What the next header block begins with."""
+
+    def take(self) -> list[Chunk]:
+        """What is to be written, and is no more from now on."""
+        parts, self.parts = self.parts, []
+        return parts
+
+    def add(self, frame: bytes) -> None:
+        self.parts.append(frame)
+
+    def set_longest_frame(self, size: int) -> None:
+        self.longest_frame = size
+
+    def announce_table(self) -> None:
+        """The client has made its table smaller (RFC 7541, section 4.2); ours needs none."""
+        self.size_update = SIZE_UPDATE
+
+    def add_headers(self, number: int, block: bytes, last: bool) -> None:
+        """A header block, the `last` of its stream or not, in as many frames as it takes."""
+        if self.size_update:
+            block, self.size_update = self.size_update + block, b""
+        size, most = len(block), self.longest_frame
+        ends = END_STREAM if last else 0
+        if size <= most:
+            self.parts.append(head(size, HEADERS, END_HEADERS | ends, number) + block)
+            return
+        self.parts += (head(most, HEADERS, ends, number), block[:most])
+        for at in range(most, size, most):
+            part = block[at : at + most]
+            self.parts += (head(len(part), CONTINUATION, END_HEADERS if at + most >= size else 0, number), part)
+
+    def add_response(
+        self, number: int, headers: bytes, prefix: bytes, body: list[Chunk], size: int, trailers: bytes
+    ) -> None:
+        """A whole response as one piece of bytes. Its prefix and body have `size` bytes, which fit into one frame."""
+        stream = number.to_bytes(4, "big")
+        self.parts.append(
+            b"".join(
+                [
+                    _PART.pack(len(headers) >> 8, len(headers) & 255, HEADERS, END_HEADERS),
+                    stream,
+                    headers,
+                    _PART.pack(size >> 8, size & 255, DATA, 0),
+                    stream,
+                    prefix,
+                    *body,
+                    _PART.pack(len(trailers) >> 8, len(trailers) & 255, HEADERS, END_HEADERS | END_STREAM),
+                    stream,
+                    trailers,
+                ]
+            )
+        )
+
+    def add_data(self, number: int, pending: deque[Chunk], most: int) -> int:
+        """At most so many bytes of what is `pending`: frames of the first chunk, or one of several; their size."""
+        chunk, longest = pending.popleft(), self.longest_frame
+        whole = min(len(chunk), most) // longest * longest
+        if not whole:
+            pending.appendleft(chunk)
+            return self._add_joined(number, pending, min(most, longest))
+        before, view = head(longest, DATA, 0, number), memoryview(chunk)
+        for at in range(0, whole, longest):
+            self.parts.append(before)
+            self.parts.append(view[at : at + longest])
+        if whole < len(view):
+            pending.appendleft(view[whole:])
+        return whole
+
+    def _add_joined(self, number: int, pending: deque[Chunk], most: int) -> int:
+        """One frame of at most so many bytes, from as many chunks as it takes; its size."""
+        chunks: list[Chunk] = []
+        left = most
+        while left and pending:
+            chunk = pending.popleft()
+            if len(chunk) > left:
+                view = memoryview(chunk)
+                chunk = view[:left]
+                pending.appendleft(view[left:])
+            chunks.append(chunk)
+            left -= len(chunk)
+        self.parts.append(head(most - left, DATA, 0, number))
+        self.parts.extend(chunks)
+        return most - left
+
+
+def gathered(parts: list[Chunk]) -> list[Chunk]:
+    """The same bytes in fewer parts: neighbours that are short become one."""
+    fewer: list[Chunk] = []
+    short: list[Chunk] = []
+    for part in parts:
+        if len(part) <= _SHORT:
+            short.append(part)
+            continue
+        if short:
+            fewer.append(b"".join(short))
+            short = []
+        fewer.append(part)
+    if short:
+        fewer.append(b"".join(short))
+    return fewer

@@ -1,0 +1,353 @@
+"""The sending side of a connection: one write for all that a turn of the event loop has to say.
+
+- What the `FrameWriter` holds goes to the transport with the next `flush`. The receiving side flushes when it has read
+  everything; otherwise the port does, at the end of the turn.
+- Headers and acknowledgements go out as they come. Bodies go by the windows of their stream and of the connection, and
+  only while the client takes what is written: until then they wait in their stream.
+- `_sendable` has the streams with something to send that their own window allows.
+"""
+
+import asyncio
+from collections import deque
+from typing import Final, final
+
+from . import frames
+from .budgets import Budgets
+from .endings import UNREAD, Ending
+from .frame_writer import FrameWriter, gathered
+from .port import Http2Port
+from .stream import Chunk, Stream, StreamSender
+from .windows import Windows
+
+_JOINED: Final = 32 * 1024
+"""Bytes up to which chunks are joined to one; longer ones are handed over as they are."""
+
+_LONG_PARTS: Final = 4 * 1024
+"""Bytes of a chunk, on the average, that makes it not worth while to look for neighbours to join."""
+
+_AT_ONCE: Final = 1024 * 1024
+"""Bytes of bodies between two looks whether the client takes them."""
+
+_WORTH: Final = 1024
+"""Bytes of a frame that makes up for frames of the client, as the end of a message does: it may not open its windows
+byte by byte."""
+
+_TURN: Final = 4096 * 1024
+"""Bytes of bodies in one turn of the event loop: up to a millisecond."""
+
+_SHARE: Final = 64 * 1024
+"""Bytes of one body before the next stream's turn, if there is one."""
+
+
+@final
+class Sender(StreamSender):
+    """What goes out on one connection, whose `streams` it takes from the table when they are over."""
+
+    def __init__(self, port: Http2Port, streams: dict[int, Stream], windows: Windows, budgets: Budgets) -> None:
+        super().__init__(port.clock, port.limits.stream_window // 2)
+        self.transport: asyncio.Transport | None = None
+        self.writer = FrameWriter()
+        self.closing = False
+        """The connection ends when its streams have."""
+        self.moved = port.clock.seconds
+        """When the client last took something, while `paused`."""
+        self.sent = 0
+        """How often headers or data were sent."""
+        self.ready: list[Stream] = []
+        """Streams that begin when what has come has been read."""
+        self._port = port
+        self._streams = streams
+        self._windows = windows
+        self._budgets = budgets
+        self._held_back = False
+        """Whether `flush` is certain to be called."""
+        self._scheduled = False
+        """Whether the port will flush it at the end of this turn: once, however often it is flushed before."""
+        self._acknowledgements = 0
+        """Bytes of them since the client stopped reading."""
+        self._unwritten = 0
+        """Bytes that the transport held when the client stopped reading."""
+        self._unsent = 0
+        """The same when it was last seen."""
+        self._sendable: deque[Stream] | None = None
+        self._watched: set[Stream] = set()
+
+    # For streams
+
+    @property
+    def peer(self) -> object:
+        return None if self.transport is None else self.transport.get_extra_info("peername")
+
+    def control(self, frame: bytes) -> None:
+        if self.paused:
+            self._acknowledgements += len(frame)
+            if self._acknowledgements > self._port.limits.unsent_control:
+                self.drop(UNREAD)
+                return
+        self.writer.add(frame)
+        self._flush_later()
+
+    def send_headers(self, stream: Stream, block: bytes) -> None:
+        self.writer.add_headers(stream.number, block, last=False)
+        self.sent += 1
+        self._flush_later()
+
+    def respond(
+        self, stream: Stream, headers: bytes, prefix: bytes, body: list[Chunk], size: int, trailers: bytes
+    ) -> None:
+        """Sends one piece of bytes, if nothing holds it back.
+
+        In parts, a unary inference takes 1.3 times the CPU time (`benchmarks/wire_shortcuts.py`).
+        """
+        if stream.over:
+            return
+        windows, writer = self._windows, self.writer
+        if (
+            size > stream.window
+            or size > windows.left
+            or size > writer.longest_frame
+            or self.paused
+            or writer.size_update
+        ):
+            stream.send_headers(headers)
+            stream.wait_to_send((prefix, *body))
+            stream.finish(trailers)
+            return
+        windows.sent(size)
+        writer.add_response(stream.number, headers, prefix, body, size, trailers)
+        self.sent += 1
+        if not self._held_back:
+            self._flush_later()
+        self._end(stream)
+
+    def push(self, stream: Stream) -> None:
+        if not stream.pending and not self.paused and stream.final is not None:
+            self._finish(stream, stream.final)
+            return
+        if not stream.queued:
+            stream.queued = True
+            if self._sendable is None:
+                self._sendable = deque()
+            self._sendable.append(stream)
+        if stream.pending and not stream.watched:
+            self.watch(stream)
+        self._flush_later()
+
+    def reset(self, stream: Stream, code: int) -> None:
+        self.control(frames.reset(stream.number, code))
+        stream.pending = stream.final = None
+        stream.ended = True
+        self._end(stream)
+
+    def window_opened(self, stream: Stream) -> None:
+        """The client has opened the window of a stream on which something is pending."""
+        if not stream.queued and stream.window > 0:
+            self.push(stream)
+
+    def begin_soon(self, stream: Stream) -> None:
+        self.ready.append(stream)
+
+    def _finish(self, stream: Stream, block: bytes) -> None:
+        """The last header block of a stream, whose body has been sent."""
+        self.writer.add_headers(stream.number, block, last=True)
+        self.sent += 1
+        self._flush_later()
+        self._end(stream)
+
+    def _end(self, stream: Stream) -> None:
+        """Everything of a stream has been sent; if the client has not sent everything, it need not."""
+        if not stream.ended:
+            self.writer.add(frames.reset(stream.number, frames.NO_ERROR))
+            self._flush_later()
+        if self._streams.pop(stream.number, None) is not None:
+            self._budgets.stream_ended()
+        stream.over = True
+        self._watched.discard(stream)
+        stream.finished()
+        if self.closing and not self._streams:
+            self._flush_later()
+
+    # Bodies
+
+    def _pump(self, sendable: deque[Stream]) -> None:
+        """Hand bodies to the transport, in turns, as long as windows and the client allow."""
+        handed = written = 0
+        while sendable and not self.paused and self.transport is not None:
+            if written >= _TURN:
+                self._flush_later()
+                return
+            stream = sendable[0]
+            if stream.pending and not stream.over and stream.window > 0 and self._windows.left <= 0:
+                return
+            sendable.popleft()
+            stream.queued = False
+            if stream.over:
+                continue
+            handed += self._send_share(stream, _SHARE if sendable else _AT_ONCE)
+            if stream.pending:
+                if stream.window > 0:
+                    stream.queued = True
+                    sendable.append(stream)
+            elif stream.final is not None:
+                self._finish(stream, stream.final)
+            else:
+                if not stream.expects():
+                    self._unwatch(stream)
+                stream.drained()
+            if handed >= _AT_ONCE:
+                written += handed
+                self._write(handed)
+                handed = 0
+        if not sendable:
+            self._sendable = None
+
+    def _send_share(self, stream: Stream, most: int) -> int:
+        """A stream's next frames, of at most so many bytes, whose sizes are returned."""
+        pending, writer = stream.pending, self.writer
+        most = min(most, stream.window, self._windows.left)
+        sent = 0
+        while pending and sent < most:
+            chunks = len(pending)
+            size = writer.add_data(stream.number, pending, most - sent)
+            sent += size
+            ended = chunks - len(pending)  # messages, or parts of long ones
+            if ended or size >= _WORTH:
+                self._budgets.data_sent(max(1, size // writer.longest_frame), ended)
+        if sent:
+            stream.window -= sent
+            self._windows.sent(sent)
+            stream.moved = self.clock.seconds
+            self.sent += 1
+            self._flush_later()
+        return sent
+
+    # Streams that have to get on
+
+    def watch(self, stream: Stream) -> None:
+        self._watched.add(stream)
+        stream.watched = True
+
+    def _unwatch(self, stream: Stream) -> None:
+        stream.watched = False
+        self._watched.discard(stream)
+
+    def forget(self, stream: Stream) -> None:
+        """It is over, whatever waits to be sent."""
+        stream.close()
+        self._watched.discard(stream)
+
+    def check_streams(self, now: float) -> None:
+        """End those of the watched streams that have not got on for too long."""
+        limits = self._port.limits
+        for stream in list(self._watched):
+            if stream.pending and now - stream.moved > limits.stall:
+                self._streams.pop(stream.number, None)
+                self.control(frames.reset(stream.number, frames.CANCEL))
+                self.forget(stream)
+                stream.lost()
+            elif stream.expects():
+                silence = now - stream.heard - self._port.policies.tick  # it was heard between two ticks
+                if silence > limits.silence or now - stream.advanced > limits.silence * limits.silences:
+                    stream.overdue()
+            elif not stream.pending:
+                self._unwatch(stream)
+
+    # The transport
+
+    def hold_back(self) -> None:
+        """Bytes are being read: what is to be sent waits for the end of it, when `flush` is called."""
+        self._held_back = True
+
+    def flush(self) -> None:
+        self._held_back = False
+        if self._sendable is not None and not self.paused:
+            self._pump(self._sendable)
+        if self.writer.parts:
+            self._write()
+        if self.closing and not self._streams and self.transport is not None:
+            self.transport.close()
+
+    def flush_in_turn(self) -> None:
+        """What `_flush_later` has asked for."""
+        self._scheduled = False
+        self.flush()
+
+    def _flush_later(self) -> None:
+        if not self._held_back and not self._scheduled:
+            self._scheduled = True
+            self._port.flush_later(self)
+
+    def _write(self, long: int = 0) -> None:
+        """Hand everything to the transport; at least `long` bytes, as far as that is known."""
+        parts = self.writer.take()
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        if len(parts) == 1:
+            transport.write(parts[0])
+        elif long > _LONG_PARTS * len(parts):
+            transport.writelines(parts)
+        elif sum([len(part) for part in parts]) <= _JOINED:
+            transport.write(b"".join(parts))
+        else:
+            transport.writelines(gathered(parts))
+
+    def close_when_done(self) -> None:
+        """The connection ends with the last of its streams."""
+        self.closing = True
+        self._flush_later()
+
+    def say_last(self, frame: bytes) -> None:
+        """Write this frame, behind which nothing is sent."""
+        self.writer.add(frame)
+        self._write()
+
+    def pause(self) -> None:
+        """The client does not take what is written."""
+        self.paused = True
+        self.moved = self.clock.seconds
+        if self.transport is not None:
+            self._hold(self.transport.get_write_buffer_size())
+
+    def resume(self) -> None:
+        self.paused = False
+        self._acknowledgements = 0
+        self._hold(0)
+        if self._sendable is not None:
+            self._flush_later()
+
+    def is_blocked(self, now: float) -> bool:
+        """Whether the client has taken nothing for too long."""
+        if not self.paused or self.transport is None:
+            return False
+        unsent = self.transport.get_write_buffer_size()
+        if unsent != self._unsent:
+            self._unsent, self.moved = unsent, now
+        return now - self.moved > self._port.limits.blockage
+
+    def _hold(self, size: int) -> None:
+        """Count what the transport holds for a client that does not read."""
+        change, self._unwritten = size - self._unwritten, size
+        if change:
+            self._port.count_unsent(change)
+
+    def connected(self, transport: asyncio.Transport) -> None:
+        self.transport = transport
+
+    def disconnected(self) -> None:
+        self.transport = self._sendable = None
+        self._watched.clear()
+        self.writer.take()
+        self._hold(0)
+
+    def abort(self) -> None:
+        """End the connection without another byte."""
+        self.writer.take()
+        if self.transport is not None:
+            self.transport.abort()
+
+    def drop(self, ending: Ending) -> None:
+        """The same, and count why: the client takes nothing any more, or has said nothing."""
+        if self.transport is not None and not self.transport.is_closing():
+            self._port.ended(ending, self.transport)
+        self.abort()

@@ -1,0 +1,50 @@
+"""Flow control of one connection (RFC 9113, section 5.2): bytes of DATA on all its streams together.
+
+What each stream may send and receive is counted by `Stream`.
+"""
+
+from typing import final
+
+from .frames import DEFAULT_WINDOW, FLOW_CONTROL_ERROR, LARGEST_WINDOW, PROTOCOL_ERROR, Http2Error
+
+
+@final
+class Windows:
+    """Both directions of one connection. Each method raises `Http2Error` for what the client must not do."""
+
+    def __init__(self, room: int) -> None:
+        """`room`: bytes that the client may send ahead of what has been acknowledged."""
+        self.left = DEFAULT_WINDOW
+        """Bytes that the server may send."""
+        self.initial = DEFAULT_WINDOW
+        """The same of a stream that is opened."""
+        self.unacknowledged = 0
+        """Bytes that have come since the last WINDOW_UPDATE."""
+        self.enough = room // 2
+        """So many of them are worth one."""
+        self._room = room
+
+    def received(self, size: int) -> None:
+        self.unacknowledged += size
+        if self.unacknowledged > self._room:
+            raise Http2Error(FLOW_CONTROL_ERROR, "more bytes came than the connection's window allows")
+
+    def acknowledge(self) -> int:
+        """The client may send as much again as came; how much that is."""
+        size, self.unacknowledged = self.unacknowledged, 0
+        return size
+
+    def opened(self, size: int) -> None:
+        """The client takes so many bytes more."""
+        self.left += size
+        if not size or self.left > LARGEST_WINDOW:
+            code = FLOW_CONTROL_ERROR if size else PROTOCOL_ERROR
+            raise Http2Error(code, "the connection's window grows by nothing, or beyond 2^31-1")
+
+    def sent(self, size: int) -> None:
+        self.left -= size
+
+    def change_initial(self, size: int) -> int:
+        """Streams begin with another window from now on; by how much those of open ones grow."""
+        change, self.initial = size - self.initial, size
+        return change
