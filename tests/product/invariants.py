@@ -104,7 +104,7 @@ def _check_layer(layer: Servable) -> None:
         assert not layer.busy
         assert not layer._leaving, "instances that were removed are not closed"
         assert pool.trouble is None, f"{pool!r}: {pool.trouble}"
-        assert not pool._leaving, f"{pool!r} has instances that should have left"
+        assert not pool.leaving, f"{pool!r} has instances that should have left"
         places = sum(instance.places for instance in pool._instances.values())
         assert pool.free_places() == places, f"{pool!r}: {pool.free_places()} of {places} places are free"
         assert layer.statistics.instances == pool.count

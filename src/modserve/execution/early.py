@@ -7,16 +7,10 @@ batch then lies ready at the instance. It is no earlier than that because a batc
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
-
-from modserve.core.requests.inflight import Inflight
+from collections.abc import Callable
 
 from .instance import Instance
 from .job import Job
-
-Expect: TypeAlias = Callable[[Sequence[Inflight]], int]
-"""How long a batch of these is likely to take, in nanoseconds; 0 if nothing is known."""
 
 _LONG_NS = 2_000_000
 """Executions that take less are not worth a timer, which keeps to milliseconds."""

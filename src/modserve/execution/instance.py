@@ -9,7 +9,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TypeAlias
 
-from modserve.backends.api import BackendInstance, Executor, InstanceLostError, RequestInstance
+from modserve.backends.api import BackendInstance, Executor, RequestInstance
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.version import ModelId
 
@@ -42,8 +42,6 @@ class Instance(ABC):
     """Whether batches may run on the event loop's thread; None for never."""
     job: Job | None = None
     """What it executes, or is about to: the latest, if there are several. Kept by the pool."""
-    on_lost: Callable[[InstanceLostError], None] | None = None
-    """Hears of its loss in place of the pool: set while it is warmed up."""
     gone: bool = False
     """It was lost: it cannot run anything any more. Kept by the pool."""
     open: set[Running]

@@ -49,7 +49,7 @@ class Turn:
     """Among those with the same clock, who came first."""
 
 
-def turns(config: ModelConfig) -> list[Turn]:
+def turns(config: ModelConfig, on_grant: Callable[[], None] = lambda: None) -> list[Turn]:
     """One for each instance of a model, in their order. Empty if none of them needs anything."""
     made = []
     for group in config.instance_groups:
@@ -58,7 +58,7 @@ def turns(config: ModelConfig) -> list[Turn]:
             needs: dict[_Key, int] = {}
             for resource in group.resources:
                 needs[resource.name, _GLOBAL if resource.is_global else device] = resource.count
-            made += [Turn(needs, group.priority) for _ in range(group.count)]
+            made += [Turn(needs, group.priority, on_grant) for _ in range(group.count)]
     return made if any(turn.needs for turn in made) else []
 
 

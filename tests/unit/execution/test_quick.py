@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pool_bench import Owner
 
 from modserve.core.configuration.model_config import InstanceGroup, InstanceKind, ModelConfig, TensorSpec
 from modserve.core.errors import Code
@@ -237,16 +238,16 @@ class Pool:
         self.settled: list[int] = []
         self.freed = 0
         self.done = asyncio.Event()
+        self.owner = Owner(self.on_settled, self.free)
         self.pool = InstancePool(
             ModelId("model", 1),
             model,
             [(f"model_{number}", engine) for number, engine in enumerate(self.engines)],
             self.statistics,
-            self.on_settled,
+            self.owner,
             asyncio.get_running_loop(),
             may_be_quick=True,
         )
-        self.pool.on_free = self.free
         for instance in self.pool._instances.values():
             if instance.quick is not None:
                 instance.quick.quick = True
@@ -342,6 +343,7 @@ async def test_a_backlog_of_quick_batches_lets_others_have_their_turn() -> None:
     await asyncio.to_thread(pool.pool.close)
     pool = Pool(config(), Half())
     scheduler = QueuedScheduler(batching.direct, pool.pool, LoopClock(loop), lambda member, error: None)
+    pool.owner.slot_free = scheduler.dispatch
     pool.statistics.pending = 50
     for _ in range(50):
         scheduler.enqueue(inflight(1))

@@ -383,8 +383,8 @@ async def test_admission_learns_from_executions(bench: Bench) -> None:
     timing.compute_end_ns = 3_600 * 10**9
     model = bench.model
     assert isinstance(model, Model)
-    assert model.pool._observe is not None
-    model.pool._observe(timing, [])
+    assert model.pool.learner is not None
+    model.pool.learner.observe(timing, [])
     bench.submit(3)
     with pytest.raises(OverloadedError, match=r"predicted .* ms in the queue and .* ms of execution, allowed"):
         bench.submit(4, deadline_ns=time.monotonic_ns() + 60 * 10**9)

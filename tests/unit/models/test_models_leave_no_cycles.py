@@ -404,5 +404,5 @@ async def ensemble_is_idle(inner: Servable) -> None:
     assert isinstance(inner, Model)
     async with asyncio.timeout(30):
         while inner.outstanding:
-            inner._settled.clear()
-            await inner._settled.wait()
+            inner._all_settled.clear()
+            await inner._all_settled.wait()

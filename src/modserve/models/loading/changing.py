@@ -24,7 +24,7 @@ from modserve.resources.response_cache import Cache
 from modserve.scheduling.scheduler import Clock
 
 from ..serving.model import Model, Opened
-from .assembly import change, rewrapped
+from .assembly import queueing, rewrapped
 
 _NEEDS_QUEUE: Final = frozenset({"dynamic_batching", "instance_group"})
 """The fields that make a new queue."""
@@ -91,8 +91,8 @@ class ModelChange:
         specs.clear()  # what makes lost instances anew reads these
         specs.update(revision.specs)
         specs.update({each.number: spec for each, (spec, _) in zip(self._instances, revision.added, strict=True)})
-        queue = not _NEEDS_QUEUE.isdisjoint(revision.fields)
-        change(self._model, revision.opened, self._instances, revision.removed, queue)
+        new = None if _NEEDS_QUEUE.isdisjoint(revision.fields) else queueing(revision.opened.config)
+        self._model.change(revision.opened, new, self._instances, revision.removed)
         return rewrapped(self._servable, self._clock, self._cache)
 
     async def discard(self) -> None:

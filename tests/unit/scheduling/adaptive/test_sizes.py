@@ -127,11 +127,11 @@ def test_padded_requests_are_spread_too(policy: str) -> None:
 )
 def test_the_share_of_a_place_where_time_is_in_proportion(free: int, waiting: int, expected: int) -> None:
     load = Load(ChoiceStatistics())
-    load.free = lambda: free
+    load.use(1, lambda: free)
     assert load.share(waiting, [4.0 * rows for rows in range(17)]) == expected
 
 
 def test_there_are_no_shares_where_parts_take_nearly_as_long() -> None:
     load = Load(ChoiceStatistics())
-    load.free = lambda: 1
+    load.use(1, lambda: 1)
     assert load.share(16, [8.0 + 0.1 * rows for rows in range(17)]) == 16
