@@ -6,6 +6,7 @@ from typing import Any
 from modserve.core.servable import RequestHolder, SequenceKeeper, Servable, base
 from modserve.execution.rate_limit import State
 from modserve.models.residency.on_demand import OnDemandModel
+from modserve.models.residency.stages import Stage
 from modserve.models.serving.cached import CachedModel
 from modserve.models.serving.model import Model
 from modserve.models.serving.wrappers import ModelWrapper
@@ -98,7 +99,7 @@ def _check_layer(layer: Servable) -> None:
         assert len(layer._waiting) == layer._watchers == 0
         assert layer._task is None, f"{layer!r} still comes"
         assert layer._leaving is None, f"{layer!r} still leaves"
-        assert not layer._held_back, f"{layer!r} is held back, for nobody"
+        assert layer._stage is not Stage.HELD_BACK, f"{layer!r} is held back, for nobody"
     if isinstance(layer, Model):
         pool = layer.pool
         assert not layer.busy

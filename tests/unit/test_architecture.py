@@ -45,7 +45,7 @@ RULES = {
     "core.requests": rule("core.configuration core.errors core.tensors core.version", "mypy_extensions numpy"),
     "core.statistics": rule("core.errors core.requests", "mypy_extensions"),
     "core.servable": rule("core.configuration core.requests core.residency core.statistics core.version"),
-    "core.loading": rule("core.errors core.servable"),
+    "core.loading": rule("core.errors core.files core.servable"),
     "pb": rule(foreign="google.protobuf"),
     "config": rule("core pb routing", "google.protobuf"),
     "protocol": rule("core pb", "google.protobuf numpy orjson"),

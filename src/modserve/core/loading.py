@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from .errors import ModserveError
+from .files.config_file import CONFIG_FILE
 from .servable import Servable
-
-CONFIG_FILE = "config.pbtxt"
 
 Needs: TypeAlias = Mapping[str, frozenset[int | None]]
 """The models that another one is made of, with the versions that it needs; None stands for any version."""

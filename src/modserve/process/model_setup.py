@@ -11,7 +11,8 @@ from modserve.backends.registry import BackendRegistry
 from modserve.config import from_json
 from modserve.core.configuration.warm_up_config import WarmUpMode
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.loading import CONFIG_FILE, Repository
+from modserve.core.files.config_file import CONFIG_FILE
+from modserve.core.loading import Repository
 from modserve.models.loading.integrity import Guard
 from modserve.models.loading.loader import LoaderOptions
 from modserve.models.loading.one_file import ModelFile, is_model_directory, is_repository, model_file

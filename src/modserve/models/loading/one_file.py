@@ -10,10 +10,8 @@ from typing import NamedTuple
 
 from modserve.config import FORMATS, MEASURED, from_json
 from modserve.core.errors import invalid
-from modserve.core.loading import CONFIG_FILE
+from modserve.core.files.config_file import CONFIG_FILE
 from modserve.core.version import parse_directory
-
-from ..diagnosis.foreign_files import BY_SUFFIX, advice
 
 
 class ModelFile(NamedTuple):
@@ -54,6 +52,8 @@ def model_file(path: Path, installed: Collection[str]) -> ModelFile:
         row for row in FORMATS if row.filename == filename or (row.by_suffix and _ends_alike(row.filename, filename))
     ]
     if not ours:
+        from ..diagnosis.foreign_files import BY_SUFFIX, advice
+
         kind = BY_SUFFIX.get(path.suffix.lower())
         why = "" if kind is None else f": {advice(filename, kind, installed)}"
         raise invalid(f"no engine takes '{path}'{why or '; the formats are listed by: modserve engines'}")

@@ -15,7 +15,6 @@ from modserve.core.configuration.model_config import ModelDescription
 from modserve.core.errors import ModserveError
 from modserve.core.statistics.metrics import StoredMetrics
 
-from ..diagnosis import advice
 from ..serving.calls import ModelCalls
 from ..serving.engine_report import engine_report
 from ..serving.ensemble import LoadedEnsemble
@@ -100,6 +99,8 @@ class Opener:
             check_unchanged()
             if not isinstance(error, ModserveError):
                 raise
+            from ..diagnosis import advice
+
             installed = self._registry.names
             hint = advice.model_file(path, version, source.path, installed, str(error)) if filename else ""
             raise advice.advised(error, hint) from error
@@ -221,6 +222,10 @@ class Opener:
         if name in self._checked or not isinstance(known, Mapping):
             return
         self._checked.add(name)
+        if all(known.get(key) == "" for key in options):
+            return
+        from ..diagnosis import advice
+
         for warning in advice.unknown_options(name, options, known):
             _log.warning("%s", warning)
 
