@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from modserve.core.servable import RequestHolder, SequenceKeeper, Servable, base
-from modserve.execution.rate_limit import State
+from modserve.execution.rate_limit import TurnState
 from modserve.models.residency.on_demand import OnDemandModel
 from modserve.models.residency.stages import Stage
 from modserve.models.serving.cached import CachedModel
@@ -68,7 +68,7 @@ def _layers(servable: Servable) -> Iterator[Servable]:
     """A servable, and all that is behind it."""
     yield servable
     if isinstance(servable, ModelWrapper):
-        yield from _layers(servable.behind)
+        yield from _layers(servable.inner)
     elif isinstance(servable, OnDemandModel) and servable._inner is not None:
         yield from _layers(servable._inner)
 
@@ -132,7 +132,7 @@ def _check_limiter(world: World) -> None:
     limiter = world.limiter
     assert not any(limiter._used.values()), f"resources are in use by nobody: {limiter._used}"
     assert not limiter._waiting
-    assert all(turn.state is State.IDLE for turn in limiter._turns)
+    assert all(turn.state is TurnState.IDLE for turn in limiter._turns)
 
 
 def _check_memory(world: World) -> None:

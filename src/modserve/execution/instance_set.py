@@ -26,7 +26,7 @@ from modserve.core.version import ModelId
 
 from .instance import Instance
 from .owner import Learner, PoolOwner
-from .revival import Clock, Make, Revival
+from .revival import Make, Revival, RevivalClock
 from .settlement import Settlement
 from .warming import MakeSamples, OnEnd, Ran, Sample, Warming, failure_of
 
@@ -44,7 +44,7 @@ class InstanceSet:
         loop: asyncio.AbstractEventLoop,
         settlement: Settlement,
         make: Make | None,
-        clock: Clock | None,
+        clock: RevivalClock | None,
         make_samples: MakeSamples | None,
     ) -> None:
         self.trouble: ModserveError | None = None

@@ -6,7 +6,7 @@ from modserve.core.requests.inflight import Inflight
 
 from .instance import Instance
 from .pool import InstancePool
-from .rate_limit import RateLimiter, State, Turn
+from .rate_limit import RateLimiter, ResourceTurn, TurnState
 
 
 class LimitedPool:
@@ -16,7 +16,7 @@ class LimitedPool:
     hears of a free slot calls `collect` first.
     """
 
-    def __init__(self, pool: InstancePool, limiter: RateLimiter, turns: Sequence[Turn]) -> None:
+    def __init__(self, pool: InstancePool, limiter: RateLimiter, turns: Sequence[ResourceTurn]) -> None:
         """Raises INVALID_ARG if an instance needs more of a resource than there is."""
         limiter.add(turns)
         self._pool = pool
@@ -33,7 +33,7 @@ class LimitedPool:
 
     def reserve(self) -> Instance | None:
         # A turn that was granted comes first: another one would begin to wait, and be granted as soon as this is over.
-        order = [(turn.state is not State.GRANTED, turn.clock, number) for number, turn in enumerate(self._turns)]
+        order = [(turn.state is not TurnState.GRANTED, turn.clock, number) for number, turn in enumerate(self._turns)]
         for *_, number in sorted(order):
             if (slot := self.reserve_number(number)) is not None:
                 return slot
@@ -41,11 +41,11 @@ class LimitedPool:
 
     def reserve_number(self, number: int) -> Instance | None:
         turn = self._turns[number]
-        if turn.state is State.RUNNING:
+        if turn.state is TurnState.RUNNING:
             return None
         slot = self._pool.reserve_number(number)
         if slot is None:
-            if turn.state is not State.IDLE:
+            if turn.state is not TurnState.IDLE:
                 self._limiter.end(turn)
             return None
         if self._limiter.begin(turn):
@@ -64,7 +64,7 @@ class LimitedPool:
     def collect(self) -> None:
         """Take back the resources of executions that are over."""
         for number, turn in enumerate(self._turns):
-            if turn.state is State.RUNNING and self._is_idle(number):
+            if turn.state is TurnState.RUNNING and self._is_idle(number):
                 self._limiter.end(turn)
 
     def _is_idle(self, number: int) -> bool:
@@ -77,5 +77,5 @@ class LimitedPool:
         return bool(slots) and len(slots) >= slots[0].places
 
     def slot_lost(self, number: int) -> None:
-        if self._turns[number].state is State.RUNNING:
+        if self._turns[number].state is TurnState.RUNNING:
             self._limiter.end(self._turns[number])

@@ -12,14 +12,14 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.version import ModelId
 
-from .early import EarlyPlaces
+from .inline import LONG_NS, LoopThreadTime
 from .instance import Instance, ThreadInstance
 from .instance_set import InstanceSet
 from .job import Job
 from .loop_instance import LoopInstance
 from .owner import Learner, PoolOwner
-from .quick import LONG_NS, LoopThread
-from .revival import Clock, Make
+from .prefetch import Prefetch
+from .revival import Make, RevivalClock
 from .settlement import Settlement
 from .warming import MakeSamples
 
@@ -32,8 +32,8 @@ _REFUSED = "refused"
 class InstancePool(InstanceSet):
     """Implements `scheduling.PinnedRunner`. Lives on the event loop's thread; some instances have threads of their own.
 
-    If it `may_be_quick`, batches run on the event loop's own thread on those instances whose rule says that they are
-    too short to be worth a hop. The `learner` observes each execution that succeeded; with one, and `early_places`,
+    If it `may_inline`, batches run on the event loop's own thread on those instances whose rule says that they are
+    too short to be worth a hop. The `learner` observes each execution that succeeded; with one, and `prefetches`,
     places of long executions are given out before they are over.
 
     A merged batch that the engine refuses runs once more, each request by itself, on the same instance, so that only
@@ -51,22 +51,22 @@ class InstancePool(InstanceSet):
         statistics: ModelStatistics,
         owner: PoolOwner,
         loop: asyncio.AbstractEventLoop,
-        may_be_quick: bool = False,
+        may_inline: bool = False,
         learner: Learner | None = None,
         *,
-        early_places: bool = True,
+        prefetches: bool = True,
         make: Make | None = None,
-        clock: Clock | None = None,
+        clock: RevivalClock | None = None,
         make_samples: MakeSamples | None = None,
     ) -> None:
         settlement = Settlement(model, config, statistics, owner, loop, learner)
         super().__init__(model, statistics, owner, loop, settlement, make, clock, make_samples)
         self._config = config
         self._has_sequences = config.sequence_batching is not None
-        self._may_be_quick = may_be_quick
-        self._early_places = early_places
-        self._loop_thread = LoopThread()
-        self._early = EarlyPlaces(loop, self._give_out_early)
+        self._may_inline = may_inline
+        self._prefetches = prefetches
+        self._loop_thread = LoopThreadTime()
+        self._prefetch = Prefetch(loop, self._give_out_early)
         self._begin(engines)
 
     def __repr__(self) -> str:
@@ -77,7 +77,7 @@ class InstancePool(InstanceSet):
         if isinstance(engine, AsyncInstance | AsyncRequestInstance):
             return LoopInstance(model, name, config, engine, self._finish, deliver, self._lose, self._loop, number)
         done, deliver = partial(self._from_thread, self._finish), partial(self._from_thread, deliver)
-        return ThreadInstance(model, name, config, engine, done, deliver, number, self._may_be_quick)
+        return ThreadInstance(model, name, config, engine, done, deliver, number, self._may_inline)
 
     # For the scheduler
 
@@ -117,13 +117,13 @@ class InstancePool(InstanceSet):
             inflight.timing = job.timing
             if inflight.trace is not None:
                 inflight.trace.batched(job.timing)
-        rule = slot.quick
-        if rule is None or not rule.quick or slot is self._early.opening:
+        rule = slot.inline_rule
+        if rule is None or not rule.on_loop or slot is self._prefetch.opening:
             slot.job = job
             slot.start(job)
             learner = self._settlement.learner
-            if slot.takes_early and self._early_places and learner is not None:
-                self._early.started(slot, job, learner.expect(batch))
+            if slot.takes_early and self._prefetches and learner is not None:
+                self._prefetch.started(slot, job, learner.expect(batch))
             return
         thread = self._loop_thread
         thread.look()
@@ -159,8 +159,8 @@ class InstancePool(InstanceSet):
             job.on_done(job)
             return
         timing = job.timing
-        if instance.quick is not None:
-            instance.quick.ran_on_thread(timing.compute_end_ns - timing.compute_start_ns, job.cpu_ns)
+        if instance.inline_rule is not None:
+            instance.inline_rule.ran_on_thread(timing.compute_end_ns - timing.compute_start_ns, job.cpu_ns)
         if job.refused:
             self._run_one_by_one(instance, job)
             return
@@ -189,7 +189,7 @@ class InstancePool(InstanceSet):
             if self.leaving:
                 self._loop.call_soon(self.see_off)  # once what comes of the execution is settled
             return
-        if self._early.ended(instance):
+        if self._prefetch.ended(instance):
             return
         self._free.append(instance)
         if instance.max_ahead:
@@ -206,14 +206,14 @@ class InstancePool(InstanceSet):
         if instance.gone or job.timing.compute_end_ns:
             return
         before = instance.job
-        instance.early += 1
+        instance.prefetched += 1
         self._free.append(instance)
-        self._early.opening = instance
+        self._prefetch.opening = instance
         self._tell_free()
-        self._early.opening = None
+        self._prefetch.opening = None
         if instance.job is before:
             self._free.remove(instance)
-            instance.early -= 1
+            instance.prefetched -= 1
 
     def _run_one_by_one(self, instance: Instance, job: Job) -> None:
         """The engine refused a batch: those who still wait for a response run by themselves, on the same instance."""

@@ -19,7 +19,7 @@ from modserve.core.version import ModelId
 
 from .job import Job
 from .owner import Learner, PoolOwner
-from .running import Again, Report, Running, Stamp
+from .running import Again, RequestReport, Running, Stamp
 
 _log = logging.getLogger(__name__)
 
@@ -94,9 +94,9 @@ class Settlement:
     def fail_open(self, running: Running, error: ModserveError, start_ns: int = 0) -> None:
         """The engine will not respond to a request any more."""
         now_ns = time.monotonic_ns()
-        self.deliver(running, Report(error, True, start_ns or now_ns, now_ns, now_ns))
+        self.deliver(running, RequestReport(error, True, start_ns or now_ns, now_ns, now_ns))
 
-    def deliver(self, running: Running, report: Report | Stamp) -> None:
+    def deliver(self, running: Running, report: RequestReport | Stamp) -> None:
         if isinstance(report, Stamp):
             trace = running.inflight.trace
             if trace is not None:

@@ -9,7 +9,7 @@ from modserve.core.configuration.merging import PaddingPolicy
 from modserve.core.configuration.model_config import DynamicBatching, ModelConfig
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.timing import ExecutionTiming
-from modserve.core.statistics.model_statistics import ChoiceStatistics, TunerStatistics
+from modserve.core.statistics.adaptive_statistics import ChoiceStatistics, TunerStatistics
 
 from . import batching
 from .admission import Gate

@@ -13,7 +13,7 @@ from modserve.core.version import STOPPING
 from .admission import Gate
 from .batching import FAR_NS, Dispatch, Reason, Rule, WaitUntil
 from .level_queue import LevelQueue
-from .queue import GONE, PlainQueue
+from .queue import GONE, FifoQueue
 from .scheduler import Alarm, BatchRunner, Clock, OnDrop, SlotT
 
 TURN_NS = 1_000_000
@@ -61,9 +61,9 @@ class QueuedScheduler(Generic[SlotT]):
         """Whether `_place` has something to say about every request, not only about those with a time-out."""
         sums = bool(policy.max_queue_delay_ns or policy.max_batch_elements)
         self._levels: LevelQueue | None = None
-        self._queue: PlainQueue | LevelQueue
+        self._queue: FifoQueue | LevelQueue
         if alike and not policy.priority_levels and not any(each.delay for each in policies):
-            self._queue = PlainQueue(sums=sums)
+            self._queue = FifoQueue(sums=sums)
         else:
             self._queue = self._levels = LevelQueue(
                 sums=sums,
@@ -192,7 +192,7 @@ class QueuedScheduler(Generic[SlotT]):
                 alarm.at(wake_ns)
                 return
             if self._policy.ageing_ns and self._levels is not None:
-                self._levels.age(now_ns, self._policy.ageing_ns)
+                self._levels.promote(now_ns, self._policy.ageing_ns)
             look_ns = now_ns if not self._hurries else FAR_NS
             for together in queue.candidates():
                 decision = self._rule(together, look_ns)

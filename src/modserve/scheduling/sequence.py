@@ -47,7 +47,7 @@ from modserve.core.version import STOPPING
 
 from . import batching
 from .scheduler import Alarm, Clock, OnDrop, PinnedRunner, SlotT
-from .sequence_lane import DirectLane, Lane, OldestLane, OneSlot, Places
+from .sequence_lane import DirectLane, FreePlaces, Lane, OldestLane, OneSlot
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Sequence:
 
 
 @dataclass(slots=True)
-class Member:
+class SequenceRequest:
     """What the scheduler remembers of a request until it is over."""
 
     sequence: Sequence
@@ -111,7 +111,7 @@ class SequenceScheduler(Generic[SlotT]):
         self._live: dict[Sequence, None] = {}
         """The sequences that are not over, in the order in which they began."""
         self._backlog: OrderedDict[Sequence, None] = OrderedDict()  # a dict is slow to find its first
-        self._members: dict[Inflight, Member] = {}
+        self._members: dict[Inflight, SequenceRequest] = {}
         self._numbers = itertools.count(1)
         self._stopped = False
         self._on_end = on_end
@@ -120,7 +120,7 @@ class SequenceScheduler(Generic[SlotT]):
         rows = candidates if candidates > 0 else max(1, config.max_batch_size)
         slots = [OneSlot(runner, number, self._on_run) for number in range(runner.count)]
         self._lanes = [self._lane(slot, rows, config.max_batch_size) for slot in slots]
-        self._places = Places(rows, runner.count)
+        self._places = FreePlaces(rows, runner.count)
 
     def __repr__(self) -> str:
         return f"SequenceScheduler({len(self._live)} sequences, {len(self._backlog)} of them in the backlog)"
@@ -178,7 +178,7 @@ class SequenceScheduler(Generic[SlotT]):
             inflight.queue_limit_ns = inflight.request_start_ns + request.timeout_ns
         inflight.queue_start_ns = now_ns
         inflight.on_cancel = self._cancelled
-        self._members[inflight] = Member(sequence, says, now_ns, inflight.shape_key)
+        self._members[inflight] = SequenceRequest(sequence, says, now_ns, inflight.shape_key)
         sequence.waiting.append(inflight)
         sequence.idle_since_ns = now_ns
         if begin_by_ns := inflight.begin_by_ns:

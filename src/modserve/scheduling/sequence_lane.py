@@ -183,7 +183,7 @@ class DirectLane(Generic[SlotT]):
 Lane: TypeAlias = OldestLane[SlotT] | DirectLane[SlotT]
 
 
-class Places:
+class FreePlaces:
     """The free places of `count` instances, each a row and the number of an instance. The first ones are taken first.
 
     There may be millions of places, of which few are ever used: those from `_used` on are not listed anywhere.

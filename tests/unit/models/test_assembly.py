@@ -15,7 +15,7 @@ from modserve.core.servable import SequenceKeeper, Servable
 from modserve.core.tensors import dtypes
 from modserve.core.version import ModelId
 from modserve.models.loading.assembly import assemble_model
-from modserve.models.serving.model import Model, Opened
+from modserve.models.serving.model import Model, OpenedModel
 from modserve.resources.response_cache import ResponseCache
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.scheduling.scheduler import LoopClock
@@ -44,7 +44,7 @@ def parts(servable: Servable) -> list[str]:
 async def assembled(given: ModelConfig, cache: ResponseCache | None = None) -> Servable:
     engine = PuppetBackend().open(ModelSource(given, 1, Path(), Path()))
     instances = [("model_0", engine.instance(instance_spec(given)))]
-    opened = Opened(given, b"", engine, instances, False)
+    opened = OpenedModel(given, b"", engine, instances, False)
     return assemble_model(ModelId("model", 1), opened, LoopClock(asyncio.get_running_loop()), cache)
 
 

@@ -5,25 +5,25 @@ from itertools import product
 import pytest
 
 from modserve.core.residency import Presence
-from modserve.models.residency.stages import TRANSITIONS, Event, Stage, after
+from modserve.models.residency.stages import TRANSITIONS, Stage, StageEvent, after
 
 ABSENT, WAITING, LOADING, RESIDENT, HELD_BACK, LEAVING = Stage
 
 STEPS = {
-    Event.WANTED: {ABSENT: WAITING},
-    Event.ROOM: {WAITING: LOADING},
-    Event.NO_ROOM: {LOADING: WAITING},
-    Event.ARRIVED: {LOADING: RESIDENT},
-    Event.FAILED: {ABSENT: ABSENT, WAITING: ABSENT, LOADING: ABSENT, LEAVING: LEAVING},
-    Event.HOLD: {RESIDENT: HELD_BACK, HELD_BACK: HELD_BACK},
-    Event.RELEASE: {stage: stage for stage in Stage} | {HELD_BACK: RESIDENT},
-    Event.EVICT: {RESIDENT: LEAVING, HELD_BACK: LEAVING},
-    Event.LEFT: {LEAVING: ABSENT},
+    StageEvent.WANTED: {ABSENT: WAITING},
+    StageEvent.ROOM: {WAITING: LOADING},
+    StageEvent.NO_ROOM: {LOADING: WAITING},
+    StageEvent.ARRIVED: {LOADING: RESIDENT},
+    StageEvent.FAILED: {ABSENT: ABSENT, WAITING: ABSENT, LOADING: ABSENT, LEAVING: LEAVING},
+    StageEvent.HOLD: {RESIDENT: HELD_BACK, HELD_BACK: HELD_BACK},
+    StageEvent.RELEASE: {stage: stage for stage in Stage} | {HELD_BACK: RESIDENT},
+    StageEvent.EVICT: {RESIDENT: LEAVING, HELD_BACK: LEAVING},
+    StageEvent.LEFT: {LEAVING: ABSENT},
 }
 
 
-@pytest.mark.parametrize(("stage", "event"), list(product(Stage, Event)), ids=lambda each: each.name)
-def test_every_stage_and_event(stage: Stage, event: Event) -> None:
+@pytest.mark.parametrize(("stage", "event"), list(product(Stage, StageEvent)), ids=lambda each: each.name)
+def test_every_stage_and_event(stage: Stage, event: StageEvent) -> None:
     following = STEPS[event].get(stage)
     if following is None:
         with pytest.raises(RuntimeError, match=f"{event.name} cannot happen to a model that is {stage.name}"):
@@ -34,7 +34,7 @@ def test_every_stage_and_event(stage: Stage, event: Event) -> None:
 
 def test_the_table_is_complete() -> None:
     assert set(TRANSITIONS) == set(Stage)
-    assert set(STEPS) == set(Event)
+    assert set(STEPS) == set(StageEvent)
 
 
 def test_every_stage_leads_to_every_other() -> None:

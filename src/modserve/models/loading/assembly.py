@@ -17,16 +17,17 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.normalize import Signature
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import ResponseSink
-from modserve.core.servable import Servable, base
+from modserve.core.servable import Servable
 from modserve.core.version import ModelId
 from modserve.execution.rate_limit import RateLimiter, turns
 from modserve.resources.response_cache import Cache
 from modserve.scheduling.batch_policy import BatchPolicy, adapts
+from modserve.scheduling.ordering import ResponseOrder
 from modserve.scheduling.scheduler import Clock, LoopClock
 
 from ..serving.cached import CachedModel
-from ..serving.model import Accept, Model, Opened, Queueing, SequenceModel
-from ..serving.wrappers import ModelWrapper, OrderedModel, find, wrappers
+from ..serving.model import Accept, Model, OpenedModel, Queueing, SequenceModel
+from ..serving.wrappers import ModelWrapper, OrderedModel, find
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ ServableT = TypeVar("ServableT", bound=Servable)
 
 
 def assemble_model(
-    model_id: ModelId, opened: Opened, clock: LoopClock, cache: Cache | None = None
+    model_id: ModelId, opened: OpenedModel, clock: LoopClock, cache: Cache | None = None
 ) -> Model | ModelWrapper:
     """Make a model that takes requests, but is cold. `cache` is the server's. For the event loop's thread.
 
@@ -43,7 +44,7 @@ def assemble_model(
     return wrapped(bare_model(model_id, opened, clock), clock, cache)
 
 
-def bare_model(model_id: ModelId, opened: Opened, clock: LoopClock, limiter: RateLimiter | None = None) -> Model:
+def bare_model(model_id: ModelId, opened: OpenedModel, clock: LoopClock, limiter: RateLimiter | None = None) -> Model:
     """The same without what stands before a model: the cache, and the order of responses.
 
     Raises INVALID_ARG if an instance needs more of a resource than there is.
@@ -86,52 +87,30 @@ def _policy(config: ModelConfig) -> BatchPolicy:
     return Adaptation(config)
 
 
-def wrapped(servable: ServableT, clock: Clock, cache: Cache | None) -> ServableT | ModelWrapper:
-    """A model or an ensemble behind the cache and the order of its responses, if it has these."""
+def wrapped(
+    servable: ServableT, clock: Clock, cache: Cache | None, former: Servable | None = None
+) -> ServableT | ModelWrapper:
+    """A model or an ensemble behind the cache and the order of its responses, if it has these.
+
+    `former` stood before the model until its configuration changed: what stays keeps its responses, or their order.
+    """
     config = servable.config
     outer: ServableT | ModelWrapper = servable
-    if config.cached and cache is None:
+    store = None if former is None else find(former, CachedModel)
+    if config.cached and cache is not None:
+        outer = store or CachedModel(outer, cache, clock)
+    elif store is not None:
+        store.stop()
+    elif config.cached and former is None:
         _log.warning(
             "model '%s' has response_cache enabled, but the server has no cache: every request is run. Start the "
             "server with --cache-config=local,size=<bytes>",
             servable.id.name,
         )
-    elif config.cached and cache is not None:
-        outer = CachedModel(outer, cache, clock)
     if config.dynamic_batching is not None and config.dynamic_batching.preserve_ordering:
-        outer = OrderedModel(outer)
+        ordered = None if former is None else find(former, OrderedModel)
+        outer = OrderedModel(outer, ResponseOrder() if ordered is None else ordered.order)
     return outer
-
-
-def rewrapped(servable: Servable, clock: Clock, cache: Cache | None) -> Servable:
-    """What stands before a model whose configuration has changed. What stays keeps its order and its responses.
-
-    `servable` is what stood there: one of `wrapped`, behind those of others' making.
-    """
-    model = base(servable)
-    config = model.config
-    order, store, outer = find(servable, OrderedModel), find(servable, CachedModel), servable
-    ordered = config.dynamic_batching is not None and config.dynamic_batching.preserve_ordering
-    inner: Servable = model
-    if config.cached and cache is not None:
-        inner = store or CachedModel(inner, cache, clock)
-    elif store is not None:
-        store.stop()
-    if ordered:
-        order = order or OrderedModel(inner)
-        order.stand_before(inner)
-        inner = order
-    foreign = None
-    while isinstance(outer, ModelWrapper) and not isinstance(outer, OrderedModel | CachedModel):
-        foreign, outer = outer, outer.behind
-    for wrapper in wrappers(inner):
-        wrapper.refresh()
-    if foreign is None:
-        return inner
-    foreign.stand_before(inner)
-    for wrapper in wrappers(servable):
-        wrapper.refresh()
-    return servable
 
 
 def grouped(accept: Accept, key: Callable[[Inflight], object]) -> Accept:

@@ -18,7 +18,7 @@ from modserve.core.statistics.metrics import StoredMetrics
 from ..serving.calls import ModelCalls
 from ..serving.engine_report import engine_report
 from ..serving.ensemble import LoadedEnsemble
-from ..serving.model import Opened
+from ..serving.model import OpenedModel
 from ..serving.warm_up import make_samples
 from .changing import Revision, changed_fields
 from .instances import count_cpu, description_of, gpu_count, make_anew, make_instances, place, specs_of, threads_for
@@ -58,7 +58,7 @@ class Opener:
         share: int,
         calls: ModelCalls,
         metrics: StoredMetrics,
-    ) -> Opened | LoadedEnsemble:
+    ) -> OpenedModel | LoadedEnsemble:
         admit = functools.partial(self._options.guard.admit, draft)
         if draft.is_ensemble:
             admit(None, path, version, path / str(version))
@@ -117,7 +117,7 @@ class Opener:
             close_untaken(engine, instances, metrics.close)
             raise
         message = complete.message.SerializeToString(deterministic=True)
-        return Opened(
+        return OpenedModel(
             complete.config,
             message,
             engine,
@@ -137,7 +137,7 @@ class Opener:
         )
 
     def revise(
-        self, draft: model_config.Draft, path: Path, former: Opened, numbers: Mapping[str, int]
+        self, draft: model_config.Draft, path: Path, former: OpenedModel, numbers: Mapping[str, int]
     ) -> Revision | None:
         """Make ready what another configuration needs of an open engine. None if it has to be opened again.
 

@@ -25,9 +25,9 @@ from modserve.scheduling.scheduler import Clock
 
 from .backoff import Backoff
 from .memory import ModelMemory
-from .stages import Event, Stage, after
+from .stages import Stage, StageEvent, after
 from .waiting import WaitingRequests, waiting_inflight
-from .work import NO_RULES, NOBODY_BORROWS, IdleWatch, Lending, Rules, at_work, open_sequences, outstanding
+from .work import NO_RULES, NOBODY_BORROWS, IdleWatch, Lending, StayRules, at_work, open_sequences, outstanding
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class OnDemandModel:
         *,
         files: int = 0,
         whole: bool = True,
-        rules: Rules = NO_RULES,
+        rules: StayRules = NO_RULES,
         lending: Lending = NOBODY_BORROWS,
         on_health: Callable[[], None] = lambda: None,
     ) -> None:
@@ -91,7 +91,7 @@ class OnDemandModel:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id.name}, version {self.id.version}, {self.presence.value})"
 
-    def _step(self, event: Event) -> None:
+    def _step(self, event: StageEvent) -> None:
         self._stage = after(self._stage, event)
 
     @property
@@ -194,15 +194,15 @@ class OnDemandModel:
         def begin() -> None:
             nonlocal began_ns
             began_ns = self._clock.now_ns()
-            self._step(Event.ROOM)
+            self._step(StageEvent.ROOM)
 
         try:
             await self._left()
-            self._step(Event.WANTED)
-            inner = await self._memory.load(self, begin, lambda: self._step(Event.NO_ROOM))
+            self._step(StageEvent.WANTED)
+            inner = await self._memory.load(self, begin, lambda: self._step(StageEvent.NO_ROOM))
         except asyncio.CancelledError:
             self._task = None
-            self._step(Event.FAILED)
+            self._step(StageEvent.FAILED)
             if not self._gave_up:
                 self._waiting.fail(unavailable(STOPPING))
             elif self._waiting or self._watchers:
@@ -211,7 +211,7 @@ class OnDemandModel:
         except Exception as error:
             failure = from_exception(error, f"failed to load model '{name}' version {version}")
             self._task = None
-            self._step(Event.FAILED)
+            self._step(StageEvent.FAILED)
             self._failed_loads += 1
             foreign = None if isinstance(error, ModserveError) else error
             full = isinstance(failure, OverloadedError)
@@ -230,7 +230,7 @@ class OnDemandModel:
         self._inner = inner
         self.config, self.config_message, self.labels = inner.config, inner.config_message, inner.labels
         self.described = self.whole = True
-        self._step(Event.ARRIVED)
+        self._step(StageEvent.ARRIVED)
         self._loads += 1
         self._load_ns += took_ns
         self.statistics.load_ns = took_ns
@@ -290,7 +290,7 @@ class OnDemandModel:
     def hold_back(self, on: bool) -> None:
         if on and self._stopped:
             return
-        self._step(Event.HOLD if on else Event.RELEASE)
+        self._step(StageEvent.HOLD if on else StageEvent.RELEASE)
         if self._inner is not None and self._stage is Stage.RESIDENT:
             self._waiting.hand_over(self._inner)
 
@@ -324,7 +324,7 @@ class OnDemandModel:
     def _let_go(self, inner: Servable) -> "asyncio.Task[None]":
         self._engine_report = engine_report(inner)
         self._inner = None
-        self._step(Event.EVICT)
+        self._step(StageEvent.EVICT)
         self._idle.stop()
         self._leaving = self._memory.start(self._close(inner))
         return self._leaving
@@ -335,7 +335,7 @@ class OnDemandModel:
         finally:
             self.statistics.instances = self.statistics.instances_lost = 0
             self._leaving = None
-            self._step(Event.LEFT)
+            self._step(StageEvent.LEFT)
             if len(self._waiting) or self._watchers:
                 self._bring()
 

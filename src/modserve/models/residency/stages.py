@@ -33,7 +33,7 @@ class Stage(enum.Enum):
         return Presence.RESIDENT if self is Stage.HELD_BACK else Presence[self.name]
 
 
-class Event(enum.Enum):
+class StageEvent(enum.Enum):
     WANTED = "somebody waits for the model"
     ROOM = "there is room for it"
     NO_ROOM = "it has turned out to be too large for the room that there was"
@@ -45,23 +45,31 @@ class Event(enum.Enum):
     LEFT = "it is closed"
 
 
-TRANSITIONS: Mapping[Stage, Mapping[Event, Stage]] = {
-    Stage.ABSENT: {Event.WANTED: Stage.WAITING, Event.FAILED: Stage.ABSENT, Event.RELEASE: Stage.ABSENT},
-    Stage.WAITING: {Event.ROOM: Stage.LOADING, Event.FAILED: Stage.ABSENT, Event.RELEASE: Stage.WAITING},
+TRANSITIONS: Mapping[Stage, Mapping[StageEvent, Stage]] = {
+    Stage.ABSENT: {StageEvent.WANTED: Stage.WAITING, StageEvent.FAILED: Stage.ABSENT, StageEvent.RELEASE: Stage.ABSENT},
+    Stage.WAITING: {StageEvent.ROOM: Stage.LOADING, StageEvent.FAILED: Stage.ABSENT, StageEvent.RELEASE: Stage.WAITING},
     Stage.LOADING: {
-        Event.NO_ROOM: Stage.WAITING,
-        Event.ARRIVED: Stage.RESIDENT,
-        Event.FAILED: Stage.ABSENT,
-        Event.RELEASE: Stage.LOADING,
+        StageEvent.NO_ROOM: Stage.WAITING,
+        StageEvent.ARRIVED: Stage.RESIDENT,
+        StageEvent.FAILED: Stage.ABSENT,
+        StageEvent.RELEASE: Stage.LOADING,
     },
-    Stage.RESIDENT: {Event.HOLD: Stage.HELD_BACK, Event.EVICT: Stage.LEAVING, Event.RELEASE: Stage.RESIDENT},
-    Stage.HELD_BACK: {Event.HOLD: Stage.HELD_BACK, Event.EVICT: Stage.LEAVING, Event.RELEASE: Stage.RESIDENT},
+    Stage.RESIDENT: {
+        StageEvent.HOLD: Stage.HELD_BACK,
+        StageEvent.EVICT: Stage.LEAVING,
+        StageEvent.RELEASE: Stage.RESIDENT,
+    },
+    Stage.HELD_BACK: {
+        StageEvent.HOLD: Stage.HELD_BACK,
+        StageEvent.EVICT: Stage.LEAVING,
+        StageEvent.RELEASE: Stage.RESIDENT,
+    },
     # A task that was to bring it back may be cancelled meanwhile.
-    Stage.LEAVING: {Event.LEFT: Stage.ABSENT, Event.FAILED: Stage.LEAVING, Event.RELEASE: Stage.LEAVING},
+    Stage.LEAVING: {StageEvent.LEFT: Stage.ABSENT, StageEvent.FAILED: Stage.LEAVING, StageEvent.RELEASE: Stage.LEAVING},
 }
 
 
-def after(stage: Stage, event: Event) -> Stage:
+def after(stage: Stage, event: StageEvent) -> Stage:
     """The next stage. Raises RuntimeError for an event that cannot happen at a stage; that is a bug."""
     following = TRANSITIONS[stage].get(event)
     if following is None:

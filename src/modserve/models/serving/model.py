@@ -18,10 +18,10 @@ from modserve.core.requests.sequence import SequenceId
 from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics, failure_reason
 from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
+from modserve.execution.inline import may_run_inline
 from modserve.execution.instance import Instance
 from modserve.execution.limited import LimitedPool
 from modserve.execution.pool import InstancePool
-from modserve.execution.quick import could_be_quick
 from modserve.execution.rate_limit import RateLimiter, turns
 from modserve.execution.revival import Make
 from modserve.execution.warming import MakeSamples, Sample
@@ -33,7 +33,7 @@ from modserve.scheduling.sequence import SequenceScheduler
 
 from .closing import close_aside
 from .readiness import ReadinessCheck
-from .service import Event, Service, after
+from .service import Service, ServiceEvent, after
 from .warm_up import warm_up
 
 _log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ _LOOK_S = 0.5
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedModel:
     """What a loading thread hands to the event loop: an engine with its instances, and what was read from files."""
 
     config: ModelConfig
@@ -106,7 +106,7 @@ class Model:
     def __init__(
         self,
         model_id: ModelId,
-        opened: Opened,
+        opened: OpenedModel,
         clock: LoopClock,
         queueing: Queueing,
         limiter: RateLimiter | None = None,
@@ -137,9 +137,9 @@ class Model:
             self.statistics,
             self,
             clock.loop,
-            opened.any_thread and could_be_quick(config),
+            opened.any_thread and may_run_inline(config),
             queueing.policy,
-            early_places=not shares,
+            prefetches=not shares,
             make=opened.make,
             clock=clock,
             make_samples=opened.make_samples,
@@ -177,7 +177,7 @@ class Model:
             padded=policy.padded,
         )
 
-    def _enter(self, event: Event) -> None:
+    def _enter(self, event: ServiceEvent) -> None:
         self._state = after(self._state, event)
         self._enqueue = self._scheduler.enqueue if self._state.takes else self._refuse
 
@@ -221,13 +221,13 @@ class Model:
         numbers = range(self.pool.count)
         self.engine_report = {**self.engine_report, **await warm_up(self.pool, numbers, samples, at_a_time)}
 
-    async def warm(self, instances: Sequence[Instance], opened: Opened) -> None:
+    async def warm(self, instances: Sequence[Instance], opened: OpenedModel) -> None:
         """The same for instances that are to be added, with the samples of a new configuration."""
         numbers = [instance.number for instance in instances]
         await warm_up(self.pool, numbers, opened.samples, opened.warmed_at_a_time)
 
     def change(
-        self, opened: Opened, queueing: Queueing | None, added: Collection[Instance], removed: Collection[int]
+        self, opened: OpenedModel, queueing: Queueing | None, added: Collection[Instance], removed: Collection[int]
     ) -> None:
         """Another configuration over the same engine: with other instances, and another queue if there is `queueing`.
 
@@ -244,7 +244,7 @@ class Model:
             self._former.append(former)
             if self._state.drains:
                 self._scheduler.stop()
-        self._enter(Event.CHANGE)
+        self._enter(ServiceEvent.CHANGE)
         self.pool.learn(learner, opened.make_samples)
         self.health_changed()
 
@@ -261,12 +261,12 @@ class Model:
             self._abandoned_since_ns = since_ns if self._is_abandoned() else 0
 
     async def drain(self) -> None:
-        self._enter(Event.DRAIN)
+        self._enter(ServiceEvent.DRAIN)
         self._scheduler.stop()
         await self.idle()
 
     async def close(self) -> None:
-        self._enter(Event.CLOSE)
+        self._enter(ServiceEvent.CLOSE)
         self._readiness.close()
         self.pool.stop_reviving()
         failure = unavailable(f"model '{self.id.name}' was unloaded before the request ran")
@@ -345,7 +345,7 @@ class Model:
     def health_changed(self) -> None:
         trouble = self.pool.trouble
         self.unready_reason = None if trouble is None else trouble.reason
-        self._enter(Event.HEALTHY if trouble is None else Event.LOST)
+        self._enter(ServiceEvent.HEALTHY if trouble is None else ServiceEvent.LOST)
         self.opened.on_health()
 
 

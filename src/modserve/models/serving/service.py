@@ -40,7 +40,7 @@ class Service(enum.Enum):
         return self in (Service.DRAINING, Service.DRAINING_STRANDED)
 
 
-class Event(enum.Enum):
+class ServiceEvent(enum.Enum):
     LOST = "the last instance was lost, or could not be made anew"
     HEALTHY = "an instance is there"
     CHANGE = "another configuration is applied in place"
@@ -48,46 +48,46 @@ class Event(enum.Enum):
     CLOSE = "the engine is let go of"
 
 
-TRANSITIONS: Mapping[Service, Mapping[Event, Service]] = {
+TRANSITIONS: Mapping[Service, Mapping[ServiceEvent, Service]] = {
     Service.OPEN: {
-        Event.LOST: Service.STRANDED,
-        Event.HEALTHY: Service.OPEN,
-        Event.CHANGE: Service.OPEN,
-        Event.DRAIN: Service.DRAINING,
-        Event.CLOSE: Service.CLOSED,
+        ServiceEvent.LOST: Service.STRANDED,
+        ServiceEvent.HEALTHY: Service.OPEN,
+        ServiceEvent.CHANGE: Service.OPEN,
+        ServiceEvent.DRAIN: Service.DRAINING,
+        ServiceEvent.CLOSE: Service.CLOSED,
     },
     Service.STRANDED: {
-        Event.LOST: Service.STRANDED,
-        Event.HEALTHY: Service.OPEN,
-        Event.CHANGE: Service.STRANDED,
-        Event.DRAIN: Service.DRAINING_STRANDED,
-        Event.CLOSE: Service.CLOSED,
+        ServiceEvent.LOST: Service.STRANDED,
+        ServiceEvent.HEALTHY: Service.OPEN,
+        ServiceEvent.CHANGE: Service.STRANDED,
+        ServiceEvent.DRAIN: Service.DRAINING_STRANDED,
+        ServiceEvent.CLOSE: Service.CLOSED,
     },
     Service.DRAINING: {
-        Event.LOST: Service.DRAINING_STRANDED,
-        Event.HEALTHY: Service.DRAINING,
-        Event.CHANGE: Service.DRAINING,
-        Event.DRAIN: Service.DRAINING,
-        Event.CLOSE: Service.CLOSED,
+        ServiceEvent.LOST: Service.DRAINING_STRANDED,
+        ServiceEvent.HEALTHY: Service.DRAINING,
+        ServiceEvent.CHANGE: Service.DRAINING,
+        ServiceEvent.DRAIN: Service.DRAINING,
+        ServiceEvent.CLOSE: Service.CLOSED,
     },
     Service.DRAINING_STRANDED: {
-        Event.LOST: Service.DRAINING_STRANDED,
-        Event.HEALTHY: Service.DRAINING,
-        Event.CHANGE: Service.DRAINING_STRANDED,
-        Event.DRAIN: Service.DRAINING_STRANDED,
-        Event.CLOSE: Service.CLOSED,
+        ServiceEvent.LOST: Service.DRAINING_STRANDED,
+        ServiceEvent.HEALTHY: Service.DRAINING,
+        ServiceEvent.CHANGE: Service.DRAINING_STRANDED,
+        ServiceEvent.DRAIN: Service.DRAINING_STRANDED,
+        ServiceEvent.CLOSE: Service.CLOSED,
     },
     # Instances may still be lost, or turn out to have been made, while the engine closes.
     Service.CLOSED: {
-        Event.LOST: Service.CLOSED,
-        Event.HEALTHY: Service.CLOSED,
-        Event.DRAIN: Service.CLOSED,
-        Event.CLOSE: Service.CLOSED,
+        ServiceEvent.LOST: Service.CLOSED,
+        ServiceEvent.HEALTHY: Service.CLOSED,
+        ServiceEvent.DRAIN: Service.CLOSED,
+        ServiceEvent.CLOSE: Service.CLOSED,
     },
 }
 
 
-def after(state: Service, event: Event) -> Service:
+def after(state: Service, event: ServiceEvent) -> Service:
     """The next state. Raises RuntimeError for an event that cannot happen in a state; that is a bug."""
     following = TRANSITIONS[state].get(event)
     if following is None:

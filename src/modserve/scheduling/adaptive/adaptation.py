@@ -11,8 +11,8 @@ from modserve.core.requests.timing import ExecutionTiming
 from ..batch_policy import BatchPolicy, Slots, learns_ranges
 from .buckets import LengthBuckets
 from .measured import Measured
-from .sizes import Sizes
-from .tuner import Tuner
+from .sizes import BatchSizes
+from .tuner import LatencyTuner
 
 
 class Adaptation(BatchPolicy):
@@ -20,10 +20,10 @@ class Adaptation(BatchPolicy):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self._tuner: Tuner | None = None
+        self._tuner: LatencyTuner | None = None
         policy = self.bounds
         if policy.p99_goal_ns:
-            self._tuner = Tuner(policy, config.max_batch_size, self._run_times, self.dynamic)
+            self._tuner = LatencyTuner(policy, config.max_batch_size, self._run_times, self.dynamic)
             self.rule, self.tuner = self._tuner.rule, self._tuner.statistics
             # The delay may become this long, and batches as large as the model takes.
             self.bounds = replace(policy, preferred_batch_sizes=(), max_queue_delay_ns=policy.p99_goal_ns)
@@ -52,7 +52,7 @@ class Adaptation(BatchPolicy):
     def expect(self, members: Sequence[Inflight]) -> int:
         return super().expect(members) if self._chooser is None else self._chooser.expect(members)
 
-    def _make_chooser(self, config: ModelConfig) -> Measured | Sizes | None:
+    def _make_chooser(self, config: ModelConfig) -> Measured | BatchSizes | None:
         """What chooses by run times who runs when the rule says so, if the configuration lets it."""
         padding, tuner = config.padding, self._tuner
         most = config.max_batch_size
@@ -65,7 +65,9 @@ class Adaptation(BatchPolicy):
             largest = (lambda: most) if tuner is None else (lambda: tuner.statistics.batch_size)
             return Measured(config, self.rule, largest, patient=tuner is not None)
         return (
-            Sizes(config, self.rule) if self.bounds.measured_sizes and tuner is None and not _ragged(config) else None
+            BatchSizes(config, self.rule)
+            if self.bounds.measured_sizes and tuner is None and not _ragged(config)
+            else None
         )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.timing import ExecutionTiming
-from modserve.core.statistics.model_statistics import ChoiceStatistics
+from modserve.core.statistics.adaptive_statistics import ChoiceStatistics
 
 from .grouping import queue_weight
 
@@ -19,7 +19,7 @@ _SOONER = 0.8
 """So much of the time of one batch may several of its parts take, side by side, to be better."""
 
 
-class Load:
+class Utilisation:
     """The utilisation of the places where batches run, which goes into the statistics."""
 
     def __init__(self, statistics: ChoiceStatistics) -> None:

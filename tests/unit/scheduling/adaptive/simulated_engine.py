@@ -7,7 +7,7 @@ from modserve.core.configuration.model_config import DynamicBatching
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.timing import ExecutionTiming
 from modserve.scheduling import batching
-from modserve.scheduling.adaptive.tuner import Tuner
+from modserve.scheduling.adaptive.tuner import LatencyTuner
 from modserve.scheduling.prediction import RunTimes
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.scheduling.scheduler import Scheduler
@@ -98,7 +98,7 @@ class Simulation:
 
         rule = make_rule(policy, max_batch_size)
         if goal_ms:
-            tuner = self.tuner = Tuner(policy, max_batch_size, run_times, make_rule, self.clock.now_ns)
+            tuner = self.tuner = LatencyTuner(policy, max_batch_size, run_times, make_rule, self.clock.now_ns)
             rule = tuner.rule
 
             def observe(timing: ExecutionTiming, members: list[Inflight]) -> None:

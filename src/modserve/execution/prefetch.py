@@ -18,7 +18,7 @@ _SHARE, _MOST_NS = 4, 8_000_000
 """A place is given out so early: a quarter of the execution, at most some milliseconds."""
 
 
-class EarlyPlaces:
+class Prefetch:
     """Says when the place of a job is to be given out: `give_out` is called then, with the instance and the job."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, give_out: Callable[[Instance, Job], None]) -> None:
@@ -37,9 +37,9 @@ class EarlyPlaces:
 
     def ended(self, instance: Instance) -> bool:
         """An execution is over. Whether its place was given out before."""
-        if not instance.early:
+        if not instance.prefetched:
             return False
-        instance.early -= 1
+        instance.prefetched -= 1
         if instance.ahead:
             job = instance.ahead.popleft()
             self._time(instance, job)
