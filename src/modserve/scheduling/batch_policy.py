@@ -70,8 +70,8 @@ class BatchPolicy:
         """For models that `learns_ranges`: the range of a request's length."""
 
         policies = (self.bounds.default_policy, *self.bounds.level_policies.values())
-        asked = self.bounds.max_queue_delay_ns or config.admission.by_deadline
-        self._least_ns = 0 if asked or any(each.max_queue_size for each in policies) else _LONG_NS
+        predicts = self.bounds.max_queue_delay_ns or config.admission.by_deadline
+        self._least_ns = 0 if predicts or any(each.max_queue_size for each in policies) else _LONG_NS
         """Shorter executions are not observed: nobody decides by them."""
 
     def use(self, slots: Slots) -> None:
