@@ -139,6 +139,8 @@ class InstanceSet:
         for instance in added:
             self._put_in_service(instance)
         self._count_instances()
+        if added and self.trouble is not None:
+            self._set_trouble(None)
         self._tell_free()
 
     def dismiss(self, instance: Instance) -> None:

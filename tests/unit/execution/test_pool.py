@@ -380,6 +380,19 @@ async def test_one_that_is_added_takes_nothing_before() -> None:
     assert bench.statistics.instances == 2
 
 
+async def test_one_that_is_added_where_none_is_left_ends_the_trouble() -> None:
+    bench = Bench(instances=1)
+    told: list[bool] = []
+    bench.owner.health_changed = lambda: told.append(bench.pool.trouble is None)
+    bench.run(member(1)).fail(InstanceLostError("gone"))
+    await bench.until_settled(1)
+    assert told == [False]
+    made = bench.backend.open(SOURCE).instance(instance_spec(CONFIG))
+    bench.pool.change([bench.pool.new_instance("model_1", made)], [0])
+    assert told == [False, True]
+    assert bench.pool.reserve() is not None
+
+
 async def test_one_that_is_dismissed_is_to_be_closed() -> None:
     bench = Bench(instances=1)
     left: list[str] = []
