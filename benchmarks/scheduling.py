@@ -36,7 +36,6 @@ class Runner:
     """Implements `scheduling.scheduler.BatchRunner`: one slot, which the benchmark frees."""
 
     def __init__(self) -> None:
-        self.on_free: Callable[[], None] = lambda: None
         self.busy = True
         self.batches = 0
         self.left = 0
@@ -110,7 +109,7 @@ def decision_us(crowd: Crowd, waiting: int, decisions: int) -> float:
     for _ in range(decisions):
         runner.busy, runner.left = False, 0
         begin = time.perf_counter_ns()
-        runner.on_free()
+        scheduler.dispatch()
         spent_ns += time.perf_counter_ns() - begin
         runner.busy = True  # what arrives is only queued
         for _ in range(runner.left):
@@ -141,7 +140,7 @@ class SimulatedEngine:
     """Implements `scheduling.scheduler.BatchRunner` in simulated time: 200 µs a batch and 50 µs a request."""
 
     def __init__(self, clock: FakeClock) -> None:
-        self.on_free: Callable[[], None] = lambda: None
+        self.scheduler: QueuedScheduler[int] | None = None
         self.batches = 0
         self.answered = 0
         self._clock = clock
@@ -163,7 +162,8 @@ class SimulatedEngine:
 
     def _done(self) -> None:
         self._free += 1
-        self.on_free()
+        if self.scheduler is not None:
+            self.scheduler.dispatch()
 
 
 def simulation_table() -> str:
@@ -186,6 +186,7 @@ def simulation_table() -> str:
         policy,
         ripe_size=batching.ripe_size(policy, MAX_BATCH_SIZE),
     )
+    engine.scheduler = scheduler
     mean_ns = (200_000 + 50_000 * MAX_BATCH_SIZE) / MAX_BATCH_SIZE / SLOTS / 0.95
     begin = time.perf_counter()
     for number in range(ARRIVALS):

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from modserve.core.servable import RequestHolder, SequenceKeeper, Servable, base
-from modserve.execution.rate_limit import State
+from modserve.execution.rate_limit import TurnState
 from modserve.models.residency.on_demand import OnDemandModel
+from modserve.models.residency.stages import Stage
 from modserve.models.serving.cached import CachedModel
 from modserve.models.serving.model import Model
 from modserve.models.serving.wrappers import ModelWrapper
@@ -67,7 +68,7 @@ def _layers(servable: Servable) -> Iterator[Servable]:
     """A servable, and all that is behind it."""
     yield servable
     if isinstance(servable, ModelWrapper):
-        yield from _layers(servable.behind)
+        yield from _layers(servable.inner)
     elif isinstance(servable, OnDemandModel) and servable._inner is not None:
         yield from _layers(servable._inner)
 
@@ -98,13 +99,13 @@ def _check_layer(layer: Servable) -> None:
         assert len(layer._waiting) == layer._watchers == 0
         assert layer._task is None, f"{layer!r} still comes"
         assert layer._leaving is None, f"{layer!r} still leaves"
-        assert not layer._held_back, f"{layer!r} is held back, for nobody"
+        assert layer._stage is not Stage.HELD_BACK, f"{layer!r} is held back, for nobody"
     if isinstance(layer, Model):
         pool = layer.pool
         assert not layer.busy
         assert not layer._leaving, "instances that were removed are not closed"
         assert pool.trouble is None, f"{pool!r}: {pool.trouble}"
-        assert not pool._leaving, f"{pool!r} has instances that should have left"
+        assert not pool.leaving, f"{pool!r} has instances that should have left"
         places = sum(instance.places for instance in pool._instances.values())
         assert pool.free_places() == places, f"{pool!r}: {pool.free_places()} of {places} places are free"
         assert layer.statistics.instances == pool.count
@@ -131,7 +132,7 @@ def _check_limiter(world: World) -> None:
     limiter = world.limiter
     assert not any(limiter._used.values()), f"resources are in use by nobody: {limiter._used}"
     assert not limiter._waiting
-    assert all(turn.state is State.IDLE for turn in limiter._turns)
+    assert all(turn.state is TurnState.IDLE for turn in limiter._turns)
 
 
 def _check_memory(world: World) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import ModserveError
 from modserve.models.loading.loader import Loader, LoaderOptions
-from modserve.models.loading.one_file import ModelFile, model_file, repository_of
+from modserve.models.loading.one_file import StandaloneModel, model_file, repository_of
 from modserve.pb import inference as pb
 from modserve.repository.local import LocalRepository
 
@@ -98,7 +98,7 @@ def _read(words: Sequence[str]) -> tuple[Path, int | None, Path | None]:
     return Path(files[0]), None if size is None else int(size), None if output is None else Path(output)
 
 
-def make(file: ModelFile, max_batch_size: int | None = None) -> str:
+def make(file: StandaloneModel, max_batch_size: int | None = None) -> str:
     """The text of a configuration. Raises what the load raises, with the names of the file's own folder."""
     with repository_of(file) as directory, ThreadPoolExecutor(1) as executor:
         registry = BackendRegistry()
@@ -115,7 +115,7 @@ def make(file: ModelFile, max_batch_size: int | None = None) -> str:
     return written(config, file, registry.get(config.backend).default_model_filename)
 
 
-async def _completed(loader: Loader, directory: Path, file: ModelFile, max_batch_size: int) -> pb.ModelConfig:
+async def _completed(loader: Loader, directory: Path, file: StandaloneModel, max_batch_size: int) -> pb.ModelConfig:
     """The configuration that a server would make of a file, by loading it."""
     draft = pb.ModelConfig(default_model_filename=file.filename, max_batch_size=max_batch_size)
     listing = replace(LocalRepository(directory, outside_links=True).read(file.name), content=str(draft).encode())

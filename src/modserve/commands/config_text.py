@@ -7,7 +7,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 
 from modserve.core.tensors.sample_data import Sizes
-from modserve.models.loading.one_file import ModelFile
+from modserve.models.loading.one_file import StandaloneModel
 from modserve.pb import inference as pb
 
 _DEFAULTS = ("version_policy", "instance_group", "optimization", "platform")
@@ -45,12 +45,12 @@ NO_BATCHING = (
 )
 
 
-def written(config: pb.ModelConfig, file: ModelFile, default_filename: str) -> str:
+def written(config: pb.ModelConfig, file: StandaloneModel, default_filename: str) -> str:
     """The text for a complete configuration. `default_filename` is what the backend looks for by itself."""
     return "\n".join(_lines(config, file, default_filename)) + "\n"
 
 
-def _lines(config: pb.ModelConfig, file: ModelFile, default_filename: str) -> Iterator[str]:
+def _lines(config: pb.ModelConfig, file: StandaloneModel, default_filename: str) -> Iterator[str]:
     batches = config.max_batch_size > 0
     yield f"# The configuration of model '{config.name}', made from {file.filename} by 'modserve config'."
     if not file.in_repository:

@@ -106,7 +106,6 @@ def finish(
         default_cpu_instances=default_cpu_instances,
         default_model_filename=default_model_filename,
         description=description,
-        prefers_sizes=bool(draft.message.dynamic_batching.preferred_batch_size),
         files=files,
     )
     problems = _problems(draft, auto_complete)

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from .errors import ModserveError
+from .files.config_file import CONFIG_FILE
 from .servable import Servable
-
-CONFIG_FILE = "config.pbtxt"
 
 Needs: TypeAlias = Mapping[str, frozenset[int | None]]
 """The models that another one is made of, with the versions that it needs; None stands for any version."""
@@ -121,7 +120,7 @@ async def _unusable(path: Path, version: int) -> Servable:
     raise RuntimeError(f"version {version} of an unusable model is to be loaded from '{path}': this is a bug")
 
 
-class Change(Protocol):
+class InPlaceChange(Protocol):
     """A new configuration for a version in service, ready to be applied to what serves: no file is read for it again.
 
     One of its methods is called, once.
@@ -137,7 +136,7 @@ class Change(Protocol):
         """Let go of what was made for it."""
 
 
-async def _not_in_place(servable: Servable, path: Path, version: int) -> Change | None:
+async def _not_in_place(servable: Servable, path: Path, version: int) -> InPlaceChange | None:
     return None
 
 
@@ -155,7 +154,7 @@ class Blueprint:
 
     If it fails or is cancelled, it leaves nothing behind, although what a cancelled call has begun may end later.
     """
-    change: Callable[[Servable, Path, int], Awaitable[Change | None]] = field(
+    change: Callable[[Servable, Path, int], Awaitable[InPlaceChange | None]] = field(
         default=_not_in_place, compare=False, repr=False
     )
     """Make ready to apply the configuration to a version that `load` has made of the same files, which are at a path.

@@ -49,12 +49,16 @@ class Servable(Protocol):
     """A loaded model version that takes requests."""
 
     id: ModelId
-    config: ModelConfig
-    config_message: bytes
-    """The normalised ``inference.ModelConfig``, serialised: what the configuration calls return."""
     statistics: ModelStatistics
     labels: Mapping[str, tuple[str, ...]]
     """The names of the classes by output, for the outputs that have a label file."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def config_message(self) -> bytes:
+        """The normalised ``inference.ModelConfig``, serialised: what the configuration calls return."""
 
     @property
     def unready_reason(self) -> str | None:
@@ -164,7 +168,7 @@ Borrow: TypeAlias = Callable[[str, int | None], Handle]
 
 
 def base(servable: Servable) -> Servable:
-    """The model or the ensemble that others stand before: each of these has it, or the next one, as its `behind`."""
-    while (behind := getattr(servable, "behind", None)) is not None:
-        servable = behind
+    """The model or the ensemble that others stand before: each of these has it, or the next one, as its `inner`."""
+    while (inner := getattr(servable, "inner", None)) is not None:
+        servable = inner
     return servable

@@ -9,12 +9,12 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TypeAlias
 
-from modserve.backends.api import BackendInstance, Executor, InstanceLostError, RequestInstance
+from modserve.backends.api import BackendInstance, Executor, RequestInstance
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.version import ModelId
 
+from .inline import InlineRule
 from .job import Job, Work
-from .quick import QuickRule
 from .running import Deliver, Running
 
 
@@ -34,16 +34,14 @@ class Instance(ABC):
     """How many jobs it takes now. Kept by the pool."""
     takes_early: bool = False
     """It may get a job before the one under way is over, beyond its places."""
-    early: int = 0
+    prefetched: int = 0
     """How many of its places were given out before their executions were over. Kept by the pool."""
     ahead: deque[Job]
     """The jobs in those places that have not begun, if it `takes_early`. Kept by the pool."""
-    quick: QuickRule | None = None
+    inline_rule: InlineRule | None = None
     """Whether batches may run on the event loop's thread; None for never."""
     job: Job | None = None
     """What it executes, or is about to: the latest, if there are several. Kept by the pool."""
-    on_lost: Callable[[InstanceLostError], None] | None = None
-    """Hears of its loss in place of the pool: set while it is warmed up."""
     gone: bool = False
     """It was lost: it cannot run anything any more. Kept by the pool."""
     open: set[Running]
@@ -64,7 +62,7 @@ class Instance(ABC):
         """Run a job, after those that were started before. Returns at once."""
 
     def execute(self, job: Job) -> None:
-        """Run a job on the calling thread, which blocks; never raises. Only for instances that may be `quick`."""
+        """Run a job on the calling thread, which blocks; never raises. Only where there is an `inline_rule`."""
         raise RuntimeError(f"{self!r} blocks no thread: this is a bug")
 
     @property
@@ -101,7 +99,7 @@ class ThreadInstance(Instance):
         done: Done,
         deliver: Deliver,
         number: int,
-        may_be_quick: bool,
+        may_inline: bool,
     ) -> None:
         self.name = name
         self.number = number
@@ -116,8 +114,8 @@ class ThreadInstance(Instance):
             self._run = partial(self._run_requests, engine)
         else:
             self._run = partial(self._run_batch, engine)
-            if may_be_quick and not getattr(engine, "data_dependent", True):
-                self.quick = QuickRule()
+            if may_inline and not getattr(engine, "data_dependent", True):
+                self.inline_rule = InlineRule()
         self._done = done
         self._deliver = deliver
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
@@ -142,7 +140,7 @@ class ThreadInstance(Instance):
             self._engine.close()
 
     def _work(self) -> None:
-        rule, thread = self.quick, self._runner
+        rule, thread = self.inline_rule, self._runner
         while (job := self._jobs.get()) is not None:
             thread.job = job
             if rule is None:

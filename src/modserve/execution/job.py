@@ -57,7 +57,13 @@ class Job:
         "timing",
     )
 
-    def __init__(self, members: list[Inflight], close_reason: str = "", rows: list[Inflight] | None = None) -> None:
+    def __init__(
+        self,
+        members: list[Inflight],
+        close_reason: str = "",
+        rows: list[Inflight] | None = None,
+        on_done: "Callable[[Job], None] | None" = None,
+    ) -> None:
         self.members = members
         self.again = False
         self.more = False
@@ -79,7 +85,7 @@ class Job:
         self.late: list[Inflight] = []
         """Those that were to be members, and whose deadline or queue limit had passed when the execution began."""
         self.error: ModserveError | None = None
-        self.on_done: Callable[[Job], None] | None = None
+        self.on_done = on_done
 
     def drop_late(self, now_ns: int) -> None:
         """What is too late is not worth an execution. Not for jobs whose rows are kept."""

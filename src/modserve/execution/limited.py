@@ -1,47 +1,31 @@
 """The instances of a model that need resources: the pool, but none is lent whose resources are not free."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from modserve.core.errors import ModserveError
 from modserve.core.requests.inflight import Inflight
 
 from .instance import Instance
 from .pool import InstancePool
-from .rate_limit import RateLimiter, State, Turn
+from .rate_limit import RateLimiter, ResourceTurn, TurnState
 
 
 class LimitedPool:
     """Implements `scheduling.PinnedRunner` on top of a pool. `turns` are those of its instances, in their order.
 
-    Each instance has one execution at a time, as in Triton, and each execution its resources until it is over.
+    Each instance has one execution at a time, as in Triton, and each execution its resources until it is over: whoever
+    hears of a free slot calls `collect` first.
     """
 
-    def __init__(self, pool: InstancePool, limiter: RateLimiter, turns: Sequence[Turn]) -> None:
-        self.on_free: Callable[[], None] = lambda: None
-        self.on_lost: Callable[[int, ModserveError, bool], None] = lambda number, error, again: None
+    def __init__(self, pool: InstancePool, limiter: RateLimiter, turns: Sequence[ResourceTurn]) -> None:
+        """Raises INVALID_ARG if an instance needs more of a resource than there is."""
+        limiter.add(turns)
         self._pool = pool
         self._limiter = limiter
         self._turns = turns
-        for turn in turns:
-            turn.on_grant = self._granted
-        pool.on_free = self._freed
-        pool.on_lost = self._lost
 
-    @property
-    def on_done(self) -> Callable[[list[Inflight]], None] | None:
-        return self._pool.on_done
-
-    @on_done.setter
-    def on_done(self, callback: Callable[[list[Inflight]], None] | None) -> None:
-        self._pool.on_done = callback
-
-    @property
-    def on_again(self) -> Callable[[Inflight], None]:
-        return self._pool.on_again
-
-    @on_again.setter
-    def on_again(self, callback: Callable[[Inflight], None]) -> None:
-        self._pool.on_again = callback
+    def close(self) -> None:
+        """The model needs nothing any more."""
+        self._limiter.remove(self._turns)
 
     @property
     def count(self) -> int:
@@ -49,7 +33,7 @@ class LimitedPool:
 
     def reserve(self) -> Instance | None:
         # A turn that was granted comes first: another one would begin to wait, and be granted as soon as this is over.
-        order = [(turn.state is not State.GRANTED, turn.clock, number) for number, turn in enumerate(self._turns)]
+        order = [(turn.state is not TurnState.GRANTED, turn.clock, number) for number, turn in enumerate(self._turns)]
         for *_, number in sorted(order):
             if (slot := self.reserve_number(number)) is not None:
                 return slot
@@ -57,11 +41,11 @@ class LimitedPool:
 
     def reserve_number(self, number: int) -> Instance | None:
         turn = self._turns[number]
-        if turn.state is State.RUNNING:
+        if turn.state is TurnState.RUNNING:
             return None
         slot = self._pool.reserve_number(number)
         if slot is None:
-            if turn.state is not State.IDLE:
+            if turn.state is not TurnState.IDLE:
                 self._limiter.end(turn)
             return None
         if self._limiter.begin(turn):
@@ -75,12 +59,12 @@ class LimitedPool:
 
     def run(self, slot: Instance, batch: list[Inflight], close_reason: str, rows: list[Inflight] | None = None) -> None:
         self._pool.run(slot, batch, close_reason, rows)
-        self._collect()
+        self.collect()
 
-    def _collect(self) -> None:
+    def collect(self) -> None:
         """Take back the resources of executions that are over."""
         for number, turn in enumerate(self._turns):
-            if turn.state is State.RUNNING and self._is_idle(number):
+            if turn.state is TurnState.RUNNING and self._is_idle(number):
                 self._limiter.end(turn)
 
     def _is_idle(self, number: int) -> bool:
@@ -92,14 +76,6 @@ class LimitedPool:
             self._pool.release(slot)
         return bool(slots) and len(slots) >= slots[0].places
 
-    def _freed(self) -> None:
-        self._collect()
-        self.on_free()
-
-    def _lost(self, number: int, error: ModserveError, again: bool) -> None:
-        if self._turns[number].state is State.RUNNING:
+    def slot_lost(self, number: int) -> None:
+        if self._turns[number].state is TurnState.RUNNING:
             self._limiter.end(self._turns[number])
-        self.on_lost(number, error, again)
-
-    def _granted(self) -> None:
-        self.on_free()

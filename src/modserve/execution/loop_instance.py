@@ -34,7 +34,7 @@ from modserve.core.version import ModelId
 
 from .instance import Done, Instance, takes_early
 from .job import Job, Work
-from .running import Deliver, Report, Running, Stamp
+from .running import Deliver, RequestReport, Running, Stamp
 
 _log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class LoopInstance(Instance):
     # Executions
 
     def _start_waiting(self) -> None:
-        while self._waiting and len(self._executions) < self.max_in_flight + self.max_ahead + self.early:
+        while self._waiting and len(self._executions) < self.max_in_flight + self.max_ahead + self.prefetched:
             execution = _Execution(self, self._waiting.popleft())
             self._executions[execution] = None
             self._begin(execution)
@@ -274,7 +274,7 @@ class LoopInstance(Instance):
 
     # Order
 
-    def _deliver(self, running: Running, report: Report | Stamp) -> None:
+    def _deliver(self, running: Running, report: RequestReport | Stamp) -> None:
         self._post(partial(self._deliver_on_loop, running, report))
 
     def _post(self, callback: Callable[[], None]) -> None:

@@ -12,14 +12,15 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.version import ModelId
 
-from .early import EarlyPlaces, Expect
+from .inline import LONG_NS, LoopThreadTime
 from .instance import Instance, ThreadInstance
+from .instance_set import InstanceSet
 from .job import Job
 from .loop_instance import LoopInstance
-from .membership import Membership
-from .quick import LONG_NS, LoopThread
-from .revival import Clock, Make
-from .settlement import Observe
+from .owner import Learner, PoolOwner
+from .prefetch import Prefetch
+from .revival import Make, RevivalClock
+from .settlement import Settlement
 from .warming import MakeSamples
 
 _log = logging.getLogger(__name__)
@@ -28,12 +29,12 @@ _REFUSED = "refused"
 """`scheduling.batching.Reason` of the batches of one that a refused batch becomes."""
 
 
-class InstancePool(Membership):
+class InstancePool(InstanceSet):
     """Implements `scheduling.PinnedRunner`. Lives on the event loop's thread; some instances have threads of their own.
 
-    `on_settled` hears how many requests have just been settled. If it `may_be_quick`, batches run on the event loop's
-    own thread on those instances whose rule says that they are too short to be worth a hop. `observe` hears of each
-    execution that succeeded. `on_health` is called when `trouble` may have changed.
+    If it `may_inline`, batches run on the event loop's own thread on those instances whose rule says that they are
+    too short to be worth a hop. The `learner` observes each execution that succeeded; with one, and `prefetches`,
+    places of long executions are given out before they are over.
 
     A merged batch that the engine refuses runs once more, each request by itself, on the same instance, so that only
     those fail that are to blame. Only the executions that succeed are counted.
@@ -48,34 +49,35 @@ class InstancePool(Membership):
         config: ModelConfig,
         engines: Sequence[tuple[str, Executor]],
         statistics: ModelStatistics,
-        on_settled: Callable[[int], None],
+        owner: PoolOwner,
         loop: asyncio.AbstractEventLoop,
-        may_be_quick: bool = False,
-        observe: Observe | None = None,
+        may_inline: bool = False,
+        learner: Learner | None = None,
         *,
+        prefetches: bool = True,
         make: Make | None = None,
-        clock: Clock | None = None,
-        on_health: Callable[[], None] = lambda: None,
+        clock: RevivalClock | None = None,
         make_samples: MakeSamples | None = None,
     ) -> None:
-        super().__init__(model, config, statistics, on_settled, loop, observe, make, clock, on_health, make_samples)
-        self.expect: Expect | None = None
-        """Set by those who know: then places of long executions are given out early."""
+        settlement = Settlement(model, config, statistics, owner, loop, learner)
+        super().__init__(model, statistics, owner, loop, settlement, make, clock, make_samples)
         self._config = config
-        self._may_be_quick = may_be_quick
-        self._loop_thread = LoopThread()
-        self._early = EarlyPlaces(loop, self._give_out_early)
+        self._has_sequences = config.sequence_batching is not None
+        self._may_inline = may_inline
+        self._prefetches = prefetches
+        self._loop_thread = LoopThreadTime()
+        self._prefetch = Prefetch(loop, self._give_out_early)
         self._begin(engines)
 
     def __repr__(self) -> str:
         return f"InstancePool({self._model.name}, {len(set(self._free))} of {len(self._instances)} free)"
 
     def _instance(self, number: int, name: str, engine: Executor) -> Instance:
-        model, config = self._model, self._config
+        model, config, deliver = self._model, self._config, self._settlement.deliver
         if isinstance(engine, AsyncInstance | AsyncRequestInstance):
-            return LoopInstance(model, name, config, engine, self._finish, self.deliver, self._lose, self._loop, number)
-        done, deliver = partial(self._from_thread, self._finish), partial(self._from_thread, self.deliver)
-        return ThreadInstance(model, name, config, engine, done, deliver, number, self._may_be_quick)
+            return LoopInstance(model, name, config, engine, self._finish, deliver, self._lose, self._loop, number)
+        done, deliver = partial(self._from_thread, self._finish), partial(self._from_thread, deliver)
+        return ThreadInstance(model, name, config, engine, done, deliver, number, self._may_inline)
 
     # For the scheduler
 
@@ -115,12 +117,13 @@ class InstancePool(Membership):
             inflight.timing = job.timing
             if inflight.trace is not None:
                 inflight.trace.batched(job.timing)
-        rule = slot.quick
-        if rule is None or not rule.quick or slot is self._early.opening:
+        rule = slot.inline_rule
+        if rule is None or not rule.on_loop or slot is self._prefetch.opening:
             slot.job = job
             slot.start(job)
-            if slot.takes_early and self.expect is not None:
-                self._early.started(slot, job, self.expect(batch))
+            learner = self._settlement.learner
+            if slot.takes_early and self._prefetches and learner is not None:
+                self._prefetch.started(slot, job, learner.expect(batch))
             return
         thread = self._loop_thread
         thread.look()
@@ -136,9 +139,10 @@ class InstancePool(Membership):
             self._free.append(slot)
         else:
             self._set_free(slot, job)
-        if self.on_done is not None:
-            self.tell_done(job.members)
-        self.settle(job)
+        settlement = self._settlement
+        if self._has_sequences:
+            settlement.tell_done(job.members)
+        settlement.settle(job)
 
     def remaining_ns(self, now_ns: int, run_ns: Callable[[int], int]) -> list[int]:
         """How long each instance is likely to be busy, by `run_ns`, which tells it of a batch size; 0 for free ones."""
@@ -155,24 +159,25 @@ class InstancePool(Membership):
             job.on_done(job)
             return
         timing = job.timing
-        if instance.quick is not None:
-            instance.quick.ran_on_thread(timing.compute_end_ns - timing.compute_start_ns, job.cpu_ns)
+        if instance.inline_rule is not None:
+            instance.inline_rule.ran_on_thread(timing.compute_end_ns - timing.compute_start_ns, job.cpu_ns)
         if job.refused:
             self._run_one_by_one(instance, job)
             return
+        settlement = self._settlement
         if job.more:
-            self.settle(job)  # another job of the same batch has begun
+            settlement.settle(job)  # another job of the same batch has begun
             return
         self._set_free(instance, job)
-        if job.running and self.on_done is not None:
-            self.settle(job)  # which tells of those whose sequences can go on in the next batch
+        if job.running and self._has_sequences:
+            settlement.settle(job)  # which tells of those whose sequences can go on in the next batch
             self._tell_free()
             return
         if not job.running:  # requests that engines respond to by themselves are done one by one
-            self.tell_done(job.members)
+            settlement.tell_done(job.members)
         # The next batch starts before this one's responses are written: the engine should not wait for sockets.
         self._tell_free()
-        self.settle(job)
+        settlement.settle(job)
 
     def _set_free(self, instance: Instance, job: Job | None = None) -> None:
         """One of the instance's executions is over. Of one that is gone no place is free."""
@@ -181,10 +186,10 @@ class InstancePool(Membership):
         if job is not None and isinstance(job.error, InstanceLostError):
             self._lose(instance, job.error)
         if instance.gone:
-            if self._leaving:
-                self._loop.call_soon(self._see_off)  # once what comes of the execution is settled
+            if self.leaving:
+                self._loop.call_soon(self.see_off)  # once what comes of the execution is settled
             return
-        if self._early.ended(instance):
+        if self._prefetch.ended(instance):
             return
         self._free.append(instance)
         if instance.max_ahead:
@@ -201,20 +206,20 @@ class InstancePool(Membership):
         if instance.gone or job.timing.compute_end_ns:
             return
         before = instance.job
-        instance.early += 1
+        instance.prefetched += 1
         self._free.append(instance)
-        self._early.opening = instance
+        self._prefetch.opening = instance
         self._tell_free()
-        self._early.opening = None
+        self._prefetch.opening = None
         if instance.job is before:
             self._free.remove(instance)
-            instance.early -= 1
+            instance.prefetched -= 1
 
     def _run_one_by_one(self, instance: Instance, job: Job) -> None:
         """The engine refused a batch: those who still wait for a response run by themselves, on the same instance."""
         assert job.error is not None, "set when the engine refused: this is a bug"
         if job.late:
-            self.refuse_late(job.late)
+            self._settlement.refuse_late(job.late)
         left = [inflight for inflight in job.members if not inflight.settled]
         settled = [inflight for inflight in job.members if inflight.settled]
         _log.warning(
@@ -224,7 +229,7 @@ class InstancePool(Membership):
             job.error.message,
         )
         if settled:
-            self.count_cancelled(settled)
+            self._settlement.count_cancelled(settled)
         forget_frames(job.error)
         if not left:
             self._set_free(instance)

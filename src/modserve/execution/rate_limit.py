@@ -25,7 +25,7 @@ _Key: TypeAlias = tuple[str, int]
 """A resource's name, and its device, or `_GLOBAL`."""
 
 
-class State(enum.Enum):
+class TurnState(enum.Enum):
     IDLE = "idle"
     WAITING = "waiting"
     GRANTED = "granted"
@@ -34,7 +34,7 @@ class State(enum.Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
+class ResourceTurn:
     """An instance, and where it stands. Changed by `RateLimiter` only, and `state` by who runs it."""
 
     needs: Mapping[_Key, int]
@@ -42,14 +42,14 @@ class Turn:
     """The priority: larger numbers get fewer turns."""
     on_grant: Callable[[], None] = lambda: None
     """Called when it may begin. If it is still GRANTED afterwards, nobody wants it now."""
-    state: State = State.IDLE
+    state: TurnState = TurnState.IDLE
     clock: int = 0
     """It advances by the weight with each turn; who is behind comes first."""
     since: int = field(default=0)
     """Among those with the same clock, who came first."""
 
 
-def turns(config: ModelConfig) -> list[Turn]:
+def turns(config: ModelConfig, on_grant: Callable[[], None] = lambda: None) -> list[ResourceTurn]:
     """One for each instance of a model, in their order. Empty if none of them needs anything."""
     made = []
     for group in config.instance_groups:
@@ -58,7 +58,7 @@ def turns(config: ModelConfig) -> list[Turn]:
             needs: dict[_Key, int] = {}
             for resource in group.resources:
                 needs[resource.name, _GLOBAL if resource.is_global else device] = resource.count
-            made += [Turn(needs, group.priority) for _ in range(group.count)]
+            made += [ResourceTurn(needs, group.priority, on_grant) for _ in range(group.count)]
     return made if any(turn.needs for turn in made) else []
 
 
@@ -79,17 +79,17 @@ class RateLimiter:
             (name, _EACH_DEVICE if device is None else device): count for (name, device), count in available.items()
         }
         self._soon = soon
-        self._turns: list[Turn] = []
+        self._turns: list[ResourceTurn] = []
         self._most: dict[_Key, int] = {}
         self._used: dict[_Key, int] = {}
-        self._waiting: list[Turn] = []
+        self._waiting: list[ResourceTurn] = []
         self._clock = 0
         self._count = 0
         self._due = False
 
     # Models come and go
 
-    def add(self, turns: Sequence[Turn]) -> None:
+    def add(self, turns: Sequence[ResourceTurn]) -> None:
         """The instances of a version that loads. Raises INVALID_ARG if one of them could never run."""
         most = self._limits([*self._turns, *turns])
         for turn in turns:
@@ -112,7 +112,7 @@ class RateLimiter:
                 f'Resource "{name}" is present as both global and device-specific resource in the model configuration.'
             )
 
-    def _limits(self, turns: Sequence[Turn]) -> dict[_Key, int]:
+    def _limits(self, turns: Sequence[ResourceTurn]) -> dict[_Key, int]:
         most: dict[_Key, int] = {}
         for turn in turns:
             for key, count in turn.needs.items():
@@ -130,7 +130,7 @@ class RateLimiter:
             default=0,
         )
 
-    def remove(self, turns: Sequence[Turn]) -> None:
+    def remove(self, turns: Sequence[ResourceTurn]) -> None:
         """They run no more."""
         gone = set(map(id, turns))
         for turn in turns:
@@ -142,40 +142,40 @@ class RateLimiter:
 
     # Executions
 
-    def begin(self, turn: Turn) -> bool:
+    def begin(self, turn: ResourceTurn) -> bool:
         """Whether it may run now; then it is RUNNING. Otherwise it waits for its turn."""
-        if turn.state is State.GRANTED:
-            turn.state = State.RUNNING
+        if turn.state is TurnState.GRANTED:
+            turn.state = TurnState.RUNNING
             return True
-        if turn.state is State.IDLE:
+        if turn.state is TurnState.IDLE:
             turn.clock = max(turn.clock, self._clock)
             self._count += 1
             turn.since = self._count
             if not any(self._before(other, turn) for other in self._waiting) and self._fits(turn):
                 self._take(turn)
-                turn.state = State.RUNNING
+                turn.state = TurnState.RUNNING
                 return True
-            turn.state = State.WAITING
+            turn.state = TurnState.WAITING
             self._waiting.append(turn)
         return False
 
-    def end(self, turn: Turn) -> None:
+    def end(self, turn: ResourceTurn) -> None:
         """Its execution is over, or does not begin after all; or it waits no more."""
-        if turn.state is State.WAITING:
+        if turn.state is TurnState.WAITING:
             self._waiting.remove(turn)
-        elif turn.state is not State.IDLE:
+        elif turn.state is not TurnState.IDLE:
             for key, count in turn.needs.items():
                 self._used[key] -= count
-        turn.state = State.IDLE
+        turn.state = TurnState.IDLE
         self._look_soon()
 
-    def _before(self, other: Turn, turn: Turn) -> bool:
+    def _before(self, other: ResourceTurn, turn: ResourceTurn) -> bool:
         return (other.clock, other.since) < (turn.clock, turn.since) and not other.needs.keys().isdisjoint(turn.needs)
 
-    def _fits(self, turn: Turn) -> bool:
+    def _fits(self, turn: ResourceTurn) -> bool:
         return all(self._used.get(key, 0) + count <= self._most[key] for key, count in turn.needs.items())
 
-    def _take(self, turn: Turn) -> None:
+    def _take(self, turn: ResourceTurn) -> None:
         for key, count in turn.needs.items():
             self._used[key] = self._used.get(key, 0) + count
         self._clock = max(self._clock, turn.clock)
@@ -194,17 +194,17 @@ class RateLimiter:
         for turn in sorted(self._waiting, key=lambda turn: (turn.clock, turn.since)):
             if held.isdisjoint(turn.needs) and self._fits(turn):
                 self._take(turn)
-                turn.state = State.GRANTED
+                turn.state = TurnState.GRANTED
                 granted.append(turn)
             else:
                 held.update(turn.needs)
-        self._waiting = [turn for turn in self._waiting if turn.state is State.WAITING]
+        self._waiting = [turn for turn in self._waiting if turn.state is TurnState.WAITING]
         for turn in granted:
             try:
-                if turn.state is State.GRANTED:
+                if turn.state is TurnState.GRANTED:
                     turn.on_grant()
             except Exception:  # it is one model's, and the others wait for their turns
                 _log.exception("starting an execution whose turn it was failed")
             finally:
-                if turn.state is State.GRANTED:
+                if turn.state is TurnState.GRANTED:
                     self.end(turn)

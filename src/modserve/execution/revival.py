@@ -26,8 +26,8 @@ class Timer(Protocol):
     def cancel(self) -> None: ...
 
 
-class Clock(Protocol):
-    """As `scheduling.scheduler.Clock`."""
+class RevivalClock(Protocol):
+    """As `scheduling.scheduler.RevivalClock`."""
 
     def now_ns(self) -> int: ...
     def call_at(self, when_ns: int, callback: Callable[[], None]) -> Timer: ...
@@ -43,7 +43,7 @@ class Revival:
     def __init__(
         self,
         make: Make,
-        clock: Clock,
+        clock: RevivalClock,
         on_loop: Callable[[Callable[[], None]], object],
         take: Callable[[int, Executor], None],
         failed: Callable[[int, ModserveError, int], None],

@@ -43,7 +43,7 @@ class Stamp(NamedTuple):
     ns: int
 
 
-class Report(NamedTuple):
+class RequestReport(NamedTuple):
     """What an engine says of a request. Stamps as for statistics.
 
     A response, a failure, None for the end alone, or AGAIN for the end of this execution only.
@@ -78,7 +78,7 @@ class Running:
     """No client's request: it counts nowhere. Only a warm-up hears of it."""
 
 
-Deliver: TypeAlias = Callable[[Running, Report | Stamp], None]
+Deliver: TypeAlias = Callable[[Running, RequestReport | Stamp], None]
 """Brings what an engine says to the event loop's thread, from any thread and in order."""
 
 
@@ -274,7 +274,7 @@ class RunningRequest:
         if flow is not None:
             flow.given(what.size if isinstance(what, InferenceResponse) else 0)
         start_ns, self._last_ns = self._last_ns, time.monotonic_ns()
-        self._deliver(self._running, Report(what, final, start_ns, output_start_ns, self._last_ns))
+        self._deliver(self._running, RequestReport(what, final, start_ns, output_start_ns, self._last_ns))
         if flow is None:
             return not final
         if wait:

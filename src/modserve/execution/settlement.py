@@ -7,8 +7,6 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import Code, ModserveError, cancelled, forget_frames, unavailable
@@ -20,7 +18,8 @@ from modserve.core.statistics.model_statistics import FailureReason, ModelStatis
 from modserve.core.version import ModelId
 
 from .job import Job
-from .running import Again, Report, Running, Stamp
+from .owner import Learner, PoolOwner
+from .running import Again, RequestReport, Running, Stamp
 
 _log = logging.getLogger(__name__)
 
@@ -29,32 +28,25 @@ _AT_ONCE = 64
 _TELL_NS = 1_000_000
 """How long a part may take, so that the event loop is not held for longer."""
 
-Observe: TypeAlias = Callable[[ExecutionTiming, Sequence[Inflight]], None]
-
 
 class Settlement:
-    """The part of a pool that settles its requests, on the event loop's thread.
-
-    `on_settled` hears how many requests have just been settled, `observe` of each execution that succeeded. The
-    scheduler sets `on_done` and `on_again`, see `scheduling.PinnedRunner`.
-    """
+    """Settles the requests of one pool, on the event loop's thread. Executions that succeeded are for the `learner`."""
 
     def __init__(
         self,
         model: ModelId,
         config: ModelConfig,
         statistics: ModelStatistics,
-        on_settled: Callable[[int], None],
+        owner: PoolOwner,
         loop: asyncio.AbstractEventLoop,
-        observe: Observe | None,
+        learner: Learner | None,
     ) -> None:
-        self.on_done: Callable[[list[Inflight]], None] | None = None
-        self.on_again: Callable[[Inflight], None] = _never_again
+        self.learner = learner
         self._model = model
         self._statistics = statistics
-        self._on_settled = on_settled
+        self._owner = owner
         self._loop = loop
-        self._observe = observe
+        self._has_sequences = config.sequence_batching is not None
         self._decoupled = config.decoupled
         self._to_tell: deque[tuple[Inflight, InferenceResponse]] = deque()
         """Those of very large batches whose responses are still to be given, in order."""
@@ -68,9 +60,9 @@ class Settlement:
         if job.again and not job.responses and job.error is None:
             self.count_cancelled(job.members)  # it was settled before its turn came, and did not run
             return
-        if job.error is None and self._observe is not None:
+        if job.error is None and self.learner is not None:
             try:
-                self._observe(timing, job.members)
+                self.learner.observe(timing, job.members)
             except Exception:
                 self.misbehaved("learning from an execution")
         if job.running:
@@ -102,9 +94,9 @@ class Settlement:
     def fail_open(self, running: Running, error: ModserveError, start_ns: int = 0) -> None:
         """The engine will not respond to a request any more."""
         now_ns = time.monotonic_ns()
-        self.deliver(running, Report(error, True, start_ns or now_ns, now_ns, now_ns))
+        self.deliver(running, RequestReport(error, True, start_ns or now_ns, now_ns, now_ns))
 
-    def deliver(self, running: Running, report: Report | Stamp) -> None:
+    def deliver(self, running: Running, report: RequestReport | Stamp) -> None:
         if isinstance(report, Stamp):
             trace = running.inflight.trace
             if trace is not None:
@@ -159,7 +151,7 @@ class Settlement:
         inflight, now_ns = running.inflight, time.monotonic_ns()
         if running.again and not inflight.settled:
             self._statistics.pending += 1
-            self.on_again(inflight)
+            self._owner.run_again(inflight)
             return
         assert inflight.timing is not None, "set when its batch started: this is a bug"
         try:
@@ -171,12 +163,13 @@ class Settlement:
         except Exception:
             self.misbehaved("counting a request")
         self.tell_done([inflight])
-        self._on_settled(1)
+        self._owner.settled(1)
 
     def tell_done(self, members: list[Inflight]) -> None:
-        if self.on_done is not None:
+        """Tell the scheduler of sequences, if there is one."""
+        if self._has_sequences:
             try:
-                self.on_done(members)
+                self._owner.batch_done(members)
             except Exception:
                 self.misbehaved("telling its scheduler of requests that are done")
 
@@ -199,7 +192,7 @@ class Settlement:
             return
         for inflight, response in zip(members, job.responses, strict=True):
             inflight.settle(response)
-        self._on_settled(len(members))
+        self._owner.settled(len(members))
 
     def _count_settled(self, members: list[Inflight], timing: ExecutionTiming, now_ns: int) -> None:
         """Count the requests of an execution that some did not wait for."""
@@ -217,7 +210,7 @@ class Settlement:
             count += 1
         if waiting:
             self._loop.call_soon(self._tell_some)
-        self._on_settled(count)
+        self._owner.settled(count)
 
     def refuse_late(self, late: list[Inflight]) -> None:
         """Those that did not run because it was too late when their batch began."""
@@ -240,7 +233,7 @@ class Settlement:
             except Exception:
                 self.misbehaved("counting a failure")
             inflight.settle(error)
-        self._on_settled(len(members))
+        self._owner.settled(len(members))
 
     def misbehaved(self, doing: str) -> None:
         """Something raised that must not: whoever has part in it, the requests go on."""
@@ -253,7 +246,3 @@ class Settlement:
             extra = {"fields": {"model": name, "request_id": ids}}
             _log.error(text, name, error.message, ids, exc_info=error.__cause__, extra=extra)
         forget_frames(error)
-
-
-def _never_again(inflight: Inflight) -> None:
-    raise RuntimeError("a request is to run again, and its scheduler knows no such thing: this is a bug")

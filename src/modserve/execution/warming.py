@@ -76,7 +76,6 @@ class Warming:
         self._ended = False
 
     def start(self) -> None:
-        self._instance.on_lost = self.lost
         self._started_ns = time.monotonic_ns()
         self._next()
 
@@ -99,8 +98,7 @@ class Warming:
             self._fail(error)
             return
         self._left = len(inflights)
-        job = Job(inflights, CLOSE_REASON)
-        job.on_done = self._done
+        job = Job(inflights, CLOSE_REASON, on_done=self._done)
         for inflight in inflights:
             inflight.timing = job.timing
         self._instance.start(job)
@@ -160,7 +158,6 @@ class Warming:
 
     def _end(self) -> None:
         self._ended = True
-        self._instance.on_lost = None
         self._on_end(self._ran)
 
 

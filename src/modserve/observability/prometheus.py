@@ -10,9 +10,10 @@ from prometheus_client.registry import Collector
 
 from modserve.core.residency import residency
 from modserve.core.servable import Servable, engine_report, resident_bytes
+from modserve.core.statistics.adaptive_statistics import TunerStatistics
 from modserve.core.statistics.histogram import Histogram
 from modserve.core.statistics.metrics import MetricStore
-from modserve.core.statistics.model_statistics import FIRST_RESPONSE, ModelStatistics, TunerStatistics
+from modserve.core.statistics.model_statistics import FIRST_RESPONSE, ModelStatistics
 from modserve.core.statistics.summary import LatencySummaries, Summary
 
 from . import families, model_memory

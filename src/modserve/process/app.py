@@ -23,7 +23,6 @@ from modserve.execution.placement import available_cores
 from modserve.execution.rate_limit import RateLimiter
 from modserve.frontends.certificates import CertificateError
 from modserve.frontends.offload import background_threads
-from modserve.models.diagnosis.advice import absent_backends
 from modserve.models.loading.loader import Loader
 from modserve.models.residency.admission import Residency
 from modserve.models.residency.growth import Growth
@@ -87,8 +86,11 @@ class InferenceServer(Server):
         self._ending = asyncio.Lock()
         self._ended_in_time: bool | None = None
         registry = BackendRegistry(backends)
-        for warning in absent_backends(settings.backend_config, registry.names):
-            _log.warning("%s", warning)
+        if not {"", *registry.names}.issuperset(settings.backend_config):
+            from modserve.models.diagnosis.advice import absent_backends
+
+            for warning in absent_backends(settings.backend_config, registry.names):
+                _log.warning("%s", warning)
         self.engine_metrics = MetricStore(prometheus.RESERVED)
         """What engines show on the metrics page."""
         self.cores = max(1, available_cores() // workers)

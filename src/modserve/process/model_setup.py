@@ -11,10 +11,11 @@ from modserve.backends.registry import BackendRegistry
 from modserve.config import from_json
 from modserve.core.configuration.warm_up_config import WarmUpMode
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.loading import CONFIG_FILE, Repository
+from modserve.core.files.config_file import CONFIG_FILE
+from modserve.core.loading import Repository
 from modserve.models.loading.integrity import Guard
 from modserve.models.loading.loader import LoaderOptions
-from modserve.models.loading.one_file import ModelFile, is_model_directory, is_repository, model_file
+from modserve.models.loading.one_file import StandaloneModel, is_model_directory, is_repository, model_file
 from modserve.repository.control import ALL
 from modserve.repository.files import DirectoryRepository, FileModel, FileRepository
 from modserve.repository.overrides import check_model_name
@@ -27,7 +28,7 @@ _log = logging.getLogger(__name__)
 class NamedFiles(NamedTuple):
     """What the option model-file names."""
 
-    files: Mapping[str, ModelFile]
+    files: Mapping[str, StandaloneModel]
     directories: Mapping[str, Path]
     """Of models."""
 
@@ -38,7 +39,7 @@ class NamedFiles(NamedTuple):
 
 def named_files(settings: Settings) -> NamedFiles:
     """Raises INVALID_ARG for what is no model, or no repository's model, and for a name that two models have."""
-    files: dict[str, ModelFile] = {}
+    files: dict[str, StandaloneModel] = {}
     directories: dict[str, Path] = {}
     installed = BackendRegistry().names if settings.model_file else ()
     for name, written in settings.model_file:
@@ -60,7 +61,7 @@ def named_files(settings: Settings) -> NamedFiles:
     return NamedFiles(files, directories)
 
 
-def _file(path: Path, installed: Iterable[str]) -> ModelFile:
+def _file(path: Path, installed: Iterable[str]) -> StandaloneModel:
     try:
         return model_file(path, [*installed])
     except ModserveError as error:
@@ -94,7 +95,7 @@ def repositories(settings: Settings) -> list[Repository]:
     return places
 
 
-def _announce(name: str, file: ModelFile) -> None:
+def _announce(name: str, file: StandaloneModel) -> None:
     _log.info("'%s' is model '%s', version 1, of backend '%s'", file.path, name, file.backend)
     config = file.folder.parent / CONFIG_FILE
     if file.in_repository and config.exists():

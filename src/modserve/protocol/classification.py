@@ -8,7 +8,7 @@ import numpy as np
 
 from modserve.core.errors import invalid
 from modserve.core.requests.response import InferenceResponse
-from modserve.core.runtime.giving_way import give_way
+from modserve.core.runtime.yielding import yield_now
 from modserve.core.servable import Servable
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array, Tensor
@@ -56,7 +56,7 @@ def top_classes(tensor: Tensor, count: int, labels: Sequence[str], batching: boo
     for row, values in enumerate(array.reshape(rows, width)):
         for place, index in enumerate(_best(values, count).tolist()):
             if not place & 0xFFF:
-                give_way()
+                yield_now()
             text = f"{spell(values[index])}:{index}"
             if index < len(labels) and labels[index]:
                 text = f"{text}:{labels[index]}"

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from modserve.core.errors import ModserveError, from_exception, invalid
+from modserve.core.files.config_file import CONFIG_FILE
 from modserve.core.files.file_tree import walk
-from modserve.core.loading import CONFIG_FILE, DirectoryLease, Listing
+from modserve.core.loading import DirectoryLease, Listing
 from modserve.core.version import parse_directory
 
 MODEL_FILES = frozenset(

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from modserve.core.lifecycle import UNLOADED, VersionState
-from modserve.core.loading import Blueprint, Change, DirectoryLease, Listing, Needs
+from modserve.core.loading import Blueprint, DirectoryLease, InPlaceChange, Listing, Needs
 from modserve.core.servable import Servable
 
 
@@ -15,7 +15,7 @@ class Loaded(NamedTuple):
     listing: Listing
     lease: DirectoryLease
     load_ns: int
-    change: Change | None = None
+    change: InPlaceChange | None = None
     """To be applied to the servable, which is in service then."""
 
 

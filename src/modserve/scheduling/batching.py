@@ -11,7 +11,7 @@ from modserve.core.configuration.merging import rows_of
 from modserve.core.configuration.model_config import DynamicBatching, ModelConfig
 from modserve.core.requests.inflight import Inflight
 
-from .lengths import Lengths
+from .lengths import LengthIndex
 
 FAR_NS = 1 << 62
 """A time by which every queue delay is over."""
@@ -90,7 +90,7 @@ class Together:
     stale: bool = False
     whole: bool = True
     closed: bool = False
-    lengths: Lengths | None = None
+    lengths: LengthIndex | None = None
 
     def __iter__(self) -> Iterator[Inflight]:
         return iter(self.requests)

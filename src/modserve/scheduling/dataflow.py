@@ -45,7 +45,7 @@ Entry: TypeAlias = Value | Missing
 Sequenced: TypeAlias = Mapping[str, ParameterValue] | None
 
 
-class Plan:
+class StepPlan:
     """The steps that are needed for some of an ensemble's outputs, and how their tensors hang together."""
 
     def __init__(self, ensembling: Ensembling, outputs: Iterable[str]) -> None:
@@ -103,7 +103,7 @@ class Wave:
 
     __slots__ = ("_entries", "_plan", "_started", "_uses", "_waited", "_writers", "held", "order")
 
-    def __init__(self, plan: Plan, order: tuple[int, ...] = ()) -> None:
+    def __init__(self, plan: StepPlan, order: tuple[int, ...] = ()) -> None:
         self.order = order
         self.held = 0
         self._plan = plan

@@ -24,7 +24,7 @@ from modserve.core.version import STOPPING, ModelId
 
 from . import dataflow
 from .batching import Reason
-from .dataflow import Missing, Plan, Value, Wave
+from .dataflow import Missing, StepPlan, Value, Wave
 from .ensemble_step import StepExecution, StepLimit
 from .scheduler import Alarm, Clock
 
@@ -36,7 +36,7 @@ OnDone: TypeAlias = Callable[[Inflight, ExecutionTiming, ModserveError | None], 
 
 
 class EnsembleScheduler:
-    """Implements `scheduler.Scheduler` for a model that is made of others, which `borrow` lends.
+    """Runs the requests to a model that is made of others, which `borrow` lends.
 
     Nothing waits here, but for the limit of requests that a step may have under way: the models' own schedulers queue
     what the steps send them.
@@ -52,7 +52,7 @@ class EnsembleScheduler:
         self.borrow = borrow
         self.clock = clock
         self._on_done = on_done
-        self._plan = lru_cache(_MOST_PLANS)(partial(Plan, config.ensemble))
+        self._plan = lru_cache(_MOST_PLANS)(partial(StepPlan, config.ensemble))
         self._stopped = False
         self.runs: set[EnsembleRun] = set()
 
@@ -97,7 +97,7 @@ class EnsembleRun:
     way are cancelled. Only `_finish` sets `over`, once; after that no step begins, and the client hears no more.
     """
 
-    def __init__(self, ensemble: EnsembleScheduler, plan: Plan, inflight: Inflight) -> None:
+    def __init__(self, ensemble: EnsembleScheduler, plan: StepPlan, inflight: Inflight) -> None:
         self.inflight = inflight
         self.plan = plan
         self.clock = ensemble.clock

@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from modserve.core.errors import from_exception, unavailable
 from modserve.core.requests import request_ids
@@ -16,17 +16,33 @@ from modserve.core.requests.request import InferenceRequest, ParameterValue
 from modserve.core.requests.response import InferenceResponse, Outcome
 from modserve.core.servable import Handle, submit_traced
 from modserve.core.tensors.tensor import Tensor
+from modserve.core.version import ModelId
 from modserve.resources.flow import Flow
 
 from . import dataflow
-from .dataflow import Value, Wave
-
-if TYPE_CHECKING:
-    from .ensemble import EnsembleRun
+from .dataflow import StepPlan, Value, Wave
+from .scheduler import Clock
 
 STUCK_S = 60.0
 """How long a decoupled step waits for those behind it while nothing moves. They may wait for what it holds itself, so
 it then waits no more, and its responses are kept."""
+
+
+class StepOwner(Protocol):
+    """The request to the ensemble that a step belongs to: `ensemble.EnsembleRun`."""
+
+    inflight: Inflight
+    plan: StepPlan
+    clock: Clock
+
+    @property
+    def callers(self) -> tuple[ModelId, ...]: ...
+
+    def device_outputs(self, index: int) -> frozenset[str]: ...
+
+    def begun(self, step: "StepExecution") -> None: ...
+
+    def settled(self, step: "StepExecution", outcome: Outcome, final: bool) -> None: ...
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -37,7 +53,7 @@ class StepExecution:
     before it have waited, and later also how long it has waited for the limit.
     """
 
-    owner: "EnsembleRun"
+    owner: StepOwner
     index: int
     wave: Wave
     handle: Handle

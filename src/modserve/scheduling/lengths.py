@@ -8,7 +8,7 @@ from itertools import islice
 from modserve.core.requests.inflight import Inflight
 
 
-class Lengths:
+class LengthIndex:
     """Lines of requests of equal length, one for each level of urgency. Nothing costs more because many wait.
 
     `padded` gives the length that counts for a request's own. Who arrived later than `last_arrival` stays out of

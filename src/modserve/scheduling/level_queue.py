@@ -30,7 +30,7 @@ from mypy_extensions import mypyc_attr
 from modserve.core.requests.inflight import Inflight
 
 from .batching import Together
-from .lengths import Lengths
+from .lengths import LengthIndex
 from .queue import GONE, Line, RequestQueue
 
 _RIPE_LOOKED_AT = 8
@@ -76,7 +76,7 @@ class _Group(Together):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LevelQueue(RequestQueue):
-    """Its calls are those of `PlainQueue`, `move` and `age`; none costs more because many wait, but those that list.
+    """Its calls are those of `FifoQueue`, `move` and `promote`. Only those that list cost more when many wait.
 
     Groups are ripe whose batch sizes sum to `ripe_size`, or which have so many `ripe_elements`; 0 for none, both.
     """
@@ -137,7 +137,7 @@ class LevelQueue(RequestQueue):
         self._remove((inflight,))
         self._insert(inflight, level, now_ns)
 
-    def age(self, now_ns: int, ageing_ns: int) -> None:
+    def promote(self, now_ns: int, ageing_ns: int) -> None:
         """Move requests that have waited at their level for `ageing_ns` to the next more urgent one.
 
         There are two levels for each priority from 1, and the first of these is as urgent as it gets.
@@ -161,7 +161,7 @@ class LevelQueue(RequestQueue):
         group.elements += size * inflight.length
         if self._padded is not None:
             if group.lengths is None:
-                group.lengths = Lengths(self._padded)
+                group.lengths = LengthIndex(self._padded)
             group.lengths.add(inflight)
         if self._sums:
             group.joined(inflight)

@@ -16,7 +16,7 @@ class ResponseOrder:
     def __init__(self) -> None:
         self._open: deque[_Held] = deque()
 
-    def behind(self, sink: ResponseSink) -> "_Held":
+    def next(self, sink: ResponseSink) -> "_Held":
         """A sink for the next request, in front of its own. Call `withdraw` if the request is not taken."""
         held = _Held(self, sink)
         self._open.append(held)

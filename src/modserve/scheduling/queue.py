@@ -3,7 +3,7 @@
 A scheduler looks at its queue whenever an instance is free: which requests may share the next batch? There are two
 queues with one interface, and a model gets one of them when it is loaded:
 
-- `PlainQueue`, for models without priorities whose requests can all share a batch, or which run each request alone:
+- `FifoQueue`, for models without priorities whose requests can all share a batch, or which run each request alone:
   one line, first in, first out.
 - `LevelQueue` (level_queue.py), for all others.
 
@@ -86,7 +86,7 @@ class RequestQueue:
         self._timeouts.clear()
 
 
-class PlainQueue(RequestQueue):
+class FifoQueue(RequestQueue):
     """One line of requests that may all share a batch. Levels are ignored: all requests are equally urgent."""
 
     def __init__(self, *, sums: bool) -> None:

@@ -1,6 +1,6 @@
 """The thin loop around a batching rule: the direct scheduler and the dynamic batcher are this, with their rules."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Generic
 
 from mypy_extensions import mypyc_attr
@@ -10,10 +10,10 @@ from modserve.core.errors import ModserveError, cancelled, unavailable
 from modserve.core.requests.inflight import Inflight
 from modserve.core.version import STOPPING
 
-from .adaptive.admission import Gate
+from .admission import Gate
 from .batching import FAR_NS, Dispatch, Reason, Rule, WaitUntil
 from .level_queue import LevelQueue
-from .queue import GONE, PlainQueue
+from .queue import GONE, FifoQueue
 from .scheduler import Alarm, BatchRunner, Clock, OnDrop, SlotT
 
 TURN_NS = 1_000_000
@@ -61,9 +61,9 @@ class QueuedScheduler(Generic[SlotT]):
         """Whether `_place` has something to say about every request, not only about those with a time-out."""
         sums = bool(policy.max_queue_delay_ns or policy.max_batch_elements)
         self._levels: LevelQueue | None = None
-        self._queue: PlainQueue | LevelQueue
+        self._queue: FifoQueue | LevelQueue
         if alike and not policy.priority_levels and not any(each.delay for each in policies):
-            self._queue = PlainQueue(sums=sums)
+            self._queue = FifoQueue(sums=sums)
         else:
             self._queue = self._levels = LevelQueue(
                 sums=sums,
@@ -74,8 +74,7 @@ class QueuedScheduler(Generic[SlotT]):
             )
         self._stopped = self._hurries = False
         self._pump_due = False
-        self._alarm = Alarm(clock, self._pump)
-        runner.on_free = self._pump
+        self._alarm = Alarm(clock, self.dispatch)
 
     def __repr__(self) -> str:
         return f"QueuedScheduler({self._queue.count} waiting)"
@@ -102,11 +101,11 @@ class QueuedScheduler(Generic[SlotT]):
         self._queue.append(inflight, level, timeout_ns)
         if not self._pump_due:
             self._pump_due = True
-            self._clock.call_soon(self._pump)
+            self._clock.call_soon(self.dispatch)
 
     def hurry(self) -> None:
         self._hurries = True
-        self._clock.call_soon(self._pump)
+        self._clock.call_soon(self.dispatch)
 
     def stop(self) -> None:
         self._stopped = True
@@ -132,7 +131,7 @@ class QueuedScheduler(Generic[SlotT]):
         most = policy.max_queue_size
         if most and self._waiting.get(priority, 0) >= most:
             if self._pump_due:
-                self._pump()  # what came in this turn of the event loop need not wait for the next, if a slot is free
+                self.dispatch()  # what came in this turn of the event loop need not wait for the next
             if self._waiting.get(priority, 0) >= most:
                 raise self._gate.full(inflight, *self._queue.ahead(level + 1), now_ns)
         timeout_ns = policy.timeout_ns(inflight.request.timeout_ns)
@@ -171,7 +170,7 @@ class QueuedScheduler(Generic[SlotT]):
         if left:
             self._waiting[inflight.priority] = left
 
-    def _pump(self) -> None:
+    def dispatch(self) -> None:
         """Start every batch that can start now."""
         self._pump_due = False
         queue, runner, alarm = self._queue, self._runner, self._alarm
@@ -183,7 +182,7 @@ class QueuedScheduler(Generic[SlotT]):
             elif now_ns > end_ns:
                 # Batches that run here, or very many that start: others have a turn of the event loop, too.
                 self._pump_due = True
-                self._clock.call_soon(self._pump)
+                self._clock.call_soon(self.dispatch)
                 return
             wake_ns = self._expire(now_ns) if queue.timed else 0
             if not queue.count:
@@ -193,7 +192,7 @@ class QueuedScheduler(Generic[SlotT]):
                 alarm.at(wake_ns)
                 return
             if self._policy.ageing_ns and self._levels is not None:
-                self._levels.age(now_ns, self._policy.ageing_ns)
+                self._levels.promote(now_ns, self._policy.ageing_ns)
             look_ns = now_ns if not self._hurries else FAR_NS
             for together in queue.candidates():
                 decision = self._rule(together, look_ns)
@@ -236,38 +235,3 @@ class QueuedScheduler(Generic[SlotT]):
             elif inflight.level != GONE:  # re-entrancy, as in `_leave`
                 self._levels.move(inflight, inflight.level + 1, now_ns)
         return queue.next_time_ns()
-
-
-class FormerQueues(Generic[SlotT]):
-    """The queues of a model that others have taken the place of, the oldest first, while requests wait there.
-
-    What waits there runs first. So as long as there are any, this is told of free slots, and tells all queues in order;
-    otherwise the runner tells the present queue itself.
-    """
-
-    def __init__(self, runner: BatchRunner[SlotT]) -> None:
-        self._runner = runner
-        self._queues: list[QueuedScheduler[SlotT]] = []
-        self._present = runner.on_free
-
-    def __iter__(self) -> Iterator[QueuedScheduler[SlotT]]:
-        return iter(self._queues)
-
-    def add(self, former: QueuedScheduler[SlotT]) -> None:
-        """Another queue has just been made for the same runner: `former` takes nothing new, and runs what it has."""
-        self._present = self._runner.on_free
-        self._queues.append(former)
-        former.stop()
-        self._runner.on_free = self._on_free
-        self._forget_empty()
-
-    def _on_free(self) -> None:
-        for queue in tuple(self._queues):
-            queue._pump()
-        self._forget_empty()
-        self._present()
-
-    def _forget_empty(self) -> None:
-        self._queues = [queue for queue in self._queues if queue.count]
-        if not self._queues:
-            self._runner.on_free = self._present

@@ -16,6 +16,13 @@ from .timers import ExactTimers, exact_timers
 class Scheduler(Protocol):
     """Owns the waiting requests of one model version. All methods run on the event loop's thread and never wait."""
 
+    @property
+    def count(self) -> int:
+        """How many requests wait."""
+
+    def dispatch(self) -> None:
+        """Start every batch that can start now: called when a slot of the runner may have become free."""
+
     def enqueue(self, inflight: Inflight) -> None:
         """Take the request, or raise UNAVAILABLE and leave it alone when full or stopping."""
 
@@ -37,9 +44,7 @@ SlotT = TypeVar("SlotT")
 
 
 class BatchRunner(Protocol[SlotT]):
-    """Where batches run; implemented by `execution/pool.py`. `on_free` is called when a slot may have become free."""
-
-    on_free: Callable[[], None]
+    """Where batches run; implemented by `execution/pool.py`."""
 
     def reserve(self) -> SlotT | None:
         """A free slot, or None. Call `run` or `release` with each reserved slot."""
@@ -51,17 +56,7 @@ class BatchRunner(Protocol[SlotT]):
 
 
 class PinnedRunner(BatchRunner[SlotT], Protocol):
-    """A runner with numbered slots, for schedulers that keep requests in their places.
-
-    `on_done` is called with requests whose execution is over in every respect, before their slot is free: the states
-    that they leave to their sequence are there. `on_again` is called instead with a request that has to run again.
-    `on_lost` is called with the number of a slot that can run nothing until it is free again, with the reason, and with
-    whether that was said before.
-    """
-
-    on_done: Callable[[list[Inflight]], None] | None
-    on_again: Callable[[Inflight], None]
-    on_lost: Callable[[int, ModserveError, bool], None]
+    """A runner with numbered slots, for schedulers that keep requests in their places."""
 
     @property
     def count(self) -> int:

@@ -9,7 +9,7 @@ then it is busy and the sequence is `running`, which means that its instance has
 
 - waiting: this scheduler, by `_leave`.
 - busy, not running: its lane, which calls `_dropped` (as the lane's `OnDrop`); so does calling its `on_cancel`.
-- running: the runner, which calls `_on_done`, or `_on_again` if the request has to run once more.
+- running: the runner, whose owner calls `batch_done`, or `run_again` if the request has to run once more.
 
 A sequence is open while more of its requests may come: from its first request until one with the END flag, or until it
 is abandoned, aborted or idle for too long. It is live from its first request until `_finish`, which is when it is not
@@ -47,7 +47,7 @@ from modserve.core.version import STOPPING
 
 from . import batching
 from .scheduler import Alarm, Clock, OnDrop, PinnedRunner, SlotT
-from .sequence_lane import DirectLane, Lane, OldestLane, OneSlot, Places
+from .sequence_lane import DirectLane, FreePlaces, Lane, OldestLane, OneSlot
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Sequence:
 
 
 @dataclass(slots=True)
-class Member:
+class SequenceRequest:
     """What the scheduler remembers of a request until it is over."""
 
     sequence: Sequence
@@ -85,7 +85,10 @@ class Member:
 
 
 class SequenceScheduler(Generic[SlotT]):
-    """Implements `scheduling.Scheduler`. `state_files` has the initial states that come from files, by input name."""
+    """Implements `scheduling.Scheduler`, and what the owner of a runner with numbered slots tells its scheduler.
+
+    `state_files` has the initial states that come from files, by input name. `on_end` is called when a sequence ends.
+    """
 
     def __init__(
         self,
@@ -94,6 +97,7 @@ class SequenceScheduler(Generic[SlotT]):
         clock: Clock,
         on_drop: OnDrop,
         state_files: Mapping[str, Tensor],
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         assert config.sequence_batching is not None, "made for models that have it: this is a bug"
         self._batching: SequenceBatching = config.sequence_batching
@@ -107,24 +111,23 @@ class SequenceScheduler(Generic[SlotT]):
         self._live: dict[Sequence, None] = {}
         """The sequences that are not over, in the order in which they began."""
         self._backlog: OrderedDict[Sequence, None] = OrderedDict()  # a dict is slow to find its first
-        self._members: dict[Inflight, Member] = {}
+        self._members: dict[Inflight, SequenceRequest] = {}
         self._numbers = itertools.count(1)
         self._stopped = False
-        self.on_end: Callable[[], None] = lambda: None
-        """Called when a sequence has ended."""
-        self._slots = [OneSlot(runner, number, self._on_run) for number in range(runner.count)]
+        self._on_end = on_end
         strategy = self._batching.strategy
         candidates = strategy.max_candidate_sequences if isinstance(strategy, OldestStrategy) else 0
         rows = candidates if candidates > 0 else max(1, config.max_batch_size)
-        self._lanes = [self._lane(slot, rows, config.max_batch_size) for slot in self._slots]
-        self._places = Places(rows, runner.count)
-        runner.on_free = self._on_free
-        runner.on_done = self._on_done
-        runner.on_again = self._on_again
-        runner.on_lost = self._on_lost
+        slots = [OneSlot(runner, number, self._on_run) for number in range(runner.count)]
+        self._lanes = [self._lane(slot, rows, config.max_batch_size) for slot in slots]
+        self._places = FreePlaces(rows, runner.count)
 
     def __repr__(self) -> str:
         return f"SequenceScheduler({len(self._live)} sequences, {len(self._backlog)} of them in the backlog)"
+
+    @property
+    def count(self) -> int:
+        return len(self._members)
 
     @property
     def open_sequences(self) -> int:
@@ -175,7 +178,7 @@ class SequenceScheduler(Generic[SlotT]):
             inflight.queue_limit_ns = inflight.request_start_ns + request.timeout_ns
         inflight.queue_start_ns = now_ns
         inflight.on_cancel = self._cancelled
-        self._members[inflight] = Member(sequence, says, now_ns, inflight.shape_key)
+        self._members[inflight] = SequenceRequest(sequence, says, now_ns, inflight.shape_key)
         sequence.waiting.append(inflight)
         sequence.idle_since_ns = now_ns
         if begin_by_ns := inflight.begin_by_ns:
@@ -230,17 +233,19 @@ class SequenceScheduler(Generic[SlotT]):
             inflight.on_cancel = self._cancelled
             member.sequence.running = True
 
-    def _on_free(self) -> None:
-        for slot in self._slots:
-            slot.on_free()
+    def dispatch(self) -> None:
+        for lane in self._lanes:
+            lane.dispatch()
 
-    def _on_done(self, batch: list[Inflight]) -> None:
+    def batch_done(self, batch: list[Inflight]) -> None:
+        """The execution of these is over in every respect: the states that they leave to their sequence are there."""
         now_ns = self._clock.now_ns()
         for inflight in batch:
             inflight.on_cancel = None
             self._idle(self._members.pop(inflight).sequence, now_ns)
 
-    def _on_again(self, inflight: Inflight) -> None:
+    def run_again(self, inflight: Inflight) -> None:
+        """A request whose execution is over has to run once more."""
         member = self._members[inflight]
         now_ns = self._clock.now_ns()
         member.says = Membership(member.says.id)
@@ -280,13 +285,13 @@ class SequenceScheduler(Generic[SlotT]):
         for sequence in list(self._live):
             self._abort(sequence, error)
 
-    def _on_lost(self, number: int, error: ModserveError, again: bool) -> None:
+    def slot_lost(self, number: int, error: ModserveError, in_vain: bool) -> None:
         """End the sequences of a lost instance, which may have kept their states; states that we keep live on.
 
-        If no other instance could be made (`again`), they do not wait for the next attempt.
+        If no other instance could be made (`in_vain`), they do not wait for the next attempt.
         """
         for sequence in list(self._live):
-            if sequence.place is not None and sequence.place[1] == number and (again or not self._batching.states):
+            if sequence.place is not None and sequence.place[1] == number and (in_vain or not self._batching.states):
                 self._abort(sequence, error)
 
     def _finish(self, sequence: Sequence) -> None:
@@ -298,7 +303,7 @@ class SequenceScheduler(Generic[SlotT]):
         sequence.alarm.end()
         del self._live[sequence]
         self._backlog.pop(sequence, None)
-        self.on_end()
+        self._on_end()
         if sequence.place is None:
             return
         if self._backlog:

@@ -22,7 +22,6 @@ class OneSlot(Generic[SlotT]):
     """One instance of a runner. Implements `scheduler.BatchRunner`; calls `on_run` with a batch about to run."""
 
     def __init__(self, runner: PinnedRunner[SlotT], number: int, on_run: Callable[[list[Inflight]], None]) -> None:
-        self.on_free: Callable[[], None] = lambda: None
         self._runner = runner
         self._number = number
         self._on_run = on_run
@@ -102,8 +101,7 @@ class DirectLane(Generic[SlotT]):
         self._on_drop = on_drop
         self._make_filler = make_filler
         self._pump_due = False
-        self._alarm = Alarm(clock, self._pump)
-        runner.on_free = self._pump
+        self._alarm = Alarm(clock, self.dispatch)
 
     def offer(self, row: int, inflight: Inflight) -> None:
         """The next request of the sequence in `row`; returns at once."""
@@ -113,7 +111,7 @@ class DirectLane(Generic[SlotT]):
         self._rows[inflight] = row
         if not self._pump_due:
             self._pump_due = True
-            self._clock.call_soon(self._pump)
+            self._clock.call_soon(self.dispatch)
 
     def close(self, error: ModserveError) -> None:
         """Fail what waits."""
@@ -132,7 +130,7 @@ class DirectLane(Generic[SlotT]):
         self._heads[row] = None
         self._on_drop(inflight, error)
 
-    def _pump(self) -> None:
+    def dispatch(self) -> None:
         """Start the next batch if it can start now: an instance has one slot."""
         self._pump_due = False
         self._alarm.cancel()
@@ -143,7 +141,7 @@ class DirectLane(Generic[SlotT]):
                 end_ns = now_ns + TURN_NS
             elif now_ns > end_ns:
                 self._pump_due = True
-                self._clock.call_soon(self._pump)
+                self._clock.call_soon(self.dispatch)
                 return
             wake_ns = self._expire(now_ns)
             slot = self._runner.reserve() if self._rows else None
@@ -185,7 +183,7 @@ class DirectLane(Generic[SlotT]):
 Lane: TypeAlias = OldestLane[SlotT] | DirectLane[SlotT]
 
 
-class Places:
+class FreePlaces:
     """The free places of `count` instances, each a row and the number of an instance. The first ones are taken first.
 
     There may be millions of places, of which few are ever used: those from `_used` on are not listed anywhere.

@@ -3,17 +3,18 @@
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
 from modserve.backends.api import EngineRequest, Executor, InstanceSpec, ModelSource, Placement
 from modserve.core.configuration.model_config import ModelConfig, ModelDescription
-from modserve.core.errors import ModserveError
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.tensors.tensor import Array
+from modserve.scheduling.scheduler import Scheduler
+from modserve.scheduling.sequence import SequenceScheduler
 
 _PATIENCE = 30.0
 """Seconds after which a forgotten execution fails, so that a broken test ends."""
@@ -23,10 +24,6 @@ class PuppetRunner:
     """Implements `scheduling.scheduler.PinnedRunner`: keeps the batches it is given until the test finishes them."""
 
     def __init__(self, slots: int = 1) -> None:
-        self.on_free: Callable[[], None] = lambda: None
-        self.on_done: Callable[[list[Inflight]], None] | None = None
-        self.on_again: Callable[[Inflight], None] = lambda inflight: None
-        self.on_lost: Callable[[int, ModserveError, bool], None] = lambda number, error, again: None
         self.count = slots
         self.batches: list[list[Inflight]] = []
         """Every batch, in order of dispatch."""
@@ -38,6 +35,11 @@ class PuppetRunner:
         """Where each of them ran."""
         self.running: dict[int, list[Inflight]] = {}
         self._free = deque(range(slots))
+        self._scheduler: Scheduler | None = None
+
+    def serve(self, scheduler: Scheduler) -> None:
+        """This scheduler is to hear of free slots, as from the model that it would belong to."""
+        self._scheduler = scheduler
 
     def reserve(self) -> int | None:
         return self._free.popleft() if self._free else None
@@ -66,18 +68,24 @@ class PuppetRunner:
         slot = next(iter(self.running)) if slot is None else slot
         batch = self.running.pop(slot)
         self._free.append(slot)
-        if self.on_done is not None:
-            self.on_done(batch)
-        self.on_free()
+        if isinstance(self._scheduler, SequenceScheduler):
+            self._scheduler.batch_done(batch)
+        self.dispatch()
         return batch
+
+    def dispatch(self) -> None:
+        """Tell the scheduler of a free slot."""
+        if self._scheduler is not None:
+            self._scheduler.dispatch()
 
     def again(self, slot: int) -> None:
         """End the execution in `slot`; all of it is to run again."""
         batch = self.running.pop(slot)
+        assert isinstance(self._scheduler, SequenceScheduler), "only requests of sequences run again"
         for inflight in batch:
-            self.on_again(inflight)
+            self._scheduler.run_again(inflight)
         self._free.append(slot)
-        self.on_free()
+        self.dispatch()
 
     @property
     def sizes(self) -> list[int]:

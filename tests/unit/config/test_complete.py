@@ -439,15 +439,16 @@ def test_an_engine_may_add_tensors_to_those_that_are_configured() -> None:
 @pytest.mark.parametrize(
     ("batching", "parameter", "measured"),
     [
-        ("", "", True),
+        ("", "", False),
+        ("", "measured", True),
         ("preferred_batch_size: [ 4 ]", "", False),
         ("preferred_batch_size: [ 8 ]", "", False),
         ("preferred_batch_size: [ 8 ]", "measured", True),
         ("", "always", False),
     ],
-    ids=["nothing", "a size", "the largest", "a size, and trials", "no trials"],
+    ids=["nothing", "trials", "a size", "the largest", "a size, and trials", "no trials"],
 )
-def test_batch_sizes_are_tried_out_only_where_none_are_preferred(batching: str, parameter: str, measured: bool) -> None:
+def test_batch_sizes_are_tried_out_only_where_that_is_asked_for(batching: str, parameter: str, measured: bool) -> None:
     key = (
         f'parameters {{ key: "scheduling.grow_batches" value {{ string_value: "{parameter}" }} }}' if parameter else ""
     )

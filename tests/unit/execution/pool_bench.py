@@ -2,18 +2,21 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from modserve.backends.api import ModelSource
 from modserve.core.configuration.model_config import ModelConfig
-from modserve.core.errors import Code
+from modserve.core.errors import Code, ModserveError
 from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array
 from modserve.core.version import ModelId
+from modserve.execution.instance import Instance
 from modserve.execution.pool import InstancePool
 from modserve.testing import Execution, PuppetBackend, RecordingSink, config, instance_spec, request, tensor
 from modserve.testing.builders import RecordedInflight
@@ -59,6 +62,27 @@ async def until(what: Callable[[], object]) -> None:
             await asyncio.sleep(0)
 
 
+@dataclass
+class Owner:
+    """Implements `execution.owner.PoolOwner`: what the owner of a pool does when it is told something."""
+
+    settled: Callable[[int], None] = lambda count: None
+    slot_free: Callable[[], None] = lambda: None
+    batch_done: Callable[[list[Inflight]], None] = lambda members: None
+    run_again: Callable[[Inflight], None] = lambda inflight: None
+    slot_lost: Callable[[int, ModserveError, bool], None] = lambda number, error, in_vain: None
+    instance_left: Callable[[Instance], None] = lambda instance: None
+    health_changed: Callable[[], None] = lambda: None
+
+
+@dataclass
+class Learner:
+    """Implements `execution.owner.Learner`."""
+
+    observe: Callable[[ExecutionTiming, Sequence[Inflight]], None] = lambda timing, members: None
+    expect: Callable[[Sequence[Inflight]], int] = lambda members: 0
+
+
 class Bench:
     """A pool of puppet instances, and what is told of its requests."""
 
@@ -76,15 +100,18 @@ class Bench:
         self.statistics = statistics or ModelStatistics()
         self.settled: list[int] = []
         self._changed = asyncio.Event()
+        self.owner = Owner(self._on_settled, self._changed.set)
+        self.learner = Learner()
+        loop = asyncio.get_running_loop()
         self.pool = InstancePool(
-            ModelId("model", 3), model, engines, self.statistics, self._on_settled, asyncio.get_running_loop()
+            ModelId("model", 3), model, engines, self.statistics, self.owner, loop, learner=self.learner
         )
-
-        self.pool.on_free = self._changed.set
 
     def _on_settled(self, count: int) -> None:
         self.settled.append(count)
         self._changed.set()
+        if self.pool.leaving:
+            self.pool.see_off()
 
     def run(self, *members: Inflight) -> Execution:
         """Start a batch, and return its execution once an instance has begun it."""

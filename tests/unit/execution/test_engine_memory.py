@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pool_bench import CONFIG, answer, member, refused, until
+from pool_bench import CONFIG, Owner, answer, member, refused, until
 
 from modserve.backends.api import Allocate
 from modserve.core.configuration.merging import Padding
@@ -58,7 +58,9 @@ class Runs:
     async def __call__(self, engine: Engine, *members: Inflight, model: ModelConfig = CONFIG) -> None:
         settled: list[int] = []
         loop = asyncio.get_running_loop()
-        pool = InstancePool(ModelId("model", 1), model, [("model_0", engine)], ModelStatistics(), settled.append, loop)
+        pool = InstancePool(
+            ModelId("model", 1), model, [("model_0", engine)], ModelStatistics(), Owner(settled.append), loop
+        )
         self.pools.append(pool)
         slot = pool.reserve()
         assert slot is not None

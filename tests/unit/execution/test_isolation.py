@@ -80,7 +80,7 @@ async def test_what_learns_from_executions_may_raise(bench: Bench, caplog: pytes
     def broken(*arguments: Any) -> None:
         raise RuntimeError("can not learn")
 
-    bench.pool._observe = broken
+    bench.learner.observe = broken
     entry = member(1)
     execution = bench.run(entry)
     execution.finish(copied(execution))
@@ -93,7 +93,7 @@ async def test_a_scheduler_that_raises_when_a_slot_is_free(bench: Bench, caplog:
     def broken() -> None:
         raise RuntimeError("can not schedule")
 
-    bench.pool.on_free = broken
+    bench.owner.slot_free = broken
     entry = member(1)
     execution = bench.run(entry)
     execution.finish(copied(execution))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pool_bench import CONFIG, answer, member, refused, sink, until
+from pool_bench import CONFIG, Owner, answer, member, refused, sink, until
 
 from modserve.backends.api import (
     BatchDone,
@@ -86,9 +86,13 @@ class Bench:
         self.statistics = ModelStatistics()
         loop = asyncio.get_running_loop()
         self.pool = InstancePool(
-            ModelId("model", 3), model, [("model_0", engine)], self.statistics, self._on_settled, loop
+            ModelId("model", 3),
+            model,
+            [("model_0", engine)],
+            self.statistics,
+            Owner(self._on_settled, self._on_free),
+            loop,
         )
-        self.pool.on_free = self._on_free
 
     def _on_free(self) -> None:
         self.freed += 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pool_bench import member
+from pool_bench import Owner, member
 
 from modserve.backends.api import EngineRequest, Executor
 from modserve.core.configuration.merging import Padding
@@ -72,8 +72,8 @@ async def run_all(given: ModelConfig, engine: Executor, members: list[list[Infli
             settled.set()
 
     loop = asyncio.get_running_loop()
-    pool = InstancePool(ModelId("model", 1), given, [("model_0", engine)], ModelStatistics(), on_settled, loop)
-    pool.on_free = free.set
+    owner = Owner(on_settled, free.set)
+    pool = InstancePool(ModelId("model", 1), given, [("model_0", engine)], ModelStatistics(), owner, loop)
     async with asyncio.timeout(30):
         for batch in members:
             while (slot := pool.reserve()) is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pool_bench import CONFIG, SOURCE, Bench, answer, copied, member, refused, sink, until
+from pool_bench import CONFIG, SOURCE, Bench, Owner, answer, copied, member, refused, sink, until
 
 from modserve.backends.api import BackendInstance, InstanceLostError
 from modserve.core.errors import Code, ModserveError, invalid
@@ -234,7 +234,7 @@ async def test_whatever_an_engine_raises_is_its_requests_failure(bench: Bench, e
 async def test_a_slot_is_free_before_the_answers_are_out(bench: Bench) -> None:
     entry = member(1)
     seen: list[tuple[bool, bool]] = []
-    bench.pool.on_free = lambda: seen.append((repr(bench.pool).endswith("1 of 1 free)"), entry.settled))
+    bench.owner.slot_free = lambda: seen.append((repr(bench.pool).endswith("1 of 1 free)"), entry.settled))
     execution = bench.run(entry)
     assert bench.pool.reserve() is None
     execution.finish(copied(execution))
@@ -306,7 +306,7 @@ async def test_an_instance_that_can_not_close_leaves_no_other_open() -> None:
     closed: list[str] = []
     engines: list[tuple[str, BackendInstance]] = [(name, _Stubborn(closed, name)) for name in ("a", "b")]
     loop = asyncio.get_running_loop()
-    pool = InstancePool(ModelId("model", 1), CONFIG, engines, ModelStatistics(), lambda count: None, loop)
+    pool = InstancePool(ModelId("model", 1), CONFIG, engines, ModelStatistics(), Owner(), loop)
     with pytest.raises(OSError, match="can not close"):
         pool.close()
     assert closed == ["a", "b"]
@@ -350,7 +350,7 @@ def test_a_batch_that_ends_after_the_event_loop() -> None:
 async def test_one_that_is_removed_finishes_what_it_has() -> None:
     bench = Bench(instances=2)
     left: list[str] = []
-    bench.pool.on_left = lambda instance: left.append(instance.name)
+    bench.owner.instance_left = lambda instance: left.append(instance.name)
     entries = [member(1), member(2)]
     executions = [bench.run(entry) for entry in entries]
     [first] = [number for number, instance in bench.pool._instances.items() if instance.name == "model_0"]
@@ -380,10 +380,23 @@ async def test_one_that_is_added_takes_nothing_before() -> None:
     assert bench.statistics.instances == 2
 
 
+async def test_one_that_is_added_where_none_is_left_ends_the_trouble() -> None:
+    bench = Bench(instances=1)
+    told: list[bool] = []
+    bench.owner.health_changed = lambda: told.append(bench.pool.trouble is None)
+    bench.run(member(1)).fail(InstanceLostError("gone"))
+    await bench.until_settled(1)
+    assert told == [False]
+    made = bench.backend.open(SOURCE).instance(instance_spec(CONFIG))
+    bench.pool.change([bench.pool.new_instance("model_1", made)], [0])
+    assert told == [False, True]
+    assert bench.pool.reserve() is not None
+
+
 async def test_one_that_is_dismissed_is_to_be_closed() -> None:
     bench = Bench(instances=1)
     left: list[str] = []
-    bench.pool.on_left = lambda instance: left.append(instance.name)
+    bench.owner.instance_left = lambda instance: left.append(instance.name)
     made = bench.backend.open(SOURCE).instance(instance_spec(CONFIG))
     bench.pool.dismiss(bench.pool.new_instance("model_1", made))
     assert (left, bench.pool.count) == (["model_1"], 1)
@@ -393,7 +406,7 @@ async def test_one_that_is_dismissed_is_to_be_closed() -> None:
 async def test_one_that_is_lost_while_it_leaves_fails_its_own_request_alone() -> None:
     bench = Bench(instances=1)
     left: list[str] = []
-    bench.pool.on_left = lambda instance: left.append(instance.name)
+    bench.owner.instance_left = lambda instance: left.append(instance.name)
     entry = member(1)
     execution = bench.run(entry)
     made = bench.backend.open(SOURCE).instance(instance_spec(CONFIG))

@@ -6,7 +6,7 @@ import pytest
 
 from modserve.core.configuration.model_config import InstanceGroup, InstanceKind, Resource
 from modserve.core.errors import ModserveError
-from modserve.execution.rate_limit import RateLimiter, State, Turn, turns
+from modserve.execution.rate_limit import RateLimiter, ResourceTurn, TurnState, turns
 from modserve.testing import config
 
 R, S = Resource("R", 1), Resource("S", 1)
@@ -18,11 +18,11 @@ class Bench:
     def __init__(self, available: dict[tuple[str, int | None], int] | None = None) -> None:
         self.later: list[Callable[[], None]] = []
         self.limiter = RateLimiter(available or {}, self.later.append)
-        self.turns: dict[str, Turn] = {}
+        self.turns: dict[str, ResourceTurn] = {}
         self.log: list[str] = []
 
     def add(self, name: str, *resources: Resource, priority: int = 1) -> None:
-        (turn,) = turns(config(instance_groups=(group(*resources, priority=priority),))) or [Turn({}, priority)]
+        (turn,) = turns(config(instance_groups=(group(*resources, priority=priority),))) or [ResourceTurn({}, priority)]
         turn.on_grant = lambda: self.begin(name)
         self.limiter.add([turn])
         self.turns[name] = turn
@@ -40,7 +40,7 @@ class Bench:
             self.later.pop(0)()
 
     def running(self) -> list[str]:
-        return [name for name, turn in self.turns.items() if turn.state is State.RUNNING]
+        return [name for name, turn in self.turns.items() if turn.state is TurnState.RUNNING]
 
 
 def group(*resources: Resource, priority: int = 1, **more: object) -> InstanceGroup:
@@ -118,7 +118,7 @@ def test_a_grant_that_nobody_wants_goes_to_the_next() -> None:
         bench.begin(name)
     bench.turns["b"].on_grant = lambda: None
     bench.end("a")
-    assert (bench.running(), bench.turns["b"].state) == (["c"], State.IDLE)
+    assert (bench.running(), bench.turns["b"].state) == (["c"], TurnState.IDLE)
 
 
 def test_one_that_waits_gives_up() -> None:
@@ -208,7 +208,7 @@ def test_a_grant_that_fails_costs_no_others(caplog: pytest.LogCaptureFixture) ->
     bench.turns["a"].on_grant = fail
     bench.end("all")
     assert bench.running() == ["b", "c"]
-    assert bench.turns["a"].state is State.IDLE
+    assert bench.turns["a"].state is TurnState.IDLE
     assert "its scheduler is broken" in caplog.text
     for name in "bc":
         bench.end(name)

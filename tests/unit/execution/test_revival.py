@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from pool_bench import CONFIG, SOURCE, answer, copied, member, refused, until
+from pool_bench import CONFIG, SOURCE, Owner, answer, copied, member, refused, until
 
 from modserve.backends.api import Executor, InstanceLostError
 from modserve.core.errors import Code, ModserveError, invalid
@@ -200,15 +200,16 @@ class PoolBench:
             CONFIG,
             [(spec.name, self.model.instance(spec)) for spec in specs],
             self.statistics,
-            lambda count: self.changed.set(),
+            Owner(
+                lambda count: self.changed.set(),
+                self.changed.set,
+                slot_lost=self._on_lost,
+                health_changed=self._on_health,
+            ),
             asyncio.get_running_loop(),
             make=self._make,
             clock=self.clock,
-            on_health=self._on_health,
         )
-        self.pool.on_free = self.changed.set
-        self.pool.on_lost = lambda number, error, again: self.lost.append((number, again))
-        self.pool.on_stuck = lambda error: self.stuck.append(error.message)
 
     def _make(self, number: int, close: Callable[[], None]) -> "Future[Executor]":
         close()
@@ -218,6 +219,11 @@ class PoolBench:
         else:
             attempt.set_result(self.model.instance(instance_spec(CONFIG, index=number)))
         return attempt
+
+    def _on_lost(self, number: int, error: ModserveError, in_vain: bool) -> None:
+        self.lost.append((number, in_vain))
+        if in_vain and self.pool.trouble is not None:
+            self.stuck.append(error.message)
 
     def _on_health(self) -> None:
         self.troubles.append(None if self.pool.trouble is None else self.pool.trouble.message)

@@ -28,10 +28,10 @@ class SequenceBench(Bench):
         self.done: list[Inflight] = []
         self.again: list[Inflight] = []
         self.order: list[str] = []
-        self.pool.on_done = self._on_done
-        self.pool.on_again = self._on_again
-        self._set_free = self.pool.on_free
-        self.pool.on_free = self._on_free
+        self.owner.batch_done = self._on_done
+        self.owner.run_again = self._on_again
+        self._set_free = self.owner.slot_free
+        self.owner.slot_free = self._on_free
 
     def _on_done(self, members: list[Inflight]) -> None:
         self.order.append("done")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import pytest
-from pool_bench import CONFIG, SOURCE, answer, copied, member, refused, until
+from pool_bench import CONFIG, SOURCE, Owner, answer, copied, member, refused, until
 
 from modserve.backends.api import Executor, InstanceLostError
 from modserve.core.errors import Code, ModserveError, invalid
@@ -44,7 +44,7 @@ class Bench:
             CONFIG,
             [(spec.name, self.model.instance(spec))],
             self.statistics,
-            lambda count: None,
+            Owner(),
             asyncio.get_running_loop(),
             make=self._make,
             clock=self.clock,

@@ -9,7 +9,7 @@ import pytest
 from puppet_server import PuppetLoader, server_over
 
 from modserve.core.errors import invalid
-from modserve.core.statistics.model_statistics import TunerDecision, TunerStatistics
+from modserve.core.statistics.adaptive_statistics import TunerDecision, TunerStatistics
 from modserve.core.version import ModelId
 from modserve.frontends.http.console.picture import Picture, encoded, quantile
 from modserve.frontends.http.console.readings import ModelReading, Reader, Reading, added

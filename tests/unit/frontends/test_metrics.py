@@ -18,8 +18,9 @@ from modserve.core.lifecycle import UNLOADED, IndexEntry, State
 from modserve.core.requests.memory import MemoryBudget, MemoryExhaustedError
 from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.servable import Servable
+from modserve.core.statistics.adaptive_statistics import TunerStatistics
 from modserve.core.statistics.metrics import MetricStore
-from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics, TunerStatistics
+from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics
 from modserve.core.version import ModelId
 from modserve.frontends.metrics import MetricsListener
 from modserve.observability import prometheus

@@ -14,7 +14,7 @@ from modserve.core.version import ModelId
 from modserve.models.residency.memory import ModelMemory
 from modserve.models.residency.on_demand import OnDemandKeeper, OnDemandModel
 from modserve.models.residency.sizes import Meter
-from modserve.models.residency.work import NO_RULES, Lending, Rules
+from modserve.models.residency.work import NO_RULES, Lending, StayRules
 from modserve.testing import FakeClock, RecordingSink, config, request
 
 SECOND = 1_000_000_000
@@ -112,7 +112,7 @@ class Bench:
     def model(
         self,
         name: str,
-        rules: Rules = NO_RULES,
+        rules: StayRules = NO_RULES,
         files: int = 0,
         kind: type[OnDemandModel] = OnDemandModel,
         whole: bool = True,

@@ -13,7 +13,7 @@ from modserve.core.tensors import dtypes
 from modserve.core.version import ModelId
 from modserve.models.loading.assembly import assemble_model
 from modserve.models.serving import model
-from modserve.models.serving.model import Opened
+from modserve.models.serving.model import OpenedModel
 from modserve.scheduling.scheduler import LoopClock
 from modserve.testing.builders import RecordingSink, config, request, tensor
 
@@ -41,7 +41,7 @@ class StuckInstance:
 class Bench:
     def __init__(self) -> None:
         self.engine = StuckInstance()
-        opened = Opened(config(), b"", _Nothing(), [("model_0", self.engine)], False)
+        opened = OpenedModel(config(), b"", _Nothing(), [("model_0", self.engine)], False)
         self.model = assemble_model(ModelId("model", 1), opened, LoopClock(asyncio.get_running_loop()))
 
     async def submit(self) -> Inflight:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from modserve.core.files.config_file import misspelt_config
 from modserve.models.diagnosis import advice
 
 INSTALLED = ["identity", "onnxruntime", "repeat"]
@@ -143,7 +144,7 @@ def test_many_files_are_not_all_listed(tmp_path: Path) -> None:
 
 def test_a_directory_that_is_gone(tmp_path: Path) -> None:
     assert advice.layout(tmp_path / "nosuch", INSTALLED).startswith(f"'{tmp_path}/nosuch' is empty\n")
-    assert advice.misspelt_config(tmp_path / "nosuch") == ""
+    assert misspelt_config(tmp_path / "nosuch") == ""
 
 
 def test_the_versions_that_there_are(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from modserve.core.servable import SequenceKeeper, Servable
 from modserve.core.tensors import dtypes
 from modserve.core.version import ModelId
 from modserve.models.loading.assembly import assemble_model
-from modserve.models.serving.model import Model, Opened
+from modserve.models.serving.model import Model, OpenedModel
 from modserve.resources.response_cache import ResponseCache
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.scheduling.scheduler import LoopClock
@@ -44,16 +44,16 @@ def parts(servable: Servable) -> list[str]:
 async def assembled(given: ModelConfig, cache: ResponseCache | None = None) -> Servable:
     engine = PuppetBackend().open(ModelSource(given, 1, Path(), Path()))
     instances = [("model_0", engine.instance(instance_spec(given)))]
-    opened = Opened(given, b"", engine, instances, False)
+    opened = OpenedModel(given, b"", engine, instances, False)
     return assemble_model(ModelId("model", 1), opened, LoopClock(asyncio.get_running_loop()), cache)
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (config(), ["Model", "PlainQueue"]),
-        (config(inputs=VARIABLE), ["Model", "PlainQueue"]),
-        (config(dynamic_batching=DynamicBatching()), ["Model", "PlainQueue"]),
+        (config(), ["Model", "FifoQueue"]),
+        (config(inputs=VARIABLE), ["Model", "FifoQueue"]),
+        (config(dynamic_batching=DynamicBatching()), ["Model", "FifoQueue"]),
         (config(dynamic_batching=DynamicBatching(), inputs=VARIABLE), ["Model", "LevelQueue"]),
         (config(dynamic_batching=DynamicBatching(priority_levels=2)), ["Model", "LevelQueue"]),
         (config(dynamic_batching=DynamicBatching(separate_by=("a",))), ["Model", "grouped", "LevelQueue"]),
@@ -69,10 +69,10 @@ async def assembled(given: ModelConfig, cache: ResponseCache | None = None) -> S
             config(dynamic_batching=DynamicBatching(), inputs=VARIABLE, padding=Padding({"INPUT0": 0})),
             ["Model", "LevelQueue"],
         ),
-        (config(cached=True), ["CachedModel", "Model", "PlainQueue"]),
+        (config(cached=True), ["CachedModel", "Model", "FifoQueue"]),
         (
             config(cached=True, dynamic_batching=DynamicBatching(preserve_ordering=True)),
-            ["OrderedModel", "CachedModel", "Model", "PlainQueue"],
+            ["OrderedModel", "CachedModel", "Model", "FifoQueue"],
         ),
         (config(sequence_batching=SequenceBatching(OldestStrategy())), ["SequenceModel"]),
     ],
@@ -89,6 +89,6 @@ async def test_parts(given: ModelConfig, expected: list[str]) -> None:
 async def test_a_server_without_a_cache_runs_every_request(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         servable = await assembled(config(cached=True))
-    assert parts(servable) == ["Model", "PlainQueue"]
+    assert parts(servable) == ["Model", "FifoQueue"]
     assert "every request is run" in caplog.text
     await servable.close()

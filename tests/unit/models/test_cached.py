@@ -67,10 +67,10 @@ class SlowCache(ResponseCache):
 
 class Bench:
     def __init__(self, cache: ResponseCache | None = None, **more: Any) -> None:
-        self.behind = ByHand(**more)
+        self.inner = ByHand(**more)
         self.cache = ResponseCache(1 << 20) if cache is None else cache
         self.clock = LoopClock(asyncio.get_running_loop())
-        self.model = wrapped(self.behind, self.clock, self.cache)
+        self.model = wrapped(self.inner, self.clock, self.cache)
 
     def ask(self, value: int, sink: RecordingSink | None = None, **more: Any) -> RecordingSink:
         found = sink or RecordingSink()
@@ -86,7 +86,7 @@ class Bench:
 
     def answer(self, index: int = -1) -> None:
         """The model gives back what it got."""
-        entry = self.behind.asked[index]
+        entry = self.inner.asked[index]
         entry.settle(InferenceResponse("model", 1, {"OUTPUT0": entry.inputs["INPUT0"]}, entry.request.id, {"p": 1}))
 
     @property
@@ -110,7 +110,7 @@ async def test_a_hit_has_its_own_id_and_asks_nobody() -> None:
     await asyncio.sleep(0)
     assert told(second) == [("second", 7)]
     assert (second.ended, second.responses[0].parameters) == (1, {"p": 1})
-    assert len(bench.behind.asked) == 1
+    assert len(bench.inner.asked) == 1
     assert bench.counts == {"success": 1, "queue": 1, "cache_hit": 1, "cache_miss": 1, "inferences": 0}
     assert sum(bench.model.statistics.request_histogram.buckets) == 1
 
@@ -122,16 +122,16 @@ async def test_other_requests_are_run() -> None:
     bench.ask(8)
     bench.ask(7, outputs=("OUTPUT0",))
     bench.ask(7, parameters={"q": 1})
-    assert len(bench.behind.asked) == 4
+    assert len(bench.inner.asked) == 4
 
 
 async def test_failures_are_not_kept() -> None:
     bench = Bench()
     failed = bench.ask(7)
-    bench.behind.asked[0].settle(internal("broken"))
+    bench.inner.asked[0].settle(internal("broken"))
     bench.ask(7)
-    assert (len(failed.errors), len(bench.behind.asked), len(bench.cache)) == (1, 2, 0)
-    bench.behind.refusal = unavailable("full")
+    assert (len(failed.errors), len(bench.inner.asked), len(bench.cache)) == (1, 2, 0)
+    bench.inner.refusal = unavailable("full")
     with pytest.raises(ModserveError, match="full"):
         bench.ask(8)
 
@@ -154,7 +154,7 @@ async def test_the_order_of_answers_is_kept_where_it_is_promised() -> None:
     bench.answer()
     slow = bench.ask(8, id="slow")
     hit = bench.ask(7, id="hit")
-    bench.behind.refusal = unavailable("full")
+    bench.inner.refusal = unavailable("full")
     with pytest.raises(ModserveError):
         bench.ask(9)
     await asyncio.sleep(0)
@@ -169,13 +169,13 @@ async def test_a_model_that_is_unloaded_leaves_nothing() -> None:
     bench.ask(7)
     bench.answer()
     await bench.model.drain()
-    bench.behind.refusal = unavailable("stopping")
+    bench.inner.refusal = unavailable("stopping")
     with pytest.raises(ModserveError, match="stopping"):
         bench.ask(7)
     bench.answer(0)
     await bench.model.close()
     assert told(late) == [("", 8)]
-    assert (bench.behind.drained, bench.behind.closed, len(bench.cache)) == (True, True, 0)
+    assert (bench.inner.drained, bench.inner.closed, len(bench.cache)) == (True, True, 0)
 
 
 class Broken(ByHand):
@@ -187,8 +187,8 @@ class Broken(ByHand):
 
 async def test_a_request_that_cannot_be_queued_holds_nobody_up() -> None:
     bench = Bench(dynamic_batching=DynamicBatching(preserve_ordering=True))
-    bench.behind = Broken(dynamic_batching=bench.behind.config.dynamic_batching)
-    bench.model = wrapped(bench.behind, bench.clock, bench.cache)
+    bench.inner = Broken(dynamic_batching=bench.inner.config.dynamic_batching)
+    bench.model = wrapped(bench.inner, bench.clock, bench.cache)
     with pytest.raises(RuntimeError):
         bench.ask(1, id="broken")
     sink = bench.ask(2, id="good")
@@ -213,7 +213,7 @@ async def test_an_answer_that_cannot_be_kept_is_given_all_the_same(monkeypatch: 
 async def test_alike_and_at_the_same_time_is_computed_once() -> None:
     bench = Bench()
     sinks = [bench.ask(7, id=str(number)) for number in range(5)]
-    assert len(bench.behind.asked) == 1
+    assert len(bench.inner.asked) == 1
     assert isinstance(bench.model, CachedModel)
     assert (bench.model.outstanding, bench.model.busy) == (4, True)
     bench.answer()
@@ -228,7 +228,7 @@ async def test_requests_that_wait_in_another_way_run_by_themselves() -> None:
     bench.ask(7, parameters={"priority": 1})
     bench.ask(7, timeout_ns=5)
     bench.ask(8)
-    assert len(bench.behind.asked) == 4
+    assert len(bench.inner.asked) == 4
 
 
 async def test_the_first_one_is_cancelled_and_the_second_runs_for_all() -> None:
@@ -237,7 +237,7 @@ async def test_the_first_one_is_cancelled_and_the_second_runs_for_all() -> None:
     inflight = bench.submit(7, first)
     others = [bench.ask(7, id=id) for id in "ab"]
     inflight.cancel()
-    assert (len(first.errors), len(bench.behind.asked)) == (1, 2)
+    assert (len(first.errors), len(bench.inner.asked)) == (1, 2)
     bench.answer()
     assert [told(sink) for sink in others] == [[("a", 7)], [("b", 7)]]
     assert bench.counts["cache_miss"] == bench.counts["cache_hit"] == 1
@@ -247,12 +247,12 @@ async def test_the_first_one_fails_and_each_of_the_others_runs() -> None:
     bench = Bench()
     first = bench.ask(7)
     others = [bench.ask(7, id=id) for id in "abc"]
-    bench.behind.asked[0].settle(internal("broken"))
+    bench.inner.asked[0].settle(internal("broken"))
     assert [len(sink.errors) for sink in (first, *others)] == [1, 0, 0, 0]
-    assert len(bench.behind.asked) == 4
+    assert len(bench.inner.asked) == 4
     for index in (1, 3):
         bench.answer(index)
-    bench.behind.asked[2].settle(internal("broken"))
+    bench.inner.asked[2].settle(internal("broken"))
     assert [told(sink) for sink in others] == [[("a", 7)], [], [("c", 7)]]
     assert [len(sink.errors) for sink in others] == [0, 1, 0]
 
@@ -261,12 +261,12 @@ async def test_the_first_one_fails_and_the_queue_is_full() -> None:
     bench = Bench()
     bench.ask(7)
     others = [bench.ask(7) for _ in range(3)]
-    bench.behind.refusal = unavailable("full")
-    bench.behind.asked[0].settle(internal("broken"))
+    bench.inner.refusal = unavailable("full")
+    bench.inner.asked[0].settle(internal("broken"))
     assert [sink.errors[0].message for sink in others] == ["full"] * 3
-    bench.behind.refusal = None
+    bench.inner.refusal = None
     bench.ask(7)
-    assert len(bench.behind.asked) == 2  # nothing is left of what failed
+    assert len(bench.inner.asked) == 2  # nothing is left of what failed
 
 
 async def test_one_that_waits_is_cancelled() -> None:
@@ -290,7 +290,7 @@ async def test_one_that_waits_and_then_runs_is_cancelled() -> None:
     third = bench.ask(7)
     inflight.cancel()
     waiting.cancel()
-    assert bench.behind.asked[1].cancelled
+    assert bench.inner.asked[1].cancelled
     bench.answer()
     assert (len(second.errors), len(second.responses), len(told(third))) == (1, 0, 1)
 
@@ -298,7 +298,7 @@ async def test_one_that_waits_and_then_runs_is_cancelled() -> None:
 async def test_one_that_waits_has_a_deadline_of_its_own() -> None:
     clock = FakeClock()
     bench = Bench()
-    bench.model = CachedModel(bench.behind, bench.cache, clock)
+    bench.model = CachedModel(bench.inner, bench.cache, clock)
     first = bench.ask(7)
     impatient = bench.ask(7, deadline_ns=clock.now_ns() + 5)
     patient = bench.ask(7, deadline_ns=clock.now_ns() + 50)
@@ -315,7 +315,7 @@ async def test_the_trace_goes_with_the_request_that_runs() -> None:
     second = bench.submit(7, RecordingSink())
     second.callers = (ModelId("caller", 1),)
     first.cancel()
-    assert bench.behind.asked[1].callers == (ModelId("caller", 1),)
+    assert bench.inner.asked[1].callers == (ModelId("caller", 1),)
 
 
 # A cache that takes its time
@@ -325,12 +325,12 @@ async def test_a_lookup_that_finds_it() -> None:
     cache = SlowCache()
     bench = Bench(cache)
     sinks = [bench.ask(7, id=id) for id in "ab"]
-    assert (len(cache.looking), len(bench.behind.asked)) == (1, 0)
+    assert (len(cache.looking), len(bench.inner.asked)) == (1, 0)
     outputs = {"OUTPUT0": tensor(dtypes.INT32, (1, 4), 9)}
     cache.looking[0].set_result(InferenceResponse("model", 1, outputs))
     await asyncio.sleep(0)
     assert [told(sink) for sink in sinks] == [[("a", 9)], [("b", 9)]]
-    assert (len(bench.behind.asked), bench.counts["cache_hit"]) == (0, 2)
+    assert (len(bench.inner.asked), bench.counts["cache_hit"]) == (0, 2)
 
 
 async def test_a_lookup_that_finds_nothing() -> None:
@@ -339,7 +339,7 @@ async def test_a_lookup_that_finds_nothing() -> None:
     sinks = [bench.ask(7, id=id) for id in "ab"]
     cache.looking[0].set_result(None)
     await asyncio.sleep(0)
-    assert len(bench.behind.asked) == 1
+    assert len(bench.inner.asked) == 1
     bench.answer()
     assert [told(sink) for sink in sinks] == [[("a", 7)], [("b", 7)]]
     assert (bench.counts["cache_hit"], bench.counts["cache_miss"], len(cache)) == (1, 1, 1)
@@ -351,7 +351,7 @@ async def test_a_lookup_whose_only_client_has_gone() -> None:
     bench.submit(7, RecordingSink()).cancel()
     cache.looking[0].set_result(None)
     await asyncio.sleep(0)
-    assert bench.behind.asked == []
+    assert bench.inner.asked == []
     bench.ask(7)
     assert len(cache.looking) == 2
 
@@ -360,7 +360,7 @@ async def test_a_request_that_the_model_refuses_after_a_lookup() -> None:
     cache = SlowCache()
     bench = Bench(cache)
     sinks = [bench.ask(7) for _ in range(2)]
-    bench.behind.refusal = unavailable("full")
+    bench.inner.refusal = unavailable("full")
     cache.looking[0].set_result(None)
     await asyncio.sleep(0)
     assert [sink.errors[0].message for sink in sinks] == ["full"] * 2
@@ -372,10 +372,10 @@ async def test_a_model_that_is_replaced_runs_what_is_being_looked_for() -> None:
     sink = bench.ask(7)
     draining = asyncio.ensure_future(bench.model.drain())
     await asyncio.sleep(0)
-    assert not bench.behind.drained
+    assert not bench.inner.drained
     cache.looking[0].set_result(None)
     await draining
-    assert (bench.behind.drained, len(bench.behind.asked)) == (True, 1)
+    assert (bench.inner.drained, len(bench.inner.asked)) == (True, 1)
     bench.answer()
     assert (len(told(sink)), len(cache)) == (1, 0)
 

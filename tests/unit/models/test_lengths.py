@@ -20,7 +20,7 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array, Tensor
 from modserve.core.version import ModelId
 from modserve.models.loading.assembly import assemble_model
-from modserve.models.serving.model import Opened
+from modserve.models.serving.model import OpenedModel
 from modserve.observability import prometheus
 from modserve.protocol.control.statistics import batches_json
 from modserve.scheduling.adaptive.buckets import FIRST_LESSON
@@ -41,7 +41,7 @@ class Bench:
         engine = self.backend.open(ModelSource(model, 1, Path(), Path()))
         instance = instance or engine.instance(instance_spec(model))
         loop = asyncio.get_running_loop()
-        opened = Opened(model, b"", engine, [("m_0", instance)], False)
+        opened = OpenedModel(model, b"", engine, [("m_0", instance)], False)
         self.model = assemble_model(ModelId("model", 1), opened, LoopClock(loop))
 
     def submit(self, *lengths: int) -> list[Inflight]:

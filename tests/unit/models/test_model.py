@@ -23,7 +23,7 @@ from modserve.core.statistics.model_statistics import FailureReason
 from modserve.core.tensors import dtypes
 from modserve.core.version import ModelId
 from modserve.models.loading.assembly import assemble_model
-from modserve.models.serving.model import Model, Opened
+from modserve.models.serving.model import Model, OpenedModel
 from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import Execution, PuppetBackend, RecordingSink, config, instance_spec, request, tensor
 
@@ -36,7 +36,7 @@ class Bench:
         engine = self.backend.open(ModelSource(given, 1, Path(), Path()))
         made = [(f"model_{index}", engine.instance(instance_spec(given))) for index in range(instances)]
         self.model = assemble_model(
-            ModelId("model", 1), Opened(given, b"", engine, made, False), LoopClock(asyncio.get_running_loop())
+            ModelId("model", 1), OpenedModel(given, b"", engine, made, False), LoopClock(asyncio.get_running_loop())
         )
 
     def submit(self, *values: int, **more: Any) -> list[Inflight]:
@@ -349,7 +349,7 @@ async def test_the_engine_is_closed_though_an_instance_can_not_be() -> None:
     given = config()
     engine = backend.open(ModelSource(given, 1, Path(), Path()))
     instances: list[tuple[str, BackendInstance]] = [("model_0", _StubbornInstance())]
-    opened = Opened(given, b"", engine, instances, False)
+    opened = OpenedModel(given, b"", engine, instances, False)
     model = assemble_model(ModelId("model", 1), opened, LoopClock(asyncio.get_running_loop()))
     with pytest.raises(OSError, match="stuck"):
         await model.close()
@@ -383,8 +383,8 @@ async def test_admission_learns_from_executions(bench: Bench) -> None:
     timing.compute_end_ns = 3_600 * 10**9
     model = bench.model
     assert isinstance(model, Model)
-    assert model.pool._observe is not None
-    model.pool._observe(timing, [])
+    assert model.pool.learner is not None
+    model.pool.learner.observe(timing, [])
     bench.submit(3)
     with pytest.raises(OverloadedError, match=r"predicted .* ms in the queue and .* ms of execution, allowed"):
         bench.submit(4, deadline_ns=time.monotonic_ns() + 60 * 10**9)
@@ -420,7 +420,7 @@ class LosingBench(Bench):
         self.backend = PuppetBackend()
         self.opened = self.backend.open(ModelSource(given, 1, Path(), Path()))
         self.spec = instance_spec(given)
-        opened = Opened(
+        opened = OpenedModel(
             given,
             b"",
             self.opened,

@@ -41,7 +41,7 @@ from modserve.core.version import ModelId
 from modserve.models.loading.assembly import assemble_model
 from modserve.models.serving.cached import CachedModel
 from modserve.models.serving.ensemble import EnsembleModel
-from modserve.models.serving.model import Model, Opened
+from modserve.models.serving.model import Model, OpenedModel
 from modserve.resources.flow import pace
 from modserve.resources.response_cache import ResponseCache
 from modserve.scheduling.scheduler import LoopClock
@@ -171,7 +171,7 @@ def model(given: ModelConfig, engine: Any = None) -> Servable:
     instances = [("model_0", made.instance(instance_spec(made_of.config)))]
     loop = asyncio.get_running_loop()
     states = {"SUM": Tensor.from_array(np.zeros(4, np.int32))}
-    opened = Opened(given, b"", made, instances, True, initial_states=states)
+    opened = OpenedModel(given, b"", made, instances, True, initial_states=states)
     return assemble_model(ModelId(given.name, 1), opened, LoopClock(loop))
 
 
@@ -404,5 +404,5 @@ async def ensemble_is_idle(inner: Servable) -> None:
     assert isinstance(inner, Model)
     async with asyncio.timeout(30):
         while inner.outstanding:
-            inner._settled.clear()
-            await inner._settled.wait()
+            inner._all_settled.clear()
+            await inner._all_settled.wait()

@@ -18,7 +18,7 @@ from modserve.core.tensors import dtypes
 from modserve.core.version import ModelId
 from modserve.execution.rate_limit import RateLimiter
 from modserve.models.loading.assembly import bare_model
-from modserve.models.serving.model import Model, Opened
+from modserve.models.serving.model import Model, OpenedModel
 from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import Execution, PuppetBackend, RecordingSink, config, instance_spec, request, tensor
 
@@ -39,7 +39,7 @@ class Bench:
         backend = PuppetBackend()
         engine = backend.open(ModelSource(made, 1, Path(), Path()))
         instances = [(f"g_{number}", engine.instance(instance_spec(made))) for number in range(count)]
-        opened = Opened(made, b"", engine, instances, False)
+        opened = OpenedModel(made, b"", engine, instances, False)
         clock = LoopClock(asyncio.get_running_loop())
         self.models.append(bare_model(ModelId("m", 1), opened, clock, limiter or self.limiter))
         self.engines.append(backend)
@@ -171,7 +171,7 @@ async def test_a_model_that_needs_more_than_there_is(bench: Bench) -> None:
 async def test_without_a_limiter(caplog: pytest.LogCaptureFixture) -> None:
     made = config(instance_groups=(InstanceGroup("g", InstanceKind.CPU, 1, (), (R,)),))
     engine = PuppetBackend().open(ModelSource(made, 1, Path(), Path()))
-    opened = Opened(made, b"", engine, [("g_0", engine.instance(instance_spec(made)))], False)
+    opened = OpenedModel(made, b"", engine, [("g_0", engine.instance(instance_spec(made)))], False)
     with caplog.at_level(logging.WARNING):
         model = bare_model(ModelId("m", 1), opened, LoopClock(asyncio.get_running_loop()))
     assert "Start the server with --rate-limit=execution_count" in caplog.text

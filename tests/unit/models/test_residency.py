@@ -12,7 +12,7 @@ from modserve.core.residency import Presence
 from modserve.core.statistics.model_statistics import FailureReason
 from modserve.models.residency.on_demand import OnDemandKeeper
 from modserve.models.residency.waiting import MOST
-from modserve.models.residency.work import Rules
+from modserve.models.residency.work import StayRules
 from modserve.testing import RecordingSink, config, request
 
 # One model
@@ -233,7 +233,7 @@ async def test_the_wait_for_memory_ends_with_who_holds_it() -> None:
 
 async def test_a_pinned_model_stays_and_what_cannot_fit_beside_it_hears_so_at_once() -> None:
     bench = Bench(100, a=60, b=60, c=30)
-    bench.models["a"] = bench.model("a", Rules(pin=True))
+    bench.models["a"] = bench.model("a", StayRules(pin=True))
     bench.models["b"].size = 60
     await bench.infer("a", "c")
     sink = bench.send("b")
@@ -408,7 +408,7 @@ async def test_at_random_the_limit_holds_and_nothing_fails() -> None:
 
 async def test_what_is_not_used_leaves() -> None:
     bench = Bench(0, a=50)
-    model = bench.models["a"] = bench.model("a", Rules(idle_ns=10 * SECOND))
+    model = bench.models["a"] = bench.model("a", StayRules(idle_ns=10 * SECOND))
     await bench.infer("a")
     await bench.wait(8)
     await bench.infer("a")
@@ -427,7 +427,7 @@ async def test_what_is_not_used_leaves() -> None:
 
 async def test_what_is_pinned_does_not_leave_for_idleness() -> None:
     bench = Bench(0, a=50)
-    bench.models["a"] = bench.model("a", Rules(pin=True, idle_ns=10 * SECOND))
+    bench.models["a"] = bench.model("a", StayRules(pin=True, idle_ns=10 * SECOND))
     await bench.infer("a")
     await bench.wait(60)
     assert bench.resident == "a"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from modserve.models.residency.growth import Growth
-from modserve.models.residency.growth import Load as LoadUnderWay
+from modserve.models.residency.growth import MeasuredLoad as LoadUnderWay
 from modserve.models.residency.sizes import Meter
 
 MB = 2**20

@@ -23,7 +23,7 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.models.loading.assembly import assemble_model
-from modserve.models.serving.model import Opened, SequenceModel
+from modserve.models.serving.model import OpenedModel, SequenceModel
 from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import PuppetBackend, RecordingSink, config, instance_spec, request, tensor
 
@@ -45,7 +45,7 @@ class Bench:
         made = [("model_0", engine.instance(instance_spec(given)))]
         first = {"SUM": Tensor.from_array(np.full(4, 100, np.int32))}
         # An instance that is lost waits for another one to be made.
-        opened = Opened(given, b"", engine, made, False, initial_states=first, make=lambda number, close: Future())
+        opened = OpenedModel(given, b"", engine, made, False, initial_states=first, make=lambda number, close: Future())
         made_model = assemble_model(ModelId("model", 1), opened, LoopClock(asyncio.get_running_loop()))
         assert isinstance(made_model, SequenceModel)
         self.model = made_model

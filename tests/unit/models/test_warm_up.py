@@ -20,7 +20,7 @@ from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.execution.warming import Sample
 from modserve.models.loading.assembly import bare_model
-from modserve.models.serving.model import Model, Opened
+from modserve.models.serving.model import Model, OpenedModel
 from modserve.models.serving.warm_up import make_samples
 from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import Execution, PuppetBackend, instance_spec
@@ -186,7 +186,7 @@ class Bench:
         made = [(f"m_{index}", engine.instance(spec)) for index in range(instances)]
         self.samples = samples(config, mode=mode)
         self.sampled = 0
-        opened = Opened(
+        opened = OpenedModel(
             config, b"", engine, made, False, make=lambda number, close: self._anew(close), make_samples=self._again
         )
         self._make: Callable[[], Executor] = lambda: engine.instance(spec)

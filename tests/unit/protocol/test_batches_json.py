@@ -6,7 +6,8 @@ from typing import cast
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.servable import Servable
-from modserve.core.statistics.model_statistics import ModelStatistics, TunerDecision, TunerStatistics
+from modserve.core.statistics.adaptive_statistics import TunerDecision, TunerStatistics
+from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.version import ModelId
 from modserve.protocol.control import statistics
 from modserve.testing import config, inflight

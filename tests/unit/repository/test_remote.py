@@ -19,8 +19,9 @@ from google.protobuf.message import Message
 from modserve import config
 from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import ModserveError, invalid, unavailable
+from modserve.core.files.config_file import CONFIG_FILE
 from modserve.core.lifecycle import State
-from modserve.core.loading import CONFIG_FILE, DirectoryLease, Listing, Repository
+from modserve.core.loading import DirectoryLease, Listing, Repository
 from modserve.models.loading.loader import Loader, LoaderOptions
 from modserve.repository.control import ControlMode, ControlOptions, ModelControl
 from modserve.repository.local import LocalRepository

@@ -41,6 +41,7 @@ class Bench:
         self.dropped: list[Inflight] = []
         self.config = config(max_batch_size=max_batch_size, sequence_batching=SequenceBatching(**more))
         self.scheduler = SequenceScheduler(self.config, self.runner, self.clock, self._drop, files or {})
+        self.runner.serve(self.scheduler)
 
     def _drop(self, entry: Inflight, error: ModserveError) -> None:
         self.dropped.append(entry)

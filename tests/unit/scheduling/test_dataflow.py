@@ -8,7 +8,7 @@ from modserve.core.errors import Code, ModserveError
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Shape
-from modserve.scheduling.dataflow import Entry, Missing, Plan, Value, Wave, as_output, fitted, follow_up, runs
+from modserve.scheduling.dataflow import Entry, Missing, StepPlan, Value, Wave, as_output, fitted, follow_up, runs
 from modserve.testing import tensor
 
 ABSENT, SKIPPED = Missing.ABSENT, Missing.SKIPPED
@@ -42,17 +42,17 @@ SWITCH = Ensembling(
 def test_only_what_the_outputs_need_is_planned(
     outputs: tuple[str, ...], needed: tuple[int, ...], asked: dict[int, tuple[str, ...]]
 ) -> None:
-    plan = Plan(DIAMOND, outputs)
+    plan = StepPlan(DIAMOND, outputs)
     assert (plan.needed, plan.requested) == (needed, asked)
     assert plan.needs == (("m", None),)
 
 
 def test_what_a_condition_asks_about_is_needed_too() -> None:
-    assert Plan(SWITCH, ("out",)).needed == (0, 1, 2)
+    assert StepPlan(SWITCH, ("out",)).needed == (0, 1, 2)
 
 
 def test_steps_are_ready_once_all_their_inputs_are_known() -> None:
-    wave = Wave(Plan(DIAMOND, ("out",)))
+    wave = Wave(StepPlan(DIAMOND, ("out",)))
     assert wave.settle({"in": HERE}) == [0, 1]
     assert wave.settle({"a": HERE}) == []
     assert not wave.complete
@@ -64,7 +64,7 @@ def test_steps_are_ready_once_all_their_inputs_are_known() -> None:
 
 
 def test_tensors_that_nobody_needs_any_more_are_let_go() -> None:
-    wave = Wave(Plan(DIAMOND, ("out", "b")))
+    wave = Wave(StepPlan(DIAMOND, ("out", "b")))
     wave.settle({"in": HERE})
     wave.take(0)
     assert wave.take(1) == ({"in": HERE}, None)
@@ -80,7 +80,7 @@ def test_tensors_that_nobody_needs_any_more_are_let_go() -> None:
     [(HERE, SKIPPED, HERE), (SKIPPED, HERE, HERE), (SKIPPED, SKIPPED, SKIPPED), (ABSENT, SKIPPED, ABSENT)],
 )
 def test_of_two_steps_that_may_give_a_tensor_both_have_their_say(first: Entry, second: Entry, expected: Entry) -> None:
-    wave = Wave(Plan(SWITCH, ("out",)))
+    wave = Wave(StepPlan(SWITCH, ("out",)))
     assert wave.settle({"in": HERE}) == [0]
     assert wave.settle({"k": HERE}) == [1, 2]
     wave.settle({"out": first})
@@ -91,7 +91,7 @@ def test_of_two_steps_that_may_give_a_tensor_both_have_their_say(first: Entry, s
 
 
 def test_waiting_is_counted_along_the_longest_way() -> None:
-    wave = Wave(Plan(SWITCH, ("out",)))
+    wave = Wave(StepPlan(SWITCH, ("out",)))
     wave.settle({"in": HERE})
     wave.settle({"k": HERE}, 5)
     assert (wave.waited_ns(["in"]), wave.waited_ns(["in", "k"]), wave.waited_ns([])) == (0, 5, 0)
@@ -114,7 +114,7 @@ def test_what_a_response_gives_and_what_it_lacks() -> None:
 
 
 def test_two_steps_must_not_give_one_tensor() -> None:
-    wave = Wave(Plan(SWITCH, ("out",)))
+    wave = Wave(StepPlan(SWITCH, ("out",)))
     wave.settle({"out": HERE})
     with pytest.raises(ModserveError, match="more than one step gave tensor 'out'") as caught:
         wave.settle({"out": HERE})

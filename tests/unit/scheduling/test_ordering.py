@@ -25,7 +25,7 @@ def test_whatever_order_they_end_in(order: tuple[int, ...]) -> None:
             heard.append(self.number)
 
     ordered = ResponseOrder()
-    sinks = [ordered.behind(Sink(number)) for number in range(3)]
+    sinks = [ordered.next(Sink(number)) for number in range(3)]
     for count, number in enumerate(order, start=1):
         sinks[number].settle(RESPONSE, True)
         assert heard == list(range(len(heard)))
@@ -36,7 +36,7 @@ def test_whatever_order_they_end_in(order: tuple[int, ...]) -> None:
 def test_several_responses_failures_and_ends() -> None:
     first, second, third = sinks = [RecordingSink() for _ in range(3)]
     ordered = ResponseOrder()
-    a, b, c = [ordered.behind(sink) for sink in sinks]
+    a, b, c = [ordered.next(sink) for sink in sinks]
     b.settle(RESPONSE, False)
     c.settle(internal("oops"), True)
     a.settle(RESPONSE, False)
@@ -51,7 +51,7 @@ def test_several_responses_failures_and_ends() -> None:
 def test_one_that_was_not_taken_holds_nobody_up() -> None:
     sink = RecordingSink()
     ordered = ResponseOrder()
-    refused, taken = ordered.behind(RecordingSink()), ordered.behind(sink)
+    refused, taken = ordered.next(RecordingSink()), ordered.next(sink)
     ordered.withdraw(refused)
     taken.settle(RESPONSE, True)
     assert sink.ended == 1
@@ -68,7 +68,7 @@ def test_a_client_that_cancels_while_it_hears_what_was_held_back() -> None:
 
     last = RecordingSink()
     ordered = ResponseOrder()
-    first, second, third = ordered.behind(RecordingSink()), ordered.behind(Sink()), ordered.behind(last)
+    first, second, third = ordered.next(RecordingSink()), ordered.next(Sink()), ordered.next(last)
     second.settle(RESPONSE, False)
     second.settle(RESPONSE, False)
     third.settle(RESPONSE, True)
@@ -84,7 +84,7 @@ def test_a_sink_that_raises_holds_nobody_up() -> None:
 
     last = RecordingSink()
     ordered = ResponseOrder()
-    first, second, third = [ordered.behind(sink) for sink in (Raising(), Raising(), last)]
+    first, second, third = [ordered.next(sink) for sink in (Raising(), Raising(), last)]
     second.settle(RESPONSE, True)
     with pytest.raises(RuntimeError):
         first.settle(RESPONSE, True)

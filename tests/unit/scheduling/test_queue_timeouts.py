@@ -22,6 +22,7 @@ class Bench:
         self.dropped: list[tuple[Inflight, str]] = []
         options = DynamicBatching(default_policy=policy)
         self.scheduler = QueuedScheduler(batching.direct, self.runner, self.clock, self._drop, options)
+        self.runner.serve(self.scheduler)
         self.submit()
 
     def _drop(self, entry: Inflight, error: ModserveError) -> None:
@@ -84,6 +85,7 @@ def test_one_that_is_given_up_is_not_put_behind_the_others() -> None:
         entry.settle(error)
 
     scheduler = QueuedScheduler(batching.direct, runner, clock, drop, options)
+    runner.serve(scheduler)
     sink = _Cancels()
     runs, refused, delayed = (inflight(sink=sink if number == 1 else None) for number in range(3))
     delayed.request = request(parameters={"priority": 2})

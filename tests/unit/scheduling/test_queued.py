@@ -54,6 +54,7 @@ class Bench:
         self.scheduler = QueuedScheduler(
             self._decide, self.runner, self.clock, self._drop, policy, ripe_size=ripe, alike=alike
         )
+        self.runner.serve(self.scheduler)
 
     def _drop(self, entry: Inflight, error: ModserveError) -> None:
         self.dropped.append((entry, error))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from modserve.core.requests.inflight import Inflight
 from modserve.scheduling.batching import Together
 from modserve.scheduling.level_queue import LevelQueue
-from modserve.scheduling.queue import GONE, PlainQueue
+from modserve.scheduling.queue import GONE, FifoQueue
 from modserve.testing import inflight
 
 ACTIONS = st.lists(
@@ -33,7 +33,7 @@ ACTIONS = st.lists(
 class Driven:
     """A queue, and what is seen of it from outside; requests are told by their numbers."""
 
-    def __init__(self, queue: PlainQueue | LevelQueue) -> None:
+    def __init__(self, queue: FifoQueue | LevelQueue) -> None:
         self.queue = queue
         self.entries: list[Inflight] = []
         self.now_ns = 100
@@ -95,6 +95,6 @@ def sums(together: Together) -> dict[str, Any]:
 @settings(max_examples=200, deadline=None)
 @given(ACTIONS)
 def test_whatever_comes_and_goes(actions: list[tuple[Any, ...]]) -> None:
-    plain, levels = Driven(PlainQueue(sums=True)), Driven(LevelQueue(sums=True))
+    plain, levels = Driven(FifoQueue(sums=True)), Driven(LevelQueue(sums=True))
     for action in actions:
         assert plain.act(*action) == levels.act(*action)

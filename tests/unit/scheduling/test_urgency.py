@@ -44,6 +44,7 @@ def test_no_batch_begins_while_a_more_urgent_request_waits(arrivals: list[tuple[
     runner.run = checked  # type: ignore[method-assign,assignment]
     rule = batching.dynamic(POLICY, 4)
     scheduler = QueuedScheduler(rule, runner, clock, lambda entry, error: waiting.remove(entry), POLICY)
+    runner.serve(scheduler)
     for level, shape, ended, given_up in arrivals:
         for _ in range(min(ended, len(runner.running))):
             runner.finish()

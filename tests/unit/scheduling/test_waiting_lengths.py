@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from modserve.core.requests.inflight import Inflight
-from modserve.scheduling.lengths import Lengths
+from modserve.scheduling.lengths import LengthIndex
 from modserve.scheduling.level_queue import LevelQueue
 from modserve.testing import inflight
 
@@ -20,8 +20,8 @@ def waiting(length: int, level: int = 0, arrival: int = 0) -> Inflight:
     return entry
 
 
-def lengths_of(entries: Iterable[Inflight]) -> Lengths:
-    lengths = Lengths(tens)
+def lengths_of(entries: Iterable[Inflight]) -> LengthIndex:
+    lengths = LengthIndex(tens)
     lengths.last_arrival = MANY
     for entry in entries:
         lengths.add(entry)

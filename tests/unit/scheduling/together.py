@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from modserve.core.requests.inflight import Inflight
 from modserve.scheduling.batching import Decision, Rule, Together
-from modserve.scheduling.queue import PlainQueue
+from modserve.scheduling.queue import FifoQueue
 
 
 class Unread(Together):
@@ -20,7 +20,7 @@ class Unread(Together):
 
 
 def summed(entries: Iterable[Inflight]) -> Together:
-    queue = PlainQueue(sums=True)
+    queue = FifoQueue(sums=True)
     for entry in entries:
         queue.append(entry)
     (together,) = queue.candidates()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import invalid
-from modserve.models.loading.one_file import ModelFile, model_file
+from modserve.models.loading.one_file import StandaloneModel, model_file
 
 from .. import config
 from ..stdout import stdout_as_stderr
@@ -92,12 +92,12 @@ def _copy(model: Path, source: Path) -> list[Path]:
         for each in _belonging(file, source):
             (shutil.copytree if each.is_dir() else shutil.copy2)(each, folder / each.name)
         with stdout_as_stderr():
-            text = config.make(ModelFile(model.name, folder.absolute(), file.filename, True, file.backend))
+            text = config.make(StandaloneModel(model.name, folder.absolute(), file.filename, True, file.backend))
         (model / "config.pbtxt").write_text(text.replace("modserve config", "modserve init", 1), "utf-8")
     return [model / "config.pbtxt", *sorted(path for path in folder.iterdir())]
 
 
-def _belonging(file: ModelFile, source: Path) -> Iterator[Path]:
+def _belonging(file: StandaloneModel, source: Path) -> Iterator[Path]:
     """The files of a model: all of its folder if that was named, otherwise those with its name and another ending."""
     if source.is_dir() and file.path != source.absolute():
         yield from sorted(source.iterdir())

@@ -43,8 +43,6 @@ class Context:
     default_model_filename: str = ""
     description: ModelDescription | None = None
     """The engine's description of the model; None before the engine has opened it, or if the engine has none."""
-    prefers_sizes: bool = False
-    """The configuration names preferred batch sizes: they are no default."""
     files: Path | None = None
     """The model's directory with the files that the configuration names; None while these are not at hand."""
 
@@ -113,7 +111,7 @@ def to_model_config(message: pb.ModelConfig, context: Context) -> ModelConfig:
         outputs=outputs,
         version_policy=directory.version_policy(message),
         instance_groups=execution.instance_groups(message, context.default_cpu_instances),
-        dynamic_batching=scheduling.dynamic_batching(message, prefers_sizes=context.prefers_sizes),
+        dynamic_batching=scheduling.dynamic_batching(message),
         admission=scheduling.admission(message),
         sequence_batching=sequences.sequence_batching(message),
         padding=padding.padding(message),

@@ -79,8 +79,7 @@ def _ordering_faults(batching: pb.ModelDynamicBatching, name: str) -> Faults:
             yield (_BATCHING, *path, "timeout_action"), f"Queue policy can not have DELAY as timeout action {because}"
 
 
-def dynamic_batching(message: pb.ModelConfig, *, prefers_sizes: bool) -> DynamicBatching | None:
-    """With `prefers_sizes`, the batch sizes are not found by trial, unless a parameter wants them to be."""
+def dynamic_batching(message: pb.ModelConfig) -> DynamicBatching | None:
     if not message.HasField(_BATCHING):
         return None
     batching = message.dynamic_batching
@@ -97,7 +96,6 @@ def dynamic_batching(message: pb.ModelConfig, *, prefers_sizes: bool) -> Dynamic
         },
         **{
             **({"look_ahead": 0} if _shows_order(message) else {}),
-            "measured_sizes": not prefers_sizes,
             **values(message, BATCHER),
         },
     )

@@ -130,7 +130,7 @@ class DynamicBatching:
     max_batch_elements: int = 0
     """How many elements a batch may have: with padding rows times length, of ragged inputs their sum; 0 = no limit."""
 
-    measured_sizes: bool = True
+    measured_sizes: bool = False
     """Batches do not grow beyond the size from which on, by measured run times, they gain nothing. For models without
     padding and without a `p99_goal_ns`; False: batches are as large as they can be."""
 

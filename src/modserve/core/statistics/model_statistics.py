@@ -15,6 +15,7 @@ from mypy_extensions import mypyc_attr
 from ..errors import Code, ModserveError
 from ..requests.inflight import Inflight
 from ..requests.timing import ExecutionTiming
+from .adaptive_statistics import ChoiceStatistics, TunerStatistics
 from .histogram import Histogram
 from .summary import LatencySummaries
 
@@ -22,7 +23,6 @@ _MILLISECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_
 LATENCY_BUCKETS_NS = tuple(int(bound * 1e6) for bound in _MILLISECONDS)
 RECENT_BATCHES = 256
 MOST_INDEXES = 1024
-RECENT_DECISIONS = 64
 BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 FIRST_RESPONSE_BUCKETS_NS = (100_000_000, 500_000_000, 2_000_000_000, 5_000_000_000)
 """As Triton has them."""
@@ -117,52 +117,6 @@ class BatchRecord(NamedTuple):
     """The requests' rows times their lengths, in models whose batches are filled up."""
     padding: int = 0
     """The elements that filled the batch up."""
-
-
-class TunerDecision(NamedTuple):
-    """One decision of a tuner, by the requests of one window, for people to look at."""
-
-    at_ms: int
-    """Unix time."""
-    reason: str
-    p99_ns: int
-    """The latency that 99 of 100 of them stayed below, from queueing to the end of their execution."""
-    per_second: float
-    """Batch items executed."""
-    delay_ns: int
-    """The queue delay from then on."""
-    batch_size: int
-    """The size that batches are dispatched at from then on."""
-
-
-@dataclass(slots=True, eq=False)
-class TunerStatistics:
-    """Where a model's tuner stands, and its latest decisions."""
-
-    goal_ns: int
-    delay_ns: int
-    batch_size: int
-    p99_ns: int = 0
-    """0 before the first decision."""
-    decisions: deque[TunerDecision] = field(default_factory=lambda: deque(maxlen=RECENT_DECISIONS))
-
-
-@dataclass(slots=True, eq=False)
-class ChoiceStatistics:
-    """What was decided by measured run times, and what these are."""
-
-    batches: dict[str, int] = field(default_factory=dict)
-    """Batches by what they are: ``alone``, ``equal`` (of one length), ``padded``; `trials` among them."""
-    trials: int = 0
-    """Batches that were not the best by what was known, to learn more."""
-    trial_ns: float = 0
-    """What trials have cost."""
-    run_ns: int = 0
-    """How long all executions ran."""
-    utilisation: float = 1.0
-    """The share of the time in which the instances ran, lately."""
-    costs: list[tuple[int, int, float]] = field(default_factory=list)
-    """Rows, length (1 in models without) and nanoseconds of batches, as they ran lately."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

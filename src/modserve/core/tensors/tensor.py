@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from ..errors import internal, invalid
-from ..runtime.giving_way import give_way
+from ..runtime.yielding import yield_now
 from ..wire.byte_strings import Array as Array
 from ..wire.byte_strings import Buffer as Buffer
 from ..wire.byte_strings import TruncatedError as TruncatedError
@@ -254,7 +254,7 @@ def _bytes_array(array: Array) -> Array:
     out = np.empty(len(flat), dtype=object)
     for index, element in enumerate(flat.tolist()):
         if not index & 0x7FFF:
-            give_way()
+            yield_now()
         if isinstance(element, str):
             element = element.encode()
         elif not isinstance(element, bytes):

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..runtime.giving_way import give_way
+from ..runtime.yielding import yield_now
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -36,7 +36,7 @@ def in_lists(flat: Array) -> Iterator[list[bytes]]:
     """The elements, some at a time."""
     for start in range(0, len(flat), _AT_A_TIME):
         if start:
-            give_way()
+            yield_now()
         yield flat[start : start + _AT_A_TIME].tolist()
 
 
@@ -98,7 +98,7 @@ def _decode_some(data: bytes) -> Iterator[list[bytes]]:
     position, end, pause = 0, len(data), _UNTIL_OTHERS
     while position < end:
         if position > pause:
-            give_way()
+            yield_now()
             pause = position + _UNTIL_OTHERS
         start = position + 4
         position = start + int.from_bytes(data[position:start], "little")
@@ -147,7 +147,7 @@ def _count_many(view: memoryview, most: int) -> int:
     position, end, pause = 0, len(view), _UNTIL_OTHERS
     while position < end and count <= most:
         if position > pause:
-            give_way()
+            yield_now()
             pause = position + _UNTIL_OTHERS
         if position + 4 > end:
             raise TruncatedError(count, end - position, in_length=True)

@@ -11,13 +11,12 @@ from pathlib import Path
 from modserve.backends.catalogue import BY_BACKEND
 from modserve.config import FORMATS, PLATFORMS, backend_names
 from modserve.core.errors import ModserveError
+from modserve.core.files.config_file import CONFIG_FILE, misspelt_config
 from modserve.core.version import parse_directory
 
 from . import file_contents
 from .foreign_files import BY_SUFFIX, ForeignFile, advice
 
-CONFIG_FILE = "config.pbtxt"
-_MISSPELT_CONFIGS = ("config.pbtext", "config.pbtx", "config.pb", "config.prototxt", "config.txt", "config.pbtxt.txt")
 _MLFLOW = "MLmodel"
 _MOST_NAMES = 10
 _MOST_BELOW = 5
@@ -130,15 +129,6 @@ def model_file(directory: Path, version: int, path: Path, installed: Collection[
     else:
         lines += _foreign([f"{version}/{name}" for name in below], installed)
     return "\n".join(lines)
-
-
-def misspelt_config(directory: Path) -> str:
-    """A warning for a file that is probably meant to be the configuration, where there is none."""
-    names = _listed(directory)
-    if CONFIG_FILE in names:
-        return ""
-    near = [name for name in names if name.lower() in (*_MISSPELT_CONFIGS, CONFIG_FILE)]
-    return f"'{directory / near[0]}' is not read: a model's configuration is called '{CONFIG_FILE}'" if near else ""
 
 
 def contents(directory: Path) -> str:

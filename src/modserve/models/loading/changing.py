@@ -12,7 +12,7 @@ Everything else makes the version load anew, and so does what its backend does n
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,8 +23,8 @@ from modserve.execution.instance import Instance
 from modserve.resources.response_cache import Cache
 from modserve.scheduling.scheduler import Clock
 
-from ..serving.model import Model, Opened
-from .assembly import change, rewrapped
+from ..serving.model import Model, OpenedModel
+from .assembly import queueing, wrapped
 
 _NEEDS_QUEUE: Final = frozenset({"dynamic_batching", "instance_group"})
 """The fields that make a new queue."""
@@ -35,7 +35,7 @@ class Revision:
     """What a loading thread has made ready for a model that serves."""
 
     fields: tuple[str, ...]
-    opened: Opened
+    opened: OpenedModel
     specs: Mapping[int, InstanceSpec]
     """Of the instances that stay, by number."""
     removed: tuple[int, ...]
@@ -76,6 +76,7 @@ class ModelChange:
         instances: Sequence[Instance],
         clock: Clock,
         cache: Cache | None,
+        around: Callable[[Servable], Servable] | None,
     ) -> None:
         self.fields = revision.fields
         self._servable = servable
@@ -84,6 +85,7 @@ class ModelChange:
         self._instances = instances
         self._clock = clock
         self._cache = cache
+        self._around = around
 
     def apply(self) -> Servable:
         revision = self._revision
@@ -91,9 +93,10 @@ class ModelChange:
         specs.clear()  # what makes lost instances anew reads these
         specs.update(revision.specs)
         specs.update({each.number: spec for each, (spec, _) in zip(self._instances, revision.added, strict=True)})
-        queue = not _NEEDS_QUEUE.isdisjoint(revision.fields)
-        change(self._model, revision.opened, self._instances, revision.removed, queue)
-        return rewrapped(self._servable, self._clock, self._cache)
+        new = None if _NEEDS_QUEUE.isdisjoint(revision.fields) else queueing(revision.opened.config)
+        self._model.change(revision.opened, new, self._instances, revision.removed)
+        model = wrapped(self._model, self._clock, self._cache, self._servable)
+        return model if self._around is None else self._around(model)
 
     async def discard(self) -> None:
         for instance in self._instances:
@@ -106,6 +109,7 @@ async def prepare(
     revision: Revision,
     clock: Clock,
     cache: Cache | None,
+    around: Callable[[Servable], Servable] | None,
 ) -> ModelChange:
     """Put the new instances into the pool and warm them up. Raises why one is not fit to serve."""
     pool = model.pool
@@ -120,4 +124,4 @@ async def prepare(
         for _, engine in revision.added[len(instances) :]:
             engine.close()
         raise
-    return ModelChange(servable, model, revision, instances, clock, cache)
+    return ModelChange(servable, model, revision, instances, clock, cache, around)

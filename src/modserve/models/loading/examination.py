@@ -8,7 +8,6 @@ from modserve.config import FORMATS, Draft
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import ModserveError, invalid
 
-from ..diagnosis import advice, file_contents
 from .integrity import Guard
 from .model_files import read_initial_states, read_labels
 
@@ -35,6 +34,8 @@ def of_files(
             read(directory, config)
         except ModserveError as error:
             failures.append(error)
+    from ..diagnosis import advice, file_contents  # only where files are examined before a load
+
     own = {row.filename for row in FORMATS if row.backend == config.backend}
     filename = config.default_model_filename or default_filename
     if not own or not filename:

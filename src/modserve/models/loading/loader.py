@@ -9,7 +9,7 @@ from pathlib import Path
 
 from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import ModserveError, from_exception
-from modserve.core.loading import Blueprint, Change, Listing
+from modserve.core.loading import Blueprint, InPlaceChange, Listing
 from modserve.core.servable import Borrow, Servable, base
 from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.version import ModelId
@@ -17,9 +17,9 @@ from modserve.execution.placement import thread_share
 from modserve.scheduling.scheduler import LoopClock
 
 from ..residency.growth import Growth
-from ..serving.calls import ModelCalls, ModelControl
+from ..serving.calls import CallControl, ModelCalls
 from ..serving.ensemble import LoadedEnsemble, assemble, nothing_to_borrow
-from ..serving.model import Model, Opened
+from ..serving.model import Model, OpenedModel
 from .assembly import bare_model, wrapped
 from .changing import Revision, prepare
 from .opening import Opener, close_instances, close_untaken
@@ -42,7 +42,7 @@ class Loader:
         options: LoaderOptions,
         executor: futures.Executor,
         borrow: Borrow = nothing_to_borrow,
-        control: ModelControl | None = None,
+        control: CallControl | None = None,
         on_health: Callable[[], None] = lambda: None,
         borrower: Callable[[ModelId], Borrow] | None = None,
     ) -> None:
@@ -146,7 +146,7 @@ class Loader:
                 raise
             raise from_exception(error, doing) from error
 
-    async def _change(self, design: Design, servable: Servable, path: Path, version: int) -> Change | None:
+    async def _change(self, design: Design, servable: Servable, path: Path, version: int) -> InPlaceChange | None:
         """Make ready to apply the configuration to a version that serves, if it can be."""
         model = base(servable)
         if not isinstance(model, Model) or self._clock is None:
@@ -164,7 +164,7 @@ class Loader:
         if revision is None:
             return None
         try:
-            return await prepare(servable, model, revision, self._clock, cache)
+            return await prepare(servable, model, revision, self._clock, cache, self._options.around)
         except Exception as error:
             raise from_exception(error, doing) from error
 
@@ -188,9 +188,9 @@ def _processes(servable: Servable) -> list[int]:
     return [id for _, instance in model.pool.executors if (id := getattr(instance, "process_id", 0))]
 
 
-def _discard(loading: "futures.Future[Opened | LoadedEnsemble]") -> None:
+def _discard(loading: "futures.Future[OpenedModel | LoadedEnsemble]") -> None:
     """Close what a load has made that nobody takes. Runs on the thread of the load."""
-    if not loading.cancelled() and loading.exception() is None and isinstance(loaded := loading.result(), Opened):
+    if not loading.cancelled() and loading.exception() is None and isinstance(loaded := loading.result(), OpenedModel):
         close_untaken(loaded.engine, loaded.instances, loaded.on_closed)
 
 

@@ -10,13 +10,11 @@ from typing import NamedTuple
 
 from modserve.config import FORMATS, MEASURED, from_json
 from modserve.core.errors import invalid
-from modserve.core.loading import CONFIG_FILE
+from modserve.core.files.config_file import CONFIG_FILE
 from modserve.core.version import parse_directory
 
-from ..diagnosis.foreign_files import BY_SUFFIX, advice
 
-
-class ModelFile(NamedTuple):
+class StandaloneModel(NamedTuple):
     name: str
     """The model's: that of its folder in a repository, otherwise the file's without its ending."""
     folder: Path
@@ -37,7 +35,7 @@ class ModelFile(NamedTuple):
         return from_json(json.dumps({"backend": backend, "default_model_filename": self.filename})).encode()
 
 
-def model_file(path: Path, installed: Collection[str]) -> ModelFile:
+def model_file(path: Path, installed: Collection[str]) -> StandaloneModel:
     """What `path` is: a file of a known format, or a folder that has one, such as a SavedModel.
 
     Raises INVALID_ARG for what is not there, and for what no engine takes; `installed` are the backends that are there.
@@ -54,12 +52,14 @@ def model_file(path: Path, installed: Collection[str]) -> ModelFile:
         row for row in FORMATS if row.filename == filename or (row.by_suffix and _ends_alike(row.filename, filename))
     ]
     if not ours:
+        from ..diagnosis.foreign_files import BY_SUFFIX, advice
+
         kind = BY_SUFFIX.get(path.suffix.lower())
         why = "" if kind is None else f": {advice(filename, kind, installed)}"
         raise invalid(f"no engine takes '{path}'{why or '; the formats are listed by: modserve engines'}")
     in_repository = parse_directory(folder.name) is not None
     name = folder.parent.name if in_repository else path.stem
-    return ModelFile(name, folder, filename, in_repository, ours[0].backend)
+    return StandaloneModel(name, folder, filename, in_repository, ours[0].backend)
 
 
 def is_model_directory(path: Path) -> bool:
@@ -84,7 +84,7 @@ def _ends_alike(one: str, other: str) -> bool:
 
 
 @contextmanager
-def repository_of(file: ModelFile) -> Iterator[Path]:
+def repository_of(file: StandaloneModel) -> Iterator[Path]:
     """A repository with this model alone, without a configuration. Its version 1 is a link to the file's folder.
 
     The whole folder, since weights may lie beside the graph; the configuration has to name the file.

@@ -15,11 +15,10 @@ from modserve.core.configuration.model_config import ModelDescription
 from modserve.core.errors import ModserveError
 from modserve.core.statistics.metrics import StoredMetrics
 
-from ..diagnosis import advice
 from ..serving.calls import ModelCalls
 from ..serving.engine_report import engine_report
 from ..serving.ensemble import LoadedEnsemble
-from ..serving.model import Opened
+from ..serving.model import OpenedModel
 from ..serving.warm_up import make_samples
 from .changing import Revision, changed_fields
 from .instances import count_cpu, description_of, gpu_count, make_anew, make_instances, place, specs_of, threads_for
@@ -59,7 +58,7 @@ class Opener:
         share: int,
         calls: ModelCalls,
         metrics: StoredMetrics,
-    ) -> Opened | LoadedEnsemble:
+    ) -> OpenedModel | LoadedEnsemble:
         admit = functools.partial(self._options.guard.admit, draft)
         if draft.is_ensemble:
             admit(None, path, version, path / str(version))
@@ -100,6 +99,8 @@ class Opener:
             check_unchanged()
             if not isinstance(error, ModserveError):
                 raise
+            from ..diagnosis import advice
+
             installed = self._registry.names
             hint = advice.model_file(path, version, source.path, installed, str(error)) if filename else ""
             raise advice.advised(error, hint) from error
@@ -116,7 +117,7 @@ class Opener:
             close_untaken(engine, instances, metrics.close)
             raise
         message = complete.message.SerializeToString(deterministic=True)
-        return Opened(
+        return OpenedModel(
             complete.config,
             message,
             engine,
@@ -136,7 +137,7 @@ class Opener:
         )
 
     def revise(
-        self, draft: model_config.Draft, path: Path, former: Opened, numbers: Mapping[str, int]
+        self, draft: model_config.Draft, path: Path, former: OpenedModel, numbers: Mapping[str, int]
     ) -> Revision | None:
         """Make ready what another configuration needs of an open engine. None if it has to be opened again.
 
@@ -221,6 +222,10 @@ class Opener:
         if name in self._checked or not isinstance(known, Mapping):
             return
         self._checked.add(name)
+        if all(known.get(key) == "" for key in options):
+            return
+        from ..diagnosis import advice
+
         for warning in advice.unknown_options(name, options, known):
             _log.warning("%s", warning)
 

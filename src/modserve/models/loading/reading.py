@@ -13,12 +13,12 @@ from modserve.backends.registry import BackendRegistry
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.configuration.warm_up_config import WarmUpMode
 from modserve.core.errors import ModserveError, from_exception, invalid
+from modserve.core.files.config_file import misspelt_config
 from modserve.core.loading import Listing, Needs, UnreadableModelError
 from modserve.core.servable import Servable
 from modserve.core.statistics.metrics import MetricStore
 from modserve.execution.rate_limit import RateLimiter
 
-from ..diagnosis import advice
 from ..residency.admission import Residency
 from ..residency.growth import Growth
 from ..serving.caching import Caching
@@ -135,6 +135,8 @@ class ModelReader:
         if not versions:
             policy = f"the version policy of model '{listing.name}'"
             failure = invalid(f"at least one version must be available under {policy}")
+            from ..diagnosis import advice
+
             hint = advice.versions(listing.path, listing.versions, self._registry.names)
             raise advice.advised(failure, hint) from draft.placed(failure, "version_policy")
         return versions
@@ -177,8 +179,10 @@ class ModelReader:
         except ModserveError as error:
             if draft.backend or draft.is_ensemble:
                 raise
+            from ..diagnosis import advice
+
             raise advice.advised(error, advice.layout(listing.path, self._registry.names)) from error
-        if not draft.exists and (warning := advice.misspelt_config(listing.path)):
+        if not draft.exists and (warning := misspelt_config(listing.path)):
             on_notes([model_config.Problem(warning)])
             _log.warning("model '%s': %s", listing.name, warning)
 
@@ -187,6 +191,8 @@ class ModelReader:
         try:
             backend = self._registry.get(draft.backend)
         except ModserveError as error:
+            from ..diagnosis import advice
+
             installed = self._registry.names
             hint = "" if draft.backend in self._registry.known else advice.backend_name(draft.backend, installed)
             if not draft.exists and draft.name.endswith(f".{draft.backend}"):

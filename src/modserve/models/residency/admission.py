@@ -19,11 +19,11 @@ from modserve.scheduling.scheduler import Clock, LoopClock
 from .memory import WAIT_NS, ModelMemory
 from .on_demand import OnDemandKeeper, OnDemandModel
 from .sizes import Files, Meter, files_of
-from .work import NOBODY_BORROWS, Lending, Rules
+from .work import NOBODY_BORROWS, Lending, StayRules
 
 _log = logging.getLogger(__name__)
 
-Load: TypeAlias = Callable[..., Awaitable[Servable]]
+LoadVersion: TypeAlias = Callable[..., Awaitable[Servable]]
 """Loads a version from the model's directory at a path; `statistics` are those it counts in, its own without them."""
 Look: TypeAlias = Callable[[Path, int], Sequence[ModserveError]]
 """What is wrong with the files of a version, as far as that shows without an engine. Blocking."""
@@ -61,7 +61,7 @@ class Residency:
     def report(self) -> MemoryReport:
         return MemoryReport(self.limit, 0) if self._memory is None else self._memory.report
 
-    def around(self, draft: Draft, needs: Needs, load: Load, look: Look, borrow: Borrow) -> Load:
+    def around(self, draft: Draft, needs: Needs, load: LoadVersion, look: Look, borrow: Borrow) -> LoadVersion:
         """What loads the versions of a model in place of `load`: the model itself, or one that comes and goes."""
         if draft.is_ensemble:
             return functools.partial(_load_ensemble, needs, load, borrow)
@@ -70,7 +70,7 @@ class Residency:
             return load
         return functools.partial(self._admit, draft, load, look)
 
-    async def _admit(self, draft: Draft, load: Load, look: Look, path: Path, version: int) -> Servable:
+    async def _admit(self, draft: Draft, load: LoadVersion, look: Look, path: Path, version: int) -> Servable:
         """Raises what is wrong with its files, that they are larger than the limit, and what an eager load raises."""
         self._clock = self._clock or LoopClock(asyncio.get_running_loop())
         memory = self._memory = self._memory or ModelMemory(self.limit, self._clock, self._meter, wait_ns=self._wait_ns)
@@ -89,7 +89,7 @@ class Residency:
             self._clock,
             files=files.size,
             whole=_is_whole(draft),
-            rules=Rules(rules.pin, self._idle_ns if rules.idle_ns is None else rules.idle_ns),
+            rules=StayRules(rules.pin, self._idle_ns if rules.idle_ns is None else rules.idle_ns),
             lending=self._lending,
             on_health=self._on_health,
         )
@@ -105,7 +105,7 @@ class Residency:
         return model
 
 
-async def _make(load: Load, path: Path, version: int, files: Files, statistics: ModelStatistics) -> Servable:
+async def _make(load: LoadVersion, path: Path, version: int, files: Files, statistics: ModelStatistics) -> Servable:
     if await asyncio.to_thread(files_of, path / str(version)) != files:
         _log.warning(
             "the files in '%s' have changed since the version was loaded, and come into memory as they are now. Load "
@@ -115,7 +115,9 @@ async def _make(load: Load, path: Path, version: int, files: Files, statistics: 
     return await load(path, version, statistics)
 
 
-async def _load_ensemble(needs: Needs, load: Load, borrow: Borrow, path: Path, version: int, *rest: Any) -> Servable:
+async def _load_ensemble(
+    needs: Needs, load: LoadVersion, borrow: Borrow, path: Path, version: int, *rest: Any
+) -> Servable:
     """An ensemble is checked against its models: those that only their engine can describe are loaded for it."""
     for name, versions in needs.items():
         for needed in versions:

@@ -17,7 +17,7 @@ _LEAST = 2**20
 """What each model counts with at least where several divide: an engine takes something for a model of any size."""
 
 
-class Load:
+class MeasuredLoad:
     """A load that is under way, or was."""
 
     def __init__(self, files: int) -> None:
@@ -35,7 +35,7 @@ class _Span(NamedTuple):
     """By how much the process has grown while some loads were under way."""
 
     grown: int
-    loads: Sequence[Load]
+    loads: Sequence[MeasuredLoad]
 
 
 class Growth:
@@ -45,21 +45,21 @@ class Growth:
         self._meter = meter or Meter()
         self._share = share or _with_children
         self._lock = threading.Lock()
-        self._under_way: list[Load] = []
-        self._ended: list[Load] = []
+        self._under_way: list[MeasuredLoad] = []
+        self._ended: list[MeasuredLoad] = []
         self._spans: list[_Span] = []
         self._last = 0
 
-    def begin(self, directory: Path) -> Load:
+    def begin(self, directory: Path) -> MeasuredLoad:
         """Called before a load of the files in `directory`, for which there must be one call of `end`."""
-        load = Load(files_of(directory).size)
+        load = MeasuredLoad(files_of(directory).size)
         with self._lock:
             self._look()
             self._under_way.append(load)
         return load
 
     def end(
-        self, load: Load, processes: Sequence[int] = (), on_measured: Callable[[int], None] | None = None
+        self, load: MeasuredLoad, processes: Sequence[int] = (), on_measured: Callable[[int], None] | None = None
     ) -> Callable[[], None]:
         """The load is over; `processes` run the model, if this one does not.
 
@@ -89,7 +89,7 @@ class Growth:
 
 def _divide(spans: Sequence[_Span]) -> None:
     """Give what the process has grown by to the loads."""
-    together, sharing = 0, dict[Load, None]()
+    together, sharing = 0, dict[MeasuredLoad, None]()
     for grown, loads in spans:
         here = [each for each in loads if not each.own]
         if len(here) == 1:
@@ -103,7 +103,7 @@ def _divide(spans: Sequence[_Span]) -> None:
         each.grown += together * weight / whole
 
 
-def _report(loads: Sequence[Load]) -> None:
+def _report(loads: Sequence[MeasuredLoad]) -> None:
     for load in loads:
         if load.on_measured is not None:
             load.on_measured(load.elsewhere + max(0, round(load.grown)))

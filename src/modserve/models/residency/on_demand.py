@@ -4,8 +4,7 @@ What others read of it (`config`, `config_message`, `labels`) is that of the mod
 first load it is what the configuration says, which may lack what only the engine knows: see `describe`. The statistics
 are of all the time, across loads.
 
-While requests wait, there is always something that ends that: the task that brings the model into memory, the one that
-takes it out, which begins the other when it has ended, or the one that holds it back.
+`stages` has the steps of its way into memory and out of it.
 """
 
 import asyncio
@@ -26,8 +25,9 @@ from modserve.scheduling.scheduler import Clock
 
 from .backoff import Backoff
 from .memory import ModelMemory
+from .stages import Stage, StageEvent, after
 from .waiting import WaitingRequests, waiting_inflight
-from .work import NO_RULES, NOBODY_BORROWS, IdleWatch, Lending, Rules, at_work, open_sequences, outstanding
+from .work import NO_RULES, NOBODY_BORROWS, IdleWatch, Lending, StayRules, at_work, open_sequences, outstanding
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class OnDemandModel:
         *,
         files: int = 0,
         whole: bool = True,
-        rules: Rules = NO_RULES,
+        rules: StayRules = NO_RULES,
         lending: Lending = NOBODY_BORROWS,
         on_health: Callable[[], None] = lambda: None,
     ) -> None:
@@ -64,7 +64,7 @@ class OnDemandModel:
         self.held = 0
         self.size = 0
         self.last_used_ns = 0
-        self.presence = Presence.ABSENT
+        self._stage = Stage.ABSENT
         self.pinned = rules.pin
         self._memory = memory
         self._make = make
@@ -80,7 +80,6 @@ class OnDemandModel:
         self._watchers = 0
         """Those that wait for the model without a request."""
         self._leaving: asyncio.Task[None] | None = None
-        self._held_back = False
         self._stopped = False
         self.described = False
         """Whether it was in memory once, so that its configuration is complete."""
@@ -92,11 +91,18 @@ class OnDemandModel:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id.name}, version {self.id.version}, {self.presence.value})"
 
+    def _step(self, event: StageEvent) -> None:
+        self._stage = after(self._stage, event)
+
+    @property
+    def presence(self) -> Presence:
+        return self._stage.presence
+
     # Requests
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         inner = self._inner
-        if inner is not None and not self._held_back:
+        if inner is not None and self._stage is Stage.RESIDENT:
             self.last_used_ns = now_ns
             return inner.submit(request, sink, now_ns)
         if self._stopped:
@@ -188,17 +194,15 @@ class OnDemandModel:
         def begin() -> None:
             nonlocal began_ns
             began_ns = self._clock.now_ns()
-            self.presence = Presence.LOADING
-
-        def wait() -> None:
-            self.presence = Presence.WAITING
+            self._step(StageEvent.ROOM)
 
         try:
             await self._left()
-            wait()
-            inner = await self._memory.load(self, begin, wait)
+            self._step(StageEvent.WANTED)
+            inner = await self._memory.load(self, begin, lambda: self._step(StageEvent.NO_ROOM))
         except asyncio.CancelledError:
-            self._task, self.presence = None, Presence.ABSENT
+            self._task = None
+            self._step(StageEvent.FAILED)
             if not self._gave_up:
                 self._waiting.fail(unavailable(STOPPING))
             elif self._waiting or self._watchers:
@@ -206,7 +210,8 @@ class OnDemandModel:
             raise
         except Exception as error:
             failure = from_exception(error, f"failed to load model '{name}' version {version}")
-            self._task, self.presence = None, Presence.ABSENT
+            self._task = None
+            self._step(StageEvent.FAILED)
             self._failed_loads += 1
             foreign = None if isinstance(error, ModserveError) else error
             full = isinstance(failure, OverloadedError)
@@ -225,7 +230,7 @@ class OnDemandModel:
         self._inner = inner
         self.config, self.config_message, self.labels = inner.config, inner.config_message, inner.labels
         self.described = self.whole = True
-        self.presence = Presence.RESIDENT
+        self._step(StageEvent.ARRIVED)
         self._loads += 1
         self._load_ns += took_ns
         self.statistics.load_ns = took_ns
@@ -239,12 +244,12 @@ class OnDemandModel:
         self._backoff.succeeded()
         if not self.pinned:
             self._idle.start()
-        self.hold_back(False)  # it has left for whoever held it back, and come again for those that wait
+        self._waiting.hand_over(inner)
         self._memory.changed()  # it may leave from now on
 
     def _nobody_waits(self) -> None:
         """Those that made it wait for memory have gone: the memory is for others."""
-        if self._task is not None and self.presence is Presence.WAITING and not self._waiting and not self._watchers:
+        if self._task is not None and self._stage is Stage.WAITING and not self._waiting and not self._watchers:
             self._gave_up = True
             self._task.cancel()
 
@@ -283,8 +288,10 @@ class OnDemandModel:
             await self._lending.returned(self)
 
     def hold_back(self, on: bool) -> None:
-        self._held_back = on and not self._stopped
-        if not self._held_back and self._inner is not None:
+        if on and self._stopped:
+            return
+        self._step(StageEvent.HOLD if on else StageEvent.RELEASE)
+        if self._inner is not None and self._stage is Stage.RESIDENT:
             self._waiting.hand_over(self._inner)
 
     def pin(self, on: bool) -> None:
@@ -317,7 +324,7 @@ class OnDemandModel:
     def _let_go(self, inner: Servable) -> "asyncio.Task[None]":
         self._engine_report = engine_report(inner)
         self._inner = None
-        self.presence = Presence.LEAVING
+        self._step(StageEvent.EVICT)
         self._idle.stop()
         self._leaving = self._memory.start(self._close(inner))
         return self._leaving
@@ -328,7 +335,7 @@ class OnDemandModel:
         finally:
             self.statistics.instances = self.statistics.instances_lost = 0
             self._leaving = None
-            self.presence = Presence.ABSENT
+            self._step(StageEvent.LEFT)
             if len(self._waiting) or self._watchers:
                 self._bring()
 

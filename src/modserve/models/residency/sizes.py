@@ -84,7 +84,7 @@ def share_of(pid: int, proc: Path = _PROC) -> int:
         return 0
 
 
-class Reading(NamedTuple):
+class MemoryReading(NamedTuple):
     """The memory before a load."""
 
     own: int
@@ -100,11 +100,11 @@ class Meter:
     processes: Callable[[], frozenset[int]] = lambda: children(os.getpid())
     share: Callable[[int], int] = share_of
 
-    def before(self) -> Reading:
+    def before(self) -> MemoryReading:
         self.trim()
-        return Reading(self.own(), self.processes())
+        return MemoryReading(self.own(), self.processes())
 
-    def after(self, before: Reading) -> int:
+    def after(self, before: MemoryReading) -> int:
         """Bytes that this process has grown by, and that the processes have which were not there before."""
         self.trim()
         grown = max(0, self.own() - before.own)

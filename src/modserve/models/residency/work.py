@@ -7,7 +7,7 @@ from modserve.core.servable import Finisher, RequestHolder, SequenceKeeper, Serv
 from modserve.scheduling.scheduler import Alarm, Clock
 
 
-class Rules(NamedTuple):
+class StayRules(NamedTuple):
     """A model's own parameters over the server's options."""
 
     pin: bool = False
@@ -40,7 +40,7 @@ def open_sequences(servable: object) -> int:
     return servable.open_sequences if isinstance(servable, SequenceKeeper) else 0
 
 
-NO_RULES = Rules()
+NO_RULES = StayRules()
 NOBODY_BORROWS = Lending()
 
 

@@ -24,13 +24,13 @@ from modserve.scheduling.scheduler import Alarm, Clock
 
 from .wrappers import ModelWrapper
 
-_Place: TypeAlias = tuple[bytes, object, int]
+_FlightKey: TypeAlias = tuple[bytes, object, int]
 """What requests of a flight have in common: the key of their response, and how they wait in a queue."""
 
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    place: _Place
+    place: _FlightKey
     looked_ns: int
     waiting: dict[Inflight, Alarm | None] = field(default_factory=dict)
     """Those made here whose response is not there yet, in the order in which they came, with their deadlines."""
@@ -48,7 +48,7 @@ class CachedModel(ModelWrapper):
         self._cache = cache
         self._clock = clock
         self._stopped = False
-        self._flights: dict[_Place, _Flight] = {}
+        self._flights: dict[_FlightKey, _Flight] = {}
         self._waiting = 0
         self._nobody_waits = asyncio.Event()
         self._nobody_waits.set()

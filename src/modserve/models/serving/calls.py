@@ -35,7 +35,7 @@ _SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
 T = TypeVar("T")
 
 
-class ModelControl(Protocol):
+class CallControl(Protocol):
     """What engines may do to the models of the server; implemented by `server.Server`."""
 
     @property
@@ -52,7 +52,7 @@ class ModelCalls:
     """Implements `backends.api.ModelCaller` for the engine of `model`."""
 
     def __init__(
-        self, model: ModelId, borrow: Borrow, control: ModelControl | None, loop: asyncio.AbstractEventLoop
+        self, model: ModelId, borrow: Borrow, control: CallControl | None, loop: asyncio.AbstractEventLoop
     ) -> None:
         self.model = model
         self.borrow = borrow
@@ -163,7 +163,7 @@ class ModelCalls:
         task.add_done_callback(self._tasks.discard)
 
     @property
-    def _server(self) -> ModelControl:
+    def _server(self) -> CallControl:
         if self._control is None:
             raise unavailable("models cannot be loaded or unloaded by other models here")
         return self._control

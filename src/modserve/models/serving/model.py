@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TypeAlias
 
 from modserve.backends.api import BackendModel, Executor, InstanceSpec
@@ -19,18 +18,22 @@ from modserve.core.requests.sequence import SequenceId
 from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics, failure_reason
 from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
+from modserve.execution.inline import may_run_inline
 from modserve.execution.instance import Instance
+from modserve.execution.limited import LimitedPool
 from modserve.execution.pool import InstancePool
-from modserve.execution.quick import could_be_quick
+from modserve.execution.rate_limit import RateLimiter, turns
 from modserve.execution.revival import Make
-from modserve.execution.settlement import Observe
 from modserve.execution.warming import MakeSamples, Sample
-from modserve.scheduling.queued import FormerQueues, QueuedScheduler
-from modserve.scheduling.scheduler import Clock, LoopClock, OnDrop, PinnedRunner, Scheduler
+from modserve.scheduling.batch_policy import BatchPolicy
+from modserve.scheduling.batching import ripe_size
+from modserve.scheduling.queued import QueuedScheduler
+from modserve.scheduling.scheduler import LoopClock, Scheduler
 from modserve.scheduling.sequence import SequenceScheduler
 
 from .closing import close_aside
 from .readiness import ReadinessCheck
+from .service import Service, ServiceEvent, after
 from .warm_up import warm_up
 
 _log = logging.getLogger(__name__)
@@ -42,7 +45,7 @@ _LOOK_S = 0.5
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedModel:
     """What a loading thread hands to the event loop: an engine with its instances, and what was read from files."""
 
     config: ModelConfig
@@ -79,33 +82,34 @@ class Opened:
 
 Accept: TypeAlias = Callable[[InferenceRequest, ResponseSink, int], Inflight]
 """Checks a request that arrived at a time, as `core.requests.normalize.Signature.accept`. Raises INVALID_ARG."""
-SchedulerFactory: TypeAlias = Callable[[InstancePool, Clock, OnDrop], Scheduler]
 
 
 @dataclass(frozen=True)
 class Queueing:
-    """What a configuration says of how requests get to the instances of a model without sequences."""
+    """What a configuration says of how requests get to the instances."""
 
     accept: Accept
-    make_scheduler: SchedulerFactory
-    observe: Observe
+    policy: BatchPolicy | None = None
+    """None for models with sequences."""
+    alike: bool = False
+    """A batch may have any of the requests, or each runs alone."""
 
 
 class Model:
-    """Implements `core.servable.Servable`, `Finisher` and `ReadinessChecker`, on the event loop's thread.
+    """Implements `core.servable.Servable`, `Finisher` and `ReadinessChecker`, and `execution.owner.PoolOwner`.
 
-    It closes the engine and the instances that it is made with; if making it fails, that is left to the caller.
-    `observe` gets every execution that succeeded.
+    On the event loop's thread. `service` has its states. It closes the engine and the instances that it is made with;
+    if making it fails, that is left to the caller. With a `limiter`, its instances share resources with those of other
+    models: INVALID_ARG is raised if one needs more than there is.
     """
 
     def __init__(
         self,
         model_id: ModelId,
-        opened: Opened,
+        opened: OpenedModel,
         clock: LoopClock,
-        accept: Accept,
-        make_scheduler: SchedulerFactory,
-        observe: Observe | None = None,
+        queueing: Queueing,
+        limiter: RateLimiter | None = None,
     ) -> None:
         self.id = model_id
         self.unready_reason: str | None = None
@@ -118,42 +122,69 @@ class Model:
         self.engine_report = opened.engine_report
         self.opened = replace(opened, instances=())
         """What it was made of, but for the instances, which come and go."""
-        self._engine = opened.engine
-        self._accept = accept
-        self._clock = clock
         self.outstanding = 0
-        self._observe = observe
-        self._settled = asyncio.Event()
-        self._settled.set()
+        self._engine = opened.engine
+        self._clock = clock
+        self._all_settled = asyncio.Event()
+        self._all_settled.set()
         self._abandoned_since_ns = 0
-        self._on_health = opened.on_health
-        self._on_closed = opened.on_closed
+        self._leaving: set[asyncio.Task[None]] = set()
+        shares = [] if limiter is None else turns(config, self.slot_free)
         self.pool = InstancePool(
             model_id,
             config,
             list(opened.instances),
             self.statistics,
-            self._on_settled,
+            self,
             clock.loop,
-            opened.any_thread and could_be_quick(config),
-            observe,
+            opened.any_thread and may_run_inline(config),
+            queueing.policy,
+            prefetches=not shares,
             make=opened.make,
             clock=clock,
-            on_health=self._health_changed,
             make_samples=opened.make_samples,
         )
+        self._limited: LimitedPool | None = None
+        self._former: list[Scheduler] = []
         try:
-            self._scheduler = make_scheduler(self.pool, clock, self._on_drop)
+            if limiter is not None and shares:
+                self._limited = LimitedPool(self.pool, limiter, shares)
+            self._scheduler = self._new_queue(queueing)
         except BaseException:
+            self._release()
             self.pool.end()
             raise
-        self._former: FormerQueues[Instance] = FormerQueues(self.pool)
-        self._leaving: set[asyncio.Task[None]] = set()
-        self.pool.on_left = self._left
+        self._accept = queueing.accept
+        self._state = Service.OPEN
         self._enqueue = self._scheduler.enqueue
         self._readiness = ReadinessCheck(model_id, lambda: self.pool.executors)
         self.check_ready = self._readiness.check
-        self.pool.on_stuck = self._fail_waiting
+
+    def _new_queue(self, queueing: Queueing) -> Scheduler:
+        policy = queueing.policy
+        assert policy is not None, "a model without sequences has one: this is a bug"
+        policy.use(self.pool)
+        self.statistics.tuner, self.statistics.choice = policy.tuner, policy.choice
+        return QueuedScheduler(
+            policy.rule,
+            self._limited or self.pool,
+            self._clock,
+            self._on_drop,
+            policy.bounds,
+            ripe_size=ripe_size(policy.bounds, self.config.max_batch_size),
+            alike=queueing.alike,
+            gate=policy.gate(self.pool),
+            padded=policy.padded,
+        )
+
+    def _enter(self, event: ServiceEvent) -> None:
+        self._state = after(self._state, event)
+        self._enqueue = self._scheduler.enqueue if self._state.takes else self._refuse
+
+    def _refuse(self, inflight: Inflight) -> None:
+        """In place of `Scheduler.enqueue` where no instance is left."""
+        trouble = self.pool.trouble
+        raise unavailable(f"{inflight.request.label}{'' if trouble is None else trouble.message}")
 
     @property
     def busy(self) -> bool:
@@ -190,23 +221,13 @@ class Model:
         numbers = range(self.pool.count)
         self.engine_report = {**self.engine_report, **await warm_up(self.pool, numbers, samples, at_a_time)}
 
-    async def warm(self, instances: Sequence[Instance], opened: Opened) -> None:
+    async def warm(self, instances: Sequence[Instance], opened: OpenedModel) -> None:
         """The same for instances that are to be added, with the samples of a new configuration."""
         numbers = [instance.number for instance in instances]
         await warm_up(self.pool, numbers, opened.samples, opened.warmed_at_a_time)
 
-    def _health_changed(self) -> None:
-        """While no instance is left, new requests are refused at once.
-
-        Those that wait already go on waiting until the first attempt to make another instance, and fail with that.
-        """
-        trouble = self.pool.trouble
-        self.unready_reason = None if trouble is None else trouble.reason
-        self._enqueue = self._scheduler.enqueue if trouble is None else partial(_refuse, trouble)
-        self._on_health()
-
     def change(
-        self, opened: Opened, queueing: Queueing | None, added: Collection[Instance], removed: Collection[int]
+        self, opened: OpenedModel, queueing: Queueing | None, added: Collection[Instance], removed: Collection[int]
     ) -> None:
         """Another configuration over the same engine: with other instances, and another queue if there is `queueing`.
 
@@ -214,50 +235,38 @@ class Model:
         """
         self.opened, self.config, self.config_message = opened, opened.config, opened.message
         self.engine_report = opened.engine_report
-        pool, observe = self.pool, self._observe
-        pool.change(added, removed)
+        learner = self.pool.learner
+        self.pool.change(added, removed)
         if queueing is not None:
-            self._accept, observe, old = queueing.accept, queueing.observe, self._scheduler
-            assert isinstance(old, QueuedScheduler), "sequences keep their instances and queues: this is a bug"
-            self._scheduler = queueing.make_scheduler(pool, self._clock, self._on_drop)
-            self._former.add(old)
-        self._observe = observe
-        pool.learn(observe, opened.make_samples)
-        self._health_changed()
-
-    def _left(self, instance: Instance) -> None:
-        """An instance that was removed has nothing left to do."""
-        task = asyncio.create_task(self._close_instance(instance))
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
-
-    async def _close_instance(self, instance: Instance) -> None:
-        try:
-            await close_aside(instance.close, f"instance '{instance.name}'")
-        except Exception:
-            _log.exception("model '%s': closing instance '%s' failed", self.id.name, instance.name)
-
-    def _fail_waiting(self, error: ModserveError) -> None:
-        for scheduler in (*self._former, self._scheduler):
-            scheduler.fail_waiting(error)
+            former, learner = self._scheduler, queueing.policy
+            self._accept, self._scheduler = queueing.accept, self._new_queue(queueing)
+            former.stop()
+            self._former.append(former)
+            if self._state.drains:
+                self._scheduler.stop()
+        self._enter(ServiceEvent.CHANGE)
+        self.pool.learn(learner, opened.make_samples)
+        self.health_changed()
 
     def hurry(self) -> None:
         self._scheduler.hurry()
 
     async def idle(self) -> None:
         while self.busy:
-            self._settled.clear()
+            self._all_settled.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_S):
-                    await self._settled.wait()
+                    await self._all_settled.wait()
             since_ns = self._abandoned_since_ns or time.monotonic_ns()
             self._abandoned_since_ns = since_ns if self._is_abandoned() else 0
 
     async def drain(self) -> None:
+        self._enter(ServiceEvent.DRAIN)
         self._scheduler.stop()
         await self.idle()
 
     async def close(self) -> None:
+        self._enter(ServiceEvent.CLOSE)
         self._readiness.close()
         self.pool.stop_reviving()
         failure = unavailable(f"model '{self.id.name}' was unloaded before the request ran")
@@ -268,7 +277,12 @@ class Model:
         try:
             await close_aside(self._close_engine, f"model '{self.id.name}', version {self.id.version}")
         finally:
-            self._on_closed()
+            self._release()
+            self.opened.on_closed()
+
+    def _release(self) -> None:
+        if self._limited is not None:
+            self._limited.close()
 
     def _close_engine(self) -> None:
         try:
@@ -284,12 +298,55 @@ class Model:
         except Exception:
             _log.exception("model '%s': counting a failure failed", self.id.name)
         inflight.settle(error)
-        self._on_settled(1)
+        self.settled(1)
 
-    def _on_settled(self, count: int) -> None:
+    # What the pool tells
+
+    def settled(self, count: int) -> None:
         self.outstanding -= count
         if not self.outstanding:
-            self._settled.set()
+            self._all_settled.set()
+        if self.pool.leaving:
+            self.pool.see_off()
+
+    def slot_free(self) -> None:
+        if self._limited is not None:
+            self._limited.collect()
+        if self._former:
+            for queue in self._former:
+                queue.dispatch()
+            self._former = [queue for queue in self._former if queue.count]
+        self._scheduler.dispatch()
+
+    def batch_done(self, members: list[Inflight]) -> None:
+        raise RuntimeError("only sequences need to hear of the end of a batch: this is a bug")
+
+    def run_again(self, inflight: Inflight) -> None:
+        raise RuntimeError("a request is to run again, and its scheduler knows no such thing: this is a bug")
+
+    def slot_lost(self, number: int, error: ModserveError, in_vain: bool) -> None:
+        if self._limited is not None:
+            self._limited.slot_lost(number)
+        if in_vain and self.pool.trouble is not None:
+            for scheduler in (*self._former, self._scheduler):
+                scheduler.fail_waiting(error)
+
+    def instance_left(self, instance: Instance) -> None:
+        task = asyncio.create_task(self._close_instance(instance))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def _close_instance(self, instance: Instance) -> None:
+        try:
+            await close_aside(instance.close, f"instance '{instance.name}'")
+        except Exception:
+            _log.exception("model '%s': closing instance '%s' failed", self.id.name, instance.name)
+
+    def health_changed(self) -> None:
+        trouble = self.pool.trouble
+        self.unready_reason = None if trouble is None else trouble.reason
+        self._enter(ServiceEvent.HEALTHY if trouble is None else ServiceEvent.LOST)
+        self.opened.on_health()
 
 
 class SequenceModel(Model):
@@ -297,20 +354,26 @@ class SequenceModel(Model):
 
     _sequences: SequenceScheduler[Instance]
 
-    def __init__(
-        self,
-        model_id: ModelId,
-        opened: Opened,
-        clock: LoopClock,
-        accept: Accept,
-        runner: Callable[[InstancePool], PinnedRunner[Instance]] = lambda pool: pool,
-    ) -> None:
-        def make_scheduler(pool: InstancePool, clock: Clock, on_drop: OnDrop) -> Scheduler:
-            self._sequences = SequenceScheduler(opened.config, runner(pool), clock, on_drop, opened.initial_states)
-            return self._sequences
+    def _new_queue(self, queueing: Queueing) -> Scheduler:
+        self._sequences = SequenceScheduler(
+            self.config,
+            self._limited or self.pool,
+            self._clock,
+            self._on_drop,
+            self.opened.initial_states,
+            self._all_settled.set,
+        )
+        return self._sequences
 
-        super().__init__(model_id, opened, clock, accept, make_scheduler)
-        self._sequences.on_end = self._settled.set
+    def batch_done(self, members: list[Inflight]) -> None:
+        self._sequences.batch_done(members)
+
+    def run_again(self, inflight: Inflight) -> None:
+        self._sequences.run_again(inflight)
+
+    def slot_lost(self, number: int, error: ModserveError, in_vain: bool) -> None:
+        self._sequences.slot_lost(number, error, in_vain)
+        super().slot_lost(number, error, in_vain)
 
     @property
     def open_sequences(self) -> int:
@@ -326,8 +389,3 @@ class SequenceModel(Model):
     @property
     def busy(self) -> bool:
         return super().busy or self.open_sequences > 0
-
-
-def _refuse(trouble: ModserveError, inflight: Inflight) -> None:
-    """In place of `Scheduler.enqueue` of a model that has no instance left."""
-    raise unavailable(f"{inflight.request.label}{trouble.message}")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import TypeVar
 
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import ResponseSink
@@ -15,8 +16,6 @@ class ModelWrapper:
 
     def __init__(self, servable: Servable) -> None:
         self.id = servable.id
-        self.config = servable.config
-        self.config_message = servable.config_message
         self.statistics = servable.statistics
         self.labels = servable.labels
         self._servable = servable
@@ -25,17 +24,17 @@ class ModelWrapper:
         return f"{type(self).__name__}({self._servable!r})"
 
     @property
-    def behind(self) -> Servable:
-        """What it stands before."""
+    def inner(self) -> Servable:
+        """The servable that it stands before."""
         return self._servable
 
-    def stand_before(self, servable: Servable) -> None:
-        """Stand before another servable, made of the same model."""
-        self._servable = servable
+    @property
+    def config(self) -> ModelConfig:
+        return self._servable.config
 
-    def refresh(self) -> None:
-        """The configuration of what it stands before has changed."""
-        self.config, self.config_message = self._servable.config, self._servable.config_message
+    @property
+    def config_message(self) -> bytes:
+        return self._servable.config_message
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         return self._servable.submit(request, sink, now_ns)
@@ -74,36 +73,29 @@ class ModelWrapper:
         await self._servable.close()
 
 
-def wrappers(servable: Servable) -> "list[ModelWrapper]":
-    """What stands before a model or an ensemble, the innermost first."""
-    chain: list[ModelWrapper] = []
-    while isinstance(servable, ModelWrapper):
-        chain.insert(0, servable)
-        servable = servable.behind
-    return chain
-
-
 WrapperT = TypeVar("WrapperT", bound=ModelWrapper)
 
 
 def find(servable: Servable, kind: type[WrapperT]) -> WrapperT | None:
     """The wrapper of a kind that stands before a model."""
-    return next((wrapper for wrapper in wrappers(servable) if isinstance(wrapper, kind)), None)
+    while isinstance(servable, ModelWrapper) and not isinstance(servable, kind):
+        servable = servable.inner
+    return servable if isinstance(servable, kind) else None
 
 
 class OrderedModel(ModelWrapper):
     """Its responses leave in the order of the requests: ``preserve_ordering`` of the dynamic batcher."""
 
-    def __init__(self, servable: Servable) -> None:
+    def __init__(self, servable: Servable, order: ResponseOrder) -> None:
         super().__init__(servable)
-        self._order = ResponseOrder()
+        self.order = order
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
-        held = self._order.behind(sink)
+        held = self.order.next(sink)
         try:
             inflight = self._servable.submit(request, held, now_ns)
         except BaseException:
-            self._order.withdraw(held)
+            self.order.withdraw(held)
             raise
         inflight.ordered = True
         return inflight

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 
 from modserve.core.servable import Servable, resident_bytes
-from modserve.core.statistics.model_statistics import ChoiceStatistics, Duration, TunerStatistics
+from modserve.core.statistics.adaptive_statistics import ChoiceStatistics, TunerStatistics
+from modserve.core.statistics.model_statistics import Duration
 from modserve.pb import inference as pb
 from modserve.pb.json_message import to_json
 from modserve.protocol.json.json_text import JsonObject

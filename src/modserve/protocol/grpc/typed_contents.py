@@ -9,7 +9,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from modserve.core.errors import invalid
-from modserve.core.runtime.giving_way import give_way
+from modserve.core.runtime.yielding import yield_now
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Array, Buffer
@@ -90,7 +90,7 @@ def _texts(contents: Buffer, count: int, take: Callable[[int], None]) -> Buffer 
     pause = _UNTIL_OTHERS
     while position < end:
         if position > pause:
-            give_way()
+            yield_now()
             pause = position + _UNTIL_OTHERS
         if data[position] != tag:
             position = _other_field(data, position, end, "bytes_contents", elements > 0)
@@ -170,7 +170,7 @@ def _packed(contents: Buffer, field: str) -> Buffer | None:
     position, pause = 0, _UNTIL_OTHERS
     while position < end:
         if position > pause:
-            give_way()
+            yield_now()
             pause = position + _UNTIL_OTHERS
         tag = contents[position]
         start = position + 1

@@ -14,7 +14,7 @@ import orjson
 from numpy.typing import NDArray
 
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.runtime.giving_way import give_way
+from modserve.core.runtime.yielding import yield_now
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Array, Shape, Tensor, encode_elements, format_shape
@@ -147,7 +147,7 @@ def _written(flat: Array, write: Callable[[Array], bytes]) -> bytes:
         return write(flat)
     parts: list[bytes] = []
     for start in range(0, len(flat), _AT_A_TIME):
-        give_way()
+        yield_now()
         parts.append(write(flat[start : start + _AT_A_TIME])[1:-1])
     return b"[%b]" % b",".join(parts)
 

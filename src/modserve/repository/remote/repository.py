@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from modserve.core.errors import ModserveError, invalid, unavailable
+from modserve.core.files.config_file import CONFIG_FILE
 from modserve.core.files.remote_place import RemotePath, RemotePlace
-from modserve.core.loading import CONFIG_FILE, DirectoryLease, Listing
+from modserve.core.loading import DirectoryLease, Listing
 
 from .cache import Placed
 from .failures import StoreError

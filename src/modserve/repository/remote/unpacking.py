@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO, BinaryIO, NamedTuple, Protocol
 
-from modserve.core.loading import CONFIG_FILE
+from modserve.core.files.config_file import CONFIG_FILE
 from modserve.core.version import parse_directory
 
 from .cache import Cache

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.timing import ExecutionTiming
-from modserve.core.statistics.model_statistics import ChoiceStatistics
+from modserve.core.statistics.adaptive_statistics import ChoiceStatistics
 
 from .grouping import queue_weight
 
@@ -19,19 +19,22 @@ _SOONER = 0.8
 """So much of the time of one batch may several of its parts take, side by side, to be better."""
 
 
-class Load:
+class Utilisation:
     """The utilisation of the places where batches run, which goes into the statistics."""
 
     def __init__(self, statistics: ChoiceStatistics) -> None:
-        self.places = 1
-        """How many batches run at a time, if there are enough of them."""
-        self.free: Callable[[], int] = _none
-        """How many places are free beside the one that a batch is chosen for."""
+        self._places = 1
+        self._free: Callable[[], int] = _none
         self._statistics = statistics
         self._end_ns = self._batches = 0
         self._window_ns = self._window_all_ns = 0
         self._mean_ns = 0.0
         self._busy_ns = self._all_ns = 0.0
+
+    def use(self, places: int, free: Callable[[], int]) -> None:
+        """So many batches run at a time, and `free` says how many could begin beside the one that is chosen."""
+        self._places = max(1, places)
+        self._free = free
 
     def observe(self, timing: ExecutionTiming, members: Sequence[Inflight]) -> None:
         start_ns, end_ns = timing.compute_start_ns, timing.compute_end_ns
@@ -43,12 +46,12 @@ class Load:
             self._window_all_ns += max(0, end_ns - self._end_ns) - max(0, pause_ns - int(_REST * self._mean_ns))
             self._window_ns += ns
             if pause_ns > 0 and any(inflight.queue_start_ns < self._end_ns for inflight in members):
-                self._window_ns += pause_ns * self.places  # nobody waited for work, but the work for the server
+                self._window_ns += pause_ns * self._places  # nobody waited for work, but the work for the server
             self._batches += 1
         self._end_ns = max(self._end_ns, end_ns)
         self._statistics.run_ns += ns
         if self._batches >= _WINDOW:
-            busy_ns = self._window_ns / self.places
+            busy_ns = self._window_ns / self._places
             self._busy_ns = _KEPT * self._busy_ns + busy_ns
             self._all_ns = _KEPT * self._all_ns + max(busy_ns, self._window_all_ns)
             self._window_ns = self._window_all_ns = self._batches = 0
@@ -64,7 +67,7 @@ class Load:
 
         `times` has that of a batch by its rows, up to the largest, as they were with the other places at work.
         """
-        free = self.free()
+        free = self._free()
         if not free:
             return waiting
         part, largest = -(-waiting // (1 + free)), len(times) - 1

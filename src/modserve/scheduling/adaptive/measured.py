@@ -15,13 +15,13 @@ from modserve.core.configuration.merging import Padding, rows_of
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.timing import ExecutionTiming
-from modserve.core.statistics.model_statistics import ChoiceStatistics
+from modserve.core.statistics.adaptive_statistics import ChoiceStatistics
 
 from ..batching import FAR_NS, Decision, Dispatch, Reason, Rule, Together, WaitUntil
-from ..lengths import Lengths
+from ..lengths import LengthIndex
 from .costs import Costs
 from .grouping import best_groups, counts_tried
-from .load import Load
+from .load import Utilisation
 from .trials import SURE, Trials
 
 _QUICK_NS, _MEAN_SHARE = 400_000, 0.1
@@ -58,7 +58,7 @@ class Measured:
         self._mean_ns = 0.0
         """How long batches took lately; 0 before the first."""
         self.statistics = ChoiceStatistics(batches=dict.fromkeys(("alone", "equal", "padded"), 0))
-        self.load = Load(self.statistics)
+        self.load = Utilisation(self.statistics)
         self._trials = Trials(self.statistics)
 
     def observe(self, timing: ExecutionTiming, members: Sequence[Inflight]) -> None:
@@ -131,7 +131,7 @@ class Measured:
             self._tables[length] = table
         return table
 
-    def _choose(self, together: Together, lengths: Lengths, head: Inflight) -> list[Inflight]:
+    def _choose(self, together: Together, lengths: LengthIndex, head: Inflight) -> list[Inflight]:
         """The members of the next batch, in the order of their lengths."""
         largest = self._largest()
         near, their_lengths, place = lengths.around(head, min(largest, _SIDE))

@@ -13,11 +13,11 @@ from modserve.core.configuration.merging import rows_of
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.timing import ExecutionTiming
-from modserve.core.statistics.model_statistics import ChoiceStatistics
+from modserve.core.statistics.adaptive_statistics import ChoiceStatistics
 
 from ..batching import Decision, Dispatch, Reason, Rule, Together, WaitUntil
 from .costs import Costs
-from .load import Load
+from .load import Utilisation
 from .trials import SURE, Trials
 
 _SHORTEST_NS = 300_000
@@ -27,7 +27,7 @@ _ENOUGH = 32
 _STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
-class Sizes:
+class BatchSizes:
     """Cuts what `ready` dispatches down to a size that pays."""
 
     def __init__(self, config: ModelConfig, ready: Rule) -> None:
@@ -43,7 +43,7 @@ class Sizes:
         self._best: list[int] = []
         """The best size by place in `_crowds`, for so many rows that wait. Empty while nothing is decided."""
         self.statistics = ChoiceStatistics()
-        self.load = Load(self.statistics)
+        self.load = Utilisation(self.statistics)
         self._trials = Trials(self.statistics)
 
     def observe(self, timing: ExecutionTiming, members: Sequence[Inflight]) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from modserve.core.requests.inflight import Inflight
-from modserve.core.statistics.model_statistics import ChoiceStatistics
+from modserve.core.statistics.adaptive_statistics import ChoiceStatistics
 
 SURE = 4.0
 """So many executions of about its size make a batch no trial."""

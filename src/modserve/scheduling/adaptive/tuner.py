@@ -3,8 +3,8 @@
 The goal is a latency that 99 of 100 requests stay below, from queueing to the end of their execution. Within it batches
 should be as large as possible, since a request costs less in a larger one.
 
-`Tuner` measures. It divides time into windows: a window begins when the last decision takes effect, and ends with
-enough requests, earlier if many are late. `Controller` decides, at the end of each window, by four numbers of it:
+`LatencyTuner` measures. It divides time into windows: a window begins when the last decision takes effect, and ends
+with enough requests, earlier if many are late. `Controller` decides, at the end of each window, by four numbers of it:
 
 - The goal is held with some slack: wait longer, so that batches become larger. If they are full already, allow larger
   ones, as long as these run in their share of the goal; if too few requests come, waiting is useless: no delay.
@@ -34,7 +34,7 @@ from typing import NamedTuple
 from modserve.core.configuration.model_config import DynamicBatching
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.timing import ExecutionTiming
-from modserve.core.statistics.model_statistics import TunerDecision, TunerStatistics
+from modserve.core.statistics.adaptive_statistics import TunerDecision, TunerStatistics
 
 from ..batching import Decision, Rule, Together
 
@@ -70,7 +70,7 @@ _LATE, _LATE_SHARE = 12, 20  # so do so many late ones, if they are at least one
 _PAUSE_NS, _PAUSE_SHARE = 1_000_000_000, 20  # longer without a request is a pause, unless one in so many has one
 
 
-class Window(NamedTuple):
+class TunerWindow(NamedTuple):
     """What the tuner measured since the last decision took effect."""
 
     slowest: Sequence[int]
@@ -84,7 +84,7 @@ class Window(NamedTuple):
     filled: float
     """Share of the batches that had the largest size allowed."""
 
-    def like(self, other: "Window") -> bool:
+    def like(self, other: "TunerWindow") -> bool:
         """Whether both had about the same load, and their batches were full in both or in neither."""
         return _same_load(self.per_second, other.per_second) and (self.filled >= _MANY) == (other.filled >= _MANY)
 
@@ -109,7 +109,7 @@ class _Climb(NamedTuple):
 class _Alike(NamedTuple):
     """A window, what its latencies would have been longer under the delay of now, and what each of them counts."""
 
-    window: Window
+    window: TunerWindow
     moved_ns: int
     weight: float
 
@@ -135,7 +135,7 @@ class Controller:
         self.batch_size = max_batch_size
         self._doubtful = False
         """The last window was above the goal, but not clearly."""
-        self._latest: deque[tuple[int, Window]] = deque(maxlen=_KEPT)
+        self._latest: deque[tuple[int, TunerWindow]] = deque(maxlen=_KEPT)
         """Windows, the last one first, with the delay of each."""
         self._held: _Held | None = None
         self._climb: _Climb | None = None
@@ -147,7 +147,7 @@ class Controller:
         self._short: _Climb | None = None
         self._short_left = 0
 
-    def decide(self, window: Window) -> Targets:
+    def decide(self, window: TunerWindow) -> Targets:
         self._latest.appendleft((self.delay_ns, window))
         alike = self._alike()
         p99_ns = _p99(alike)
@@ -182,7 +182,7 @@ class Controller:
             alike.append(_Alike(window, moved_ns, _FADE ** len(alike)))
         return alike
 
-    def _with_slack(self, window: Window, p99_ns: int) -> Targets:
+    def _with_slack(self, window: TunerWindow, p99_ns: int) -> Targets:
         """Larger batches, if there is anything to make them of."""
         self._short = None
         slack_ns = int(_AIM * self.goal_ns) - p99_ns
@@ -196,7 +196,7 @@ class Controller:
             return self._set("the delay is the longest allowed")
         return self._set("room for a longer delay", self.delay_ns + int(_GAIN * slack_ns))
 
-    def _against(self, window: Window, p99_ns: int, again: bool) -> Targets:
+    def _against(self, window: TunerWindow, p99_ns: int, again: bool) -> Targets:
         """Latencies are too long: the delay is to blame if it is a good part of them, else it may be too short."""
         if window.filled >= _MANY:
             return self._against_full(window, p99_ns)
@@ -241,7 +241,7 @@ class Controller:
                 return self._set("the goal is out of reach")
         return self._set("a shorter delay", delay_ns)
 
-    def _against_full(self, window: Window, p99_ns: int) -> Targets:
+    def _against_full(self, window: TunerWindow, p99_ns: int) -> Targets:
         """Batches do not wait for the delay: their size decides."""
         self._climb = None
         if p99_ns > _BACKLOG * window.run_ns:
@@ -274,7 +274,7 @@ class Controller:
         return Targets(self.delay_ns, self.batch_size, reason)
 
 
-class Tuner:
+class LatencyTuner:
     """Measures executions, lets the controller decide, and has the rule that follows its decisions."""
 
     def __init__(
@@ -359,7 +359,7 @@ class Tuner:
         slowest = sorted(self._latencies, reverse=True)[: count // 10 + 1]
         p99_ns = slowest[count // 100]
         per_second = self._items * 1e9 / self._busy_ns()
-        window = Window(slowest, count, self._run_ns, per_second, self._filled / self._batches)
+        window = TunerWindow(slowest, count, self._run_ns, per_second, self._filled / self._batches)
         statistics = self.statistics
         targets = self._controller.decide(window)
         if (targets.delay_ns, targets.batch_size) != (statistics.delay_ns, statistics.batch_size):

@@ -7,9 +7,10 @@ from modserve.core.configuration.model_config import DynamicBatching
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.timing import ExecutionTiming
 from modserve.scheduling import batching
-from modserve.scheduling.adaptive.prediction import RunTimes
-from modserve.scheduling.adaptive.tuner import Tuner
+from modserve.scheduling.adaptive.tuner import LatencyTuner
+from modserve.scheduling.prediction import RunTimes
 from modserve.scheduling.queued import QueuedScheduler
+from modserve.scheduling.scheduler import Scheduler
 from modserve.testing import FakeClock, RecordingSink, request
 from modserve.testing.builders import RecordedInflight
 
@@ -26,7 +27,7 @@ class SimulatedPool:
     """Implements `scheduling.scheduler.BatchRunner`. Batches of all slots run one after the other on one device."""
 
     def __init__(self, clock: FakeClock, slots: int, run_ns: Callable[[int], int]) -> None:
-        self.on_free: Callable[[], None] = lambda: None
+        self.scheduler: Scheduler | None = None
         self.observe: Callable[[ExecutionTiming, list[Inflight]], None] = lambda timing, members: None
         self.on_answer: Callable[[Inflight], None] = lambda entry: None
         self.done: list[tuple[int, int]] = []
@@ -58,7 +59,8 @@ class SimulatedPool:
             self._free.append(slot)
             for entry in batch:
                 self.on_answer(entry)
-            self.on_free()
+            if self.scheduler is not None:
+                self.scheduler.dispatch()
 
         self._clock.call_at(self._device_ns, end)
 
@@ -96,7 +98,7 @@ class Simulation:
 
         rule = make_rule(policy, max_batch_size)
         if goal_ms:
-            tuner = self.tuner = Tuner(policy, max_batch_size, run_times, make_rule, self.clock.now_ns)
+            tuner = self.tuner = LatencyTuner(policy, max_batch_size, run_times, make_rule, self.clock.now_ns)
             rule = tuner.rule
 
             def observe(timing: ExecutionTiming, members: list[Inflight]) -> None:
@@ -105,6 +107,7 @@ class Simulation:
 
             self.pool.observe = observe
         self._scheduler = QueuedScheduler(rule, self.pool, self.clock, lambda entry, error: None, policy)
+        self.pool.scheduler = self._scheduler
         self._random = random.Random(seed)
 
     def run(self, seconds: float, per_second: float) -> None:

@@ -12,6 +12,7 @@ from modserve.scheduling import batching
 from modserve.scheduling.adaptive.adaptation import Adaptation
 from modserve.scheduling.adaptive.buckets import LengthBuckets
 from modserve.scheduling.queued import QueuedScheduler
+from modserve.scheduling.scheduler import Scheduler
 from modserve.testing import FakeClock, RecordingSink, config, request
 from modserve.testing.builders import RecordedInflight
 
@@ -43,7 +44,7 @@ class Engine:
     def __init__(
         self, clock: FakeClock, cost: Cost, padding: Padding, chance: random.Random, noise: float, instances: int
     ) -> None:
-        self.on_free: Callable[[], None] = lambda: None
+        self.scheduler: Scheduler | None = None
         self.observe: Callable[[ExecutionTiming, list[Inflight]], None] = lambda timing, members: None
         self.on_answer: Callable[[Inflight], None] = lambda inflight: None
         self.clock = clock
@@ -66,6 +67,13 @@ class Engine:
     def release(self, slot: int) -> None:
         self.busy -= 1
 
+    @property
+    def most_places(self) -> int:
+        return self._instances
+
+    def remaining_ns(self, now_ns: int, run_ns: Callable[[int], int]) -> list[int]:
+        raise NotImplementedError
+
     def free_places(self) -> int:
         return self._instances - self.busy
 
@@ -82,7 +90,8 @@ class Engine:
             timing.compute_end_ns = self.clock.now_ns()
             self.busy -= 1
             self.latencies += [timing.compute_end_ns - inflight.queue_start_ns for inflight in batch]
-            self.on_free()  # as in the pool, the next batch is chosen before this one is observed
+            if self.scheduler is not None:
+                self.scheduler.dispatch()  # as in the pool, the next batch is chosen before this one is observed
             self.observe(timing, batch)
             for inflight in batch:
                 self.on_answer(inflight)
@@ -110,7 +119,7 @@ class Simulation:
         self.clock, self._chance, self._length = FakeClock(), random.Random(seed), length
         self.engine = Engine(self.clock, cost, padding, random.Random(seed + 1), noise, instances)
         self.adaptation = adaptation = Adaptation(model)
-        adaptation.use(instances, self.engine.free_places)
+        adaptation.use(self.engine)
         self.engine.observe = adaptation.observe
         self._key: Callable[[int], object] = lambda length: None
         if policy == "never":
@@ -122,11 +131,12 @@ class Simulation:
             self.engine,
             self.clock,
             lambda inflight, error: None,
-            adaptation.policy,
-            ripe_size=batching.ripe_size(adaptation.policy, model.max_batch_size),
+            adaptation.bounds,
+            ripe_size=batching.ripe_size(adaptation.bounds, model.max_batch_size),
             alike=policy == "alone",
             padded=adaptation.padded,
         )
+        self.engine.scheduler = self.scheduler
 
     def send(self) -> None:
         length = self._length(self._chance)

@@ -1,5 +1,6 @@
 """What a model's configuration makes of it: a rule, a gate, and whether it has to be told of executions."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -8,11 +9,13 @@ from modserve.core.configuration.merging import Padding, PaddingPolicy
 from modserve.core.configuration.model_config import Admission, DynamicBatching, ModelConfig, QueuePolicy
 from modserve.core.requests.timing import ExecutionTiming
 from modserve.scheduling.adaptive.adaptation import Adaptation
+from modserve.scheduling.batch_policy import BatchPolicy, adapts
 from modserve.scheduling.batching import direct
 from modserve.testing import config, inflight
 
 MS = 1_000_000
-LARGEST = DynamicBatching(measured_sizes=False)
+LARGEST = DynamicBatching()
+MEASURED = DynamicBatching(measured_sizes=True)
 
 
 @pytest.mark.parametrize(
@@ -21,9 +24,9 @@ LARGEST = DynamicBatching(measured_sizes=False)
         (config(), False),
         (config(dynamic_batching=LARGEST), False),
         (config(dynamic_batching=replace(LARGEST, default_policy=QueuePolicy(default_timeout_ns=1))), False),
-        (config(dynamic_batching=DynamicBatching(), max_batch_size=1), False),
-        (config(dynamic_batching=DynamicBatching(), padding=Padding({}, policy=PaddingPolicy.ALWAYS)), False),
-        (config(dynamic_batching=DynamicBatching()), True),
+        (config(dynamic_batching=MEASURED, max_batch_size=1), False),
+        (config(dynamic_batching=LARGEST, padding=Padding({}, policy=PaddingPolicy.ALWAYS)), False),
+        (config(dynamic_batching=MEASURED), True),
         (config(dynamic_batching=LARGEST, padding=Padding({})), True),
         (config(dynamic_batching=replace(LARGEST, max_queue_delay_ns=1)), True),
         (config(dynamic_batching=DynamicBatching(p99_goal_ns=MS)), True),
@@ -47,7 +50,7 @@ LARGEST = DynamicBatching(measured_sizes=False)
     ],
 )
 def test_only_models_that_predict_learn_from_short_executions(given: ModelConfig, learns: bool) -> None:
-    adaptation, member = Adaptation(given), inflight()
+    adaptation, member = Adaptation(given) if adapts(given) else BatchPolicy(given), inflight()
     assert adaptation.expect([member]) == 0
     for ns in (MS // 2, 10 * MS):
         timing = ExecutionTiming(1, "")
@@ -57,19 +60,29 @@ def test_only_models_that_predict_learn_from_short_executions(given: ModelConfig
 
 
 def test_models_without_a_batcher_run_each_request_alone() -> None:
-    adaptation = Adaptation(config())
-    assert (adaptation.rule, adaptation.policy, adaptation.statistics) == (direct, DynamicBatching(), None)
+    assert not adapts(config())
+    policy = BatchPolicy(config())
+    assert (policy.rule, policy.bounds, policy.tuner) == (direct, DynamicBatching(), None)
 
 
 def test_a_tuned_model_is_bounded_by_its_goal() -> None:
     adaptation = Adaptation(config(dynamic_batching=DynamicBatching((4,), p99_goal_ns=MS)))
-    assert (adaptation.policy.max_queue_delay_ns, adaptation.policy.preferred_batch_sizes) == (MS, ())
-    assert adaptation.statistics is not None
+    assert (adaptation.bounds.max_queue_delay_ns, adaptation.bounds.preferred_batch_sizes) == (MS, ())
+    assert adaptation.tuner is not None
 
 
 def test_the_gate_predicts_by_what_was_observed() -> None:
-    adaptation = Adaptation(config(dynamic_batching=DynamicBatching(), admission=Admission(by_deadline=True)))
-    gate = adaptation.gate(lambda now_ns, run_ns: [run_ns(1)])
+    class Slots:
+        most_places = 1
+
+        def free_places(self) -> int:
+            return 0
+
+        def remaining_ns(self, now_ns: int, run_ns: Callable[[int], int]) -> list[int]:
+            return [run_ns(1)]
+
+    adaptation = BatchPolicy(config(dynamic_batching=DynamicBatching(), admission=Admission(by_deadline=True)))
+    gate = adaptation.gate(Slots())
     timing = ExecutionTiming(1, "single")
     timing.compute_end_ns = 7 * MS
     adaptation.observe(timing, [])

@@ -6,7 +6,7 @@ from modserve.core.configuration.model_config import Admission, DynamicBatching,
 from modserve.core.errors import OverloadedError
 from modserve.core.requests.inflight import Inflight
 from modserve.scheduling import batching
-from modserve.scheduling.adaptive.admission import Gate
+from modserve.scheduling.admission import Gate
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.testing import FakeClock, PuppetRunner, inflight, request
 
@@ -120,6 +120,7 @@ class Bench:
             batcher,
             gate=Gate(options, lambda size: 10 * MS, self._remaining_ns, 4),
         )
+        self.runner.serve(self.scheduler)
 
     def _remaining_ns(self, now_ns: int) -> list[int]:
         return [10 * MS if slot in self.runner.running else 0 for slot in range(self.runner.count)]

@@ -11,8 +11,8 @@ from modserve.core.errors import OverloadedError
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.timing import ExecutionTiming
 from modserve.scheduling import batching
-from modserve.scheduling.adaptive.admission import Gate
-from modserve.scheduling.adaptive.prediction import RunTimes
+from modserve.scheduling.admission import Gate
+from modserve.scheduling.prediction import RunTimes
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.testing import FakeClock
 
@@ -42,6 +42,7 @@ class Clients:
             lambda entry, error: None,
             gate=Gate(Admission(bool(goal_ms), goal_ms * MS), self._run_times.at_best, self._remaining_ns, 4),
         )
+        self.pool.scheduler = self._scheduler
         self._scheduler.enqueue(one_item())  # so that a batch of one is known, and no other
         self.clock.advance(1_000 * MS)
         self.pool.on_answer = lambda entry: self.clock.call_soon(self._ask)

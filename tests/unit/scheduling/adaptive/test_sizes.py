@@ -6,8 +6,8 @@ import pytest
 from simulated_lengths import MS, POLICIES, Cost, Simulation, configured
 
 from modserve.core.configuration.model_config import DynamicBatching, ModelConfig
-from modserve.core.statistics.model_statistics import ChoiceStatistics
-from modserve.scheduling.adaptive.load import Load
+from modserve.core.statistics.adaptive_statistics import ChoiceStatistics
+from modserve.scheduling.adaptive.load import Utilisation
 from modserve.testing import config
 
 COSTS: dict[str, Cost] = {
@@ -126,12 +126,12 @@ def test_padded_requests_are_spread_too(policy: str) -> None:
     [(0, 16, 16), (1, 16, 8), (1, 15, 8), (3, 16, 4), (1, 1, 1), (1, 32, 32), (1, 24, 12), (7, 3, 1)],
 )
 def test_the_share_of_a_place_where_time_is_in_proportion(free: int, waiting: int, expected: int) -> None:
-    load = Load(ChoiceStatistics())
-    load.free = lambda: free
+    load = Utilisation(ChoiceStatistics())
+    load.use(1, lambda: free)
     assert load.share(waiting, [4.0 * rows for rows in range(17)]) == expected
 
 
 def test_there_are_no_shares_where_parts_take_nearly_as_long() -> None:
-    load = Load(ChoiceStatistics())
-    load.free = lambda: 1
+    load = Utilisation(ChoiceStatistics())
+    load.use(1, lambda: 1)
     assert load.share(16, [8.0 + 0.1 * rows for rows in range(17)]) == 16

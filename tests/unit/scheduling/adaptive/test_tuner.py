@@ -5,14 +5,14 @@ import statistics
 import pytest
 from simulated_engine import MS, Simulation
 
-from modserve.scheduling.adaptive.tuner import Controller, Window, _Climb
+from modserve.scheduling.adaptive.tuner import Controller, TunerWindow, _Climb
 
 GOAL = 10 * MS
 
 
-def window(p99_ms: float, *, run_ms: float = 2, per_second: float = 1000, filled: float = 0) -> Window:
+def window(p99_ms: float, *, run_ms: float = 2, per_second: float = 1000, filled: float = 0) -> TunerWindow:
     slowest = [int(p99_ms * (1.09 - 0.03 * rank) * MS) for rank in range(30)]
-    return Window(slowest, 300, int(run_ms * MS), per_second, filled)
+    return TunerWindow(slowest, 300, int(run_ms * MS), per_second, filled)
 
 
 def controller(delay_ms: float = 0, batch_size: int = 64, *, item_ms: float = 0.01, limit_ms: float = 0) -> Controller:
@@ -49,7 +49,7 @@ def controller(delay_ms: float = 0, batch_size: int = 64, *, item_ms: float = 0.
         (controller(1, 16), window(20, run_ms=13, filled=1), "the goal is out of reach", 1, 16),
     ],
 )
-def test_one_decision(before: Controller, seen: Window, reason: str, delay_ms: float, batch_size: int) -> None:
+def test_one_decision(before: Controller, seen: TunerWindow, reason: str, delay_ms: float, batch_size: int) -> None:
     found = before.decide(seen)
     assert (found.reason, found.delay_ns / MS, found.batch_size) == (reason, delay_ms, batch_size)
 

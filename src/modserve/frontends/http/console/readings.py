@@ -8,7 +8,8 @@ from typing import NamedTuple, TypedDict
 
 from modserve.core.lifecycle import IndexEntry, State
 from modserve.core.servable import RequestHolder, SequenceKeeper, Servable, engine_report, resident_bytes
-from modserve.core.statistics.model_statistics import ModelStatistics, TunerStatistics
+from modserve.core.statistics.adaptive_statistics import TunerStatistics
+from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.server import Server
 
 _DECISIONS = 12

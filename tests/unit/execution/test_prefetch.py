@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pool_bench import CONFIG, SOURCE, answer, copied, member, refused, until
+from pool_bench import CONFIG, SOURCE, Learner, Owner, answer, copied, member, refused, until
 
 from modserve.backends.api import InstanceHandle, InstanceLostError
 from modserve.core.configuration.model_config import ModelConfig
@@ -67,9 +67,9 @@ class Bench:
         self.settled = 0
         self.statistics = ModelStatistics()
         name = ModelId("model", 3)
-        self.pool = InstancePool(name, model, [("model_0", engine)], self.statistics, self._on_settled, loop)
-        self.pool.expect = lambda members: expected_ns
-        self.pool.on_free = self._pump
+        owner, learner = Owner(self._on_settled, self._pump), Learner(expect=lambda members: expected_ns)
+        engines = [("model_0", engine)]
+        self.pool = InstancePool(name, model, engines, self.statistics, owner, loop, learner=learner)
 
     def _on_settled(self, count: int) -> None:
         self.settled += count

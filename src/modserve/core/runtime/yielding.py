@@ -5,7 +5,7 @@ places but where it calls what is interpreted, and would keep the event loop wai
 """
 
 
-def give_way() -> None:
+def yield_now() -> None:
     """Other threads run now, if one has waited for some milliseconds. This module stays interpreted: that is its use.
 
     For loops over as many elements as a client likes: every few milliseconds, which are about 32 K elements.

@@ -7,16 +7,10 @@ batch then lies ready at the instance. It is no earlier than that because a batc
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
-
-from modserve.core.requests.inflight import Inflight
+from collections.abc import Callable
 
 from .instance import Instance
 from .job import Job
-
-Expect: TypeAlias = Callable[[Sequence[Inflight]], int]
-"""How long a batch of these is likely to take, in nanoseconds; 0 if nothing is known."""
 
 _LONG_NS = 2_000_000
 """Executions that take less are not worth a timer, which keeps to milliseconds."""
@@ -24,7 +18,7 @@ _SHARE, _MOST_NS = 4, 8_000_000
 """A place is given out so early: a quarter of the execution, at most some milliseconds."""
 
 
-class EarlyPlaces:
+class Prefetch:
     """Says when the place of a job is to be given out: `give_out` is called then, with the instance and the job."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, give_out: Callable[[Instance, Job], None]) -> None:
@@ -43,9 +37,9 @@ class EarlyPlaces:
 
     def ended(self, instance: Instance) -> bool:
         """An execution is over. Whether its place was given out before."""
-        if not instance.early:
+        if not instance.prefetched:
             return False
-        instance.early -= 1
+        instance.prefetched -= 1
         if instance.ahead:
             job = instance.ahead.popleft()
             self._time(instance, job)

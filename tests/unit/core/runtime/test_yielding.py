@@ -8,7 +8,7 @@ from types import CodeType, FrameType
 import numpy as np
 import pytest
 
-from modserve.core.runtime.giving_way import give_way
+from modserve.core.runtime.yielding import yield_now
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
 from modserve.core.wire import byte_strings
@@ -60,9 +60,9 @@ def times_called(function: Callable[[], None], work: Callable[[], object]) -> in
 
 def test_it_is_interpreted() -> None:
     """Or it would be as quick, and of no use."""
-    assert inspect.isfunction(give_way)
+    assert inspect.isfunction(yield_now)
 
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_long_loops(name: str) -> None:
-    assert times_called(give_way, LOOPS[name]) >= COUNT // 40_000
+    assert times_called(yield_now, LOOPS[name]) >= COUNT // 40_000

@@ -2,7 +2,7 @@
 
 import pytest
 
-from modserve.scheduling.adaptive.prediction import RunTimes, wait_ns
+from modserve.scheduling.prediction import RunTimes, wait_ns
 
 
 def seen(*executions: tuple[int, int]) -> RunTimes:

@@ -7,7 +7,8 @@ holds is a place that was taken from `_free`; `run` or `release` ends that. Only
 instances between the states, all on the event loop's thread.
 
 Instances may be added and removed while others run (`change`). One that is removed is gone as well, but finishes what
-it has: it is in `_leaving` until nobody waits for it, and then goes to `on_left`. Its number is not used again.
+it has: it is in `leaving` until nobody waits for it, and then goes to the owner to be closed. Its number is not used
+again. One that is being warmed up is in `_warming`: if it is lost meanwhile, that is the warm-up's affair.
 """
 
 import asyncio
@@ -19,44 +20,40 @@ from contextlib import ExitStack
 from functools import partial
 
 from modserve.backends.api import Executor, InstanceLostError
-from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import ModserveError, from_exception, unavailable
 from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.version import ModelId
 
 from .instance import Instance
-from .revival import Clock, Make, Revival
-from .settlement import Observe, Settlement
+from .owner import Learner, PoolOwner
+from .revival import Make, Revival, RevivalClock
+from .settlement import Settlement
 from .warming import MakeSamples, OnEnd, Ran, Sample, Warming, failure_of
 
 _log = logging.getLogger(__name__)
 
 
-class Membership(Settlement):
-    """The part of a pool that has its instances. What makes and runs them is in `pool.InstancePool`."""
+class InstanceSet:
+    """The instances of a pool. What makes and runs them is in `pool.InstancePool`."""
 
     def __init__(
         self,
         model: ModelId,
-        config: ModelConfig,
         statistics: ModelStatistics,
-        on_settled: Callable[[int], None],
+        owner: PoolOwner,
         loop: asyncio.AbstractEventLoop,
-        observe: Observe | None,
+        settlement: Settlement,
         make: Make | None,
-        clock: Clock | None,
-        on_health: Callable[[], None],
+        clock: RevivalClock | None,
         make_samples: MakeSamples | None,
     ) -> None:
-        self.on_free: Callable[[], None] = lambda: None
-        self.on_lost: Callable[[int, ModserveError, bool], None] = lambda number, error, again: None
-        self.on_stuck: Callable[[ModserveError], None] = lambda error: None
-        self.on_left: Callable[[Instance], None] = lambda instance: None
-        """Gets each instance that was removed and has nothing left to do, to close it on another thread."""
         self.trouble: ModserveError | None = None
         """Why nothing can run, while no instance is left."""
-        super().__init__(model, config, statistics, on_settled, loop, observe)
-        self._on_health = on_health
+        self._model = model
+        self._statistics = statistics
+        self._owner = owner
+        self._loop = loop
+        self._settlement = settlement
         self._make_samples = make_samples
         self._revival: Revival | None = None
         if make is not None and clock is not None:
@@ -65,8 +62,8 @@ class Membership(Settlement):
         """By number."""
         self._next_number = 0
         self._free: deque[Instance] = deque()
-        self._leaving: list[Instance] = []
-        self._settled_before_leaving: Callable[[int], None] | None = None
+        self.leaving: list[Instance] = []
+        self._warming: dict[Instance, Warming] = {}
         self._prefers_idle = self._prefers_first = False
 
     def _instance(self, number: int, name: str, engine: Executor) -> Instance:
@@ -96,7 +93,7 @@ class Membership(Settlement):
     @property
     def awaited(self) -> bool:
         """Whether somebody waits for what the instances do. False also where nobody does any more, and they go on."""
-        return any(instance.awaited for instance in (*self._instances.values(), *self._leaving))
+        return any(instance.awaited for instance in (*self._instances.values(), *self.leaving))
 
     @property
     def count(self) -> int:
@@ -109,7 +106,16 @@ class Membership(Settlement):
 
     def warm_up(self, number: int, samples: Sequence[Sample], on_end: OnEnd) -> None:
         """Run samples on one of the instances, before there are requests to run."""
-        Warming(self._model, self._instances[number], samples, on_end).start()
+        self._start_warming(self._instances[number], samples, on_end)
+
+    def _start_warming(self, instance: Instance, samples: Sequence[Sample], on_end: OnEnd) -> None:
+        ended = partial(self._warming_ended, instance, on_end)
+        warming = self._warming[instance] = Warming(self._model, instance, samples, ended)
+        warming.start()
+
+    def _warming_ended(self, instance: Instance, on_end: OnEnd, ran: list[Ran]) -> None:
+        del self._warming[instance]
+        on_end(ran)
 
     def lost_in_warm_up(self, number: int, error: InstanceLostError) -> None:
         """Data that was made up has been too much for an instance: others are made, and serve without it."""
@@ -133,6 +139,8 @@ class Membership(Settlement):
         for instance in added:
             self._put_in_service(instance)
         self._count_instances()
+        if added and self.trouble is not None:
+            self._set_trouble(None)
         self._tell_free()
 
     def dismiss(self, instance: Instance) -> None:
@@ -140,9 +148,13 @@ class Membership(Settlement):
         del self._instances[instance.number]
         self._leave(instance)
 
-    def learn(self, observe: Observe | None, make_samples: MakeSamples | None) -> None:
-        """Replace what hears of executions, and what instances run that are made anew."""
-        self._observe, self._make_samples = observe, make_samples
+    @property
+    def learner(self) -> Learner | None:
+        return self._settlement.learner
+
+    def learn(self, learner: Learner | None, make_samples: MakeSamples | None) -> None:
+        """Replace what learns from executions, and what instances run that are made anew."""
+        self._settlement.learner, self._make_samples = learner, make_samples
 
     def _put_in_service(self, instance: Instance) -> None:
         instance.gone = False
@@ -163,41 +175,30 @@ class Membership(Settlement):
                 self._leave(instance)
             return
         instance.gone = True
-        instance.on_lost = partial(self._lost_while_leaving, instance)
         self._free = deque(each for each in self._free if each is not instance)
         self._leave(instance)
 
     def _leave(self, instance: Instance) -> None:
-        self._leaving.append(instance)
-        if self._settled_before_leaving is None:
-            self._settled_before_leaving, self._on_settled = self._on_settled, self._settled_while_leaving
-        self._see_off()
+        self.leaving.append(instance)
+        self.see_off()
 
-    def _see_off(self) -> None:
-        """Hand over those of the leaving that have nothing left to do."""
-        left = [instance for instance in self._leaving if not instance.awaited]
-        for instance in left:
-            self._leaving.remove(instance)
-            self.on_left(instance)
-        if not self._leaving and self._settled_before_leaving is not None:
-            self._on_settled, self._settled_before_leaving = self._settled_before_leaving, None
-
-    def _settled_while_leaving(self, count: int) -> None:
-        """In place of `on_settled` while an instance leaves."""
-        if self._settled_before_leaving is not None:
-            self._settled_before_leaving(count)
-        self._see_off()
-
-    def _lost_while_leaving(self, instance: Instance, error: InstanceLostError) -> None:
-        _log.warning("model '%s': an instance that was to go was lost: %s", self._model.name, error.message)
-        self._fail_open(instance, error)
+    def see_off(self) -> None:
+        """Hand over those of the leaving that have nothing left to do. Called when requests were settled, too."""
+        if self.leaving:
+            for instance in [each for each in self.leaving if not each.awaited]:
+                self.leaving.remove(instance)
+                self._owner.instance_left(instance)
 
     # Instances are lost and made anew
 
     def _lose(self, instance: Instance, error: InstanceLostError) -> None:
         """An instance is gone: what it still owes fails, and another one is made."""
-        if instance.on_lost is not None:
-            instance.on_lost(error)
+        if (warming := self._warming.get(instance)) is not None:
+            warming.lost(error)
+            return
+        if instance in self.leaving:
+            _log.warning("model '%s': an instance that was to go was lost: %s", self._model.name, error.message)
+            self._fail_open(instance, error)
             return
         if instance.gone:
             return
@@ -216,18 +217,16 @@ class Membership(Settlement):
     def _fail_open(self, instance: Instance, error: InstanceLostError) -> None:
         for running in list(instance.open):
             if running.executed:
-                self.fail_open(running, error)
+                self._settlement.fail_open(running, error)
 
     def _tell_of_loss(self, number: int, error: ModserveError, *, again: bool) -> None:
         """An instance was lost, or could not be made anew once more."""
         if all(each.gone for each in self._instances.values()):
             self._set_trouble(error)
         try:
-            self.on_lost(number, error, again)
-            if self.trouble is not None and (again or self._revival is None):
-                self.on_stuck(error)
+            self._owner.slot_lost(number, error, again or self._revival is None)
         except Exception:
-            self.misbehaved("telling its scheduler of a lost instance")
+            self._settlement.misbehaved("telling its scheduler of a lost instance")
 
     def _revived(self, number: int, engine: Executor) -> None:
         name = self._instances[number].name if number in self._instances else "removed"
@@ -249,7 +248,7 @@ class Membership(Settlement):
         if (error := making.exception()) is not None:
             self._stays_cold(instance, from_exception(error, "its warm-up failed"))
         else:
-            Warming(self._model, instance, making.result(), partial(self._warmed, instance)).start()
+            self._start_warming(instance, making.result(), partial(self._warmed, instance))
 
     def _warmed(self, instance: Instance, ran: list[Ran]) -> None:
         if (error := failure_of(ran)) is None:
@@ -286,13 +285,13 @@ class Membership(Settlement):
 
     def _set_trouble(self, error: ModserveError | None) -> None:
         self.trouble = error
-        self._on_health()
+        self._owner.health_changed()
 
     def _tell_free(self) -> None:
         try:
-            self.on_free()
+            self._owner.slot_free()
         except Exception:
-            self.misbehaved("telling its scheduler of a free instance")
+            self._settlement.misbehaved("telling its scheduler of a free instance")
 
     def _from_thread(self, callback: Callable[..., object], *arguments: object) -> None:
         """On any thread: one hop to the event loop for each batch, and for each response of a request by itself."""
@@ -321,5 +320,5 @@ class Membership(Settlement):
             if self._revival is not None:
                 self.stop_reviving()
                 stack.callback(self._revival.close)
-            for instance in reversed((*self._instances.values(), *self._leaving)):
+            for instance in reversed((*self._instances.values(), *self.leaving)):
                 stack.callback(instance.close)

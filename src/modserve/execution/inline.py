@@ -30,7 +30,7 @@ _LONGEST_PAUSE = 1 << 20
 _MOST_BYTES = 64 * 1024
 
 
-def could_be_quick(config: ModelConfig) -> bool:
+def may_run_inline(config: ModelConfig) -> bool:
     """Whether executions are likely to be much alike.
 
     All inputs are of fixed and small size, and all instances run on the CPU, or wherever the model puts them.
@@ -44,7 +44,7 @@ def could_be_quick(config: ModelConfig) -> bool:
     return max(1, config.max_batch_size) * row_size <= _MOST_BYTES
 
 
-class QuickRule:
+class InlineRule:
     """Decides, by what one instance's executions have taken, whether the next may run on the event loop's thread.
 
     The second-longest of the latest `_WINDOW` executions decides. On the thread that is the processor's time, since
@@ -52,10 +52,10 @@ class QuickRule:
     is an engine that sleeps. What still turns out to be long on the event loop goes back, each time for twice as long.
     """
 
-    __slots__ = ("_least_ns", "_long", "_next_pause", "_pause", "_seen", "_waits", "quick")
+    __slots__ = ("_least_ns", "_long", "_next_pause", "_pause", "_seen", "_waits", "on_loop")
 
     def __init__(self) -> None:
-        self.quick = False
+        self.on_loop = False
         self._seen = 0
         self._long = 0
         self._waits = 0
@@ -73,7 +73,7 @@ class QuickRule:
         if cpu_ns > _QUICK_NS or ns > _WAIT_NS:
             self._long += 1
         if self._seen == _WINDOW:
-            self.quick = self._long <= 1 and self._least_ns <= _QUICK_NS
+            self.on_loop = self._long <= 1 and self._least_ns <= _QUICK_NS
             self._start_anew()
 
     def ran_on_loop(self, ns: int, cpu_ns: int) -> None:
@@ -86,7 +86,7 @@ class QuickRule:
             else:
                 self._long += 1
             if self._long > 1 or self._waits > _WAITS or (ns > _TOO_LONG_NS and not waited):
-                self.quick = False
+                self.on_loop = False
                 self._pause = self._next_pause
                 self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)
                 self._start_anew()
@@ -119,7 +119,7 @@ class _Collector:
 _collector = _Collector()
 
 
-class LoopThread:
+class LoopThreadTime:
     """What the event loop's thread has had of the processor's time, asked for so rarely that it costs next to nothing.
 
     `look` before an execution; `cpu_ns` then tells how much of it was at least the processor's, for the engine.

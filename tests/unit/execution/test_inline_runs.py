@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pool_bench import Owner
 
 from modserve.core.configuration.model_config import InstanceGroup, InstanceKind, ModelConfig, TensorSpec
 from modserve.core.errors import Code
@@ -16,9 +17,9 @@ from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array
 from modserve.core.version import ModelId
-from modserve.execution import quick
+from modserve.execution import inline
+from modserve.execution.inline import InlineRule, LoopThreadTime, may_run_inline
 from modserve.execution.pool import InstancePool
-from modserve.execution.quick import LoopThread, QuickRule, could_be_quick
 from modserve.scheduling import batching
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.scheduling.scheduler import LoopClock
@@ -30,93 +31,93 @@ QUICK, WAITED, SLOW, TOO_LONG = 20_000, 3_000_000, 500_000, 1_450_000_000
 @pytest.fixture(autouse=True)
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """What is known of collections, which do not come during a test."""
-    found = quick._Collector()
-    monkeypatch.setattr(quick, "_collector", found)
+    found = inline._Collector()
+    monkeypatch.setattr(inline, "_collector", found)
     gc.disable()
     yield found
     gc.enable()
     gc.callbacks[:] = [each for each in gc.callbacks if each != found.observe]
 
 
-def on_thread(rule: QuickRule, times: int, ns: int = QUICK, cpu_ns: int = QUICK) -> None:
+def on_thread(rule: InlineRule, times: int, ns: int = QUICK, cpu_ns: int = QUICK) -> None:
     for _ in range(times):
         rule.ran_on_thread(ns, cpu_ns)
 
 
-def on_loop(rule: QuickRule, times: int, ns: int = QUICK, cpu_ns: int | None = None) -> None:
+def on_loop(rule: InlineRule, times: int, ns: int = QUICK, cpu_ns: int | None = None) -> None:
     for _ in range(times):
         rule.ran_on_loop(ns, ns if cpu_ns is None else cpu_ns)
 
 
 def test_an_instance_is_watched_before_it_counts_as_quick() -> None:
-    rule = QuickRule()
+    rule = InlineRule()
     on_thread(rule, 31)
-    assert not rule.quick
+    assert not rule.on_loop
     on_thread(rule, 1)
-    assert rule.quick
+    assert rule.on_loop
 
 
 def test_waiting_for_the_interpreter_does_not_make_an_execution_long() -> None:
-    rule = QuickRule()
+    rule = InlineRule()
     on_thread(rule, 31, ns=WAITED)
     on_thread(rule, 1)
-    assert rule.quick
+    assert rule.on_loop
 
 
 @pytest.mark.parametrize(
     ("ns", "cpu_ns"), [(SLOW, SLOW), (TOO_LONG, TOO_LONG), (TOO_LONG, QUICK)], ids=["slow", "too long", "asleep"]
 )
 def test_two_long_executions_among_many_short_ones_are_too_many(ns: int, cpu_ns: int) -> None:
-    rule = QuickRule()
+    rule = InlineRule()
     for _ in range(100):
         on_thread(rule, 2, ns, cpu_ns)
         on_thread(rule, 30)
-        assert not rule.quick
+        assert not rule.on_loop
 
 
 def test_a_single_long_execution_on_the_thread_is_forgiven() -> None:
-    rule = QuickRule()
+    rule = InlineRule()
     on_thread(rule, 1, SLOW, SLOW)
     on_thread(rule, 31)
-    assert rule.quick
+    assert rule.on_loop
 
 
 def test_an_engine_that_only_sleeps_is_not_quick() -> None:
-    rule = QuickRule()
+    rule = InlineRule()
     on_thread(rule, 10_000, ns=SLOW, cpu_ns=QUICK)
-    assert not rule.quick
+    assert not rule.on_loop
 
 
 def test_one_execution_that_takes_too_long_goes_back_to_the_thread_at_once() -> None:
-    rule = QuickRule()
+    rule = InlineRule()
     on_thread(rule, 32)
     on_loop(rule, 40)
     on_loop(rule, 1, TOO_LONG)
-    assert not rule.quick
+    assert not rule.on_loop
 
 
 @pytest.mark.parametrize(("ns", "left"), [(5_000_000, True), (25_000_000, False)], ids=["interpreter", "asleep"])
 def test_having_waited_on_the_event_loop_is_not_the_engines_fault_unless_it_was_long(ns: int, left: bool) -> None:
-    rule = QuickRule()
+    rule = InlineRule()
     on_thread(rule, 32)
     on_loop(rule, 1, ns, cpu_ns=QUICK)
-    assert rule.quick is left
+    assert rule.on_loop is left
 
 
 def test_who_waits_often_on_the_event_loop_goes_back_to_the_thread() -> None:
-    rule = QuickRule()
+    rule = InlineRule()
     on_thread(rule, 32)
     on_loop(rule, 4, WAITED, cpu_ns=QUICK)
-    assert rule.quick
+    assert rule.on_loop
     on_loop(rule, 1, WAITED, cpu_ns=QUICK)
-    assert not rule.quick
+    assert not rule.on_loop
 
 
 def test_the_processors_time_of_an_execution_is_known_to_a_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = cpu_ns = time.monotonic_ns() + 10**12  # later than all collections of garbage
     monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
     monkeypatch.setattr(time, "thread_time_ns", lambda: cpu_ns)
-    thread = LoopThread()
+    thread = LoopThreadTime()
     thread.look()
     now_ns, cpu_ns = now_ns + 900_000, cpu_ns + 900_000
     thread.look()  # too soon to ask the system again
@@ -134,8 +135,8 @@ def test_what_the_garbage_collector_took_is_not_the_engines(monkeypatch: pytest.
     now = 5_000_000_000
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)
     monkeypatch.setattr(time, "thread_time_ns", lambda: now)  # nothing is waited for
-    thread = LoopThread()
-    LoopThread()  # who watches it is the same for all
+    thread = LoopThreadTime()
+    LoopThreadTime()  # who watches it is the same for all
     assert gc.callbacks.count(collector.observe) == 1
     thread.look()
     start_ns = now
@@ -150,22 +151,22 @@ def test_what_the_garbage_collector_took_is_not_the_engines(monkeypatch: pytest.
 
 
 def test_two_slow_executions_on_the_event_loop_go_back_to_the_thread() -> None:
-    rule = QuickRule()
+    rule = InlineRule()
     on_thread(rule, 32)
     on_loop(rule, 32 * 10 + 5)
     on_loop(rule, 1, SLOW)
-    assert rule.quick
+    assert rule.on_loop
     on_loop(rule, 1, SLOW)
-    assert not rule.quick
+    assert not rule.on_loop
 
 
 def test_what_is_rarely_long_holds_the_event_loop_ever_more_rarely() -> None:
     """One execution of 200 is long: of 200,000, only seven or so meet the event loop."""
-    rule = QuickRule()
+    rule = InlineRule()
     held = 0
     for number in range(200_000):
         ns = TOO_LONG if number % 200 == 199 else QUICK
-        if rule.quick:
+        if rule.on_loop:
             held += ns == TOO_LONG
             rule.ran_on_loop(ns, ns)
         else:
@@ -175,9 +176,9 @@ def test_what_is_rarely_long_holds_the_event_loop_ever_more_rarely() -> None:
 
 def test_instances_of_different_kinds_are_never_quick() -> None:
     groups = (InstanceGroup("a", InstanceKind.CPU, 1), InstanceGroup("b", InstanceKind.GPU, 1, (0,)))
-    assert not could_be_quick(config(instance_groups=groups))
-    assert not could_be_quick(config(instance_groups=groups[1:]))
-    assert could_be_quick(config(instance_groups=groups[:1]))
+    assert not may_run_inline(config(instance_groups=groups))
+    assert not may_run_inline(config(instance_groups=groups[1:]))
+    assert may_run_inline(config(instance_groups=groups[:1]))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +195,7 @@ def test_instances_of_different_kinds_are_never_quick() -> None:
     ids=["small", "just small", "too large a batch", "image", "variable", "strings", "scalar"],
 )
 def test_only_small_inputs_of_fixed_size_qualify(spec: TensorSpec, max_batch_size: int, expected: bool) -> None:
-    assert could_be_quick(config(inputs=(spec,), max_batch_size=max_batch_size)) is expected
+    assert may_run_inline(config(inputs=(spec,), max_batch_size=max_batch_size)) is expected
 
 
 class Doubling:
@@ -237,19 +238,19 @@ class Pool:
         self.settled: list[int] = []
         self.freed = 0
         self.done = asyncio.Event()
+        self.owner = Owner(self.on_settled, self.free)
         self.pool = InstancePool(
             ModelId("model", 1),
             model,
             [(f"model_{number}", engine) for number, engine in enumerate(self.engines)],
             self.statistics,
-            self.on_settled,
+            self.owner,
             asyncio.get_running_loop(),
-            may_be_quick=True,
+            may_inline=True,
         )
-        self.pool.on_free = self.free
         for instance in self.pool._instances.values():
-            if instance.quick is not None:
-                instance.quick.quick = True
+            if instance.inline_rule is not None:
+                instance.inline_rule.on_loop = True
 
     def on_settled(self, count: int) -> None:
         self.settled.append(count)
@@ -310,7 +311,10 @@ async def test_a_quick_batch_that_is_refused_runs_again_on_the_thread_of_its_ins
 async def test_each_instance_is_judged_by_its_own_executions() -> None:
     pool = Pool(config(), Doubling(), Doubling())
     pool.run([1], 25000)  # 25 ms, on the event loop
-    assert [each.quick.quick for each in pool.pool._instances.values() if each.quick is not None] == [False, True]
+    assert [each.inline_rule.on_loop for each in pool.pool._instances.values() if each.inline_rule is not None] == [
+        False,
+        True,
+    ]
     here = threading.get_ident()
     pool.run([1])
     pool.run([1])
@@ -342,6 +346,7 @@ async def test_a_backlog_of_quick_batches_lets_others_have_their_turn() -> None:
     await asyncio.to_thread(pool.pool.close)
     pool = Pool(config(), Half())
     scheduler = QueuedScheduler(batching.direct, pool.pool, LoopClock(loop), lambda member, error: None)
+    pool.owner.slot_free = scheduler.dispatch
     pool.statistics.pending = 50
     for _ in range(50):
         scheduler.enqueue(inflight(1))

@@ -1,0 +1,20 @@
+"""The configuration file of a model, and the names that people give it by mistake."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+CONFIG_FILE: Final = "config.pbtxt"
+_MISSPELT = ("config.pbtext", "config.pbtx", "config.pb", "config.prototxt", "config.txt", "config.pbtxt.txt")
+
+
+def misspelt_config(directory: Path) -> str:
+    """A warning for a file that is probably meant to be the configuration, where there is none."""
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError:
+        return ""
+    if CONFIG_FILE in names:
+        return ""
+    near = [name for name in names if name.lower() in (*_MISSPELT, CONFIG_FILE)]
+    return f"'{directory / near[0]}' is not read: a model's configuration is called '{CONFIG_FILE}'" if near else ""

@@ -1,0 +1,45 @@
+"""What a pool of instances tells the model that it belongs to."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from modserve.core.errors import ModserveError
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.timing import ExecutionTiming
+
+from .instance import Instance
+
+
+class PoolOwner(Protocol):
+    """Implemented by `models.serving.model.Model`. All methods run on the event loop's thread and never wait."""
+
+    def settled(self, count: int) -> None:
+        """So many requests have just been settled. Calls `InstancePool.see_off` if instances are `leaving`."""
+
+    def slot_free(self) -> None:
+        """A place to run a batch may have become free."""
+
+    def batch_done(self, members: list[Inflight]) -> None:
+        """The execution of these is over in every respect, before their slot is free. Models with sequences only."""
+
+    def run_again(self, inflight: Inflight) -> None:
+        """The engine wants to execute a request once more. Models with sequences only."""
+
+    def slot_lost(self, number: int, error: ModserveError, in_vain: bool) -> None:
+        """An instance is lost; `in_vain`: no attempt to replace it has helped, or none is made."""
+
+    def instance_left(self, instance: Instance) -> None:
+        """An instance that was removed has nothing left to do, and is to be closed on another thread."""
+
+    def health_changed(self) -> None:
+        """`InstancePool.trouble` may have changed."""
+
+
+class Learner(Protocol):
+    """Learns from executions how long the next ones take."""
+
+    def observe(self, timing: ExecutionTiming, members: Sequence[Inflight]) -> None:
+        """An execution has succeeded."""
+
+    def expect(self, members: Sequence[Inflight]) -> int:
+        """How long a batch of these is likely to take, in nanoseconds; 0 if nothing is known."""
