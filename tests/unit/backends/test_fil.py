@@ -76,7 +76,7 @@ def test_parameters() -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("threshold", "nan"), ("threshold", ""), ("model_type", "onnx"), ("predict_proba", "yes"), ("predictor", "fil")],
+    [("threshold", "nan"), ("threshold", ""), ("model_type", "onnx"), ("predict_proba", "maybe"), ("predictor", "fil")],
 )
 def test_parameters_that_are_no_good(key: str, value: str) -> None:
     with pytest.raises(ModserveError, match=f"'{key}' is '{value}', expected"):

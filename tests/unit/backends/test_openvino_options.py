@@ -42,7 +42,7 @@ def test_properties(parameters: dict[str, str], properties: dict[str, object]) -
         ("NUM_STREAMS", "many", "'NUM_STREAMS' is 'many', expected an integer of 0 or more, AUTO or NUMA"),
         ("INFERENCE_NUM_THREADS", "-1", "'INFERENCE_NUM_THREADS' is '-1', expected an integer of 0 or more"),
         ("hint_bf16", "perhaps", "'HINT_BF16' is 'perhaps', expected YES or NO"),
-        ("RESHAPE_IO_LAYERS", "perhaps", "'RESHAPE_IO_LAYERS' is 'perhaps', expected YES or NO"),
+        ("RESHAPE_IO_LAYERS", "perhaps", "'RESHAPE_IO_LAYERS' is 'perhaps', expected true or false"),
         ("nireq", "-1", "'NIREQ' is '-1', expected an integer of 0 or more"),
         ("plugin_config", "{", "expected a JSON object of properties"),
         ("plugin_config", "[1]", "expected a JSON object of properties"),

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from modserve.backends.api import ModelSource
+from modserve.backends.options import default_max_batch_size
 from modserve.backends.tensorflow.options import (
     IN_CALLER,
     Options,
-    default_max_batch_size,
     read_options,
     saved_model_directory,
     warnings,

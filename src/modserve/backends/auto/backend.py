@@ -11,6 +11,7 @@ from modserve.core.configuration.warm_up_config import WARM_UP_FOLDER
 
 from ..api import Executor, InstanceSpec, ModelSource
 from ..code import code_in
+from ..options import MAX_BATCH_SIZE
 from ..registry import BackendRegistry, new_instance
 from . import options as auto_options
 from .cache import EDITION, ChoiceCache, content_digest
@@ -120,7 +121,7 @@ class AutoBackend:
             "threads": [source.cpu_threads, source.cpu_instances],
             "tolerance": [options.tolerance.limit, options.tolerance.reduced],
             "objective": options.objective,
-            "default_max_batch_size": source.options.get(auto_options.MAX_BATCH_SIZE, ""),
+            "default_max_batch_size": source.options.get(MAX_BATCH_SIZE, ""),
             "tune": list(options.tune),
             "samples": [options.sample_shape, warmup or "", content_digest(files) if warmup and files.is_dir() else ""],
             "model": [config.max_batch_size, *(f"{spec}" for spec in (*config.inputs, *config.outputs))],

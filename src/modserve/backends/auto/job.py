@@ -8,17 +8,15 @@ from dataclasses import dataclass, replace
 from modserve.core.configuration.model_config import InstanceKind, ModelConfig, ModelDescription
 
 from ..api import Backend, BackendModel, InstanceSpec, ModelSource
-from ..options import integer
+from ..options import default_max_batch_size
 from ..registry import BackendRegistry, new_instance
 from .candidates import Artifact, Candidate
-from .options import LATENCY, MAX_BATCH_SIZE, THROUGHPUT, AutoOptions, engine_parameters
+from .options import LATENCY, THROUGHPUT, AutoOptions, engine_parameters
 from .runner import AsyncRunner, Runner, runner
 from .samples import Inputs, Samples, samples, warmup_of
 from .setting import Setting
 
 _log = logging.getLogger(__name__)
-
-_DEFAULT_MAX_BATCH_SIZE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ class Job:
         description, tuned = opened.model.describe(), opened.tuned
         if description is None:
             return None
-        size = integer("backend option", self.source.options, MAX_BATCH_SIZE, _DEFAULT_MAX_BATCH_SIZE)
+        size = default_max_batch_size(self.source.options)
         if tuned is not None:
             size, description = tuned.batch or size, replace(description, cpu_instances=tuned.instances)
         return replace(description, default_max_batch_size=size) if description.default_max_batch_size else description

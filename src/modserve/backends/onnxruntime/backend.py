@@ -19,13 +19,12 @@ from modserve.core.errors import invalid
 
 from ..api import INSTANCES, InstanceSpec, ModelSource, Placement
 from ..code import OperatorLibraries
-from ..options import integer
+from ..options import default_max_batch_size
 from . import builds
 from .graph import file_depends_on_data
 from .instance import OnnxRuntimeInstance
 from .options import (
     BACKEND_OPTIONS,
-    MAX_BATCH_SIZE,
     SILENT,
     global_threads,
     optimisation_level,
@@ -44,8 +43,6 @@ _log = logging.getLogger(__name__)
 
 # Its own lines, in colours, would go past the server's log; what they tell comes as exceptions, too.
 ort.set_default_logger_severity(SILENT)
-
-_DEFAULT_MAX_BATCH_SIZE = 4
 
 
 @functools.cache
@@ -136,8 +133,7 @@ class OnnxRuntimeModel:
             inputs, outputs = self._tensors()
         except UnicodeDecodeError as error:
             raise invalid(f"a name in '{self._file.path}' is not UTF-8: {error}") from None
-        default_size = integer("backend option", self._source.options, MAX_BATCH_SIZE, _DEFAULT_MAX_BATCH_SIZE)
-        return ModelDescription(inputs, outputs, default_size)
+        return ModelDescription(inputs, outputs, default_max_batch_size(self._source.options))
 
     def _tensors(self) -> tuple[tuple[DescribedTensor, ...], tuple[DescribedTensor, ...]]:
         """The inputs and the outputs."""

@@ -14,7 +14,7 @@ from modserve.core.configuration.model_config import Accelerator, InstanceKind, 
 from modserve.core.errors import ModserveError, invalid
 
 from ..api import Placement
-from ..options import integer
+from ..options import parameters_of
 from . import builds
 
 Options: TypeAlias = dict[str, str]
@@ -169,14 +169,14 @@ def _tensorrt_options(config: ModelConfig, parameters: Mapping[str, str]) -> Opt
 def _cuda_options(config: ModelConfig) -> Options:
     """What the model's own parameters say, in Triton's older way. Raises INVALID_ARG."""
     options: Options = {}
-    who = f"model '{config.name}': parameter"
+    parameters = parameters_of(config)
     for key, values in _CUDA_CHOICES.items():
-        number = integer(who, config.parameters, key, -1)
+        number = parameters.integer(key, -1)
         if number >= len(values):
-            raise invalid(f"{who} '{key}' is {number}, expected a number from 0 to {len(values) - 1}")
+            raise parameters.fault(key, f"a number from 0 to {len(values) - 1}")
         if number >= 0:
             options[key] = values[number]
-    if limit := integer(who, config.parameters, "gpu_mem_limit", 0):
+    if limit := parameters.integer("gpu_mem_limit", 0):
         options["gpu_mem_limit"] = str(limit)
     return options
 

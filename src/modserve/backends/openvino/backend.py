@@ -15,7 +15,7 @@ from modserve.core.configuration.model_config import InstanceKind, ModelConfig, 
 from modserve.core.errors import invalid
 
 from ..api import QUEUES, InstanceSpec, ModelSource
-from ..options import integer
+from ..options import default_max_batch_size
 from . import graph
 from .files import DEFAULT, model_file
 from .instance import OpenVinoInstance, OpenVinoStreams
@@ -26,7 +26,6 @@ from .options import (
     BACKEND_OPTIONS,
     CACHE_DIR,
     CACHE_OPTION,
-    MAX_BATCH_SIZE,
     PRECISION,
     STREAMS,
     THREADS,
@@ -38,7 +37,6 @@ from .options import (
 
 _log = logging.getLogger(__name__)
 
-_DEFAULT_MAX_BATCH_SIZE = 4
 _VIRTUAL = ("AUTO", "MULTI", "HETERO", "BATCH")
 """Devices that are others put together, which OpenVINO checks itself."""
 _PRECISIONS = {"f32": "fp32", "f16": "fp16"}
@@ -84,7 +82,7 @@ class OpenVinoModel:
         return ModelDescription(
             tuple(graph.described(opened.inputs, config.inputs, opened, config.name)),
             tuple(graph.described(opened.outputs, config.outputs, opened, config.name)),
-            integer("backend option", self._source.options, MAX_BATCH_SIZE, _DEFAULT_MAX_BATCH_SIZE),
+            default_max_batch_size(self._source.options),
         )
 
     def instance(self, spec: InstanceSpec) -> OpenVinoInstance | OpenVinoStreams:

@@ -18,7 +18,7 @@ from modserve.core.configuration.model_config import DescribedTensor, ModelConfi
 from modserve.core.errors import ModserveError, invalid
 
 from ..api import ModelSource
-from ..options import integer
+from ..options import default_max_batch_size
 from .archive import Form
 from .arrays import DATATYPES, quiet
 from .failures import one_line
@@ -35,13 +35,11 @@ from .naming import (
     parse_structure,
     program_inputs,
 )
-from .options import MAX_BATCH_SIZE, Options
+from .options import Options
 from .program import Loaded, Run
 from .trust import check_archive
 
 _log = logging.getLogger(__name__)
-
-_DEFAULT_MAX_BATCH_SIZE = 4
 
 
 class ExportedProgram:
@@ -83,7 +81,7 @@ class ExportedProgram:
             for name, spec in zip(results, self._output_specs, strict=True)
             if self._is_tensor(spec)
         ]
-        most = integer("backend option", self._source.options, MAX_BATCH_SIZE, _DEFAULT_MAX_BATCH_SIZE)
+        most = default_max_batch_size(self._source.options)
         return ModelDescription(tuple(inputs), tuple(outputs), most)
 
     def load(self, config: ModelConfig, device: Any, *, fresh: bool) -> Loaded:

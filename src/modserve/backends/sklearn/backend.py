@@ -21,7 +21,7 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array
 
 from ..api import InstanceSpec, ModelSource
-from ..options import integer
+from ..options import default_max_batch_size
 from . import options
 from .accelerated import Accelerated, accelerated, computable
 from .files import PICKLES, load
@@ -98,7 +98,7 @@ class SklearnModel:
             except Exception as error:  # the estimator's own
                 _log.warning("model '%s': '%s' fails with zeros: %s; nothing is filled in", config.name, method, error)
                 return None
-        default = integer("backend option", self._source.options, options.MAX_BATCH_SIZE, _DEFAULT_MAX_BATCH_SIZE)
+        default = default_max_batch_size(self._source.options, _DEFAULT_MAX_BATCH_SIZE)
         return ModelDescription(_as_configured(inputs_of(features), config), tuple(outputs), default)
 
     def _outputs(self, config: ModelConfig) -> dict[str, str]:
