@@ -20,7 +20,6 @@ from .choice import Choice, Row, table
 from .job import Job, Opened
 from .measure import choose
 from .options import engine_parameters, read_options
-from .samples import warmup_of
 from .setting import Setting
 
 _log = logging.getLogger(__name__)
@@ -107,7 +106,6 @@ class AutoBackend:
         """All that the choice depends on. Raises OSError."""
         source, options = job.source, job.options
         config = source.config
-        warmup = warmup_of(source.config_json)
         directory = source.model_directory / str(source.version)
         files = source.model_directory / WARM_UP_FOLDER
         return {
@@ -123,7 +121,11 @@ class AutoBackend:
             "objective": options.objective,
             "default_max_batch_size": source.options.get(MAX_BATCH_SIZE, ""),
             "tune": list(options.tune),
-            "samples": [options.sample_shape, warmup or "", content_digest(files) if warmup and files.is_dir() else ""],
+            "samples": [
+                options.sample_shape,
+                *(f"{each}" for each in config.warm_ups),
+                content_digest(files) if config.warm_ups and files.is_dir() else "",
+            ],
             "model": [config.max_batch_size, *(f"{spec}" for spec in (*config.inputs, *config.outputs))],
             "parameters": dict(config.parameters),
             "options": {

@@ -13,7 +13,7 @@ from ..registry import BackendRegistry, new_instance
 from .candidates import Artifact, Candidate
 from .options import LATENCY, THROUGHPUT, AutoOptions, engine_parameters
 from .runner import AsyncRunner, Runner, runner
-from .samples import Inputs, Samples, samples, warmup_of
+from .samples import Inputs, Samples, samples
 from .setting import Setting
 
 _log = logging.getLogger(__name__)
@@ -96,8 +96,7 @@ class Job:
     def samples(self, config: ModelConfig) -> Samples:
         """For a complete configuration. Raises as `samples.samples`."""
         large = self.objective(config) == THROUGHPUT
-        warmup = warmup_of(self.source.config_json)
-        return samples(config, warmup, self.source.model_directory, self.options.sample_shape, large=large)
+        return samples(config, self.source.model_directory, self.options.sample_shape, large=large)
 
     def runner(
         self, opened: Opened, config: ModelConfig, timed: tuple[Inputs, ...], *, alone: bool = False
