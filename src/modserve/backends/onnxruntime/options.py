@@ -15,6 +15,7 @@ from modserve.core.errors import invalid
 
 from ..api import ModelSource
 from ..options import MAX_BATCH_SIZE, SERVER_PARAMETERS, options_of, parameters_of, unknown_parameter
+from . import SILENT
 from .providers import CUDA_PARAMETERS, GRAPH_CAPTURE, PROVIDERS
 
 _GRAPH_LEVELS = {
@@ -25,9 +26,6 @@ _GRAPH_LEVELS = {
 """As in Triton, any other number is all optimisations; 0, which is also that of an empty block, is the default."""
 _LEVEL_NAMES = {-1: "basic", 1: "extended", 2: "none"}
 _EXECUTION_MODES = {0: ort.ExecutionMode.ORT_SEQUENTIAL, 1: ort.ExecutionMode.ORT_PARALLEL}
-SILENT = 4
-"""The severity from which ONNX Runtime writes to standard error itself. What fails comes as an exception, too."""
-
 SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 _THREAD_COUNTS = ("intra_op_thread_count", "inter_op_thread_count")
 SHARE = "share_session_between_instances"

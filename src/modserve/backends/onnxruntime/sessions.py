@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from ..api import ModelSource, Placement
 from ..options import library_path
 from . import builds, divisions, zipmap
 from .divisions import Guarded
+from .onnx_file import read_file
 from .options import session_options, session_threads, threads_of
 from .providers import CPU, RECORD, check, node_counts, requested
 from .zipmap import Labels
@@ -84,15 +84,8 @@ class ModelFile:
 
         Not kept: it may be large.
         """
-        try:
-            with (
-                self.path.open("rb") as file,
-                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-                memoryview(mapped) as view,
-            ):
-                return self._changed(view)
-        except (OSError, ValueError):  # an empty file cannot be mapped
-            return str(self.path)
+        as_it_is: str | bytes = str(self.path)
+        return read_file(self.path, self._changed, as_it_is)
 
     def _changed(self, view: memoryview) -> str | bytes:
         flattened = zipmap.flattened(view)
