@@ -1,8 +1,8 @@
 """A forest as a serialised ONNX model, written without the `onnx` package.
 
 One node ``TreeEnsembleRegressor`` (ai.onnx.ml, version 3) adds up the trees, and one or two more make probabilities of
-the sums. Inputs and thresholds are FP32: a threshold of
-FP64 is rounded to the neighbour that decides for every FP32 value as it does itself.
+the sums. Inputs and thresholds are FP32: a threshold of FP64 is rounded to the neighbour that decides for every FP32
+value as it does itself.
 """
 
 import math
@@ -13,7 +13,7 @@ import numpy as np
 from modserve.core.tensors.tensor import Array
 from modserve.core.wire.protobuf_wire import bytes_field
 
-from ..onnxruntime import onnx_file
+from ..onnxruntime import onnx_file as onnx
 from .forest import Forest
 from .reader import COMPARISONS
 
@@ -31,15 +31,15 @@ def model(forest: Forest) -> bytes:
         inputs = [last]
         if constant is not None:
             raw = constant.astype("<f4").tobytes()
-            constants.append(onnx_file.tensor(onnx_file.FLOAT, [len(constant)], raw, f"constant_{index}"))
+            constants.append(onnx.tensor(onnx.FLOAT, [len(constant)], raw, f"constant_{index}"))
             inputs.append(f"constant_{index}")
         elif operator == "Mul":  # what came before by its absolute value
             inputs.append(before)
-        nodes.append(onnx_file.node(operator, inputs, f"step_{index}", attributes))
+        nodes.append(onnx.node(operator, inputs, f"step_{index}", attributes))
         before, last = last, f"step_{index}"
-    nodes.append(onnx_file.node("Identity", [last], OUTPUT))
-    ends = onnx_file.value(INPUT, (-1, forest.features)), onnx_file.value(OUTPUT, (-1, forest.columns))
-    return onnx_file.model(nodes, constants, ends, _OPSETS)
+    nodes.append(onnx.node("Identity", [last], OUTPUT))
+    ends = onnx.value(INPUT, (-1, forest.features)), onnx.value(OUTPUT, (-1, forest.columns))
+    return onnx.model(nodes, constants, ends, _OPSETS)
 
 
 _Step = tuple[str, Array | None, list[bytes]]
@@ -70,7 +70,7 @@ def _steps(forest: Forest) -> Iterable[_Step]:
         "logarithm_one_plus_exp": "Softplus",
     }.get(kind)
     if operator is not None:
-        yield operator, None, [onnx_file.integer("axis", 1)] if operator == "Softmax" else []
+        yield operator, None, [onnx.integer("axis", 1)] if operator == "Softmax" else []
 
 
 def _ensemble(forest: Forest) -> bytes:
@@ -88,10 +88,10 @@ def _ensemble(forest: Forest) -> bytes:
         _integers("nodes_nodeids", number_in_tree),
         _integers("nodes_featureids", np.where(leaf, 0, arrays["split"])),
         _floats("nodes_values", np.where(leaf, np.float32(0), _thresholds(forest, np.array(names, object)))),
-        onnx_file.attribute(
+        onnx.attribute(
             "nodes_modes",
-            b"".join([bytes_field(onnx_file.ATTRIBUTE_STRINGS, name) for name in names]),
-            onnx_file.STRINGS,
+            b"".join([bytes_field(onnx.ATTRIBUTE_STRINGS, name) for name in names]),
+            onnx.STRINGS,
         ),
         _integers("nodes_truenodeids", np.where(leaf, 0, arrays["left"])),
         _integers("nodes_falsenodeids", np.where(leaf, 0, arrays["right"])),
@@ -100,15 +100,15 @@ def _ensemble(forest: Forest) -> bytes:
         _integers("target_nodeids", targets[1]),
         _integers("target_ids", targets[2]),
         _floats("target_weights", targets[3]),
-        onnx_file.integer("n_targets", forest.columns),
-        onnx_file.attribute(
+        onnx.integer("n_targets", forest.columns),
+        onnx.attribute(
             "aggregate_function",
-            bytes_field(onnx_file.ATTRIBUTE_STRING, b"AVERAGE" if forest.facts["average"] else b"SUM"),
-            onnx_file.STRING,
+            bytes_field(onnx.ATTRIBUTE_STRING, b"AVERAGE" if forest.facts["average"] else b"SUM"),
+            onnx.STRING,
         ),
     ]
-    operator = onnx_file.node("TreeEnsembleRegressor", [INPUT], "sums", content)
-    return operator + bytes_field(onnx_file.NODE_DOMAIN, b"ai.onnx.ml")
+    operator = onnx.node("TreeEnsembleRegressor", [INPUT], "sums", content)
+    return operator + bytes_field(onnx.NODE_DOMAIN, b"ai.onnx.ml")
 
 
 def _thresholds(forest: Forest, modes: Array) -> Array:
@@ -168,9 +168,9 @@ def _varints(values: Array) -> bytes:
 
 
 def _integers(name: str, values: Array) -> bytes:
-    return onnx_file.attribute(name, bytes_field(onnx_file.ATTRIBUTE_INTS, _varints(values)), onnx_file.INTS)
+    return onnx.attribute(name, bytes_field(onnx.ATTRIBUTE_INTS, _varints(values)), onnx.INTS)
 
 
 def _floats(name: str, values: Array) -> bytes:
-    content = bytes_field(onnx_file.ATTRIBUTE_FLOATS, values.astype("<f4").tobytes())
-    return onnx_file.attribute(name, content, onnx_file.FLOATS)
+    content = bytes_field(onnx.ATTRIBUTE_FLOATS, values.astype("<f4").tobytes())
+    return onnx.attribute(name, content, onnx.FLOATS)

@@ -42,11 +42,8 @@ def _flattened(model: Buffer) -> Flattened | None:
     graph = next((field for field in fields(model) if field.number == onnx.MODEL_GRAPH), None)
     if graph is None:
         return None
-    outputs = {
-        text(model, field, onnx.VALUE_NAME): field
-        for field in of(model, graph, onnx.GRAPH_OUTPUT)
-        if _is_sequence(model, field)
-    }
+    sequences = (field for field in of(model, graph, onnx.GRAPH_OUTPUT) if _is_sequence(model, field))
+    outputs = {text(model, field, onnx.VALUE_NAME): field for field in sequences}
     if not outputs:
         return None
     edits: list[tuple[Field, Pieces]] = []
@@ -85,9 +82,6 @@ def _labels(data: Buffer, node: Field) -> Labels:
 def _missing_operators(model: Buffer) -> bytes:
     """What makes ONNX's own operators known to a model that has used none so far."""
     for opset in (field for field in fields(model) if field.number == onnx.MODEL_OPSET):
-        if (
-            not any(of(model, opset, onnx.OPSET_DOMAIN))
-            or texts(model, opset, onnx.OPSET_DOMAIN)[0] in onnx.OWN_DOMAINS
-        ):
+        if text(model, opset, onnx.OPSET_DOMAIN) in onnx.OWN_DOMAINS:
             return b""
     return bytes_field(onnx.MODEL_OPSET, number_field(onnx.OPSET_VERSION, _OPSET_IF_NONE))

@@ -28,7 +28,7 @@ from modserve.core.requests import request_ids
 from modserve.core.tensors.tensor import Tensor
 
 from .calls import WorkerCalls
-from .environment import Environment
+from .interpreter import Interpreter
 from .options import EXECUTION_TIMEOUT, BackendOptions
 from .process import Worker
 from .worker import wire
@@ -53,13 +53,13 @@ class WorkerInstance:
         worker: Worker,
         source: ModelSource,
         options: BackendOptions,
-        environment: Environment,
+        interpreter: Interpreter,
         execution_timeout_s: float | None,
     ) -> None:
         self.worker = worker
         self.max_ahead = _AHEAD
         self._options = options
-        self._environment = environment
+        self._interpreter = interpreter
         self._open: dict[int, EngineRequest] = {}
         self._numbers = itertools.count(1)
         self._batches: deque[_Batch] = deque()
@@ -91,12 +91,12 @@ class WorkerInstance:
 
     def load(self, load: Mapping[str, Any]) -> None:
         """Start the process and have it load model.py."""
-        environment = self._environment
+        interpreter = self._interpreter
         limit = self._options.start_timeout_s
         try:
-            self.worker.spawn(environment.python, environment.variables)
+            self.worker.spawn(interpreter.python, interpreter.variables)
         except OSError as error:
-            raise internal(f"{self.worker.who}: '{environment.python}' cannot be run: {error.strerror}") from error
+            raise internal(f"{self.worker.who}: '{interpreter.python}' cannot be run: {error.strerror}") from error
         try:
             self._ask(Kind.HELLO, None, limit)
             self._ask(Kind.START, load)
