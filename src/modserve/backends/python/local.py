@@ -176,7 +176,7 @@ def _fail(handles: "list[LocalRequest]", error: ModserveError) -> None:
 
 
 class LocalRequest:
-    """Implements `worker.host.RequestHandle`."""
+    """Implements `worker.response.RequestHandle`."""
 
     __slots__ = ("_decoupled", "ended", "request")
 
@@ -320,46 +320,31 @@ _LEVELS = {"ERROR": logging.ERROR, "WARNING": logging.WARNING, "INFO": logging.I
 _WAITS = {"load": "load_model()", "unload": "unload_model()", "ready": "is_model_ready()"}
 
 
-class LocalResponses:
-    """Implements `worker.host.ResponseIterator`. The call begins at once; `begun` is done when something has come."""
+class LocalResponses(worker_response.ResponseIterator):
+    """The call begins at once; `begun` is done when something has come."""
 
     def __init__(
         self, models: ModelCaller, request: InferenceRequest, parents: list[EngineRequest], trace: str
     ) -> None:
+        super().__init__()
         self.begun: Future[None] = Future()
         self._outcomes: queue.SimpleQueue[tuple[Outcome, bool]] = queue.SimpleQueue()
-        self._before: list[worker_response.InferenceResponse] = []
-        self._at = 0
         self._over = False
         self._call = models.submit(
             request, functools.partial(_receive, self._outcomes, self.begun), parent=parents, paced=True, trace=trace
         )
 
-    def __iter__(self) -> "LocalResponses":
-        self._at = 0
-        return self
-
-    def __next__(self) -> worker_response.InferenceResponse:
-        if self._at == len(self._before):
-            if self._over:
-                raise StopIteration
-            outcome, self._over = self._outcomes.get()
-            self._call.taken()
-            if outcome is None:  # as in Triton, an end that comes alone is a response without outputs
-                self._before.append(worker_response.InferenceResponse.received([]))
-            elif isinstance(outcome, ModserveError):
-                self._before.append(_failure(outcome))
-            else:
-                self._before.append(_received_response(outcome))
-        self._at += 1
-        return self._before[self._at - 1]
+    def _receive(self) -> worker_response.InferenceResponse:
+        if self._over:
+            raise StopIteration
+        outcome, self._over = self._outcomes.get()
+        self._call.taken()
+        if outcome is None:
+            return worker_response.InferenceResponse.received([])
+        return _failure(outcome) if isinstance(outcome, ModserveError) else _received_response(outcome)
 
     def cancel(self) -> None:
-        """The responses that have come are still to be had, and then the end, mostly an error of the code CANCELLED."""
         self._call.cancel()
-
-    def __del__(self) -> None:
-        self.cancel()
 
 
 def _receive(

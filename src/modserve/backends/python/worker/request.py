@@ -7,8 +7,7 @@ from typing import Any, Awaitable, Collection, List, Mapping, Optional, Sequence
 from . import host
 from . import parameters as _parameters
 from .errors import TritonModelException, type_name
-from .host import RequestHandle
-from .response import InferenceResponseSender
+from .response import InferenceResponseSender, RequestHandle
 from .tensor import Tensor
 
 RELEASE_ALL = 1
