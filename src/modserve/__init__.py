@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         Placement,
         RequestInstance,
     )
-    from .backends.python.worker.decorated import Context, InvalidInputError, Spec, model
+    from .backends.python.worker.decorator import Context, InvalidInputError, Spec, model
     from .client.errors import ClientError, ClientTimeoutError
     from .client.facade import AsyncClient, Client
     from .client.values import ModelMetadata, Result

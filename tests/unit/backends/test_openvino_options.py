@@ -2,13 +2,13 @@
 
 import pytest
 
-from modserve.backends.openvino.options import Options, compile_properties, read, warnings
+from modserve.backends.openvino.options import OpenVinoOptions, compile_properties, read, warnings
 from modserve.backends.openvino.shapes import partial_shape, partial_shapes
 from modserve.core.errors import Code, ModserveError
 from modserve.testing import config
 
 
-def options(**parameters: str) -> Options:
+def options(**parameters: str) -> OpenVinoOptions:
     return read(config(parameters=parameters))
 
 
@@ -74,7 +74,7 @@ def test_the_other_parameters() -> None:
         layout="nhwc:nchw",
         TF_GRAPH_TAG="serve",
     )
-    assert read_options == Options(
+    assert read_options == OpenVinoOptions(
         device="GPU.1",
         extension="/lib.so",
         reshape=True,

@@ -22,7 +22,7 @@ from ..options import default_max_batch_size
 from . import contributions, formats
 from .contributions import Contributions
 from .forest import Forest, read
-from .options import BACKEND_OPTIONS, ModelOptions, model_options, warnings
+from .options import BACKEND_OPTIONS, ForestOptions, model_options, warnings
 from .predictors import OnnxPredictor, Predictor, TreelitePredictor, agrees
 from .results import Result, result
 
@@ -137,7 +137,7 @@ class FilModel:
         self._contributions = None
 
 
-def _result(forest: Forest, options: ModelOptions, config: ModelConfig) -> Result:
+def _result(forest: Forest, options: ForestOptions, config: ModelConfig) -> Result:
     specs = [spec for spec in config.outputs if spec.name != contributions.OUTPUT]
     columns = specs[0].dims[-1] if len(specs) == 1 and specs[0].dims and specs[0].dims[-1] > 0 else None
     return result(forest.task, forest.targets, forest.classes, options, columns)

@@ -41,7 +41,7 @@ _WITHOUT_EFFECT = {
 
 
 @dataclass(frozen=True, slots=True)
-class ModelOptions:
+class ForestOptions:
     """The parameters of one model. What is None or empty is up to the file."""
 
     model_type: str = ""
@@ -53,12 +53,12 @@ class ModelOptions:
     predictor: str = ""
 
 
-def model_options(config: ModelConfig) -> ModelOptions:
+def model_options(config: ModelConfig) -> ForestOptions:
     """Raises INVALID_ARG, with the model's name and what would be right."""
     values = parameters_of(config)
     classifier = _IS_CLASSIFIER if _IS_CLASSIFIER in values else _OUTPUT_CLASS
     threshold = values.number("threshold", math.nan, lambda _: True, "a number, such as 0.5")
-    return ModelOptions(
+    return ForestOptions(
         model_type=values.choice("model_type", FILENAMES),
         predict_proba=values.flag("predict_proba", default=False),
         output_class=values.flag(classifier, default=False) if classifier in values else None,

@@ -6,7 +6,7 @@ import numpy as np
 
 from modserve.core.tensors.tensor import Array
 
-from .options import ModelOptions
+from .options import ForestOptions
 
 _THRESHOLD = 0.5
 _CLASSIFIES = frozenset({"binary", "classes"})
@@ -15,7 +15,7 @@ Result = tuple[int, Callable[[Array], Array]]
 """How many columns an output has, and the function that makes it of the forest's, ``[rows, columns]`` both."""
 
 
-def result(task: str, targets: int, classes: int, options: ModelOptions, columns: int | None) -> Result:
+def result(task: str, targets: int, classes: int, options: ForestOptions, columns: int | None) -> Result:
     """What a forest gives. `columns` is what the configuration says that the output has; None if it says nothing.
 
     A forest of two classes gives one number, the probability of the second, or two, as its library made it. For

@@ -30,7 +30,7 @@ _OLDEST_OPSET: Final = 7
 
 
 @dataclass(frozen=True)
-class Guarded:
+class GuardedModel:
     """A serialised model with guards. `count` divisions have one, and `others` cannot."""
 
     content: bytes
@@ -38,7 +38,7 @@ class Guarded:
     others: int
 
 
-def guarded(model: Buffer) -> Guarded | None:
+def guarded(model: Buffer) -> GuardedModel | None:
     """The model with guards; None if it divides no integers, or is no model."""
     try:
         return _guarded(model)
@@ -57,7 +57,7 @@ def is_constant_zero(error: str) -> bool:
     return "indices element out of data bounds" in error
 
 
-def _guarded(model: Buffer) -> Guarded | None:
+def _guarded(model: Buffer) -> GuardedModel | None:
     risky = divisions(model)
     if not risky:
         return None
@@ -72,7 +72,7 @@ def _guarded(model: Buffer) -> Guarded | None:
             part.number == onnx.MODEL_FUNCTION and _opset(model, of(model, part, onnx.FUNCTION_OPSET)) >= _OLDEST_OPSET
         ):
             edits.append((part, field_of(onnx.MODEL_FUNCTION, writer.with_guards(part, onnx.FUNCTION_NODE))))
-    return Guarded(b"".join(edited(model, 0, len(model), edits)), writer.count, len(risky) - writer.count)
+    return GuardedModel(b"".join(edited(model, 0, len(model), edits)), writer.count, len(risky) - writer.count)
 
 
 def _opset(model: Buffer, imports: Iterable[Field]) -> int:

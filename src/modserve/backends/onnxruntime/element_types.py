@@ -73,7 +73,7 @@ def divisions(model: Buffer) -> Divisions:
 
     Raises ValueError and IndexError for bytes that are no model.
     """
-    reader = _Reader(model)
+    reader = _GraphReader(model)
     for field in fields(model):
         if field.number == onnx.MODEL_FUNCTION:
             reader.functions[text(model, field, onnx.FUNCTION_DOMAIN), text(model, field, onnx.FUNCTION_NAME)] = field
@@ -83,7 +83,7 @@ def divisions(model: Buffer) -> Divisions:
     return {head: types for head, types in reader.divisions.items() if not types.isdisjoint(_DIVIDED_AS_INTEGERS)}
 
 
-class _Reader:
+class _GraphReader:
     """Goes through graphs in the order of their nodes. `types` are of the values by name, `safe` the safe divisors."""
 
     def __init__(self, model: Buffer) -> None:

@@ -17,8 +17,8 @@ from ..api import Placement
 from ..options import parameters_of
 from . import builds
 
-Options: TypeAlias = dict[str, str]
-Requested: TypeAlias = list[tuple[str, Options]]
+ProviderOptions: TypeAlias = dict[str, str]
+Requested: TypeAlias = list[tuple[str, ProviderOptions]]
 
 _SUFFIX = "ExecutionProvider"
 CPU, CUDA, TENSORRT, OPENVINO = f"CPU{_SUFFIX}", f"CUDA{_SUFFIX}", f"Tensorrt{_SUFFIX}", f"OpenVINO{_SUFFIX}"
@@ -82,7 +82,7 @@ def requested(config: ModelConfig, placement: Placement, threads: int = 1, shari
         if on_gpu and all(each.name != "cuda" for each in accelerators):
             accelerators.append(Accelerator("cuda"))  # for what the others cannot run
         accelerators += config.cpu_accelerators
-    providers: dict[str, Options] = {}
+    providers: dict[str, ProviderOptions] = {}
     for accelerator in accelerators:
         provider = _provider(config, accelerator.name)
         options = _options(config, provider, accelerator.parameters)
@@ -137,7 +137,7 @@ def _short(name: str) -> str:
     return name.strip().lower().removesuffix(_SUFFIX.lower())
 
 
-def _options(config: ModelConfig, provider: str, parameters: Mapping[str, str]) -> Options:
+def _options(config: ModelConfig, provider: str, parameters: Mapping[str, str]) -> ProviderOptions:
     if provider == TENSORRT:
         return _tensorrt_options(config, parameters)
     options = {key: value for key, value in parameters.items() if value and key not in GRAPH_CAPTURE}
@@ -146,8 +146,8 @@ def _options(config: ModelConfig, provider: str, parameters: Mapping[str, str]) 
     return options
 
 
-def _tensorrt_options(config: ModelConfig, parameters: Mapping[str, str]) -> Options:
-    options: Options = {}
+def _tensorrt_options(config: ModelConfig, parameters: Mapping[str, str]) -> ProviderOptions:
+    options: ProviderOptions = {}
     for key, value in parameters.items():
         if key == "precision_mode":
             if value not in _TENSORRT_PRECISIONS:
@@ -166,9 +166,9 @@ def _tensorrt_options(config: ModelConfig, parameters: Mapping[str, str]) -> Opt
     return {key: value for key, value in options.items() if value and key not in GRAPH_CAPTURE}
 
 
-def _cuda_options(config: ModelConfig) -> Options:
+def _cuda_options(config: ModelConfig) -> ProviderOptions:
     """What the model's own parameters say, in Triton's older way. Raises INVALID_ARG."""
-    options: Options = {}
+    options: ProviderOptions = {}
     parameters = parameters_of(config)
     for key, values in _CUDA_CHOICES.items():
         number = parameters.integer(key, -1)

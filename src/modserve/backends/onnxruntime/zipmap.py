@@ -23,14 +23,14 @@ Labels: TypeAlias = tuple[int | str, ...]
 
 
 @dataclass(frozen=True)
-class Flattened:
+class FlattenedModel:
     """A serialised model whose outputs are tensors, and the labels of the columns of those that were none."""
 
     content: bytes
     labels: Mapping[str, Labels]
 
 
-def flattened(model: Buffer) -> Flattened | None:
+def flattened(model: Buffer) -> FlattenedModel | None:
     """The model without the ZipMap nodes that make its outputs; None if it has none, or is no model."""
     try:
         return _flattened(model)
@@ -38,7 +38,7 @@ def flattened(model: Buffer) -> Flattened | None:
         return None
 
 
-def _flattened(model: Buffer) -> Flattened | None:
+def _flattened(model: Buffer) -> FlattenedModel | None:
     graph = next((field for field in fields(model) if field.number == onnx.MODEL_GRAPH), None)
     if graph is None:
         return None
@@ -61,7 +61,7 @@ def _flattened(model: Buffer) -> Flattened | None:
         return None
     content = field_of(onnx.MODEL_GRAPH, edited(model, graph.start, graph.end, edits))
     whole = edited(model, 0, len(model), [(graph, content)])
-    return Flattened(b"".join([*whole, _missing_operators(model)]), labels)
+    return FlattenedModel(b"".join([*whole, _missing_operators(model)]), labels)
 
 
 def _is_sequence(data: Buffer, declaration: Field) -> bool:

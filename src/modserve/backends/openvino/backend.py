@@ -20,7 +20,7 @@ from . import graph
 from .files import DEFAULT, model_file
 from .instance import OpenVinoInstance, OpenVinoStreams
 from .library import VERSION, core, core_with, devices, properties
-from .messages import plain, with_hint
+from .messages import one_line, with_hint
 from .names import DATATYPES
 from .options import (
     BACKEND_OPTIONS,
@@ -125,7 +125,7 @@ class OpenVinoModel:
         try:
             compiled = self._core.compile_model(self._graph.model, device, usable)
         except Exception as error:  # as in `graph`
-            text = plain(str(error))
+            text = one_line(str(error))
             raise invalid(
                 f"failed to load model '{name}' from '{self._path}': OpenVINO cannot compile it for {device} with "
                 f"{_spelt(usable)}: {with_hint(text)}"
@@ -189,7 +189,7 @@ def _core(config: ModelConfig, extension: str) -> Any:
     except Exception as error:
         raise invalid(
             f"model '{config.name}': parameter 'CPU_EXTENSION_PATH' is '{extension}', expected a library of operators "
-            f"for OpenVINO {VERSION}: {plain(str(error))}"
+            f"for OpenVINO {VERSION}: {one_line(str(error))}"
         ) from error
 
 

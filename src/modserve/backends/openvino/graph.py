@@ -10,9 +10,9 @@ from modserve.core.configuration.model_config import DescribedTensor, ModelConfi
 from modserve.core.errors import invalid, unsupported
 
 from .library import ov
-from .messages import plain, with_hint
+from .messages import one_line, with_hint
 from .names import DATATYPES, Port, find, labels
-from .options import Options
+from .options import OpenVinoOptions
 from .shapes import AUTO, partial_shape
 
 _MOST_OPERATORS = 4096
@@ -47,7 +47,7 @@ class Graph:
     """Inputs of 64-bit integers that the CPU computes with in 32 bits."""
 
 
-def load(core: Any, path: Path, config: ModelConfig, options: Options) -> Graph:
+def load(core: Any, path: Path, config: ModelConfig, options: OpenVinoOptions) -> Graph:
     """Read a model and give it the shapes that its configuration wants. Raises INVALID_ARG, or UNSUPPORTED."""
     model = _read(core, path, config.name, options)
     if options.layouts:
@@ -102,18 +102,18 @@ def described(ports: dict[str, Port], specs: Iterable[TensorSpec], graph: Graph,
     return tensors
 
 
-def _read(core: Any, path: Path, model: str, options: Options) -> Any:
+def _read(core: Any, path: Path, model: str, options: OpenVinoOptions) -> Any:
     try:
         if options.tag and path.is_dir():
             frontend = ov.frontend.FrontEndManager().load_by_framework("tf")
             return frontend.convert(frontend.load([str(path), options.tag]))
         return core.read_model(str(path), **({} if options.mapped else {"config": {"ENABLE_MMAP": False}}))
     except Exception as error:  # OpenVINO's exceptions are RuntimeErrors, but a damaged file's text may be no UTF-8
-        text = plain(str(error))
+        text = one_line(str(error))
         raise invalid(f"failed to load model '{model}' from '{path}': {with_hint(text)}") from error
 
 
-def _with_layouts(model: Any, config: ModelConfig, options: Options) -> Any:
+def _with_layouts(model: Any, config: ModelConfig, options: OpenVinoOptions) -> Any:
     """The model with transpositions in front of it and behind it. Raises INVALID_ARG."""
     inputs, outputs = _ports(model.inputs), _ports(model.outputs)
     steps = ov.preprocess.PrePostProcessor(model)
@@ -128,10 +128,10 @@ def _with_layouts(model: Any, config: ModelConfig, options: Options) -> Any:
     try:
         return steps.build()
     except RuntimeError as error:
-        raise invalid(f"model '{config.name}': parameter 'LAYOUT' does not fit: {plain(str(error))}") from error
+        raise invalid(f"model '{config.name}': parameter 'LAYOUT' does not fit: {one_line(str(error))}") from error
 
 
-def _reshape(model: Any, config: ModelConfig, options: Options, fixed_batch: int) -> None:
+def _reshape(model: Any, config: ModelConfig, options: OpenVinoOptions, fixed_batch: int) -> None:
     """In place. Raises INVALID_ARG for shapes that the graph does not take."""
     ports = _ports(model.inputs)
     specs = config.inputs_by_name
@@ -162,7 +162,7 @@ def _reshape(model: Any, config: ModelConfig, options: Options, fixed_batch: int
     try:
         model.reshape(shapes)
     except Exception as error:
-        text = plain(str(error))
+        text = one_line(str(error))
         raise invalid(f"model '{config.name}': its graph does not take {new_shapes}: {text}{advice}") from error
     if freed:
         for port in _ports(model.outputs):
@@ -173,7 +173,7 @@ def _reshape(model: Any, config: ModelConfig, options: Options, fixed_batch: int
                 )
 
 
-def _shapes_by_port(config: ModelConfig, options: Options, ports: list[Port]) -> dict[int, str]:
+def _shapes_by_port(config: ModelConfig, options: OpenVinoOptions, ports: list[Port]) -> dict[int, str]:
     shapes: dict[int, str] = {}
     for name, text in options.shapes.items():
         if not name and (text == AUTO or len(ports) == 1):

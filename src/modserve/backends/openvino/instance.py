@@ -20,7 +20,7 @@ from modserve.core.tensors.tensor import Array
 from ..api import BatchDone, InstanceHandle
 from .graph import Graph
 from .library import ov
-from .messages import is_about_memory, plain
+from .messages import is_about_memory, one_line
 from .names import DATATYPES
 
 _SMALL_BYTES = 64 * 1024
@@ -80,7 +80,7 @@ class OpenVinoInstance:
             self._request.wait()
             return {name: self._output(name, tensors, rows) for name in outputs}
         except RuntimeError as error:
-            text = plain(str(error))
+            text = one_line(str(error))
             if is_about_memory(text):
                 raise internal(f"openvino has no memory for this execution: {text}") from error
             raise invalid(f"openvino refused the request: {text}") from error

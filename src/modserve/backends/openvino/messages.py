@@ -29,7 +29,7 @@ _LOAD_HINTS = {
 """What to say of OpenVINO's texts about files, by a part of them."""
 
 
-def plain(text: str) -> str:
+def one_line(text: str) -> str:
     """One line of what OpenVINO says, without the places in its source."""
     lines = []
     for line in text.splitlines():

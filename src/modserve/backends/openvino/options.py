@@ -126,7 +126,7 @@ BACKEND_OPTIONS: Mapping[str, str] = dict.fromkeys((MAX_BATCH_SIZE, CACHE_OPTION
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class OpenVinoOptions:
     """A model's parameters, read."""
 
     properties: Mapping[str, Value] = field(default_factory=dict)
@@ -152,14 +152,14 @@ class Options:
     tag: str = ""
 
 
-def read(config: ModelConfig) -> Options:
+def read(config: ModelConfig) -> OpenVinoOptions:
     """Raises INVALID_ARG for what is no good, with the parameter's name."""
     # Of two spellings the one in capitals counts.
     by_name = {key.upper(): config.parameters[key] for key in sorted(config.parameters, reverse=True)}
     values = OptionReader(f"model '{config.name}': parameter", by_name)
     if values.text("TF_SIGNATURE_DEF") not in ("", "serving_default"):
         raise values.fault("TF_SIGNATURE_DEF", "'serving_default', the only signature that OpenVINO can serve")
-    return Options(
+    return OpenVinoOptions(
         properties=_properties(values),
         device=values.text("TARGET_DEVICE").upper(),
         extension=values.text("CPU_EXTENSION_PATH"),
@@ -190,7 +190,7 @@ def warnings(config: ModelConfig) -> list[str]:
 
 
 def compile_properties(
-    options: Options, device: str, *, threads: int, streams: int, cache_directory: str
+    options: OpenVinoOptions, device: str, *, threads: int, streams: int, cache_directory: str
 ) -> dict[str, Value]:
     """What a model is compiled with for a device. What its parameters say counts; the rest is as follows.
 

@@ -21,7 +21,7 @@ from . import environment, options
 from .inline import InlineInstance
 from .instance import WorkerInstance
 from .missing_modules import hints
-from .process import Worker
+from .process import WorkerProcess
 from .thread import ThreadInstance
 
 _log = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class PythonModel:
                 return _IN_SERVER[self._options.execution_mode](who, source, load)
         if source.loop is None:
             raise unavailable(f"{who}: a worker process needs a server, whose event loop it is driven from")
-        worker = Worker(source.loop, who)
+        worker = WorkerProcess(source.loop, who)
         instance = WorkerInstance(
             worker, source, self._backend_options, self._interpreter, self._options.execution_timeout_s
         )

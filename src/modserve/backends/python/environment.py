@@ -19,7 +19,7 @@ from pathlib import Path
 from modserve.backends.api import ModelSource
 from modserve.core.errors import invalid
 
-from .. import programs
+from .. import subprocesses
 from . import archive, environment_cache, interpreter, requirements, variables
 from .interpreter import Interpreter
 from .options import ENVIRONMENT_PATH, PYTHON, BackendOptions, ModelOptions
@@ -121,15 +121,15 @@ def _unpacked(path: Path, who: str, name: str, cache: Path) -> Path:
 
 def _unpack(path: Path, place: Path, who: str, cache: Path, lock: int) -> None:
     command = [sys.executable, "-I", "-S", archive.__file__, str(path), str(place)]
-    ended = programs.run(command, f"{who}; unpacking it", _UNPACK_LIMIT_S, pass_fds=(lock,))
+    ended = subprocesses.run(command, f"{who}; unpacking it", _UNPACK_LIMIT_S, pass_fds=(lock,))
     text = ended.stderr.decode(errors="replace").strip()
     if ended.returncode == archive.FAILED:
         raise environment_cache.disk_error(cache, OSError(0, f"unpacking '{path}': {text}"))
     if ended.returncode == archive.REFUSED:
         raise invalid(f"{who}, which cannot be unpacked: {text}")
     if ended.returncode:
-        text = programs.last_lines(ended.stderr)
-        raise invalid(f"{who}; unpacking it ended with {programs.status(ended)}:\n{text}")
+        text = subprocesses.last_lines(ended.stderr)
+        raise invalid(f"{who}; unpacking it ended with {subprocesses.status(ended)}:\n{text}")
 
 
 def _fix_prefix(place: Path, who: str, lock: int) -> None:
@@ -139,7 +139,7 @@ def _fix_prefix(place: Path, who: str, lock: int) -> None:
         return
     doing = f"{who}; its 'bin/conda-unpack'"
     own = variables.activated(os.environ, place)
-    ended = programs.run([python, str(program)], doing, _UNPACK_LIMIT_S, env=own, pass_fds=(lock,))
+    ended = subprocesses.run([python, str(program)], doing, _UNPACK_LIMIT_S, env=own, pass_fds=(lock,))
     if ended.returncode:
-        text = programs.last_lines(ended.stderr or ended.stdout)
-        raise invalid(f"{doing} ended with {programs.status(ended)}:\n{text}")
+        text = subprocesses.last_lines(ended.stderr or ended.stdout)
+        raise invalid(f"{doing} ended with {subprocesses.status(ended)}:\n{text}")

@@ -20,9 +20,9 @@ from typing import Any
 from modserve.core.errors import ModserveError, internal, invalid
 from modserve.core.loading import DirectoryLease, Listing
 
-from .. import programs
+from .. import subprocesses
 from .worker import importing
-from .worker.decorated import definition_of
+from .worker.decorator import definition_of
 
 _LONGEST_IMPORT_S = 300
 _WORKER = Path(importing.__file__).parent
@@ -201,10 +201,10 @@ def _describe(model: _Model) -> dict[str, Any]:
     """What a process that imports a target says of it. Raises INVALID_ARG if the process says nothing."""
     command = [sys.executable, "-c", _DESCRIBE, str(_WORKER / "__init__.py"), model.target]
     doing = f"cannot import '{model.target}'"
-    ended = programs.run(command, doing, _LONGEST_IMPORT_S, cwd=model.directory)
+    ended = subprocesses.run(command, doing, _LONGEST_IMPORT_S, cwd=model.directory)
     try:
         description: dict[str, Any] = json.loads(ended.stdout)
     except ValueError as error:
-        text = programs.last_lines(ended.stderr)
-        raise invalid(f"{doing}: the process ended with {programs.status(ended)}\n{text}".rstrip()) from error
+        text = subprocesses.last_lines(ended.stderr)
+        raise invalid(f"{doing}: the process ended with {subprocesses.status(ended)}\n{text}".rstrip()) from error
     return description

@@ -30,9 +30,9 @@ from modserve.core.tensors.tensor import Tensor
 from .calls import WorkerCalls
 from .interpreter import Interpreter
 from .options import EXECUTION_TIMEOUT, BackendOptions
-from .process import Worker
+from .process import WorkerProcess
 from .worker import wire
-from .worker.records import INLINE_BYTES, Descriptions, Entry, Record, Status, write_records
+from .worker.records import INLINE_BYTES, Descriptions, OutgoingRecord, Record, Status, write_records
 from .worker.wire import Frame, Kind, Location
 
 _log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class WorkerInstance:
 
     def __init__(
         self,
-        worker: Worker,
+        worker: WorkerProcess,
         source: ModelSource,
         options: BackendOptions,
         interpreter: Interpreter,
@@ -342,7 +342,7 @@ def _execute_frame(
         described = tuple([(name, tensor.datatype.name, tensor.shape) for name, tensor in tensors.items()])
         elements = [tensor.raw for tensor in tensors.values()]
         sort = described, request.outputs, ()
-        entries.append(Entry(number, Status.OPEN, sort, elements, request.id.encode(), _extras(request)))
+        entries.append(OutgoingRecord(number, Status.OPEN, sort, elements, request.id.encode(), _extras(request)))
     return write_records(descriptions, place, Kind.EXECUTE, entries)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from modserve.core.errors import invalid
 
-from .. import programs
+from .. import subprocesses
 from .worker import library_path
 
 OLDEST = (3, 8)
@@ -112,14 +112,14 @@ def _facts(python: str, variables: Mapping[str, str], which_one: str) -> dict[st
         command = [shell, "-c", _SOURCE_SCRIPTS, "activate", *command]
         environ[library_path.NAME] = variables.get(library_path.ORIGINAL, "")
     # From the root directory, where no module can be taken for numpy by mistake.
-    ended = programs.run(command, f"{which_one}: importing numpy with '{python}'", _LIMIT_S, env=environ, cwd="/")
+    ended = subprocesses.run(command, f"{which_one}: importing numpy with '{python}'", _LIMIT_S, env=environ, cwd="/")
     for line in ended.stdout.decode(errors="surrogateescape").splitlines():
         if line.startswith(_MARK):
             facts: dict[str, Any] = json.loads(line.removeprefix(_MARK))
             return facts
-    text = programs.last_lines(ended.stderr)
+    text = subprocesses.last_lines(ended.stderr)
     how = f"its activation scripts or its interpreter '{python}'" if scripts else f"its interpreter '{python}'"
-    raise invalid(f"{which_one}: {how} ended with {programs.status(ended)}" + (f":\n{text}" if text else ""))
+    raise invalid(f"{which_one}: {how} ended with {subprocesses.status(ended)}" + (f":\n{text}" if text else ""))
 
 
 def _has_scripts(variables: Mapping[str, str]) -> bool:

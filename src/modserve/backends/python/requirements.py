@@ -13,7 +13,7 @@ from pathlib import Path
 
 from modserve.core.errors import invalid
 
-from .. import programs
+from .. import subprocesses
 from . import environment_cache, interpreter
 
 FILENAME = "requirements.txt"
@@ -55,15 +55,17 @@ def _install(path: Path, model: str, base: interpreter.Interpreter, place: Path,
     def run(command: Sequence[str], what: str) -> None:
         doing = f"model '{model}': {what}"
         # The environment's lock is held as long as the program lives.
-        ended = programs.run(command, doing, _LIMIT_S, env=variables, cwd=path.parent, pass_fds=(lock,), together=True)
+        ended = subprocesses.run(
+            command, doing, _LIMIT_S, env=variables, cwd=path.parent, pass_fds=(lock,), together=True
+        )
         if ended.returncode:
-            text = f"'{shlex.join(command)}' ended with {programs.status(ended)}"
-            raise invalid(f"{doing}: {text}:\n{programs.last_lines(ended.stdout)}")
+            text = f"'{shlex.join(command)}' ended with {subprocesses.status(ended)}"
+            raise invalid(f"{doing}: {text}:\n{subprocesses.last_lines(ended.stdout)}")
 
     run((base.python, "-m", "venv", "--clear", str(place)), f"cannot make a virtual environment for '{path}'")
     run((*pip, "install", "-r", path.name), f"cannot install '{path}'")
     search = "import importlib.util, sys; sys.exit(importlib.util.find_spec('numpy') is None)"
-    if programs.run((python, "-c", search), f"model '{model}'", _LIMIT_S, env=variables, cwd="/").returncode:
+    if subprocesses.run((python, "-c", search), f"model '{model}'", _LIMIT_S, env=variables, cwd="/").returncode:
         run((*pip, "install", "numpy"), f"cannot install numpy beside '{path}'")
 
 

@@ -16,8 +16,8 @@ from modserve.core.tensors.tensor import Array
 from .arrays import input_converter, to_array
 from .failures import of_execution, one_line
 from .naming import Path, bind_results, flatten, output_names
-from .options import Options
-from .program import Loaded
+from .options import PyTorchOptions
+from .program import LoadedProgram
 from .threads import InstanceThreads, SharedThreads
 
 _log = logging.getLogger(__name__)
@@ -28,7 +28,9 @@ _ALONE: tuple[Path, ...] = ((),)
 class PyTorchInstance:
     takes_early = True
 
-    def __init__(self, loaded: Loaded, config: ModelConfig, options: Options, threads: SharedThreads) -> None:
+    def __init__(
+        self, loaded: LoadedProgram, config: ModelConfig, options: PyTorchOptions, threads: SharedThreads
+    ) -> None:
         self._who = f"model '{config.name}'"
         self._run = loaded.run
         self._flat = loaded.flat
@@ -115,7 +117,7 @@ def _output_datatypes(config: ModelConfig) -> dict[str, Datatype]:
     return states | {spec.name: spec.datatype for spec in config.outputs}
 
 
-def _contexts(options: Options, device: Any) -> Callable[[], Any]:
+def _contexts(options: PyTorchOptions, device: Any) -> Callable[[], Any]:
     """What an execution is wrapped in."""
     guard = partial(torch.inference_mode, True) if options.inference_mode else torch.no_grad
     others: list[Callable[[], Any]] = []

@@ -62,7 +62,7 @@ KNOWN = (
 
 
 @dataclass(frozen=True)
-class Options:
+class PyTorchOptions:
     """A model's parameters, read."""
 
     optimized_execution: bool = True
@@ -91,7 +91,7 @@ class Options:
         return _SHORT[self.precision or self.autocast or "float32"]
 
 
-def read(config: ModelConfig) -> Options:
+def read(config: ModelConfig) -> PyTorchOptions:
     """Raises INVALID_ARG for parameters that are no good."""
     values = parameters_of(config)
 
@@ -106,7 +106,7 @@ def read(config: ModelConfig) -> Options:
         raise invalid(
             f"{values.where} 'PRECISION' converts the model, and 'AUTOCAST' single operators: only one of them is good"
         )
-    return Options(
+    return PyTorchOptions(
         optimized_execution=not is_on("DISABLE_OPTIMIZED_EXECUTION"),
         optimize_for_inference=is_on("OPTIMIZE_FOR_INFERENCE"),
         inference_mode=values.flag("INFERENCE_MODE", default=True),

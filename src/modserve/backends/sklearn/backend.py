@@ -1,7 +1,7 @@
 """The ``sklearn`` backend: estimators and pipelines of scikit-learn, from skops files or, if allowed, from pickles.
 
 An output is a method of the estimator, by its name: ``predict``, ``predict_proba``, … Only those that a request asks
-for are computed. Forests run on ONNX Runtime (`accelerated`), which takes microseconds where scikit-learn takes
+for are computed. Forests run on ONNX Runtime (`acceleration`), which takes microseconds where scikit-learn takes
 milliseconds; everything else is the estimator itself, which all instances share.
 """
 
@@ -23,7 +23,7 @@ from modserve.core.tensors.tensor import Array
 from ..api import InstanceSpec, ModelSource
 from ..options import default_max_batch_size
 from . import options
-from .accelerated import Accelerated, accelerated, computable
+from .acceleration import AcceleratedForest, accelerated, computable
 from .files import PICKLES, load
 from .options import METHODS
 from .shapes import Features, as_tensor, features_of, frame, inputs_of, output_of, sample
@@ -183,7 +183,7 @@ class SklearnInstance:
         methods: Mapping[str, str],
         config: ModelConfig,
         threads: int,
-        fast: Accelerated | None,
+        fast: AcceleratedForest | None,
     ) -> None:
         self._estimator = estimator
         self._features = features

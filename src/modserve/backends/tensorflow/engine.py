@@ -33,7 +33,7 @@ from modserve.core.tensors.tensor import Array, Shape
 from ..api import InstanceSpec, ModelSource, Placement
 from ..options import library_path
 from . import graphs
-from .options import IN_CALLER, Options, read_options, saved_model_directory, warnings
+from .options import IN_CALLER, TensorFlowOptions, read_options, saved_model_directory, warnings
 
 _log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ class _ProcessThreads:
 class TensorFlowModel:
     """One SavedModel or frozen graph, and its sessions."""
 
-    def __init__(self, source: ModelSource, options: Options, gpus: int) -> None:
+    def __init__(self, source: ModelSource, options: TensorFlowOptions, gpus: int) -> None:
         self._source = source
         self._options = options
         self._gpus = gpus
@@ -223,7 +223,12 @@ class _Session:
     """A loaded graph that several instances may run at once."""
 
     def __init__(
-        self, source: ModelSource, options: Options, placement: Placement, gpus: int, load: Callable[[Any], None]
+        self,
+        source: ModelSource,
+        options: TensorFlowOptions,
+        placement: Placement,
+        gpus: int,
+        load: Callable[[Any], None],
     ) -> None:
         name, path = source.config.name, source.path
         self.graph = tf.Graph()
@@ -273,7 +278,7 @@ class _Session:
                 raise invalid(f"model '{name}' has no operation '{operation}', which '{file}' names") from error
 
 
-def _session_settings(config: ModelConfig, options: Options, placement: Placement, gpus: int) -> Any:
+def _session_settings(config: ModelConfig, options: TensorFlowOptions, placement: Placement, gpus: int) -> Any:
     settings = config_pb2.ConfigProto(
         intra_op_parallelism_threads=options.intra_threads,
         inter_op_parallelism_threads=options.inter_threads,

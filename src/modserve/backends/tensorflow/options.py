@@ -39,7 +39,7 @@ IN_CALLER = -1
 
 
 @dataclass(frozen=True)
-class Options:
+class TensorFlowOptions:
     """What a model's parameters and the backend's options say together."""
 
     signature: str
@@ -60,7 +60,7 @@ class Options:
     default_max_batch_size: int
 
 
-def read_options(source: ModelSource) -> Options:
+def read_options(source: ModelSource) -> TensorFlowOptions:
     """Raises INVALID_ARG for values that are no good."""
     config, values, options = source.config, parameters_of(source.config), options_of(source.options)
     own_threads = values.flag(_PER_SESSION, default=False)
@@ -70,7 +70,7 @@ def read_options(source: ModelSource) -> Options:
     if _SHARE in values and not share:
         raise invalid(f"parameter '{_SHARE}' must be positive number for TensorFlow model '{config.name}'")
     soft = options.flag(_SOFT_PLACEMENT_OPTION, default=True)
-    return Options(
+    return TensorFlowOptions(
         signature=values.text(SIGNATURE),
         tag=values.text(TAG) or DEFAULT_TAG,
         intra_threads=intra,

@@ -17,7 +17,7 @@ from modserve import config as model_config
 from modserve import model
 from modserve.backends.python.functions import FunctionRepository
 from modserve.backends.python.worker import importing
-from modserve.backends.python.worker.decorated import definition_of
+from modserve.backends.python.worker.decorator import definition_of
 from modserve.core.errors import ModserveError
 from modserve.core.loading import Listing
 

@@ -49,14 +49,14 @@ class Host(Protocol):
         """The model has no such metric any more."""
 
 
-class _Here(threading.local):
+class _ThreadHost(threading.local):
     host: Optional[Host] = None
 
 
 NAME_IN_GLOBALS = "__modserve_host__"
 """A model's module has its host under this name, for threads that the model itself has started."""
 
-_here = _Here()
+_here = _ThreadHost()
 _of_process: Optional[Host] = None
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from . import wire
 from .arena import Arena, Mirror
-from .records import Descriptions, Entry, Record, read_records, write_records
+from .records import Descriptions, OutgoingRecord, Record, read_records, write_records
 from .wire import Frame, FrameReader, Kind, Location
 
 
@@ -136,7 +136,7 @@ class Link:
         with self._sending:
             self._send(frame)
 
-    def send_records(self, kind: int, entries: Sequence[Entry]) -> None:
+    def send_records(self, kind: int, entries: Sequence[OutgoingRecord]) -> None:
         """Send a frame of records. Large elements are copied into shared memory meanwhile."""
         with self._sending:
             self._send(write_records(self.descriptions, self._place, kind, entries))

@@ -24,7 +24,7 @@ from . import host, library_path, wire
 from . import model as python_model
 from .errors import ErrorCode, ModelError, TritonError
 from .link import Link, ServerGoneError
-from .records import Entry, Status
+from .records import OutgoingRecord, Status
 from .remote import RemoteRequest, RemoteServer, batch, entry
 from .request import InferenceRequest, InferenceTrace
 from .response import InferenceResponse
@@ -49,7 +49,7 @@ def main(sock: int, servers_memory: int, workers_memory: int, lifeline: int, rea
     of_readiness = socket.socket(fileno=ready)
     os.register_at_fork(after_in_child=link.leave_to_parent)
     os.register_at_fork(after_in_child=of_readiness.close)
-    worker = Worker(link, of_readiness)
+    worker = WorkerLoop(link, of_readiness)
     try:
         worker.run()
     except ServerGoneError as error:
@@ -88,7 +88,7 @@ def _exit() -> NoReturn:
         os._exit(0)
 
 
-class Worker:
+class WorkerLoop:
     """What the frames of the server ask of the model."""
 
     def __init__(self, link: Link, ready: socket.socket) -> None:
@@ -231,7 +231,7 @@ class Worker:
                 handle.ended = True
                 entries.append(entry(handle.number, response, True))
             elif handle.rescheduled:
-                entries.append(Entry(handle.number, Status.RESCHEDULED))
+                entries.append(OutgoingRecord(handle.number, Status.RESCHEDULED))
         self._link.send_records(Kind.EXECUTED, entries)
 
     # Execution on an event loop

@@ -44,7 +44,7 @@ class Status:
     OPEN = 6  # a request; or its sender has the word
 
 
-class Described(NamedTuple):
+class TensorDescription(NamedTuple):
     """A tensor but for its elements. `datatype` is what each side makes of the name; `size` is -1 for BYTES."""
 
     name: str
@@ -56,7 +56,7 @@ class Described(NamedTuple):
 class Description(NamedTuple):
     """What all requests or responses of a sort have in common."""
 
-    tensors: Tuple[Described, ...]
+    tensors: Tuple[TensorDescription, ...]
     outputs: Tuple[str, ...]
     target: Tuple[Any, ...]
 
@@ -151,7 +151,7 @@ def _read(written: bytes, datatypes: Callable[[str], Any]) -> Description:
     for name, datatype, dims in tensors:
         shape = tuple([int(dim) for dim in dims])
         size = -1 if datatype == "BYTES" else math.prod(shape) * SIZES[datatype]
-        described.append(Described(str(name), datatypes(datatype), shape, size))
+        described.append(TensorDescription(str(name), datatypes(datatype), shape, size))
     return Description(tuple(described), tuple([str(name) for name in outputs]), tuple(target))
 
 
@@ -159,7 +159,7 @@ Place = Callable[[Buffer, int], Optional[Location]]
 """Puts elements of that many bytes into shared memory, and says where. None: they must go inline."""
 
 
-class Entry(NamedTuple):
+class OutgoingRecord(NamedTuple):
     """A record to be written. `elements` are the raw forms of the sort's tensors, as bytes or views of bytes."""
 
     number: int
@@ -170,7 +170,7 @@ class Entry(NamedTuple):
     extras: bytes = b""
 
 
-def write_records(descriptions: Descriptions, place: Place, kind: int, entries: Sequence[Entry]) -> bytes:
+def write_records(descriptions: Descriptions, place: Place, kind: int, entries: Sequence[OutgoingRecord]) -> bytes:
     """A frame with a record for each entry."""
     if len(entries) == 1:
         number, status, sort, elements, id, extras = entries[0]
@@ -186,7 +186,7 @@ def write_records(descriptions: Descriptions, place: Place, kind: int, entries: 
     return _write_records(descriptions, place, kind, entries)
 
 
-def _write_records(descriptions: Descriptions, place: Place, kind: int, entries: Sequence[Entry]) -> bytes:
+def _write_records(descriptions: Descriptions, place: Place, kind: int, entries: Sequence[OutgoingRecord]) -> bytes:
     records: List[Buffer] = []
     inline: List[Buffer] = []
     inline_size = size = 0
@@ -232,7 +232,7 @@ def _template(descriptions: Descriptions, key: Tuple[int, int, Sort]) -> Optiona
     sizes = [described.size for described in descriptions.read(descriptions.write(sort)).tensors]
     if [size for size in sizes if size < 0 or size > INLINE_BYTES] or sum(sizes) > MAX_INLINE_BYTES // 2:
         return None
-    entry = Entry(0, status, sort, [bytes(size) for size in sizes])
+    entry = OutgoingRecord(0, status, sort, [bytes(size) for size in sizes])
     frame = _write_records(descriptions, lambda elements, size: None, kind, [entry])
     _, _, _, inline_at = HEADER.unpack_from(frame)
     tail = frame[HEADER.size + _NUMBER_BYTES : HEADER.size + inline_at]

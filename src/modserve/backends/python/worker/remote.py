@@ -10,7 +10,7 @@ from typing import Any, Callable, Deque, Dict, Mapping, Optional, Tuple
 from . import wire
 from .errors import ErrorCode, TritonError, TritonModelException
 from .link import Link
-from .records import Entry, Record, Status
+from .records import OutgoingRecord, Record, Status
 from .request import InferenceRequest
 from .response import InferenceResponse, ResponseIterator
 from .tensor import Tensor
@@ -206,7 +206,7 @@ class RemoteServer:
         self.link.send_records(
             Kind.CALL,
             [
-                Entry(
+                OutgoingRecord(
                     number,
                     Status.OPEN,
                     (described, tuple(request._names), target),
@@ -300,19 +300,21 @@ _FINAL = frozenset({Status.FINAL, Status.FINAL_ERROR, Status.END})
 _ERRORS = frozenset({Status.ERROR, Status.FINAL_ERROR})
 
 
-def entry(number: int, response: Optional[InferenceResponse], final: bool) -> Entry:
+def entry(number: int, response: Optional[InferenceResponse], final: bool) -> OutgoingRecord:
     """A response as a record."""
     if response is None:
-        return Entry(number, Status.END)
+        return OutgoingRecord(number, Status.END)
     error = response.error()
     if error is not None:
         extras = wire.pack({"code": ErrorCode(error.code()).name, "message": error.message()})
-        return Entry(number, Status.FINAL_ERROR if final else Status.ERROR, extras=extras)
+        return OutgoingRecord(number, Status.FINAL_ERROR if final else Status.ERROR, extras=extras)
     tensors = response.output_tensors()
     described = tuple([(one.name(), one.datatype, tuple(one.dims)) for one in tensors])
     extras = wire.pack({"parameters": response.values}) if response.values else b""
     elements = [one.raw_form() for one in tensors]
-    return Entry(number, Status.FINAL if final else Status.RESPONSE, (described, (), ()), elements, extras=extras)
+    return OutgoingRecord(
+        number, Status.FINAL if final else Status.RESPONSE, (described, (), ()), elements, extras=extras
+    )
 
 
 def _response(record: Record) -> InferenceResponse:

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenCandidate:
     """A candidate's model, open."""
 
     candidate: Candidate
@@ -30,7 +30,7 @@ class Opened:
     """What it was opened for, if that was chosen by measuring; 0 stands for what was not."""
 
 
-class Job:
+class Selection:
     """`clock` and `sleep` count seconds; the registry has the engines."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Job:
     def name(self) -> str:
         return self.source.config.name
 
-    def open(self, candidate: Candidate, tuned: Setting | None = None) -> Opened:
+    def open(self, candidate: Candidate, tuned: Setting | None = None) -> OpenCandidate:
         """Open the model by one engine. Raises what the engine raises."""
         source = self.source
         if tuned is not None and tuned.instances:
@@ -69,9 +69,9 @@ class Job:
         )
         options = source.options_of.get(candidate.backend, {})
         model = backend.open(replace(source, config=config, path=self.artifact.path, options=options))
-        return Opened(candidate, backend, model, tuned)
+        return OpenCandidate(candidate, backend, model, tuned)
 
-    def describe(self, opened: Opened) -> ModelDescription | None:
+    def describe(self, opened: OpenCandidate) -> ModelDescription | None:
         """What an engine says of the model; the largest batch is the same whichever it is, unless it was tuned."""
         description, tuned = opened.model.describe(), opened.tuned
         if description is None:
@@ -81,7 +81,7 @@ class Job:
             size, description = tuned.batch or size, replace(description, cpu_instances=tuned.instances)
         return replace(description, default_max_batch_size=size) if description.default_max_batch_size else description
 
-    def completed(self, opened: Opened) -> ModelConfig:
+    def completed(self, opened: OpenCandidate) -> ModelConfig:
         """The configuration as the server completes it with this engine. Raises INVALID_ARG."""
         return self.source.completed(self.describe(opened))
 
@@ -99,7 +99,7 @@ class Job:
         return samples(config, self.source.model_directory, self.options.sample_shape, large=large)
 
     def runner(
-        self, opened: Opened, config: ModelConfig, timed: tuple[Inputs, ...], *, alone: bool = False
+        self, opened: OpenCandidate, config: ModelConfig, timed: tuple[Inputs, ...], *, alone: bool = False
     ) -> Runner | AsyncRunner:
         """A new instance, to be run without a server. Raises what the engine raises, and as `runner.runner`."""
         spec = InstanceSpec(f"{config.name}_measured", InstanceKind.CPU, 0, 0, config, self.source.write_config)
@@ -115,7 +115,7 @@ def output_names(config: ModelConfig) -> tuple[str, ...]:
     return (*config.output_names, *config.state_outputs)
 
 
-def closed(close: Callable[[], None], candidate: Candidate) -> None:
+def close_quietly(close: Callable[[], None], candidate: Candidate) -> None:
     try:
         close()
     except Exception:

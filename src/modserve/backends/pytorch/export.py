@@ -23,9 +23,9 @@ from .archive import Form
 from .arrays import DATATYPES, quiet
 from .failures import one_line
 from .naming import (
-    Node,
-    Notes,
+    OnceLog,
     Slot,
+    Structure,
     bind,
     bind_results,
     bracketed,
@@ -35,8 +35,8 @@ from .naming import (
     parse_structure,
     program_inputs,
 )
-from .options import Options
-from .program import Loaded, Run
+from .options import PyTorchOptions
+from .program import LoadedProgram, Run
 from .trust import check_archive
 
 _log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 class ExportedProgram:
     form = Form.EXPORTED
 
-    def __init__(self, source: ModelSource, options: Options) -> None:
+    def __init__(self, source: ModelSource, options: PyTorchOptions) -> None:
         self._source = source
         self._options = options
         self._who = f"model '{source.config.name}'"
@@ -65,7 +65,7 @@ class ExportedProgram:
         self._output_specs = list(signature.user_outputs)
         self._unused: Any = program
         """The program as it was loaded to be looked at, which the first instance takes."""
-        self._note = Notes(_log)
+        self._note = OnceLog(_log)
         self._shared: dict[Any, Any] = {}
 
     def describe(self) -> ModelDescription:
@@ -84,7 +84,7 @@ class ExportedProgram:
         most = default_max_batch_size(self._source.options)
         return ModelDescription(tuple(inputs), tuple(outputs), most)
 
-    def load(self, config: ModelConfig, device: Any, *, fresh: bool) -> Loaded:
+    def load(self, config: ModelConfig, device: Any, *, fresh: bool) -> LoadedProgram:
         module = self._shared.get(device) if not fresh else None
         if module is None:
             program, self._unused = self._unused or self._load(), None
@@ -92,7 +92,7 @@ class ExportedProgram:
             if not fresh:
                 self._shared[device] = module
         constants = {place: spec for place, spec in enumerate(self._input_specs) if not self._is_tensor(spec)}
-        return Loaded(
+        return LoadedProgram(
             _runner(module, self._inputs, _bound(self._who, config, self._slots, constants, self._note)),
             {},
             self._writes_inputs,
@@ -149,7 +149,7 @@ class CompiledProgram:
     def __init__(self, source: ModelSource, device: Any) -> None:
         self._source = source
         self._who = f"model '{source.config.name}'"
-        self._note = Notes(_log)
+        self._note = OnceLog(_log)
         self._shared: dict[Any, Any] = {device: self._load(device)}
         inputs, outputs = self._shared[device].loader.get_call_spec()
         self._inputs, self._outputs = parse_structure(inputs), parse_structure(outputs)
@@ -166,7 +166,7 @@ class CompiledProgram:
             f"outputs. It takes {names} (or INPUT__0, INPUT__1, …) and gives {results} (or OUTPUT__0, OUTPUT__1, …)"
         )
 
-    def load(self, config: ModelConfig, device: Any, *, fresh: bool) -> Loaded:
+    def load(self, config: ModelConfig, device: Any, *, fresh: bool) -> LoadedProgram:
         package = self._shared.pop(device, None) or self._load(device)
         if not fresh:
             self._shared[device] = package
@@ -184,7 +184,7 @@ class CompiledProgram:
                 raise _missing(error) from None
 
         # Nothing says whether it writes to its inputs.
-        return Loaded(run, {}, True, False, self._outputs.paths(), flat=True, device=device)
+        return LoadedProgram(run, {}, True, False, self._outputs.paths(), flat=True, device=device)
 
     def close(self) -> None:
         self._shared.clear()
@@ -211,7 +211,7 @@ class _Constant:
 
 
 def _bound(
-    who: str, config: ModelConfig, slots: Sequence[Slot], constants: Mapping[int, object], note: Notes
+    who: str, config: ModelConfig, slots: Sequence[Slot], constants: Mapping[int, object], note: OnceLog
 ) -> list[Any]:
     """For each leaf of a program's inputs the name of the input, or the constant. Raises INVALID_ARG."""
     places = bind(who, "input", input_names(config), slots, note)
@@ -231,7 +231,7 @@ def _missing(error: KeyError) -> ModserveError:
     return invalid(f"the program needs input {error}, and the request has none")
 
 
-def _runner(module: Any, inputs: Node, leaves: list[Any]) -> Run:
+def _runner(module: Any, inputs: Structure, leaves: list[Any]) -> Run:
     constants = {f"\0{place}": leaf.value for place, leaf in enumerate(leaves) if isinstance(leaf, _Constant)}
     names = [f"\0{place}" if isinstance(leaf, _Constant) else leaf for place, leaf in enumerate(leaves)]
     arguments, keywords = inputs.template(iter(names))
@@ -251,7 +251,7 @@ def _runner(module: Any, inputs: Node, leaves: list[Any]) -> Run:
     return run
 
 
-def _module(program: Any, options: Options, device: Any, who: str) -> Any:
+def _module(program: Any, options: PyTorchOptions, device: Any, who: str) -> Any:
     if device is not None and device.type != "cpu":
         program = move_to_device_pass(program, device)
     module = program.module()
@@ -260,7 +260,7 @@ def _module(program: Any, options: Options, device: Any, who: str) -> Any:
     return compiled(module, options, who)
 
 
-def compiled(module: Any, options: Options, who: str) -> Any:
+def compiled(module: Any, options: PyTorchOptions, who: str) -> Any:
     """By ``torch.compile``, if the model's parameters say so. Raises INVALID_ARG where there is no compiler."""
     if options.compile is None or options.compile.get("disable"):
         return module
@@ -295,7 +295,7 @@ def _written(program: Any) -> set[str]:
             ]
             targets = [node.args[place] for place in places if place < len(node.args)]
             targets += [node.kwargs[name] for each in schema.arguments if (name := each.name) in node.kwargs]
-            written |= _memory_of(each for each in targets if isinstance(each, torch.fx.Node))
+            written |= _memory_of(each for each in targets if isinstance(each, torch.fx.Structure))
     return written
 
 
