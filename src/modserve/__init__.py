@@ -92,7 +92,7 @@ _WORKER = "modserve_worker" if "modserve_worker" in sys.modules else ".backends.
 _HOMES = {
     **dict.fromkeys(("InferenceServer", "serve"), ".process.app"),
     "Ports": ".process.listeners",
-    **dict.fromkeys(("Context", "InvalidInputError", "Spec", "model"), f"{_WORKER}.decorated"),
+    **dict.fromkeys(("Context", "InvalidInputError", "Spec", "model"), f"{_WORKER}.decorator"),
     **dict.fromkeys(("ClientError", "ClientTimeoutError"), ".client.errors"),
     **dict.fromkeys(("AsyncClient", "Client"), ".client.facade"),
     **dict.fromkeys(("ModelMetadata", "Result"), ".client.values"),
