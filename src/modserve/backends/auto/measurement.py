@@ -10,6 +10,7 @@ from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import Code, ModserveError
 from modserve.core.tensors.tensor import Array
 
+from ..tensors import output_datatypes
 from .budget import Budget
 from .candidates import FP32, Candidate
 from .choice import Choice, Row, decide, not_admitted, refusal
@@ -18,7 +19,7 @@ from .options import LATENCY
 from .race import race
 from .runner import AsyncRunner, Runner
 from .samples import Samples, UnmeasurableError, shapes_of
-from .selection import OpenCandidate, Selection, close_quietly, error_text, output_names
+from .selection import OpenCandidate, Selection, close_quietly, error_text
 from .tuning import tuned
 
 _log = logging.getLogger(__name__)
@@ -157,7 +158,7 @@ class _Measurement:
                 if each.candidate is not reference:
                     row.why = f"{budget.over_text} all samples"
                 continue
-            names = output_names(each.config)
+            names = output_datatypes(each.config)
             errors = [difference(ours, theirs, names) for ours, theirs in zip(outputs, expected, strict=True)]
             row.error, why = max(errors, key=lambda each: each[0])
             row.why = why or refusal(row, self._job.options.tolerance, reference)

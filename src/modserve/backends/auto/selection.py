@@ -10,6 +10,7 @@ from modserve.core.configuration.model_config import InstanceKind, ModelConfig, 
 from ..api import Backend, BackendModel, InstanceSpec, ModelSource
 from ..options import default_max_batch_size
 from ..registry import BackendRegistry, new_instance
+from ..tensors import output_datatypes
 from .candidates import Artifact, Candidate
 from .options import LATENCY, THROUGHPUT, AutoOptions, engine_parameters
 from .runner import AsyncRunner, Runner, runner
@@ -105,14 +106,10 @@ class Selection:
         spec = InstanceSpec(f"{config.name}_measured", InstanceKind.CPU, 0, 0, config, self.source.write_config)
         instance = new_instance(opened.model, self.spec(spec, opened.candidate))
         try:
-            return runner(instance, output_names(config), timed, alone=alone)
+            return runner(instance, tuple(output_datatypes(config)), timed, alone=alone)
         except BaseException:
             instance.close()
             raise
-
-
-def output_names(config: ModelConfig) -> tuple[str, ...]:
-    return (*config.output_names, *config.state_outputs)
 
 
 def close_quietly(close: Callable[[], None], candidate: Candidate) -> None:

@@ -5,7 +5,7 @@ Names and parameters of ``tensorrt``, ``cuda`` and ``openvino`` are those of Tri
 """
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import onnxruntime as ort
@@ -107,7 +107,9 @@ def requested(config: ModelConfig, placement: Placement, threads: int = 1, shari
 def _provider(config: ModelConfig, name: str) -> str:
     """The provider that people call `name`, if this build has it. Raises INVALID_ARG."""
     available: Sequence[str] = ort.get_available_providers()
-    known = {_short(each): each for each in (*_all_providers(), *_OF_OTHER_VERSIONS, *available)} | _OTHER_NAMES
+    known: dict[str, str] = {
+        _short(each): each for each in (*ort.get_all_providers(), *_OF_OTHER_VERSIONS, *available)
+    } | _OTHER_NAMES
     provider = known.get(_short(name))
     if provider is None:
         near = difflib.get_close_matches(_short(name), known, n=1)
@@ -125,12 +127,6 @@ def _provider(config: ModelConfig, name: str) -> str:
             f"{provider}{hint}"
         )
     return provider
-
-
-def _all_providers() -> Iterable[str]:
-    """Those that there can be."""
-    names: Iterable[str] = ort.get_all_providers()
-    return names
 
 
 def _short(name: str) -> str:

@@ -13,6 +13,8 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Array
 
+from ..tensors import object_array, texts_of
+
 Value: TypeAlias = Any
 """An `ort.OrtValue`."""
 
@@ -83,11 +85,4 @@ def to_array(value: Value) -> Array:
 
 def decoded(name: str, array: Array) -> Array:
     """BYTES elements as the text that ONNX strings are. Raises INVALID_ARG for what is not UTF-8."""
-    flat = array.reshape(-1).tolist()
-    try:
-        text = [element.decode() for element in flat]
-    except UnicodeDecodeError as error:
-        raise invalid(f"input '{name}' holds bytes that are not UTF-8, which ONNX strings must be: {error}") from None
-    out = np.empty(len(text), dtype=object)
-    out[:] = text
-    return out.reshape(array.shape)
+    return object_array(texts_of(name, array), array.shape)

@@ -125,10 +125,10 @@ class OpenVinoModel:
         try:
             compiled = self._core.compile_model(self._graph.model, device, usable)
         except Exception as error:  # as in `graph`
-            text = one_line(str(error))
+            settings = ", ".join(f"{key}={value}" for key, value in usable.items())
             raise invalid(
                 f"failed to load model '{name}' from '{self._path}': OpenVINO cannot compile it for {device} with "
-                f"{_spelt(usable)}: {with_hint(text)}"
+                f"{settings}: {with_hint(one_line(str(error)))}"
             ) from error
         precision, hint = _precision(compiled), str(usable.get(PRECISION, ""))
         if hint in DATATYPES and precision != _PRECISIONS.get(hint, hint):
@@ -221,7 +221,3 @@ def _unwritable(directory: Path) -> str:
     except OSError as error:
         return f"{CACHE_DIR} '{directory}': {error.strerror or error}"
     return "" if os.access(directory, os.W_OK | os.X_OK) else f"{CACHE_DIR} '{directory}' cannot be written to"
-
-
-def _spelt(values: Mapping[str, Value]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in values.items())

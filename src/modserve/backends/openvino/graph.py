@@ -9,6 +9,7 @@ from typing import Any
 from modserve.core.configuration.model_config import DescribedTensor, ModelConfig, TensorSpec
 from modserve.core.errors import invalid, unsupported
 
+from ..tensors import input_datatypes, output_datatypes
 from .library import ov
 from .messages import one_line, with_hint
 from .names import DATATYPES, Port, find, labels
@@ -54,8 +55,8 @@ def load(core: Any, path: Path, config: ModelConfig, options: OpenVinoOptions) -
         model = _with_layouts(model, config, options)
     fixed_batch = config.max_batch_size if options.fixed_batch else 0
     _reshape(model, config, options, fixed_batch)
-    inputs = _by_label(_ports(model.inputs), _input_names(config))
-    outputs = _by_label(_ports(model.outputs), _output_names(config))
+    inputs = _by_label(_ports(model.inputs), input_datatypes(config))
+    outputs = _by_label(_ports(model.outputs), output_datatypes(config))
     operators = model.get_ops()
     return Graph(
         model,
@@ -65,11 +66,7 @@ def load(core: Any, path: Path, config: ModelConfig, options: OpenVinoOptions) -
         options.padding,
         bool(model.get_variables()),
         len(operators) > _MOST_OPERATORS or any(_SHAPED_BY_VALUES.match(each.get_type_name()) for each in operators),
-        frozenset(
-            name
-            for name, port in inputs.items()
-            if port.element_type in ("i64", "u64") and not _consumers(model.inputs[port.index]) <= _EXACT_CONSUMERS
-        ),
+        frozenset(name for name, port in inputs.items() if _is_narrowed(port, model)),
     )
 
 
@@ -135,7 +132,7 @@ def _reshape(model: Any, config: ModelConfig, options: OpenVinoOptions, fixed_ba
     """In place. Raises INVALID_ARG for shapes that the graph does not take."""
     ports = _ports(model.inputs)
     specs = config.inputs_by_name
-    names = labels(ports, _input_names(config))
+    names = labels(ports, input_datatypes(config))
     by_port = _shapes_by_port(config, options, ports)
     shapes: dict[int, Any] = {}
     freed = False
@@ -219,14 +216,6 @@ def _by_label(ports: list[Port], configured: Collection[str]) -> dict[str, Port]
     return dict(zip(labels(ports, configured), ports, strict=True))
 
 
-def _consumers(output: Any) -> set[str]:
-    return {target.get_node().get_type_name() for target in output.get_target_inputs()}
-
-
-def _input_names(config: ModelConfig) -> list[str]:
-    sequences = config.sequence_batching
-    return [*config.inputs_by_name, *(name for name, _ in (sequences.inputs if sequences else ()))]
-
-
-def _output_names(config: ModelConfig) -> list[str]:
-    return [*config.outputs_by_name, *config.state_outputs]
+def _is_narrowed(port: Port, model: Any) -> bool:
+    consumers = {target.get_node().get_type_name() for target in model.inputs[port.index].get_target_inputs()}
+    return port.element_type in ("i64", "u64") and not consumers <= _EXACT_CONSUMERS

@@ -19,6 +19,7 @@ from modserve.core.errors import ModserveError, invalid
 
 from ..api import ModelSource
 from ..options import default_max_batch_size
+from ..tensors import input_datatypes, output_datatypes
 from .archive import Form
 from .arrays import DATATYPES, quiet
 from .failures import one_line
@@ -30,8 +31,6 @@ from .naming import (
     bind_results,
     bracketed,
     fill,
-    input_names,
-    output_names,
     parse_structure,
     program_inputs,
 )
@@ -119,7 +118,9 @@ class ExportedProgram:
         """Of all inputs and outputs of the program: those of the configuration, or the best that it has itself."""
         names = [slot.names[0] for slot in self._slots]
         if config.inputs:
-            for name, place in bind(self._who, "input", input_names(config), self._slots, lambda _: None).items():
+            for name, place in bind(
+                self._who, "input", list(input_datatypes(config)), self._slots, lambda _: None
+            ).items():
                 names[place] = name
         paths = self._outputs.paths()
         results = [
@@ -127,7 +128,7 @@ class ExportedProgram:
             for place, path in enumerate(paths)
         ]
         if config.outputs:
-            for name, place in bind_results(self._who, output_names(config), paths).items():
+            for name, place in bind_results(self._who, list(output_datatypes(config)), paths).items():
                 results[place] = name
         return names, results
 
@@ -170,7 +171,7 @@ class CompiledProgram:
         package = self._shared.pop(device, None) or self._load(device)
         if not fresh:
             self._shared[device] = package
-        places = bind(self._who, "input", input_names(config), self._slots, self._note)
+        places = bind(self._who, "input", list(input_datatypes(config)), self._slots, self._note)
         names = [name for name, _ in sorted(places.items(), key=lambda item: item[1])]
         _check_all(self._who, self._slots, places.values())
         loader = package.loader
@@ -214,7 +215,7 @@ def _bound(
     who: str, config: ModelConfig, slots: Sequence[Slot], constants: Mapping[int, object], note: OnceLog
 ) -> list[Any]:
     """For each leaf of a program's inputs the name of the input, or the constant. Raises INVALID_ARG."""
-    places = bind(who, "input", input_names(config), slots, note)
+    places = bind(who, "input", list(input_datatypes(config)), slots, note)
     _check_all(who, slots, [*places.values(), *constants])
     leaves: dict[int, Any] = {place: _Constant(value) for place, value in constants.items()}
     leaves.update({place: name for name, place in places.items()})

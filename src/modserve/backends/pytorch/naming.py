@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import invalid
 
 Path: TypeAlias = tuple[int | str, ...]
@@ -106,19 +105,6 @@ def _node(value: Mapping[str, Any]) -> Structure:
 def bracketed(root: str, path: Iterable[int | str]) -> str:
     """``root[2][key]``, as Triton names the parts of a structure."""
     return root + "".join([f"[{key}]" for key in path])
-
-
-def input_names(config: ModelConfig) -> list[str]:
-    """All inputs that a model gets: those of clients, of the batcher and of the sequence batcher, in this order."""
-    names = [spec.name for spec in config.inputs]
-    names += [name for batch_input in config.batch_inputs for name in batch_input.targets]
-    if config.sequence_batching is not None:
-        names += [name for name, _ in config.sequence_batching.inputs]
-    return list(dict.fromkeys(names))
-
-
-def output_names(config: ModelConfig) -> list[str]:
-    return list(dict.fromkeys((*config.output_names, *config.state_outputs)))
 
 
 def index_of(name: str) -> int | None:

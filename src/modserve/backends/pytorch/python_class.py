@@ -19,10 +19,11 @@ from modserve.core.configuration.model_config import ModelConfig, ModelDescripti
 from modserve.core.errors import ModserveError, invalid
 
 from ..api import ModelSource
+from ..tensors import input_datatypes
 from .archive import Form, form_of
 from .export import compiled
 from .failures import one_line
-from .naming import Argument, OnceLog, bind_arguments, fill, input_names
+from .naming import Argument, OnceLog, bind_arguments, fill
 from .options import PyTorchOptions
 from .program import LoadedProgram
 
@@ -68,7 +69,7 @@ class PythonClass:
             module = self._sibling(first, device)
         else:
             module = first
-        names = input_names(config)
+        names = list(input_datatypes(config))
         bound = bind_arguments(self._who, _expanded(self._arguments, names), names, self._note)
         has_rest = any(argument.kind == "rest" for argument, _ in bound)
         defaults = self._defaults if has_rest else []

@@ -10,10 +10,11 @@ from modserve.core.configuration.model_config import ModelConfig, ModelDescripti
 from modserve.core.errors import ModserveError, invalid
 
 from ..api import ModelSource
+from ..tensors import input_datatypes
 from .archive import Form
 from .arrays import quiet
 from .failures import one_line
-from .naming import Argument, OnceLog, bind_arguments, fill, input_names
+from .naming import Argument, OnceLog, bind_arguments, fill
 from .options import PyTorchOptions
 from .program import LoadedProgram, Run
 
@@ -67,7 +68,7 @@ class TorchScriptProgram:
             module = self._shared.pop(device, None) or self._module(device)
         else:
             module = self._shared.get(device) or self._shared.setdefault(device, self._module(device))
-        bound = bind_arguments(self._who, self._arguments, input_names(config), self._note)
+        bound = bind_arguments(self._who, self._arguments, list(input_datatypes(config)), self._note)
         kinds = {template: argument.kind for argument, template in bound if isinstance(template, str)}
         return LoadedProgram(
             _runner(module.forward, self._arguments, bound, self._nullable),

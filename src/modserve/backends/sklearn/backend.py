@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import sklearn
 import threadpoolctl
 
@@ -22,6 +21,7 @@ from modserve.core.tensors.tensor import Array
 
 from ..api import InstanceSpec, ModelSource
 from ..options import default_max_batch_size
+from ..tensors import object_array, texts_of
 from . import options
 from .acceleration import AcceleratedForest, accelerated, computable
 from .files import PICKLES, load
@@ -201,7 +201,9 @@ class SklearnInstance:
 
     def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
         if not self._limited and self._fast is None:
-            self._limit_threads()
+            # OpenMP has a number of threads for each thread that calls it: this concerns nobody else.
+            threadpoolctl.threadpool_limits(self._threads, user_api="openmp")
+            self._limited = True
         rows = self._rows(inputs)
         values = {}
         for name in outputs:
@@ -221,19 +223,14 @@ class SklearnInstance:
         with self._controller.limit(limits=self._threads, user_api="openmp"):
             return as_tensor(method, getattr(self._estimator, method)(rows))
 
-    def _limit_threads(self) -> None:
-        """OpenMP has a number of threads for each thread that calls it: this concerns nobody else."""
-        threadpoolctl.threadpool_limits(self._threads, user_api="openmp")
-        self._limited = True
-
     def _rows(self, inputs: Mapping[str, Array]) -> Any:
         if self._frame:
             return frame({spec.name: _column(spec, inputs[spec.name]) for spec in self._inputs if spec.name in inputs})
         (spec,) = self._inputs
         array = inputs[spec.name]
         if spec.datatype is dtypes.BYTES:
-            texts = _column(spec, array)
-            return texts.tolist() if self._features.text else texts.reshape(array.shape)
+            texts = texts_of(spec.name, array)
+            return texts if self._features.text else object_array(texts, array.shape)
         count = self._features.count
         if count and (array.ndim == 0 or array.shape[-1] != count):
             raise invalid(
@@ -248,13 +245,4 @@ class SklearnInstance:
 
 
 def _column(spec: TensorSpec, array: Array) -> Array:
-    flat = array.reshape(-1)
-    if spec.datatype is not dtypes.BYTES:
-        return flat
-    try:
-        texts = [element.decode() for element in flat.tolist()]
-    except UnicodeDecodeError as error:
-        raise invalid(f"input '{spec.name}' holds bytes that are no UTF-8: {error}") from None
-    column = np.empty(len(texts), object)
-    column[:] = texts
-    return column
+    return object_array(texts_of(spec.name, array), (-1,)) if spec.datatype is dtypes.BYTES else array.reshape(-1)
