@@ -60,7 +60,10 @@ def _generated(config: ModelConfig, sizes: Sizes, rows: int) -> dict[str, Array]
     """What the model itself sees of a batch: its inputs, and those that the server makes for sequences."""
     random = generator()
     batch: Shape = (rows,) if config.batching else ()
-    shapes = {spec.name: (spec.datatype, _dims(spec.name, spec.dims, spec.reshape, sizes)) for spec in config.inputs}
+    shapes = {
+        spec.name: (spec.datatype, sizes.resolve(spec.name, spec.dims if spec.reshape is None else spec.reshape))
+        for spec in config.inputs
+    }
     lengths = [size for _, dims in shapes.values() for size in dims[-1:]]
     inputs = {
         name: likely(name, datatype, (*batch, *dims), random, min(lengths, default=1))
@@ -73,10 +76,6 @@ def _generated(config: ModelConfig, sizes: Sizes, rows: int) -> dict[str, Array]
         for state in sequences.states:
             inputs[state.input_name] = zeros(state.datatype, (*batch, *state.initial_dims))
     return inputs
-
-
-def _dims(name: str, dims: Shape, reshape: Shape | None, sizes: Sizes) -> Shape:
-    return sizes.resolve(name, dims if reshape is None else reshape)
 
 
 # model_warmup

@@ -25,9 +25,9 @@ def result(task: str, targets: int, classes: int, options: ForestOptions, column
     whole = targets * classes
     if options.predict_proba:
         if classes == 1 and targets == 1 and columns == 2:
-            return 2, _both
+            return 2, lambda numbers: np.concatenate([1 - numbers, numbers], axis=1)
         if classes == 2 and targets == 1 and columns == 1:
-            return 1, _second
+            return 1, lambda numbers: numbers[:, 1:]
         return whole, _same
     classifies = task in _CLASSIFIES if options.output_class is None else options.output_class
     if not classifies:
@@ -42,14 +42,6 @@ def result(task: str, targets: int, classes: int, options: ForestOptions, column
 
 def _same(numbers: Array) -> Array:
     return numbers
-
-
-def _both(numbers: Array) -> Array:
-    return np.concatenate([1 - numbers, numbers], axis=1)
-
-
-def _second(numbers: Array) -> Array:
-    return numbers[:, 1:]
 
 
 def _best(numbers: Array, targets: int, classes: int) -> Array:

@@ -99,13 +99,9 @@ class _Writer:
                 guard = self._guard(read_node(self._data, field))
                 edits.append((field, [bytes_field(node_number, each) for each in guard]))
                 self.count += 1
-            elif self._has_risky(field):
+            elif bisect_left(self._heads, field.start) < bisect_left(self._heads, field.end):  # a risky one is inside
                 edits.append((field, field_of(node_number, self._with_graphs(field))))
         return edited(self._data, message.start, message.end, edits)
-
-    def _has_risky(self, field: Field) -> bool:
-        at = bisect_left(self._heads, field.start)
-        return at < len(self._heads) and self._heads[at] < field.end
 
     def _with_graphs(self, outer: Field) -> Pieces:
         """The content of a node with graphs inside."""

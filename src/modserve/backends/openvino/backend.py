@@ -152,7 +152,8 @@ class OpenVinoModel:
     def _device(self, spec: InstanceSpec) -> str:
         """OpenVINO's name of an instance's device. Raises INVALID_ARG for one that is not there."""
         device = self._options.device or (f"GPU.{spec.device}" if spec.kind is InstanceKind.GPU else "CPU")
-        if device.partition(":")[0] not in _VIRTUAL and not any(_same_device(device, each) for each in devices()):
+        present = {each.removesuffix(".0") for each in devices()}  # GPU and GPU.0 are the same
+        if device.partition(":")[0] not in _VIRTUAL and device.removesuffix(".0") not in present:
             raise invalid(
                 f"model '{self._source.config.name}': instance '{spec.name}' is for device {device}, but here OpenVINO "
                 f"has: {', '.join(devices())}"
@@ -207,11 +208,6 @@ def _precision(compiled: Any) -> str:
     except (RuntimeError, AttributeError):
         return "unknown"
     return _PRECISIONS.get(name, name)
-
-
-def _same_device(name: str, present: str) -> bool:
-    """Whether ``GPU`` or ``GPU.0`` stands for the first of a kind."""
-    return name.removesuffix(".0") == present.removesuffix(".0")
 
 
 def _unwritable(directory: Path) -> str:

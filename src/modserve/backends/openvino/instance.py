@@ -24,7 +24,10 @@ from .messages import is_about_memory, one_line
 from .names import DATATYPES
 
 _SMALL_BYTES = 64 * 1024
-"""A copy of so much costs less than lending the memory and having it back."""
+"""A copy of so much costs less than lending the memory and having it back.
+
+1 MB takes 13 µs lent and 90 µs copied (benchmarks/engine_shortcuts.py).
+"""
 _BITS_32 = np.iinfo(np.int32)
 
 

@@ -77,7 +77,7 @@ class WorkerInstance:
             Kind.LOG: self._write_log,
             **self._calls.takers,
         }
-        worker.take = self._take
+        worker.take = lambda frame: self._takers[frame[0]](frame)
         worker.on_end = self._ended
 
     def __repr__(self) -> str:
@@ -208,9 +208,6 @@ class WorkerInstance:
         return some or list(self._open.values())
 
     # What the worker says
-
-    def _take(self, frame: Frame) -> None:
-        self._takers[frame[0]](frame)
 
     def _executed(self, frame: Frame) -> None:
         records = self.worker.records(frame)

@@ -132,30 +132,25 @@ class LocalInstance:
         request = handle.request
         inputs = [received_tensor(name, tensor) for name, tensor in request.tensors.items()]
         parameters, timeout_ns, context = request.parameters, request.timeout_ns, request.trace_context
-        if not parameters and not timeout_ns and not context:  # as few requests have any
-            return worker_request.InferenceRequest.received(
-                handle,
-                inputs,
-                request.outputs,
-                request.id,
-                model_name=self._name,
-                model_version=self._version,
-                decoupled=self._decoupled,
-            )
+        extras: dict[str, Any] = {}
+        if parameters or timeout_ns or context:  # as few requests have
+            extras = {
+                "correlation_id": request.correlation_id,
+                "flags": SEQUENCE_START * request.sequence_start + SEQUENCE_END * request.sequence_end,
+                "timeout": timeout_ns // 1000,
+                "priority": request.priority,
+                "parameters": parameters,
+                "trace": worker_request.InferenceTrace(context),
+            }
         return worker_request.InferenceRequest.received(
             handle,
             inputs,
             request.outputs,
             request.id,
-            request.correlation_id,
-            SEQUENCE_START * request.sequence_start + SEQUENCE_END * request.sequence_end,
-            timeout_ns // 1000,
-            request.priority,
-            parameters,
-            trace=worker_request.InferenceTrace(context),
             model_name=self._name,
             model_version=self._version,
             decoupled=self._decoupled,
+            **extras,
         )
 
     def _settle(self, handles: "list[LocalRequest]", responses: python_model.Responses) -> list[FinalResponse] | None:

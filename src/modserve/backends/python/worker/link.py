@@ -8,7 +8,7 @@ worker one wake-up, and so does the response to a call that ``execute`` makes.
 import asyncio
 import socket
 import threading
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 
@@ -166,13 +166,10 @@ class Link:
             self._send(b"")
 
     def _place(self, elements: wire.Buffer, size: int) -> Optional[Location]:
-        place = self._of_server(elements, size)
+        """They stay where they are if that is the server's memory, as those of an input that the model returns."""
+        address: int = np.frombuffer(elements, np.uint8, 1).__array_interface__["data"][0]
+        place = self._mirror.find(address, size)
         if place is not None:
             offset, capacity, start = place
             return Location(wire.SERVERS, offset, capacity, start, size)
         return self._arena.place(elements, size)
-
-    def _of_server(self, elements: wire.Buffer, size: int) -> Optional[Tuple[int, int, int]]:
-        """Where elements are in the server's memory, as those of an input that the model returns. Else None."""
-        address: int = np.frombuffer(elements, np.uint8, 1).__array_interface__["data"][0]
-        return self._mirror.find(address, size)

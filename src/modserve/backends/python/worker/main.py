@@ -100,7 +100,7 @@ class WorkerLoop:
         self._answers: Dict[int, Callable[[Any], Any]] = {
             Kind.HELLO: lambda _: wire.VERSION,
             Kind.START: self._start,
-            Kind.COMPLETE: self._complete,
+            Kind.COMPLETE: lambda config: self._model.auto_complete_config(config),
             Kind.INITIALIZE: self._initialize,
         }
         self._server = RemoteServer(link, self._work.append)
@@ -141,9 +141,6 @@ class WorkerLoop:
 
     def _start(self, question: Dict[str, Any]) -> None:
         self._model = python_model.load(of_host=self._server, **question)
-
-    def _complete(self, question: str) -> Optional[str]:
-        return self._model.auto_complete_config(question)
 
     def _initialize(self, question: Dict[str, Any]) -> Dict[str, bool]:
         self._decoupled = self._server.decoupled = question["decoupled"]
@@ -201,14 +198,11 @@ class WorkerLoop:
                 Tensor.received(name, datatype, shape, raw)
                 for (name, datatype, shape, _), raw in zip(description.tensors, elements)
             ]
-            if extras:
-                if "trace" in extras:
-                    extras["trace"] = InferenceTrace(extras["trace"])
-                requests.append(
-                    InferenceRequest.received(handle, inputs, description.outputs, id, decoupled=decoupled, **extras)
-                )
-            else:
-                requests.append(InferenceRequest.received(handle, inputs, description.outputs, id, decoupled=decoupled))
+            if "trace" in extras:
+                extras["trace"] = InferenceTrace(extras["trace"])
+            requests.append(
+                InferenceRequest.received(handle, inputs, description.outputs, id, decoupled=decoupled, **extras)
+            )
         return requests
 
     def _failed(self, error: ModelError) -> InferenceResponse:
