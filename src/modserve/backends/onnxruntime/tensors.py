@@ -19,21 +19,12 @@ Value: TypeAlias = Any
 """An `ort.OrtValue`."""
 
 _ELEMENT_TYPES: dict[str, Datatype] = {
-    "bool": dtypes.BOOL,
-    "uint8": dtypes.UINT8,
-    "uint16": dtypes.UINT16,
-    "uint32": dtypes.UINT32,
-    "uint64": dtypes.UINT64,
-    "int8": dtypes.INT8,
-    "int16": dtypes.INT16,
-    "int32": dtypes.INT32,
-    "int64": dtypes.INT64,
-    "float16": dtypes.FP16,
-    "bfloat16": dtypes.BF16,
+    **{datatype.numpy.name: datatype for datatype in dtypes.BY_NAME.values()},
     "float": dtypes.FP32,
     "double": dtypes.FP64,
     "string": dtypes.BYTES,
 }
+"""ONNX Runtime's names are NumPy's, but for these."""
 _BFLOAT16_ONNX_TYPE = 16
 
 _ADVICE = (

@@ -33,6 +33,7 @@ from .options import EXECUTION_TIMEOUT, BackendOptions
 from .process import WorkerProcess
 from .worker import wire
 from .worker.records import INLINE_BYTES, Descriptions, OutgoingRecord, Record, Status, write_records
+from .worker.remote import SEQUENCE_END, SEQUENCE_START
 from .worker.wire import Frame, Kind, Location
 
 _log = logging.getLogger(__name__)
@@ -42,7 +43,6 @@ _LARGE_BYTES = 256 * 1024
 _READY_S = 5.0
 _AHEAD = 3
 """Batches that wait in the worker's socket while executions are short: then it need not sleep between them."""
-_SEQUENCE_START, _SEQUENCE_END = 1, 2
 
 
 class WorkerInstance:
@@ -348,7 +348,7 @@ def _extras(request: EngineRequest) -> bytes:
     parameters, context = request.parameters, request.trace_context
     if not parameters and not request.timeout_ns and not context:
         return b""
-    flags = _SEQUENCE_START * request.sequence_start + _SEQUENCE_END * request.sequence_end
+    flags = SEQUENCE_START * request.sequence_start + SEQUENCE_END * request.sequence_end
     trace = {"trace": context} if context else {}
     return wire.pack(
         {

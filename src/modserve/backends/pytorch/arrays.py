@@ -33,19 +33,9 @@ with quiet():
     torch.from_numpy(np.frombuffer(b"\0", np.uint8))
 
 TORCH_TYPES: dict[Datatype, Any] = {
-    dtypes.BOOL: torch.bool,
-    dtypes.UINT8: torch.uint8,
-    dtypes.UINT16: torch.uint16,
-    dtypes.UINT32: torch.uint32,
-    dtypes.UINT64: torch.uint64,
-    dtypes.INT8: torch.int8,
-    dtypes.INT16: torch.int16,
-    dtypes.INT32: torch.int32,
-    dtypes.INT64: torch.int64,
-    dtypes.FP16: torch.float16,
-    dtypes.BF16: torch.bfloat16,
-    dtypes.FP32: torch.float32,
-    dtypes.FP64: torch.float64,
+    datatype: getattr(torch, datatype.numpy.name)  # whose names for types are NumPy's
+    for datatype in dtypes.BY_NAME.values()
+    if datatype is not dtypes.BYTES
 }
 DATATYPES = {torch_type: datatype for datatype, torch_type in TORCH_TYPES.items()}
 

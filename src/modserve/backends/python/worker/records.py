@@ -17,6 +17,7 @@ import math
 import struct
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from .dtypes import DTYPES
 from .wire import HEADER, INLINE, Buffer, Location, pack
 
 _RECORD = struct.Struct("<QHHIII")
@@ -72,21 +73,7 @@ class Record(NamedTuple):
     elements: List[Any]
 
 
-SIZES = {
-    "BOOL": 1,
-    "UINT8": 1,
-    "UINT16": 2,
-    "UINT32": 4,
-    "UINT64": 8,
-    "INT8": 1,
-    "INT16": 2,
-    "INT32": 4,
-    "INT64": 8,
-    "FP16": 2,
-    "BF16": 2,
-    "FP32": 4,
-    "FP64": 8,
-}
+SIZES = {**{name: dtype.itemsize for name, dtype in DTYPES.items()}, "BF16": 2}
 """Bytes of an element; BYTES have no fixed size."""
 
 Sort = Tuple[Tuple[Tuple[str, str, Tuple[int, ...]], ...], Tuple[str, ...], Tuple[Any, ...]]

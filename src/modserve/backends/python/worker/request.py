@@ -306,6 +306,3 @@ def _elements(what: str, values: Any) -> List[Any]:
     if isinstance(values, (list, tuple, set, frozenset)):
         return list(values)
     raise TypeError(f"InferenceRequest(): {what} must be a list, not {type_name(values)}")
-
-
-__all__: List[str] = ["InferenceRequest", "InferenceTrace", "MemoryType", "PreferredMemory"]
