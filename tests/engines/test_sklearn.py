@@ -145,7 +145,7 @@ async def test_texts(tmp_path: Path) -> None:
     outputs = await served(tmp_path, "reviews", inputs)
     assert outputs["predict"].ravel().tolist() == [b"yes", b"yes", b"no", b"no"]
     np.testing.assert_allclose(outputs["predict_proba"], model.predict_proba(texts))
-    with pytest.raises(ModserveError, match="no UTF-8") as caught:
+    with pytest.raises(ModserveError, match="not UTF-8") as caught:
         await served(tmp_path, "reviews", {"text": np.array([[b"\xff"]], object)})
     assert caught.value.code is Code.INVALID_ARG
 

@@ -296,7 +296,7 @@ def _written(program: Any) -> set[str]:
             ]
             targets = [node.args[place] for place in places if place < len(node.args)]
             targets += [node.kwargs[name] for each in schema.arguments if (name := each.name) in node.kwargs]
-            written |= _memory_of(each for each in targets if isinstance(each, torch.fx.Structure))
+            written |= _memory_of(each for each in targets if isinstance(each, torch.fx.Node))
     return written
 
 
