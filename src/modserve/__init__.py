@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         Placement,
         RequestInstance,
     )
-    from .backends.python.worker.decorated import Context, InvalidInputError, Spec, model
+    from .backends.python.worker.decorator import Context, InvalidInputError, Spec, model
     from .client.errors import ClientError, ClientTimeoutError
     from .client.facade import AsyncClient, Client
     from .client.values import ModelMetadata, Result
@@ -92,7 +92,7 @@ _WORKER = "modserve_worker" if "modserve_worker" in sys.modules else ".backends.
 _HOMES = {
     **dict.fromkeys(("InferenceServer", "serve"), ".process.app"),
     "Ports": ".process.listeners",
-    **dict.fromkeys(("Context", "InvalidInputError", "Spec", "model"), f"{_WORKER}.decorated"),
+    **dict.fromkeys(("Context", "InvalidInputError", "Spec", "model"), f"{_WORKER}.decorator"),
     **dict.fromkeys(("ClientError", "ClientTimeoutError"), ".client.errors"),
     **dict.fromkeys(("AsyncClient", "Client"), ".client.facade"),
     **dict.fromkeys(("ModelMetadata", "Result"), ".client.values"),

@@ -20,7 +20,8 @@ import pytest
 
 from modserve.backends.api import ModelSource
 from modserve.backends.python import environment_cache
-from modserve.backends.python.environment import Environment, prepare
+from modserve.backends.python.environment import prepare
+from modserve.backends.python.interpreter import Interpreter
 from modserve.backends.python.options import BackendOptions, ModelOptions
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import Code, ModserveError
@@ -89,7 +90,7 @@ print(environment._unpacked(Path(sys.argv[1]), "x", "m", Path(sys.argv[2])))
 """
 
 
-def ready_for(source: ModelSource, path: Path | str, backend: BackendOptions) -> Environment:
+def ready_for(source: ModelSource, path: Path | str, backend: BackendOptions) -> Interpreter:
     return prepare(source, ModelOptions(environment_path=str(path)), backend, PLAIN)
 
 
@@ -99,7 +100,15 @@ def refusal(source: ModelSource, path: Path | str, backend: BackendOptions) -> M
     return caught.value
 
 
-def run(ready: Environment, text: str) -> str:
+def directory_of(ready: Interpreter) -> Path:
+    return Path(ready.variables["VIRTUAL_ENV"])
+
+
+def numpy_of(ready: Interpreter) -> str:
+    return run(ready, "import numpy; print(numpy.__version__)")
+
+
+def run(ready: Interpreter, text: str) -> str:
     command = [ready.python, "-c", text]
     return subprocess.run(command, env=dict(ready.variables), check=True, capture_output=True, text=True).stdout.strip()
 
@@ -107,7 +116,7 @@ def run(ready: Environment, text: str) -> str:
 def test_a_virtual_environment(source: ModelSource, backend: BackendOptions, tmp_path: Path) -> None:
     directory = make_venv(tmp_path / "venv")
     ready = ready_for(source, directory, backend)
-    assert (ready.directory, ready.numpy) == (directory, OTHER_NUMPY)
+    assert (directory_of(ready), numpy_of(ready)) == (directory, OTHER_NUMPY)
     assert run(ready, "import sys; print(sys.prefix)") == str(directory)
     assert run(ready, "import importlib.util as u; print(u.find_spec('onnxruntime'))") == "None"
 
@@ -129,7 +138,7 @@ def test_one_without_numpy(source: ModelSource, backend: BackendOptions, tmp_pat
         refusal(source, directory, backend)
     )
     (package / "__init__.py").write_text("__version__ = '1.2.3'")
-    assert ready_for(source, directory, backend).numpy == "1.2.3"
+    assert numpy_of(ready_for(source, directory, backend)) == "1.2.3"
 
 
 @pytest.mark.parametrize(
@@ -157,8 +166,7 @@ def test_interpreters_that_are_no_good(
 def test_a_packed_environment(source: ModelSource, backend: BackendOptions, tmp_path: Path) -> None:
     make_archive(source.model_directory / "env.tar.gz", PACKED)
     ready = ready_for(source, "$$TRITON_MODEL_DIRECTORY/env.tar.gz", backend)
-    place = ready.directory
-    assert place is not None
+    place = directory_of(ready)
     assert place.is_relative_to(tmp_path / "cache")
     assert (place / "fixed").read_text() == str(place)
     assert ready.python == str(place / "bin" / "python")
@@ -176,7 +184,7 @@ def test_several_loads_of_one_archive(source: ModelSource, backend: BackendOptio
     others = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
 
     def load_here() -> None:
-        places.append(str(ready_for(source, path, backend).directory))
+        places.append(str(directory_of(ready_for(source, path, backend))))
 
     threads = [threading.Thread(target=load_here) for _ in range(2)]
     for thread in threads:
@@ -216,7 +224,7 @@ def test_a_server_that_is_killed_while_it_unpacks(
             end.write_text("x")
         return True
 
-    log = logging.getLogger("modserve.backends.python.environment")
+    log = logging.getLogger("modserve.backends.python.environment_cache")
     log.addFilter(let_it_end)
     try:
         with caplog.at_level("INFO"):
@@ -224,8 +232,7 @@ def test_a_server_that_is_killed_while_it_unpacks(
     finally:
         log.removeFilter(let_it_end)
     assert "waiting until" in caplog.text
-    assert ready.directory is not None
-    assert not (ready.directory / "bin" / "late").exists()
+    assert not (directory_of(ready) / "bin" / "late").exists()
 
 
 def test_activation_scripts_of_conda(source: ModelSource, backend: BackendOptions, tmp_path: Path) -> None:
@@ -233,9 +240,9 @@ def test_activation_scripts_of_conda(source: ModelSource, backend: BackendOption
     script += 'export LIBRARIES_OF_SHELL="$LD_LIBRARY_PATH"\nexport LD_LIBRARY_PATH=/opt/lib\n'
     files = PACKED | {"etc/conda/activate.d/gdal.sh": script}
     ready = ready_for(source, make_archive(tmp_path / "env.tar.gz", files), backend)
-    assert ready.variables["GDAL_DATA"] == f"{ready.directory}/share/gdal"
+    assert ready.variables["GDAL_DATA"] == f"{directory_of(ready)}/share/gdal"
     assert ready.variables["LIBRARIES_OF_SHELL"] == ""
-    assert ready.variables["LD_LIBRARY_PATH"] == f"{ready.directory}/lib:/opt/lib"
+    assert ready.variables["LD_LIBRARY_PATH"] == f"{directory_of(ready)}/lib:/opt/lib"
     assert ready.variables["ODD"] == "two\nlines"
     assert not {"_", "SHLVL", "PWD", "OLDPWD"} & ready.variables.keys()
 
@@ -302,17 +309,18 @@ def test_requirements(
     inherited = PLAIN | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_USER": "1", "PYTHONPATH": "/nowhere"}
     with caplog.at_level("INFO"):
         ready = prepare(source, ModelOptions(), backend, inherited)
-    assert ready.numpy == OTHER_NUMPY
+    assert numpy_of(ready) == OTHER_NUMPY
     assert run(ready, "import useful; print(useful.VALUE)") == "42"
     assert run(ready, "import importlib.util as u; print(u.find_spec('onnxruntime'))") == "None"
-    installing, installed = (record.getMessage() for record in caplog.records)
-    assert installing == f"model 'm': installing '{file}' into '{ready.directory}', which may take minutes"
-    assert installed.startswith(f"model 'm': installed '{file}' in ")
+    making, made = (record.getMessage() for record in caplog.records)
+    entry = directory_of(ready).parent
+    assert making == f"model 'm': making '{entry}' out of '{file}', which may take minutes"
+    assert made.startswith(f"model 'm': made '{entry}' in ")
     caplog.clear()
     with caplog.at_level("INFO"):
         assert prepare(source, ModelOptions(), backend, inherited) == ready
     assert not caplog.records
-    assert json.loads((Path(str(ready.directory)).parent / "complete.json").read_text()) == {"source": str(file)}
+    assert json.loads((directory_of(ready).parent / "complete.json").read_text()) == {"source": str(file)}
 
 
 def test_requirements_that_cannot_be_installed(source: ModelSource, backend: BackendOptions, tmp_path: Path) -> None:

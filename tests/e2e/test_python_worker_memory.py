@@ -16,7 +16,7 @@ from server_process import eventually
 from modserve.backends.api import InstanceLostError, ModelSource
 from modserve.backends.python.backend import PythonBackend
 from modserve.backends.python.instance import WorkerInstance
-from modserve.backends.python.process import Worker
+from modserve.backends.python.process import WorkerProcess
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.testing.builders import instance_spec
 
@@ -108,14 +108,14 @@ async def test_nothing_is_left_of_a_worker_that_does_not_start(
 ) -> None:
     path = tmp_path / "model.py"
     path.write_text(DIES)
-    workers: list[weakref.ref[Worker]] = []
-    spawn = Worker.spawn
+    workers: list[weakref.ref[WorkerProcess]] = []
+    spawn = WorkerProcess.spawn
 
-    def spawned(worker: Worker, *arguments: Any) -> None:
+    def spawned(worker: WorkerProcess, *arguments: Any) -> None:
         workers.append(weakref.ref(worker))
         spawn(worker, *arguments)
 
-    monkeypatch.setattr(Worker, "spawn", spawned)
+    monkeypatch.setattr(WorkerProcess, "spawn", spawned)
     with pytest.raises(InstanceLostError, match=r"in initialize, its process .* exited with status 3"):
         await asyncio.to_thread(make, path, asyncio.get_running_loop())
     await asyncio.sleep(0)

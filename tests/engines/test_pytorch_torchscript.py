@@ -100,7 +100,7 @@ async def test_strings(tmp_path: Path) -> None:
         found = await model({"texts": text, "suffix": np.array([[b"!"]], object)})
         assert found["texts__0"].tolist() == [["grün!".encode()]]
         assert found["lengths__1"].tolist() == [[5]]  # TorchScript counts bytes
-        with pytest.raises(ModserveError, match="must be UTF-8") as caught:
+        with pytest.raises(ModserveError, match="not UTF-8") as caught:
             await model({"texts": np.array([[b"\xff"]], object), "suffix": np.array([[b"!"]], object)})
         assert caught.value.code is Code.INVALID_ARG
 

@@ -32,7 +32,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
 from modserve import Code, InferenceServer, ModserveError, Settings
-from modserve.backends.sklearn.accelerated import Accelerated
+from modserve.backends.sklearn.acceleration import AcceleratedForest
 from modserve.backends.sklearn.backend import SklearnInstance
 from modserve.backends.sklearn.shapes import features_of
 from modserve.core.configuration.model_config import ModelConfig, TensorSpec
@@ -145,7 +145,7 @@ async def test_texts(tmp_path: Path) -> None:
     outputs = await served(tmp_path, "reviews", inputs)
     assert outputs["predict"].ravel().tolist() == [b"yes", b"yes", b"no", b"no"]
     np.testing.assert_allclose(outputs["predict_proba"], model.predict_proba(texts))
-    with pytest.raises(ModserveError, match="no UTF-8") as caught:
+    with pytest.raises(ModserveError, match="not UTF-8") as caught:
         await served(tmp_path, "reviews", {"text": np.array([[b"\xff"]], object)})
     assert caught.value.code is Code.INVALID_ARG
 
@@ -225,7 +225,7 @@ def test_rows_for_the_estimator_keep_to_the_threads(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(HistGradientBoostingRegressor, "predict", counted)
     model = HistGradientBoostingRegressor(max_iter=5).fit(IRIS, SPECIES)
     config = ModelConfig("m", "sklearn", inputs=(TensorSpec("input-0", dtypes.FP32, (-1, 4)),))
-    fast = Accelerated(None, None, "1", double=True)
+    fast = AcceleratedForest(None, None, "1", double=True)
     instance = SklearnInstance(model, features_of(model), {"predict": "predict"}, config, 1, fast)
     assert getattr(instance, "data_dependent", True)
     rows = np.full((2, 4), np.nan, np.float32)
@@ -235,8 +235,8 @@ def test_rows_for_the_estimator_keep_to_the_threads(monkeypatch: pytest.MonkeyPa
     assert threads == [2, 1]
 
 
-CLASSIFIER = Accelerated(None, SPECIES, "1")
-REGRESSOR = Accelerated(None, None, "1")
+CLASSIFIER = AcceleratedForest(None, SPECIES, "1")
+REGRESSOR = AcceleratedForest(None, None, "1")
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ REGRESSOR = Accelerated(None, None, "1")
     ids=["whole numbers", "numbers that may not be finite", "a method of the estimator's", "the estimator alone"],
 )
 def test_whether_the_time_depends_on_the_data(
-    datatype: dtypes.Datatype, fast: Accelerated | None, dependent: bool
+    datatype: dtypes.Datatype, fast: AcceleratedForest | None, dependent: bool
 ) -> None:
     model = RandomForestClassifier(2).fit(IRIS, SPECIES)
     config = ModelConfig("m", "sklearn", inputs=(TensorSpec("input-0", datatype, (-1, 4)),))

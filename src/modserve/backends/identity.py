@@ -21,6 +21,7 @@ from modserve.core.tensors.tensor import Array
 
 from .api import INSTANCES, InstanceSpec, ModelSource
 from .code import NoCode
+from .options import parameters_of
 
 
 class IdentityBackend(NoCode):
@@ -102,11 +103,4 @@ class IdentityInstance:
 
 
 def _number(config: ModelConfig, parameter: str) -> float:
-    text = config.parameters.get(parameter, "0")
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not value >= 0:
-        raise invalid(f"model '{config.name}': parameter '{parameter}' is '{text}', expected a number of 0 or more")
-    return value
+    return parameters_of(config).number(parameter, 0.0, lambda value: value >= 0, "a number of 0 or more")

@@ -1,32 +1,94 @@
 """What backends share in reading a model's ``parameters`` and the options of ``--backend-config``."""
 
 import difflib
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from modserve.core.configuration.model_config import ModelConfig
-from modserve.core.errors import invalid
+from modserve.core.errors import ModserveError, invalid
 
 from .api import ModelSource
 
 SERVER_PARAMETERS = ("padding.", "scheduling.", "ensemble.")
 """How parameters begin that are the server's own, whatever the backend."""
+MAX_BATCH_SIZE = "default-max-batch-size"
+"""The option of all backends that know how many rows a model takes without a configuration."""
+
+_FLAGS = {
+    **dict.fromkeys(("true", "yes", "on"), True),
+    **dict.fromkeys(("false", "no", "off"), False),
+}
 
 
-def integer(where: str, values: Mapping[str, str], key: str, default: int) -> int:
-    """The number under `key`. Raises INVALID_ARG."""
-    text = values.get(key)
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdecimal() and len(text) < 20):
-        raise invalid(f"{where} '{key}' is '{text}', expected an integer of 0 or more")
-    return int(text)
+@dataclass(frozen=True, slots=True)
+class OptionReader:
+    """Reads options, which are texts. `where` is how errors begin, which are INVALID_ARG."""
+
+    where: str
+    values: Mapping[str, str]
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.values
+
+    def text(self, key: str) -> str:
+        """Empty also where a template had nothing to fill in."""
+        return self.values.get(key, "").strip()
+
+    def fault(self, key: str, expected: str) -> ModserveError:
+        return invalid(f"{self.where} '{key}' is '{self.values[key]}', expected {expected}")
+
+    def integer(self, key: str, default: int) -> int:
+        if key not in self:
+            return default
+        text = self.text(key)
+        if not (text.isascii() and text.isdecimal() and len(text) < 20):
+            raise self.fault(key, "an integer of 0 or more")
+        return int(text)
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """Also a number, of which only zero or not counts."""
+        if key not in self:
+            return default
+        text = self.text(key).lower()
+        if text in _FLAGS:
+            return _FLAGS[text]
+        if not (text.isascii() and text.isdecimal()):
+            raise self.fault(key, "true or false")
+        return int(text) != 0
+
+    def number(self, key: str, default: float, is_good: Callable[[float], bool], expected: str) -> float:
+        if key not in self:
+            return default
+        try:
+            value = float(self.text(key))
+        except ValueError:
+            value = math.nan
+        if math.isnan(value) or not is_good(value):
+            raise self.fault(key, expected)
+        return value
+
+    def choice(self, key: str, choices: Collection[str], default: str = "") -> str:
+        """One of these words, in small letters or not."""
+        text = self.text(key).lower()
+        if text and text not in choices:
+            raise self.fault(key, f"one of: {', '.join(choices)}")
+        return text or default
 
 
-def flag(where: str, values: Mapping[str, str], key: str, *, default: bool) -> bool:
-    """As `integer`, for a number of which only zero or not counts, or ``true`` or ``false``."""
-    text = values.get(key, "").lower()
-    return text == "true" if text in ("true", "false") else bool(integer(where, values, key, default))
+def parameters_of(config: ModelConfig) -> OptionReader:
+    return OptionReader(f"model '{config.name}': parameter", config.parameters)
+
+
+def options_of(options: Mapping[str, str]) -> OptionReader:
+    """Those of ``--backend-config``."""
+    return OptionReader("backend option", options)
+
+
+def default_max_batch_size(options: Mapping[str, str], default: int = 4) -> int:
+    """The largest batch of a model whose configuration says nothing of it: by default that of Triton's backends."""
+    return options_of(options).integer(MAX_BATCH_SIZE, default)
 
 
 def unknown_parameter(backend: str, config: ModelConfig, key: str, known: Collection[str]) -> str:

@@ -143,7 +143,7 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
         ("tolerance", "-1", "parameter 'tolerance' is '-1'"),
         ("tolerance", "nan", "parameter 'tolerance' is 'nan'"),
         ("budget_seconds", "0", "parameter 'budget_seconds' is '0', expected a number of seconds above 0"),
-        ("objective", "fun", "parameter 'objective' is 'fun', expected latency or throughput"),
+        ("objective", "fun", "parameter 'objective' is 'fun', expected one of: latency, throughput"),
         ("tune", "threads", "parameter 'tune' names 'threads', expected some of batch, instances"),
         ("engines", "openvion", "parameter 'engines' names 'openvion', expected some of onnxruntime, openvino"),
     ],

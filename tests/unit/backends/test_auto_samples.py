@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modserve.backends.auto.samples import Samples, UnmeasurableError, samples, shapes_of, warmup_of
+from modserve.backends.auto.samples import Samples, UnmeasurableError, samples, shapes_of
 from modserve.core.configuration.merging import BatchInput, BatchInputKind
 from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.configuration.sequence_config import Control, ControlKind, SequenceBatching, State
+from modserve.core.configuration.warm_up_config import DataKind, WarmUp, WarmUpInput
 from modserve.core.errors import ModserveError
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.sample_data import Sizes
@@ -23,14 +24,13 @@ def spec(name: str, dims: Shape, datatype: dtypes.Datatype = dtypes.FP32, **more
 def made(
     *inputs: TensorSpec,
     batch: int = 0,
-    warmup: object = None,
     directory: Path = Path("."),
     sample_shape: str = "",
     large: bool = True,
     **config: Any,
 ) -> Samples:
     settings = ModelConfig("m", "auto", max_batch_size=batch, inputs=inputs, **config)
-    return samples(settings, warmup, directory, sample_shape, large=large)
+    return samples(settings, directory, sample_shape, large=large)
 
 
 def values(name: str, dims: Shape, datatype: dtypes.Datatype, *others: TensorSpec) -> Array:
@@ -57,18 +57,10 @@ def test_the_model_sees_the_reshape() -> None:
     assert shapes_of(made_up.timed) == [{"IN": [2], "OTHER": [2, 2, 64]}]
 
 
-@pytest.mark.parametrize("file", ["../../secret", "/etc/hostname", "a/../../b"])
-def test_a_file_of_a_warm_up_is_in_its_folder(tmp_path: Path, file: str) -> None:
-    sample = {"inputs": {"IN": {"data_type": "TYPE_FP32", "dims": ["2"], "input_data_file": file}}}
-    with pytest.raises(ModserveError, match=f"input_data_file '{file}' is outside the model's folder 'warmup'"):
-        made(spec("IN", (2,)), warmup=[sample], directory=tmp_path)
-
-
 def test_a_file_of_a_warm_up_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "warmup" / "data").mkdir(parents=True)
-    sample = {"inputs": {"IN": {"data_type": "TYPE_FP32", "dims": ["2"], "input_data_file": "data"}}}
-    with pytest.raises(ModserveError, match="is no file"):
-        made(spec("IN", (2,)), warmup=[sample], directory=tmp_path)
+    with pytest.raises(ModserveError, match="is not a file"):
+        warmed(from_file("data", (2,)), tmp_path)
 
 
 def test_the_same_data_each_time() -> None:
@@ -156,75 +148,63 @@ def test_what_cannot_be_measured(inputs: tuple[TensorSpec, ...], config: dict[st
 # model_warmup
 
 
-def block(dims: list[object], kind: str = "TYPE_FP32", **data: object) -> dict[str, object]:
-    return {"data_type": kind, "dims": dims, **data}
+def zeros_of(dims: Shape, datatype: dtypes.Datatype = dtypes.FP32) -> WarmUpInput:
+    return WarmUpInput(datatype, dims, DataKind.ZERO)
 
 
-def warmed(block: dict[str, object], directory: Path = Path("."), **settings: Any) -> Array:
-    sample = {"name": "w", "batch_size": 2, "inputs": {"IN": block}}
-    found = made(spec("IN", (-1,)), batch=4, warmup=[sample], directory=directory, **settings)
-    assert (found.source, found.batch_size, found.checked) == ("model_warmup", 2, found.timed)
-    return found.timed[0]["IN"]
+def from_file(name: str, dims: Shape, datatype: dtypes.Datatype = dtypes.FP32) -> WarmUpInput:
+    return WarmUpInput(datatype, dims, DataKind.FILE, name)
 
 
-def test_warmup_of_zeros_and_of_random_data() -> None:
-    assert warmed(block(["3"], zero_data=True)).tolist() == [[0, 0, 0], [0, 0, 0]]
-    random = warmed(block([3], random_data=True))
+def warmed(value: WarmUpInput, directory: Path = Path(".")) -> Array:
+    sample = WarmUp("w", 2, 1, {"IN": value})
+    samples = made(spec("IN", (-1,)), batch=4, warm_ups=(sample,), directory=directory)
+    assert (samples.source, samples.batch_size, samples.checked) == ("model_warmup", 2, samples.timed)
+    return samples.timed[0]["IN"]
+
+
+def test_warm_up_of_zeros_and_of_random_data() -> None:
+    assert warmed(zeros_of((3,))).tolist() == [[0, 0, 0], [0, 0, 0]]
+    random = warmed(WarmUpInput(dtypes.FP32, (3,), DataKind.RANDOM))
     assert random.shape == (2, 3)
     assert random.any()
-    assert warmed(block([2], "TYPE_STRING", zero_data=True)).tolist() == [[b"", b""], [b"", b""]]
+    assert warmed(zeros_of((2,), dtypes.BYTES)).tolist() == [[b"", b""], [b"", b""]]
 
 
-def test_warmup_from_a_file_of_one_row_or_of_all(tmp_path: Path) -> None:
+def test_warm_up_from_a_file_has_the_same_data_in_each_row(tmp_path: Path) -> None:
     (tmp_path / "warmup").mkdir()
     (tmp_path / "warmup" / "row").write_bytes(np.array([1, 2], "<f4").tobytes())
-    (tmp_path / "warmup" / "all").write_bytes(np.array([1, 2, 3, 4], "<f4").tobytes())
     (tmp_path / "warmup" / "text").write_bytes(b"\2\0\0\0ab")
-    assert warmed(block([2], input_data_file="row"), tmp_path).tolist() == [[1, 2], [1, 2]]
-    assert warmed(block([2], input_data_file="all"), tmp_path).tolist() == [[1, 2], [3, 4]]
-    assert warmed(block([1], "TYPE_STRING", input_data_file="text"), tmp_path).tolist() == [[b"ab"], [b"ab"]]
+    assert warmed(from_file("row", (2,)), tmp_path).tolist() == [[1, 2], [1, 2]]
+    assert warmed(from_file("text", (1,), dtypes.BYTES), tmp_path).tolist() == [[b"ab"], [b"ab"]]
 
 
 def test_several_samples_and_what_they_leave_out() -> None:
-    found = made(
+    samples = made(
         spec("IN", (2,)),
         spec("MORE", (1,)),
         batch=4,
-        warmup=[{"batch_size": 3, "inputs": {"IN": block([2])}}, {"inputs": {}}],
+        warm_ups=(WarmUp("a", 3, 1, {"IN": zeros_of((2,))}), WarmUp("b", 1, 1, {})),
     )
-    assert shapes_of(found.timed) == [{"IN": [3, 2], "MORE": [3, 1]}, {"IN": [1, 2], "MORE": [1, 1]}]
-    assert found.batch_size == 4
+    assert shapes_of(samples.timed) == [{"IN": [3, 2], "MORE": [3, 1]}, {"IN": [1, 2], "MORE": [1, 1]}]
+    assert samples.batch_size == 4
 
 
-def test_a_reshape_in_a_warmup() -> None:
-    sample = {"batch_size": 1, "inputs": {"IN": block([4])}}
-    found = made(spec("IN", (4,), reshape=(2, -1)), batch=2, warmup=[sample])
-    assert shapes_of(found.timed) == [{"IN": [1, 2, 2]}]
+def test_a_reshape_in_a_warm_up() -> None:
+    sample = WarmUp("w", 1, 1, {"IN": zeros_of((4,))})
+    samples = made(spec("IN", (4,), reshape=(2, -1)), batch=2, warm_ups=(sample,))
+    assert shapes_of(samples.timed) == [{"IN": [1, 2, 2]}]
 
 
 @pytest.mark.parametrize(
-    ("name", "described", "message"),
+    ("value", "message"),
     [
-        ("NO", block([1]), "has input 'NO', but the model has IN"),
-        ("IN", block([1], "TYPE_X"), "has no data_type"),
-        ("IN", block([-1]), "expected sizes of 1 or more"),
-        ("IN", block([2], input_data_file="nosuch"), "cannot read"),
-        ("IN", block([3], input_data_file="row"), "has 8 bytes, which are not those of a FP32"),
+        (from_file("nosuch", (2,)), "there is no file"),
+        (from_file("row", (3,)), "has 8 bytes, but dims \\[3\\] of TYPE_FP32 take 12"),
     ],
 )
-def test_warmups_that_are_wrong(tmp_path: Path, name: str, described: dict[str, object], message: str) -> None:
+def test_files_that_are_no_good(tmp_path: Path, value: WarmUpInput, message: str) -> None:
     (tmp_path / "warmup").mkdir()
     (tmp_path / "warmup" / "row").write_bytes(bytes(8))
-    with pytest.raises(ModserveError, match="model 'm'") as caught:
-        made(spec("IN", (2,)), warmup=[{"inputs": {name: described}}], directory=tmp_path)
-    assert message in caught.value.message
-
-
-def test_a_sample_that_is_none() -> None:
-    with pytest.raises(ModserveError, match="has a str for a sample"):
-        made(spec("IN", (2,)), warmup=["IN"])
-
-
-def test_the_warmup_of_a_configuration() -> None:
-    assert warmup_of('{"model_warmup": [1]}') == [1]
-    assert [warmup_of(text) for text in ("", "{", "[]", "{}")] == [None] * 4
+    with pytest.raises(ModserveError, match=message):
+        warmed(value, tmp_path)

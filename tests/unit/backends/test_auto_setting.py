@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from modserve.backends.auto.runner import Runner
-from modserve.backends.auto.setting import Crew, Setting, Tried, batch_sizes, best_setting, instance_counts
+from modserve.backends.auto.setting import Crew, SearchResult, Setting, batch_sizes, best_setting, instance_counts
 from modserve.core.tensors.tensor import Array
 
 ROW = {"IN": np.zeros((1, 2), np.float32)}
@@ -77,7 +77,7 @@ def tried(
     batches: Sequence[int] = (),
     most: int = 1000,
     opening_s: float = 0.0,
-) -> tuple[Tried, Hangar]:
+) -> tuple[SearchResult, Hangar]:
     hangar = Hangar(crews, most, opening_s)
     clock = hangar.clock
     best = best_setting(hangar.crew, list(crews), batches or batch_sizes(), ROW, budget_s, clock, clock.sleep)

@@ -9,7 +9,7 @@ import pytest
 
 from modserve.backends.fil import formats, graph, reader
 from modserve.backends.fil.forest import Forest
-from modserve.backends.fil.options import ModelOptions, model_options, warnings
+from modserve.backends.fil.options import ForestOptions, model_options, warnings
 from modserve.backends.fil.predictors import OnnxPredictor, agrees
 from modserve.backends.fil.results import result
 from modserve.core.errors import ModserveError
@@ -70,13 +70,13 @@ def test_the_file_that_triton_expects_for_a_type(tmp_path: Path) -> None:
 
 def test_parameters() -> None:
     said = {"output_class": "true", "threshold": "0.25", "cpu_nthread": "3", "predict_proba": "false"}
-    assert model_options(config(parameters=said)) == ModelOptions("", False, True, 0.25, False, 3, "")
+    assert model_options(config(parameters=said)) == ForestOptions("", False, True, 0.25, False, 3, "")
     assert model_options(config(parameters={"is_classifier": "false", "cpu_nthread": "-1"})).threads == 0
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("threshold", "nan"), ("threshold", ""), ("model_type", "onnx"), ("predict_proba", "yes"), ("predictor", "fil")],
+    [("threshold", "nan"), ("threshold", ""), ("model_type", "onnx"), ("predict_proba", "maybe"), ("predictor", "fil")],
 )
 def test_parameters_that_are_no_good(key: str, value: str) -> None:
     with pytest.raises(ModserveError, match=f"'{key}' is '{value}', expected"):
@@ -100,21 +100,21 @@ ONE, TWO, THREE = np.array([[0.5], [0.9]]), np.array([[0.5, 0.5], [0.1, 0.9]]), 
 @pytest.mark.parametrize(
     ("task", "numbers", "options", "columns", "expected"),
     [
-        ("binary", ONE, ModelOptions(), None, [[0], [1]]),
-        ("binary", ONE, ModelOptions(threshold=0.4), None, [[1], [1]]),
-        ("binary", ONE, ModelOptions(output_class=False), None, ONE),
-        ("binary", ONE, ModelOptions(predict_proba=True), None, ONE),
-        ("binary", ONE, ModelOptions(predict_proba=True), 2, [[0.5, 0.5], [0.1, 0.9]]),
-        ("classes", TWO, ModelOptions(), None, [[0], [1]]),
-        ("classes", TWO, ModelOptions(threshold=0.4), None, [[1], [1]]),
-        ("classes", TWO, ModelOptions(predict_proba=True), 1, [[0.5], [0.9]]),
-        ("classes", THREE, ModelOptions(), None, [[1]]),
-        ("classes", THREE, ModelOptions(output_class=False), None, THREE),
-        ("regression", THREE[:, :1], ModelOptions(), None, [[0.2]]),
-        ("regression", ONE, ModelOptions(output_class=True), None, [[0], [1]]),
+        ("binary", ONE, ForestOptions(), None, [[0], [1]]),
+        ("binary", ONE, ForestOptions(threshold=0.4), None, [[1], [1]]),
+        ("binary", ONE, ForestOptions(output_class=False), None, ONE),
+        ("binary", ONE, ForestOptions(predict_proba=True), None, ONE),
+        ("binary", ONE, ForestOptions(predict_proba=True), 2, [[0.5, 0.5], [0.1, 0.9]]),
+        ("classes", TWO, ForestOptions(), None, [[0], [1]]),
+        ("classes", TWO, ForestOptions(threshold=0.4), None, [[1], [1]]),
+        ("classes", TWO, ForestOptions(predict_proba=True), 1, [[0.5], [0.9]]),
+        ("classes", THREE, ForestOptions(), None, [[1]]),
+        ("classes", THREE, ForestOptions(output_class=False), None, THREE),
+        ("regression", THREE[:, :1], ForestOptions(), None, [[0.2]]),
+        ("regression", ONE, ForestOptions(output_class=True), None, [[0], [1]]),
     ],
 )
-def test_outputs(task: str, numbers: Any, options: ModelOptions, columns: int | None, expected: Any) -> None:
+def test_outputs(task: str, numbers: Any, options: ForestOptions, columns: int | None, expected: Any) -> None:
     count, make = result(task, 1, numbers.shape[1], options, columns)
     values = make(numbers)
     np.testing.assert_allclose(values, expected)

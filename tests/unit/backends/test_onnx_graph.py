@@ -8,7 +8,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from modserve.backends.onnxruntime.graph import MOST_NODES, depends_on_data, file_depends_on_data
+from modserve.backends.onnxruntime.graph import MOST_NODES, depends_on_data
+from modserve.backends.onnxruntime.onnx_file import read_file
 
 ROOT = Path(__file__).parents[3]
 X = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])
@@ -79,10 +80,10 @@ def test_whatever_the_bytes_are_it_ends() -> None:
 
 
 def test_files(tmp_path: Path) -> None:
-    assert not file_depends_on_data(ROOT / "model_repository" / "simple" / "1" / "model.onnx")
+    assert not read_file(ROOT / "model_repository" / "simple" / "1" / "model.onnx", depends_on_data, True)
     (tmp_path / "empty").touch()
-    assert file_depends_on_data(tmp_path / "empty")
-    assert file_depends_on_data(tmp_path / "none")
-    assert file_depends_on_data(tmp_path)
+    assert read_file(tmp_path / "empty", depends_on_data, True)
+    assert read_file(tmp_path / "none", depends_on_data, True)
+    assert read_file(tmp_path, depends_on_data, True)
     onnx.save(onnx.load_from_string(model(helper.make_node("NonZero", ["x"], ["y"]))), tmp_path / "model.onnx")
-    assert file_depends_on_data(tmp_path / "model.onnx")
+    assert read_file(tmp_path / "model.onnx", depends_on_data, True)

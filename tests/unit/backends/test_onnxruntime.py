@@ -360,7 +360,8 @@ def test_session_entries_by_their_own_keys(tmp_path: Path, sessions: list[ort.Se
 def test_session_parameters_that_are_no_numbers(tmp_path: Path, name: str, value: str) -> None:
     path = copier(tmp_path / "model.onnx", dtypes.FP32)
     message = refusal(path, configured(dtypes.FP32, parameters={name: value}))
-    assert message == (f"model 'model': parameter '{name}' is '{value}', expected an integer of 0 or more")
+    expected = "true or false" if name.startswith("enable") else "an integer of 0 or more"
+    assert message == f"model 'model': parameter '{name}' is '{value}', expected {expected}"
 
 
 def test_an_execution_mode_that_is_none(tmp_path: Path) -> None:
@@ -490,9 +491,12 @@ def test_global_threads(
     assert caplog.messages[0].startswith("model 'model': parameter 'intra_op_thread_count' has no effect: --backend-co")
 
 
-@pytest.mark.parametrize("key", ["enable-global-threadpool", "default-max-batch-size"])
-def test_options_that_are_no_numbers(tmp_path: Path, key: str) -> None:
-    with pytest.raises(ModserveError, match=f"backend option '{key}' is 'some', expected an integer of 0 or more"):
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [("enable-global-threadpool", "true or false"), ("default-max-batch-size", "an integer of 0 or more")],
+)
+def test_options_that_are_no_numbers(tmp_path: Path, key: str, expected: str) -> None:
+    with pytest.raises(ModserveError, match=f"backend option '{key}' is 'some', expected {expected}"):
         opened(copier(tmp_path / "model.onnx", dtypes.FP32), options={key: "some"}).describe()
 
 
@@ -700,7 +704,7 @@ def test_parameters_for_gpus(tmp_path: Path, gpu_sessions: list[FakeSession], ca
         "gpu_mem_limit": "4294967296",
     }
     assert caplog.messages == []
-    with pytest.raises(ModserveError, match="parameter 'arena_extend_strategy' is 2, expected a number from 0 to 1"):
+    with pytest.raises(ModserveError, match="parameter 'arena_extend_strategy' is '2', expected a number from 0 to 1"):
         opened(
             tmp_path / "model.onnx",
             configured(dtypes.FP32, parameters={"arena_extend_strategy": "2"}),

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from modserve.backends.api import ModelSource, Placement
 from modserve.backends.onnxruntime.backend import OnnxRuntimeBackend, OnnxRuntimeModel
-from modserve.backends.onnxruntime.precision import precision
+from modserve.backends.onnxruntime.graph import precision
 from modserve.backends.options import library_path
 from modserve.core.configuration.model_config import Accelerator, DescribedTensor, InstanceKind, ModelConfig, TensorSpec
 from modserve.core.errors import Code, ModserveError

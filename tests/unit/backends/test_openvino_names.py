@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from modserve.backends.openvino.files import model_file
-from modserve.backends.openvino.messages import is_about_memory, plain, with_hint
+from modserve.backends.openvino.messages import is_about_memory, one_line, with_hint
 from modserve.backends.openvino.names import Port, find, labels
 from modserve.core.errors import Code, ModserveError
 
@@ -63,10 +63,11 @@ Eltwise shape infer input shapes dim index: 0 mismatch
 
 def test_a_text_without_places_in_the_source() -> None:
     assert (
-        plain(SHAPE_TEXT) == "[CPU] Add node with name 'Add_3' Eltwise shape infer input shapes dim index: 0 mismatch"
+        one_line(SHAPE_TEXT)
+        == "[CPU] Add node with name 'Add_3' Eltwise shape infer input shapes dim index: 0 mismatch"
     )
-    assert plain("Exception from src/a.cpp:1:\nFrontEnd API failed with GeneralFailure:\nCut\nCut") == "Cut"
-    assert plain("Exception from src/a.cpp:1:\n") == "OpenVINO does not say why"
+    assert one_line("Exception from src/a.cpp:1:\nFrontEnd API failed with GeneralFailure:\nCut\nCut") == "Cut"
+    assert one_line("Exception from src/a.cpp:1:\n") == "OpenVINO does not say why"
 
 
 def test_hints() -> None:

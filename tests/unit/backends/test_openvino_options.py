@@ -2,13 +2,13 @@
 
 import pytest
 
-from modserve.backends.openvino.options import Options, compile_properties, read, warnings
+from modserve.backends.openvino.options import OpenVinoOptions, compile_properties, read, warnings
 from modserve.backends.openvino.shapes import partial_shape, partial_shapes
 from modserve.core.errors import Code, ModserveError
 from modserve.testing import config
 
 
-def options(**parameters: str) -> Options:
+def options(**parameters: str) -> OpenVinoOptions:
     return read(config(parameters=parameters))
 
 
@@ -42,7 +42,7 @@ def test_properties(parameters: dict[str, str], properties: dict[str, object]) -
         ("NUM_STREAMS", "many", "'NUM_STREAMS' is 'many', expected an integer of 0 or more, AUTO or NUMA"),
         ("INFERENCE_NUM_THREADS", "-1", "'INFERENCE_NUM_THREADS' is '-1', expected an integer of 0 or more"),
         ("hint_bf16", "perhaps", "'HINT_BF16' is 'perhaps', expected YES or NO"),
-        ("RESHAPE_IO_LAYERS", "perhaps", "'RESHAPE_IO_LAYERS' is 'perhaps', expected YES or NO"),
+        ("RESHAPE_IO_LAYERS", "perhaps", "'RESHAPE_IO_LAYERS' is 'perhaps', expected true or false"),
         ("nireq", "-1", "'NIREQ' is '-1', expected an integer of 0 or more"),
         ("plugin_config", "{", "expected a JSON object of properties"),
         ("plugin_config", "[1]", "expected a JSON object of properties"),
@@ -74,7 +74,7 @@ def test_the_other_parameters() -> None:
         layout="nhwc:nchw",
         TF_GRAPH_TAG="serve",
     )
-    assert read_options == Options(
+    assert read_options == OpenVinoOptions(
         device="GPU.1",
         extension="/lib.so",
         reshape=True,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from modserve.backends.pytorch import naming
-from modserve.backends.pytorch.naming import Argument, Node, Slot
+from modserve.backends.pytorch.naming import Argument, Slot, Structure
 from modserve.core.errors import Code, ModserveError
 
 TENSORS = [Argument("x", "tensor"), Argument("y", "tensor")]
@@ -161,13 +161,13 @@ def test_fill() -> None:
 
 
 def test_a_list_has_its_slots() -> None:
-    assert Node("list", (0,), (Node("leaf"),)).template(iter("a")) == ["a"]
+    assert Structure("list", (0,), (Structure("leaf"),)).template(iter("a")) == ["a"]
     assert naming.result_slots([("k", 1)]) == [Slot(("k", 1), ("k[1]", "RESULT[k][1]"))]
 
 
 def test_instances_that_bind_the_same_names_write_one_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    note = naming.Notes(logging.getLogger("modserve.test"))
+    note = naming.OnceLog(logging.getLogger("modserve.test"))
     for _ in range(2):
         naming.bind_arguments("m", TENSORS, ["first", "second"], note)
     assert [record.message for record in caplog.records] == [

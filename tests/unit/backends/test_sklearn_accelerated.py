@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modserve.backends.sklearn.accelerated import Accelerated
+from modserve.backends.sklearn.acceleration import AcceleratedForest
 from modserve.core.tensors.tensor import Array
 
 
-def made(double: bool) -> Accelerated:
-    return Accelerated(lambda rows: rows[:, :1], None, "1", double)
+def made(double: bool) -> AcceleratedForest:
+    return AcceleratedForest(lambda rows: rows[:, :1], None, "1", double)
 
 
 @pytest.mark.parametrize(

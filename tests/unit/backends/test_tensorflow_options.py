@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from modserve.backends.api import ModelSource
+from modserve.backends.options import default_max_batch_size
 from modserve.backends.tensorflow.options import (
     IN_CALLER,
-    Options,
-    default_max_batch_size,
+    TensorFlowOptions,
     read_options,
     saved_model_directory,
     warnings,
@@ -25,7 +25,7 @@ def source(options: dict[str, str] | None = None, **parameters: str) -> ModelSou
 
 
 def test_by_default_an_execution_stays_on_its_thread() -> None:
-    assert read_options(source()) == Options(
+    assert read_options(source()) == TensorFlowOptions(
         signature="",
         tag="serve",
         intra_threads=6,

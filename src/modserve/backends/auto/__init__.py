@@ -11,7 +11,7 @@ From a file to an engine, each step a module that can be tested by itself:
 - `race`: executions in turns until it is clear which engine is fastest, or the time is over
 - `choice`: the table of what was measured, and which row serves
 - `cache`: the choice on disk, for the next start
-- `job`: how candidates are opened, and run without a server; `measure`: all of these in order
+- `selection`: how candidates are opened, and run without a server; `measurement`: all of these in order
 - `setting` and `tuning`: the batch size and the number of instances, where they are to be found as well
 - `backend`: the backend itself
 """

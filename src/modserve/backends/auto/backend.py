@@ -11,15 +11,15 @@ from modserve.core.configuration.warm_up_config import WARM_UP_FOLDER
 
 from ..api import Executor, InstanceSpec, ModelSource
 from ..code import code_in
+from ..options import MAX_BATCH_SIZE
 from ..registry import BackendRegistry, new_instance
 from . import options as auto_options
 from .cache import EDITION, ChoiceCache, content_digest
 from .candidates import Cpu, find_artifact, hindrance, this_cpu
 from .choice import Choice, Row, table
-from .job import Job, Opened
-from .measure import choose
+from .measurement import choose
 from .options import engine_parameters, read_options
-from .samples import warmup_of
+from .selection import OpenCandidate, Selection
 from .setting import Setting
 
 _log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class AutoBackend:
             _log.warning("%s", warning)
         options = read_options(source)
         artifact = find_artifact(source.path, source.config.name)
-        job = Job(source, artifact, options, self._registry, self._clock, self._sleep)
+        job = Selection(source, artifact, options, self._registry, self._clock, self._sleep)
         rows = [Row(candidate) for candidate in artifact.format.candidates]
         available = self._registry.names
         for row in rows:
@@ -90,7 +90,7 @@ class AutoBackend:
             cache.store(facts, choice)
         return self._model(job, choice, opened, from_cache=False)
 
-    def _model(self, job: Job, choice: Choice, opened: Opened, *, from_cache: bool) -> "AutoModel":
+    def _model(self, job: Selection, choice: Choice, opened: OpenCandidate, *, from_cache: bool) -> "AutoModel":
         config = job.source.config
         _log.info(
             "model '%s', version %d: %s%s\n%s",
@@ -102,11 +102,10 @@ class AutoBackend:
         )
         return AutoModel(job, choice, opened, from_cache)
 
-    def _facts(self, job: Job, rows: list[Row]) -> dict[str, object]:
+    def _facts(self, job: Selection, rows: list[Row]) -> dict[str, object]:
         """All that the choice depends on. Raises OSError."""
         source, options = job.source, job.options
         config = source.config
-        warmup = warmup_of(source.config_json)
         directory = source.model_directory / str(source.version)
         files = source.model_directory / WARM_UP_FOLDER
         return {
@@ -120,9 +119,13 @@ class AutoBackend:
             "threads": [source.cpu_threads, source.cpu_instances],
             "tolerance": [options.tolerance.limit, options.tolerance.reduced],
             "objective": options.objective,
-            "default_max_batch_size": source.options.get(auto_options.MAX_BATCH_SIZE, ""),
+            "default_max_batch_size": source.options.get(MAX_BATCH_SIZE, ""),
             "tune": list(options.tune),
-            "samples": [options.sample_shape, warmup or "", content_digest(files) if warmup and files.is_dir() else ""],
+            "samples": [
+                options.sample_shape,
+                *(f"{each}" for each in config.warm_ups),
+                content_digest(files) if config.warm_ups and files.is_dir() else "",
+            ],
             "model": [config.max_batch_size, *(f"{spec}" for spec in (*config.inputs, *config.outputs))],
             "parameters": dict(config.parameters),
             "options": {
@@ -145,7 +148,7 @@ def _setting(choice: Choice) -> Setting | None:
 class AutoModel:
     """The model that was chosen, with the reason. Everything else is its engine's."""
 
-    def __init__(self, job: Job, choice: Choice, opened: Opened, from_cache: bool) -> None:
+    def __init__(self, job: Selection, choice: Choice, opened: OpenCandidate, from_cache: bool) -> None:
         self._job = job
         self._choice = choice
         self._opened = opened

@@ -10,7 +10,7 @@ from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import invalid
 
 from ..api import ModelSource
-from ..options import SERVER_PARAMETERS, unknown_parameter
+from ..options import MAX_BATCH_SIZE, SERVER_PARAMETERS, OptionReader, options_of, parameters_of, unknown_parameter
 from .candidates import FORMATS
 
 BUDGET = "budget_seconds"
@@ -21,7 +21,6 @@ ENGINES = "engines"
 TUNE = "tune"
 PARAMETERS = (BUDGET, TOLERANCE, OBJECTIVE, SAMPLE_SHAPE, ENGINES, TUNE)
 CACHE_DIR = "cache-dir"
-MAX_BATCH_SIZE = "default-max-batch-size"
 BACKEND_OPTIONS: Mapping[str, str] = dict.fromkeys(
     (*(key.replace("_", "-") for key in PARAMETERS), CACHE_DIR, MAX_BATCH_SIZE), ""
 )
@@ -65,68 +64,41 @@ class AutoOptions:
 
 def read_options(source: ModelSource) -> AutoOptions:
     """Those of a model, over those of the server. Raises INVALID_ARG."""
-    values, where = {}, {}
-    for key in PARAMETERS:
-        option = key.replace("_", "-")
-        if key in source.config.parameters:
-            values[key] = source.config.parameters[key].strip()
-            where[key] = f"model '{source.config.name}': parameter '{key}'"
-        elif option in source.options:
-            values[key] = source.options[option].strip()
-            where[key] = f"backend option '{option}'"
     return AutoOptions(
-        _tolerance(where, values),
-        _budget(where, values),
-        _one_of(where, values, OBJECTIVE, (LATENCY, THROUGHPUT)),
-        values.get(SAMPLE_SHAPE, ""),
-        _some_of(where, values, ENGINES, _BACKENDS),
-        _some_of(where, values, TUNE, (BATCH, INSTANCES)),
+        _tolerance(*_reader(source, TOLERANCE)),
+        _positive(*_reader(source, BUDGET), _DEFAULT_BUDGET_S, "a number of seconds above 0"),
+        OptionReader.choice(*_reader(source, OBJECTIVE), (LATENCY, THROUGHPUT)),
+        OptionReader.text(*_reader(source, SAMPLE_SHAPE)),
+        _choices(*_reader(source, ENGINES), _BACKENDS),
+        _choices(*_reader(source, TUNE), (BATCH, INSTANCES)),
         _cache_directory(source.options),
     )
 
 
-def _tolerance(where: Mapping[str, str], values: Mapping[str, str]) -> Tolerance:
-    text = values.get(TOLERANCE, "")
-    if not text:
+def _reader(source: ModelSource, key: str) -> tuple[OptionReader, str]:
+    """Where an option is said, and its name there."""
+    if source.config.parameters.get(key, "").strip():
+        return parameters_of(source.config), key
+    return options_of(source.options), key.replace("_", "-")
+
+
+def _tolerance(values: OptionReader, key: str) -> Tolerance:
+    if not values.text(key):
         return Tolerance()
-    if text == "exact":
+    if values.text(key) == "exact":
         return Tolerance(0.0)
-    limit = _number(text)
-    if limit is None:
-        raise invalid(f"{where[TOLERANCE]} is '{text}', expected 'exact' or a number above 0, such as 0.02")
-    return Tolerance(limit, reduced=True)
+    return Tolerance(_positive(values, key, 0.0, "'exact' or a number above 0, such as 0.02"), reduced=True)
 
 
-def _budget(where: Mapping[str, str], values: Mapping[str, str]) -> float:
-    text = values.get(BUDGET, "")
-    seconds = _number(text) if text else _DEFAULT_BUDGET_S
-    if seconds is None:
-        raise invalid(f"{where[BUDGET]} is '{text}', expected a number of seconds above 0")
-    return seconds
+def _positive(values: OptionReader, key: str, default: float, expected: str) -> float:
+    return values.number(key, default, lambda number: 0 < number < math.inf, expected)
 
 
-def _number(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) and number > 0 else None
-
-
-def _one_of(where: Mapping[str, str], values: Mapping[str, str], key: str, choices: tuple[str, ...]) -> str:
-    text = values.get(key, "")
-    if text and text not in choices:
-        raise invalid(f"{where[key]} is '{text}', expected {' or '.join(choices)}")
-    return text
-
-
-def _some_of(
-    where: Mapping[str, str], values: Mapping[str, str], key: str, choices: tuple[str, ...]
-) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in values.get(key, "").split(",") if name.strip())
+def _choices(values: OptionReader, key: str, choices: tuple[str, ...]) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in values.text(key).split(",") if name.strip())
     unknown = [name for name in names if name not in choices]
     if unknown:
-        raise invalid(f"{where[key]} names '{unknown[0]}', expected some of {', '.join(choices)}")
+        raise invalid(f"{values.where} '{key}' names '{unknown[0]}', expected some of {', '.join(choices)}")
     return names
 
 

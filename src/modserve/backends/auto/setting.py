@@ -92,7 +92,7 @@ class _Entrant:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class SearchResult:
     """The best setting, the seconds of a row by setting, and why others were not tried."""
 
     best: Setting
@@ -108,7 +108,7 @@ def best_setting(
     budget_s: float,
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
-) -> Tried:
+) -> SearchResult:
     """The best of all numbers of instances, `counts`, and batch sizes, ascending.
 
     `row` is a batch of one row. At most two crews are open: the one that leads, and the next, which races against it.
@@ -134,7 +134,7 @@ def best_setting(
                     leading.close()
                     leading.enter_context(stack.pop_all())
         search.race(search.budget.left)
-    return Tried(search.best, search.seconds, search.left_out)
+    return SearchResult(search.best, search.seconds, search.left_out)
 
 
 class _Search:

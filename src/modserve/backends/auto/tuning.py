@@ -10,15 +10,15 @@ from modserve.core.configuration.model_config import ModelConfig
 
 from .candidates import Candidate
 from .choice import Choice
-from .job import Job, Opened, closed, error_text
 from .options import BATCH, INSTANCES, LATENCY
 from .samples import UnmeasurableError
+from .selection import OpenCandidate, Selection, close_quietly, error_text
 from .setting import Crew, Setting, batch_sizes, best_setting, instance_counts
 
 _log = logging.getLogger(__name__)
 
 
-def tuned(job: Job, choice: Choice, opened: Opened) -> tuple[Choice, Opened]:
+def tuned(job: Selection, choice: Choice, opened: OpenCandidate) -> tuple[Choice, OpenCandidate]:
     """The same engine with the best number of instances and size of batches; as it was if they cannot be found."""
     try:
         setting, facts = _find_setting(job, opened)
@@ -26,11 +26,11 @@ def tuned(job: Job, choice: Choice, opened: Opened) -> tuple[Choice, Opened]:
     except Exception as error:
         _log.warning("model '%s' is not tuned: %s", job.name, error_text(error))
         return choice, opened
-    closed(opened.model.close, choice.candidate)
+    close_quietly(opened.model.close, choice.candidate)
     return replace(choice, details={**choice.details, "tuned": facts}), again
 
 
-def _find_setting(job: Job, opened: Opened) -> tuple[Setting, dict[str, object]]:
+def _find_setting(job: Selection, opened: OpenCandidate) -> tuple[Setting, dict[str, object]]:
     """What is to be tuned, with 0 for what is not, and what was measured. Raises what an engine raises."""
     config, tune = job.completed(opened), job.options.tune
     if config.sequence_batching is not None or job.options.objective == LATENCY:
@@ -58,10 +58,10 @@ def _find_setting(job: Job, opened: Opened) -> tuple[Setting, dict[str, object]]
 
 
 @contextmanager
-def _crew(job: Job, candidate: Candidate, config: ModelConfig, count: int) -> Iterator[Crew]:
+def _crew(job: Selection, candidate: Candidate, config: ModelConfig, count: int) -> Iterator[Crew]:
     opened = job.open(candidate, Setting(0, count))
     with ExitStack() as stack:
-        stack.callback(closed, opened.model.close, candidate)
+        stack.callback(close_quietly, opened.model.close, candidate)
         crew = Crew([lambda: job.runner(opened, config, ())] * count)
-        stack.callback(closed, crew.close, candidate)
+        stack.callback(close_quietly, crew.close, candidate)
         yield crew

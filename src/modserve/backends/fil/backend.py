@@ -18,11 +18,11 @@ from modserve.core.tensors.tensor import Array
 
 from ..api import INSTANCES, InstanceSpec, ModelSource
 from ..code import NoCode
-from ..options import integer
+from ..options import default_max_batch_size
 from . import contributions, formats
 from .contributions import Contributions
 from .forest import Forest, read
-from .options import BACKEND_OPTIONS, MAX_BATCH_SIZE, ModelOptions, model_options, warnings
+from .options import BACKEND_OPTIONS, ForestOptions, model_options, warnings
 from .predictors import OnnxPredictor, Predictor, TreelitePredictor, agrees
 from .results import Result, result
 
@@ -110,7 +110,7 @@ class FilModel:
             DescribedTensor(name, _datatype(config.outputs, name), (-1, _size(config.outputs, name, count)))
             for name, count in columns.items()
         ]
-        default = integer("backend option", self._source.options, MAX_BATCH_SIZE, _DEFAULT_MAX_BATCH_SIZE)
+        default = default_max_batch_size(self._source.options, _DEFAULT_MAX_BATCH_SIZE)
         features = DescribedTensor(input_name, input_type, (-1, _size(config.inputs, input_name, forest.features)))
         return ModelDescription((features,), tuple(outputs), default)
 
@@ -137,7 +137,7 @@ class FilModel:
         self._contributions = None
 
 
-def _result(forest: Forest, options: ModelOptions, config: ModelConfig) -> Result:
+def _result(forest: Forest, options: ForestOptions, config: ModelConfig) -> Result:
     specs = [spec for spec in config.outputs if spec.name != contributions.OUTPUT]
     columns = specs[0].dims[-1] if len(specs) == 1 and specs[0].dims and specs[0].dims[-1] > 0 else None
     return result(forest.task, forest.targets, forest.classes, options, columns)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ import numpy as np
 from modserve.core.errors import internal, invalid
 from modserve.core.tensors.tensor import Array
 
-from .. import catalogue
+from .. import catalogue, subprocesses
 
 _READER = Path(__file__).with_name("reader.py")
 _LEAST_S = 60.0
@@ -88,19 +87,8 @@ def read(
         result = Path(folder) / "forest.npz"
         flags = [str(int(flag)) for flag in (unknown_fields, for_treelite)]
         command = [sys.executable, "-P", str(_READER), str(path), kind, *flags, str(result)]
-        try:
-            ended = subprocess.run(
-                command,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=limit_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise invalid(f"'{path}' is no good: reading it was not over after {limit_s:.0f} s") from error
-        except OSError as error:
-            raise internal(f"'{sys.executable}' cannot be run to read '{path}': {error.strerror}") from error
+        variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        ended = subprocesses.run(command, f"reading '{path}'", limit_s, env=variables)
         if ended.returncode:
             raise _failure(path, kind, ended)
         return loaded(result)
@@ -113,13 +101,13 @@ def loaded(path: Path) -> Forest:
     return Forest(json.loads(arrays.pop("facts").tobytes()), arrays)
 
 
-def _failure(path: Path, kind: str, ended: "subprocess.CompletedProcess[bytes]") -> Exception:
+def _failure(path: Path, kind: str, ended: subprocesses.Ended) -> Exception:
     text = ended.stderr.decode(errors="replace").strip()
     if "ModuleNotFoundError" in text or "ImportError" in text or "OSError: " in text.rpartition("\n")[2]:
         engine = catalogue.BY_BACKEND["fil"]
         return internal(f"{engine.library} cannot be used here ({text.rpartition(chr(10))[2]}): {engine.install}")
     if ended.returncode < 0:
-        return invalid(f"'{path}' is damaged, or no {kind} model: reading it ended with signal {-ended.returncode}")
+        return invalid(f"'{path}' is damaged, or no {kind} model: reading it ended with {subprocesses.status(ended)}")
     # The program's last words follow an empty line; before that, Treelite writes the same with its source lines.
     words = " ".join((text.rpartition("\n\n")[2] or text).split())[-_MOST_TEXT:]
     hint = f". {_CHECKPOINT_HINT}" if kind == _CHECKPOINT else ""

@@ -1,27 +1,24 @@
 """A forest as a serialised ONNX model, written without the `onnx` package.
 
 One node ``TreeEnsembleRegressor`` (ai.onnx.ml, version 3) adds up the trees, and one or two more make probabilities of
-the sums. Field numbers are those of github.com/onnx/onnx, onnx.proto. Inputs and thresholds are FP32: a threshold of
-FP64 is rounded to the neighbour that decides for every FP32 value as it does itself.
+the sums. Inputs and thresholds are FP32: a threshold of FP64 is rounded to the neighbour that decides for every FP32
+value as it does itself.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
 from modserve.core.tensors.tensor import Array
-from modserve.core.wire.protobuf_wire import bytes_field, number_field
+from modserve.core.wire.protobuf_wire import bytes_field
 
+from ..onnxruntime import onnx_file as onnx
 from .forest import Forest
 from .reader import COMPARISONS
 
 INPUT, OUTPUT = "input", "output"
-_IR_VERSION = 8
 _OPSETS = {"": 17, "ai.onnx.ml": 3}
-_FLOAT = 1
-_INTEGER, _STRING, _FLOATS, _INTEGERS, _STRINGS = 2, 3, 6, 7, 8
-"""Kinds of attributes."""
 _UP, _DOWN = np.float32(np.inf), np.float32(-np.inf)
 _ROUNDED = {"BRANCH_LEQ": _DOWN, "BRANCH_GT": _DOWN, "BRANCH_LT": _UP, "BRANCH_GTE": _UP}
 """Where to a threshold goes that is no FP32 number: x <= t holds for the same x as x <= the next FP32 number below."""
@@ -33,29 +30,26 @@ def model(forest: Forest) -> bytes:
     for index, (operator, constant, attributes) in enumerate(_steps(forest)):
         inputs = [last]
         if constant is not None:
-            constants.append(_constant(f"constant_{index}", constant))
+            raw = constant.astype("<f4").tobytes()
+            constants.append(onnx.tensor(onnx.FLOAT, [len(constant)], raw, f"constant_{index}"))
             inputs.append(f"constant_{index}")
         elif operator == "Mul":  # what came before by its absolute value
             inputs.append(before)
-        nodes.append(_node(operator, inputs, f"step_{index}", attributes))
+        nodes.append(onnx.node(operator, inputs, f"step_{index}", attributes))
         before, last = last, f"step_{index}"
-    nodes.append(_node("Identity", [last], OUTPUT, {}))
-    graph = b"".join(bytes_field(1, node) for node in nodes) + bytes_field(2, b"forest")
-    graph += b"".join(bytes_field(5, constant) for constant in constants)
-    graph += bytes_field(11, _value(INPUT, forest.features)) + bytes_field(12, _value(OUTPUT, forest.columns))
-    opsets = (bytes_field(1, domain.encode()) + number_field(2, version) for domain, version in _OPSETS.items())
-    return number_field(1, _IR_VERSION) + bytes_field(7, graph) + b"".join(bytes_field(8, opset) for opset in opsets)
+    nodes.append(onnx.node("Identity", [last], OUTPUT))
+    ends = onnx.value(INPUT, (-1, forest.features)), onnx.value(OUTPUT, (-1, forest.columns))
+    return onnx.model(nodes, constants, ends, _OPSETS)
 
 
-_Attributes = Mapping[str, int]
-_Step = tuple[str, Array | None, _Attributes]
+_Step = tuple[str, Array | None, list[bytes]]
 
 
 def _steps(forest: Forest) -> Iterable[_Step]:
     """What becomes of the sums: operators, each with its constant, after Treelite's postprocessors."""
     base = forest.arrays["base_scores"]
     if base.any():
-        yield "Add", base.astype(np.float32), {}
+        yield "Add", base.astype(np.float32), []
     kind = forest.facts["postprocessor"]
     factor = {
         "sigmoid": float(forest.facts["sigmoid_alpha"]),
@@ -63,10 +57,10 @@ def _steps(forest: Forest) -> Iterable[_Step]:
         "exponential_standard_ratio": -math.log(2) / float(forest.facts["ratio_c"]),
     }.get(kind, 1.0)
     if factor != 1.0:
-        yield "Mul", np.array([factor], np.float32), {}
+        yield "Mul", np.array([factor], np.float32), []
     if kind == "signed_square":
-        yield "Abs", None, {}
-        yield "Mul", None, {}
+        yield "Abs", None, []
+        yield "Mul", None, []
     operator = {
         "sigmoid": "Sigmoid",
         "multiclass_ova": "Sigmoid",
@@ -76,7 +70,7 @@ def _steps(forest: Forest) -> Iterable[_Step]:
         "logarithm_one_plus_exp": "Softplus",
     }.get(kind)
     if operator is not None:
-        yield operator, None, {"axis": 1} if operator == "Softmax" else {}
+        yield operator, None, [onnx.integer("axis", 1)] if operator == "Softmax" else []
 
 
 def _ensemble(forest: Forest) -> bytes:
@@ -94,7 +88,11 @@ def _ensemble(forest: Forest) -> bytes:
         _integers("nodes_nodeids", number_in_tree),
         _integers("nodes_featureids", np.where(leaf, 0, arrays["split"])),
         _floats("nodes_values", np.where(leaf, np.float32(0), _thresholds(forest, np.array(names, object)))),
-        _attribute("nodes_modes", b"".join([bytes_field(9, name) for name in names]), _STRINGS),
+        onnx.attribute(
+            "nodes_modes",
+            b"".join([bytes_field(onnx.ATTRIBUTE_STRINGS, name) for name in names]),
+            onnx.STRINGS,
+        ),
         _integers("nodes_truenodeids", np.where(leaf, 0, arrays["left"])),
         _integers("nodes_falsenodeids", np.where(leaf, 0, arrays["right"])),
         _integers("nodes_missing_value_tracks_true", np.where(leaf, 0, arrays["default_left"])),
@@ -102,11 +100,15 @@ def _ensemble(forest: Forest) -> bytes:
         _integers("target_nodeids", targets[1]),
         _integers("target_ids", targets[2]),
         _floats("target_weights", targets[3]),
-        _attribute("n_targets", number_field(3, forest.columns), _INTEGER),
-        _attribute("aggregate_function", bytes_field(4, b"AVERAGE" if forest.facts["average"] else b"SUM"), _STRING),
+        onnx.integer("n_targets", forest.columns),
+        onnx.attribute(
+            "aggregate_function",
+            bytes_field(onnx.ATTRIBUTE_STRING, b"AVERAGE" if forest.facts["average"] else b"SUM"),
+            onnx.STRING,
+        ),
     ]
-    head = bytes_field(1, INPUT.encode()) + bytes_field(2, b"sums") + bytes_field(4, b"TreeEnsembleRegressor")
-    return head + b"".join(bytes_field(5, attribute) for attribute in content) + bytes_field(7, b"ai.onnx.ml")
+    operator = onnx.node("TreeEnsembleRegressor", [INPUT], "sums", content)
+    return operator + bytes_field(onnx.NODE_DOMAIN, b"ai.onnx.ml")
 
 
 def _thresholds(forest: Forest, modes: Array) -> Array:
@@ -165,38 +167,10 @@ def _varints(values: Array) -> bytes:
     return encoded
 
 
-def _attribute(name: str, content: bytes, kind: int) -> bytes:
-    return bytes_field(1, name.encode()) + content + number_field(20, kind)
-
-
 def _integers(name: str, values: Array) -> bytes:
-    return _attribute(name, bytes_field(8, _varints(values)), _INTEGERS)
+    return onnx.attribute(name, bytes_field(onnx.ATTRIBUTE_INTS, _varints(values)), onnx.INTS)
 
 
 def _floats(name: str, values: Array) -> bytes:
-    return _attribute(name, bytes_field(7, values.astype("<f4").tobytes()), _FLOATS)
-
-
-def _node(operator: str, inputs: Sequence[str], output: str, attributes: _Attributes) -> bytes:
-    parts = [bytes_field(1, name.encode()) for name in inputs]
-    parts += [bytes_field(2, output.encode()), bytes_field(4, operator.encode())]
-    parts += [bytes_field(5, _attribute(name, number_field(3, value), _INTEGER)) for name, value in attributes.items()]
-    return b"".join(parts)
-
-
-def _constant(name: str, values: Array) -> bytes:
-    return b"".join(
-        [
-            number_field(1, len(values)),
-            number_field(2, _FLOAT),
-            bytes_field(8, name.encode()),
-            bytes_field(9, values.astype("<f4").tobytes()),
-        ]
-    )
-
-
-def _value(name: str, columns: int) -> bytes:
-    shape = bytes_field(1, bytes_field(2, b"rows")) + bytes_field(1, number_field(1, columns))
-    return bytes_field(1, name.encode()) + bytes_field(
-        2, bytes_field(1, number_field(1, _FLOAT) + bytes_field(2, shape))
-    )
+    content = bytes_field(onnx.ATTRIBUTE_FLOATS, values.astype("<f4").tobytes())
+    return onnx.attribute(name, content, onnx.FLOATS)

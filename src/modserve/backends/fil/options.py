@@ -9,12 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from modserve.core.configuration.model_config import ModelConfig
-from modserve.core.errors import invalid
 
-from ..options import flag, integer, unknown_parameters
+from ..options import MAX_BATCH_SIZE, parameters_of, unknown_parameters
 from .formats import FILENAMES
 
-MAX_BATCH_SIZE = "default-max-batch-size"
 BACKEND_OPTIONS: Mapping[str, str] = {MAX_BATCH_SIZE: ""}
 PREDICTORS = ("onnxruntime", "treelite")
 _IS_CLASSIFIER, _OUTPUT_CLASS = "is_classifier", "output_class"
@@ -43,7 +41,7 @@ _WITHOUT_EFFECT = {
 
 
 @dataclass(frozen=True, slots=True)
-class ModelOptions:
+class ForestOptions:
     """The parameters of one model. What is None or empty is up to the file."""
 
     model_type: str = ""
@@ -55,19 +53,19 @@ class ModelOptions:
     predictor: str = ""
 
 
-def model_options(config: ModelConfig) -> ModelOptions:
+def model_options(config: ModelConfig) -> ForestOptions:
     """Raises INVALID_ARG, with the model's name and what would be right."""
-    where, values = f"model '{config.name}': parameter", config.parameters
+    values = parameters_of(config)
     classifier = _IS_CLASSIFIER if _IS_CLASSIFIER in values else _OUTPUT_CLASS
-    threads = values.get("cpu_nthread", "")
-    return ModelOptions(
-        model_type=_choice(where, values, "model_type", tuple(FILENAMES)),
-        predict_proba=flag(where, values, "predict_proba", default=False),
-        output_class=flag(where, values, classifier, default=False) if classifier in values else None,
-        threshold=_threshold(where, values),
-        unknown_fields=flag(where, values, "xgboost_allow_unknown_field", default=False),
-        threads=0 if threads.startswith("-") else integer(where, values, "cpu_nthread", 0),
-        predictor=_choice(where, values, "predictor", PREDICTORS),
+    threshold = values.number("threshold", math.nan, lambda _: True, "a number, such as 0.5")
+    return ForestOptions(
+        model_type=values.choice("model_type", FILENAMES),
+        predict_proba=values.flag("predict_proba", default=False),
+        output_class=values.flag(classifier, default=False) if classifier in values else None,
+        threshold=None if math.isnan(threshold) else threshold,
+        unknown_fields=values.flag("xgboost_allow_unknown_field", default=False),
+        threads=0 if values.text("cpu_nthread").startswith("-") else values.integer("cpu_nthread", 0),
+        predictor=values.choice("predictor", PREDICTORS),
     )
 
 
@@ -79,23 +77,3 @@ def warnings(config: ModelConfig) -> list[str]:
         if key in _WITHOUT_EFFECT
     ]
     return notes + unknown_parameters("fil", config, (*_KNOWN, *_WITHOUT_EFFECT))
-
-
-def _choice(where: str, values: Mapping[str, str], key: str, choices: tuple[str, ...]) -> str:
-    text = values.get(key, "")
-    if text and text not in choices:
-        raise invalid(f"{where} '{key}' is '{text}', expected one of: {', '.join(choices)}")
-    return text
-
-
-def _threshold(where: str, values: Mapping[str, str]) -> float | None:
-    text = values.get("threshold")
-    if text is None:
-        return None
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if math.isnan(number):
-        raise invalid(f"{where} 'threshold' is '{text}', expected a number, such as 0.5")
-    return number

@@ -1,22 +1,16 @@
 """What computes a forest: ONNX Runtime, or Treelite where ONNX has no operator. ``benchmarks/trees.py`` shows why."""
 
-import os
 from typing import Protocol
 
-# Since 1.29 it reports models' names and more to its maker over the Internet unless this is set before the import.
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-
 import numpy as np
-import onnxruntime as ort
 
 from modserve.core.errors import internal
 from modserve.core.tensors.tensor import Array
 
+from ..onnxruntime import SILENT
+from ..onnxruntime import onnxruntime as ort
 from . import graph
 from .forest import Forest
-
-_SILENT = 4
-ort.set_default_logger_severity(_SILENT)
 
 
 class Predictor(Protocol):
@@ -38,7 +32,7 @@ class OnnxPredictor:
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
-        options.log_severity_level = _SILENT
+        options.log_severity_level = SILENT
         # Most executions take microseconds: threads that wait for the next one would keep other models from the cores.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._session = ort.InferenceSession(

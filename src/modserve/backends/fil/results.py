@@ -6,7 +6,7 @@ import numpy as np
 
 from modserve.core.tensors.tensor import Array
 
-from .options import ModelOptions
+from .options import ForestOptions
 
 _THRESHOLD = 0.5
 _CLASSIFIES = frozenset({"binary", "classes"})
@@ -15,7 +15,7 @@ Result = tuple[int, Callable[[Array], Array]]
 """How many columns an output has, and the function that makes it of the forest's, ``[rows, columns]`` both."""
 
 
-def result(task: str, targets: int, classes: int, options: ModelOptions, columns: int | None) -> Result:
+def result(task: str, targets: int, classes: int, options: ForestOptions, columns: int | None) -> Result:
     """What a forest gives. `columns` is what the configuration says that the output has; None if it says nothing.
 
     A forest of two classes gives one number, the probability of the second, or two, as its library made it. For
@@ -25,9 +25,9 @@ def result(task: str, targets: int, classes: int, options: ModelOptions, columns
     whole = targets * classes
     if options.predict_proba:
         if classes == 1 and targets == 1 and columns == 2:
-            return 2, _both
+            return 2, lambda numbers: np.concatenate([1 - numbers, numbers], axis=1)
         if classes == 2 and targets == 1 and columns == 1:
-            return 1, _second
+            return 1, lambda numbers: numbers[:, 1:]
         return whole, _same
     classifies = task in _CLASSIFIES if options.output_class is None else options.output_class
     if not classifies:
@@ -42,14 +42,6 @@ def result(task: str, targets: int, classes: int, options: ModelOptions, columns
 
 def _same(numbers: Array) -> Array:
     return numbers
-
-
-def _both(numbers: Array) -> Array:
-    return np.concatenate([1 - numbers, numbers], axis=1)
-
-
-def _second(numbers: Array) -> Array:
-    return numbers[:, 1:]
 
 
 def _best(numbers: Array, targets: int, classes: int) -> Array:

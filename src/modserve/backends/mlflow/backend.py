@@ -12,7 +12,7 @@ from pathlib import Path
 from modserve.core.configuration.model_config import ModelConfig, ModelDescription
 
 from ..api import Executor, InstanceSpec, ModelSource
-from ..options import integer
+from ..options import MAX_BATCH_SIZE, default_max_batch_size
 from ..python import options as python_options
 from ..python.backend import PythonBackend, PythonModel
 from .description import FILENAME, locate, read
@@ -20,7 +20,6 @@ from .description import FILENAME, locate, read
 _log = logging.getLogger(__name__)
 
 _PROGRAM = Path(__file__).parent / "program" / "model.py"
-_MAX_BATCH_SIZE = "default-max-batch-size"
 _DEFAULT_MAX_BATCH_SIZE = 1024
 
 
@@ -29,7 +28,7 @@ class MlflowBackend:
     default_cpu_instances = 1
     any_thread = False
     parallel_instances = True
-    known_options: Mapping[str, str] = {**python_options.BACKEND_OPTIONS, _MAX_BATCH_SIZE: ""}
+    known_options: Mapping[str, str] = {**python_options.BACKEND_OPTIONS, MAX_BATCH_SIZE: ""}
 
     def gpu_count(self) -> int:
         return PythonBackend().gpu_count()
@@ -62,7 +61,7 @@ class MlflowModel:
                 self._source.config.name,
             )
             return None
-        default = integer("backend option", self._source.options, _MAX_BATCH_SIZE, _DEFAULT_MAX_BATCH_SIZE)
+        default = default_max_batch_size(self._source.options, _DEFAULT_MAX_BATCH_SIZE)
         return ModelDescription(inputs, outputs, default)
 
     def instance(self, spec: InstanceSpec) -> Executor:

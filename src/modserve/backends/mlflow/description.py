@@ -33,7 +33,7 @@ _ALIASES = {"str": "BYTES", "object": "BYTES", "bool": "BOOL", "float16": "FP16"
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class MLmodelFile:
     """`inputs` and `outputs` are None where the model has no signature; `parameters` are those of requests."""
 
     directory: Path
@@ -57,7 +57,7 @@ def locate(path: Path) -> Path:
     )
 
 
-def read(directory: Path) -> Description:
+def read(directory: Path) -> MLmodelFile:
     """Raises INVALID_ARG for a file that is none of MLflow's, or whose signature has no tensors."""
     path = directory / FILENAME
     try:
@@ -67,7 +67,7 @@ def read(directory: Path) -> Description:
             names = ", ".join(content["flavors"])
             raise invalid(f"'{path}' has the flavors {names}, and not '{_PYFUNC}', by which models of any kind run")
         signature = content.get("signature") or {}
-        return Description(
+        return MLmodelFile(
             directory,
             str(flavor["loader_module"]),
             str(content.get("mlflow_version", "")),

@@ -19,14 +19,13 @@ from modserve.core.errors import invalid
 
 from ..api import INSTANCES, InstanceSpec, ModelSource, Placement
 from ..code import OperatorLibraries
-from ..options import integer
+from ..options import default_max_batch_size
 from . import builds
-from .graph import file_depends_on_data
+from .graph import depends_on_data, precision
 from .instance import OnnxRuntimeInstance
+from .onnx_file import read_file
 from .options import (
     BACKEND_OPTIONS,
-    MAX_BATCH_SIZE,
-    SILENT,
     global_threads,
     optimisation_level,
     shares_session,
@@ -35,17 +34,11 @@ from .options import (
     visible_gpus,
     warnings,
 )
-from .precision import precision_of_file
 from .providers import CUDA
 from .sessions import ModelFile, Session, open_session
 from .tensors import describe
 
 _log = logging.getLogger(__name__)
-
-# Its own lines, in colours, would go past the server's log; what they tell comes as exceptions, too.
-ort.set_default_logger_severity(SILENT)
-
-_DEFAULT_MAX_BATCH_SIZE = 4
 
 
 @functools.cache
@@ -109,7 +102,7 @@ class OnnxRuntimeModel:
         self._first = self._session(gpu)
         self._spare = gpu, self._first
         self._log_divisions()
-        self._data_dependent = file_depends_on_data(self._file.path)
+        self._data_dependent = read_file(self._file.path, depends_on_data, True)
 
     def _log_divisions(self) -> None:
         divisions, name = self._file.divisions, self._source.config.name
@@ -136,8 +129,7 @@ class OnnxRuntimeModel:
             inputs, outputs = self._tensors()
         except UnicodeDecodeError as error:
             raise invalid(f"a name in '{self._file.path}' is not UTF-8: {error}") from None
-        default_size = integer("backend option", self._source.options, MAX_BATCH_SIZE, _DEFAULT_MAX_BATCH_SIZE)
-        return ModelDescription(inputs, outputs, default_size)
+        return ModelDescription(inputs, outputs, default_max_batch_size(self._source.options))
 
     def _tensors(self) -> tuple[tuple[DescribedTensor, ...], tuple[DescribedTensor, ...]]:
         """The inputs and the outputs."""
@@ -169,7 +161,7 @@ class OnnxRuntimeModel:
         report: dict[str, object] = {
             "engine": "ONNX Runtime",
             "version": ort.__version__,
-            "precision": precision_of_file(self._file.path),
+            "precision": read_file(self._file.path, precision, "fp32"),
             "device": ", ".join(devices),
             "threads": threads_of(self._source) if first.threads else 0,
             "session_threads": first.threads,

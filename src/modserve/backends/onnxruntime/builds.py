@@ -14,7 +14,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from modserve.core.wire.protobuf_wire import bytes_field, number_field
+from .onnx_file import model, node, value
 
 PLAIN = "onnxruntime"
 _OTHERS = ("gpu", "openvino", "directml", "qnn", "rocm", "migraphx", "cann", "vitisai", "training")
@@ -30,6 +30,7 @@ if preload:
 providers = [(provider, json.loads(options))]
 onnxruntime.InferenceSession(bytes.fromhex(model), providers=providers, enable_fallback=0)
 """
+_SMALLEST_MODEL = model([node("Identity", ["X"], "Y")], [], (value("X", (1,)), value("Y", (1,))), {"": 13})
 _REASONS = r"(?:\[ONNXRuntimeError\] : \d+ : \w+ : |\[ERROR\] |\[[EW]:onnxruntime:[^\]]*\] )"
 """What precedes the reason in a line of ONNX Runtime's log, often several times."""
 _LONGEST_REASON = 300
@@ -99,7 +100,7 @@ def why_unusable(provider: str, options: Mapping[str, str]) -> str:
 
     It says so on standard error alone, and goes on without. So it is tried once more, in a process of its own.
     """
-    arguments = [_smallest_model().hex(), provider, json.dumps(dict(options)), "yes" if has_cuda_wheels() else ""]
+    arguments = [_SMALLEST_MODEL.hex(), provider, json.dumps(dict(options)), "yes" if has_cuda_wheels() else ""]
     command = [sys.executable, "-c", _TRIAL, *arguments]
     try:
         trial = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60, check=False)
@@ -114,12 +115,3 @@ def reason(log: str) -> str:
     errors = [line for line in plain if "[E:onnxruntime:" in line][:1]
     lines = errors or [line for line in plain if "[W:onnxruntime:" in line][-1:]
     return "".join(re.split(_REASONS, line)[-1].strip()[:_LONGEST_REASON] for line in lines)
-
-
-def _smallest_model() -> bytes:
-    """An ONNX model whose one output is its one input."""
-    vector = bytes_field(2, bytes_field(1, number_field(1, 1) + bytes_field(2, bytes_field(1, number_field(1, 1)))))
-    node = bytes_field(1, b"X") + bytes_field(2, b"Y") + bytes_field(4, b"Identity")
-    ends = bytes_field(11, bytes_field(1, b"X") + vector) + bytes_field(12, bytes_field(1, b"Y") + vector)
-    graph = bytes_field(1, node) + bytes_field(2, b"trial") + ends
-    return number_field(1, 8) + bytes_field(7, graph) + bytes_field(8, number_field(2, 13))

@@ -10,47 +10,8 @@ from typing import Final, TypeAlias
 from modserve.core.tensors.tensor import Buffer
 from modserve.core.wire.protobuf_wire import Field, fields, integers
 
-from .onnx_file import (
-    ATTRIBUTE_GRAPH,
-    ATTRIBUTE_GRAPHS,
-    ATTRIBUTE_INT,
-    ATTRIBUTE_NAME,
-    ATTRIBUTE_REFERENCE,
-    ATTRIBUTE_TENSOR,
-    ELEMENT,
-    FUNCTION_DEFAULT,
-    FUNCTION_DOMAIN,
-    FUNCTION_INPUT,
-    FUNCTION_NAME,
-    FUNCTION_NODE,
-    FUNCTION_OUTPUT,
-    GRAPH_INITIALIZER,
-    GRAPH_INPUT,
-    GRAPH_NODE,
-    GRAPH_OUTPUT,
-    GRAPH_VALUE,
-    MODEL_FUNCTION,
-    MODEL_GRAPH,
-    OWN_DOMAINS,
-    TENSOR_EXTERNAL,
-    TENSOR_INT32,
-    TENSOR_INT64,
-    TENSOR_NAME,
-    TENSOR_RAW,
-    TENSOR_TYPE,
-    TENSOR_UINT64,
-    TYPE_OPTIONAL,
-    TYPE_SEQUENCE,
-    TYPE_TENSOR,
-    VALUE_NAME,
-    VALUE_TYPE,
-    Node,
-    number_of,
-    of,
-    read_node,
-    text,
-    texts,
-)
+from . import onnx_file as onnx
+from .onnx_file import Node, number_of, of, read_node, text, texts
 
 UNKNOWN: Final = 0
 FLOAT, UINT8, INT32, INT64, BOOL = 1, 2, 6, 7, 9
@@ -112,17 +73,17 @@ def divisions(model: Buffer) -> Divisions:
 
     Raises ValueError and IndexError for bytes that are no model.
     """
-    reader = _Reader(model)
+    reader = _GraphReader(model)
     for field in fields(model):
-        if field.number == MODEL_FUNCTION:
-            reader.functions[text(model, field, FUNCTION_DOMAIN), text(model, field, FUNCTION_NAME)] = field
+        if field.number == onnx.MODEL_FUNCTION:
+            reader.functions[text(model, field, onnx.FUNCTION_DOMAIN), text(model, field, onnx.FUNCTION_NAME)] = field
     for field in fields(model):
-        if field.number == MODEL_GRAPH:
+        if field.number == onnx.MODEL_GRAPH:
             reader.graph(field, {}, {}, {}, (), 0)
     return {head: types for head, types in reader.divisions.items() if not types.isdisjoint(_DIVIDED_AS_INTEGERS)}
 
 
-class _Reader:
+class _GraphReader:
     """Goes through graphs in the order of their nodes. `types` are of the values by name, `safe` the safe divisors."""
 
     def __init__(self, model: Buffer) -> None:
@@ -147,18 +108,18 @@ class _Reader:
         types, safe = dict(outer), dict(outer_safe)
         nodes, inputs, outputs = [], [], []
         for part in fields(data, graph.start, graph.end):
-            if part.number == GRAPH_NODE:
+            if part.number == onnx.GRAPH_NODE:
                 nodes.append(part)
-            elif part.number == GRAPH_INITIALIZER:
-                name = text(data, part, TENSOR_NAME)
-                types[name] = number_of(data, part, TENSOR_TYPE)
+            elif part.number == onnx.GRAPH_INITIALIZER:
+                name = text(data, part, onnx.TENSOR_NAME)
+                types[name] = number_of(data, part, onnx.TENSOR_TYPE)
                 safe[name] = self._is_safe(part)
-            elif part.number in (GRAPH_INPUT, GRAPH_OUTPUT, GRAPH_VALUE):
-                name = text(data, part, VALUE_NAME)
+            elif part.number in (onnx.GRAPH_INPUT, onnx.GRAPH_OUTPUT, onnx.GRAPH_VALUE):
+                name = text(data, part, onnx.VALUE_NAME)
                 types[name] = self._declared(part) or types.get(name, UNKNOWN)
-                if part.number == GRAPH_INPUT:
+                if part.number == onnx.GRAPH_INPUT:
                     inputs.append(name)
-                elif part.number == GRAPH_OUTPUT:
+                elif part.number == onnx.GRAPH_OUTPUT:
                     outputs.append(name)
         for name, argument in zip(inputs, arguments, strict=False):
             types[name] = types[name] or argument
@@ -183,15 +144,17 @@ class _Reader:
             made = self._call(function, inputs, attributes, depth)
         else:
             made = self._graphs_of(node, attributes, inputs, types, safe, depth)
-            if node.domain in OWN_DOMAINS and not made:
+            if node.domain in onnx.OWN_DOMAINS and not made:
                 made = self._made(node, inputs, attributes)
         for name, one in zip(node.outputs, [*made, *[UNKNOWN] * len(node.outputs)], strict=False):
             types[name] = types.get(name, UNKNOWN) or one
             safe[name] = False
-        if node.domain not in OWN_DOMAINS:
+        if node.domain not in onnx.OWN_DOMAINS:
             return
         if node.op_type == "Constant" and "value" in attributes:
-            safe[node.outputs[0]] = self._is_safe(next(of(self._data, attributes["value"], ATTRIBUTE_TENSOR), None))
+            safe[node.outputs[0]] = self._is_safe(
+                next(of(self._data, attributes["value"], onnx.ATTRIBUTE_TENSOR), None)
+            )
             return
         is_division = node.op_type == "Div" or (node.op_type == "Mod" and not self._named(attributes, "fmod", 0))
         if is_division and not safe.get(node.inputs[1]):
@@ -203,7 +166,7 @@ class _Reader:
             return dict(attributes)
         resolved = {}
         for name, attribute in attributes.items():
-            reference = text(self._data, attribute, ATTRIBUTE_REFERENCE)
+            reference = text(self._data, attribute, onnx.ATTRIBUTE_REFERENCE)
             if not reference:
                 resolved[name] = attribute
             elif reference in outer:
@@ -216,12 +179,14 @@ class _Reader:
         data = self._data
         key = function, *inputs, *sorted(attributes.items())
         if key not in self._calls:
-            defaults = {text(data, each, ATTRIBUTE_NAME): each for each in of(data, function, FUNCTION_DEFAULT)}
-            types = dict(zip(texts(data, function, FUNCTION_INPUT), inputs, strict=False))
+            defaults = {
+                text(data, each, onnx.ATTRIBUTE_NAME): each for each in of(data, function, onnx.FUNCTION_DEFAULT)
+            }
+            types = dict(zip(texts(data, function, onnx.FUNCTION_INPUT), inputs, strict=False))
             safe: dict[str, bool] = {}
-            for node in of(data, function, FUNCTION_NODE):
+            for node in of(data, function, onnx.FUNCTION_NODE):
                 self._node(read_node(data, node), types, safe, {**defaults, **attributes}, depth + 1)
-            self._calls[key] = [types.get(name, UNKNOWN) for name in texts(data, function, FUNCTION_OUTPUT)]
+            self._calls[key] = [types.get(name, UNKNOWN) for name in texts(data, function, onnx.FUNCTION_OUTPUT)]
         return self._calls[key]
 
     def _graphs_of(
@@ -238,7 +203,7 @@ class _Reader:
         made: list[int] = []
         for attribute in attributes.values():
             for field in fields(self._data, attribute.start, attribute.end):
-                if field.number in (ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS):
+                if field.number in (onnx.ATTRIBUTE_GRAPH, onnx.ATTRIBUTE_GRAPHS):
                     of_graph = self.graph(field, types, safe, attributes, arguments, depth + 1)
                     made = [a or b for a, b in zip(made, of_graph, strict=False)] or of_graph
         return made[1:] if node.op_type == "Loop" else made  # whose graph gives the condition as well
@@ -263,25 +228,25 @@ class _Reader:
         return [first, *(_OTHERS.get(op) or [first] * (count - 1))]
 
     def _named(self, attributes: Mapping[str, Field], name: str, default: int) -> int:
-        return number_of(self._data, attributes[name], ATTRIBUTE_INT) if name in attributes else default
+        return number_of(self._data, attributes[name], onnx.ATTRIBUTE_INT) if name in attributes else default
 
     def _constant(self, op: str, attributes: Mapping[str, Field]) -> int:
         for name, one in _CONSTANTS[op].items():
             if name in attributes:
-                tensor = next(of(self._data, attributes[name], ATTRIBUTE_TENSOR), None)
-                return number_of(self._data, tensor, TENSOR_TYPE) if tensor is not None else one
+                tensor = next(of(self._data, attributes[name], onnx.ATTRIBUTE_TENSOR), None)
+                return number_of(self._data, tensor, onnx.TENSOR_TYPE) if tensor is not None else one
         return FLOAT if op == "ConstantOfShape" else UNKNOWN
 
     def _declared(self, value: Field) -> int:
         """The type of elements of a value, also in a sequence or an optional one."""
         data = self._data
-        kinds = list(of(data, value, VALUE_TYPE))
+        kinds = list(of(data, value, onnx.VALUE_TYPE))
         for kind in kinds:
             for part in fields(data, kind.start, kind.end):
-                if part.number == TYPE_TENSOR:
-                    return number_of(data, part, ELEMENT)
-                if part.number in (TYPE_SEQUENCE, TYPE_OPTIONAL):
-                    kinds += of(data, part, ELEMENT)
+                if part.number == onnx.TYPE_TENSOR:
+                    return number_of(data, part, onnx.ELEMENT)
+                if part.number in (onnx.TYPE_SEQUENCE, onnx.TYPE_OPTIONAL):
+                    kinds += of(data, part, onnx.ELEMENT)
         return UNKNOWN
 
     def _is_safe(self, tensor: Field | None) -> bool:
@@ -289,14 +254,14 @@ class _Reader:
         if tensor is None:
             return False
         data = self._data
-        one = number_of(data, tensor, TENSOR_TYPE)
-        if one not in INTEGER_BYTES or any(of(data, tensor, TENSOR_EXTERNAL)):
+        one = number_of(data, tensor, onnx.TENSOR_TYPE)
+        if one not in INTEGER_BYTES or any(of(data, tensor, onnx.TENSOR_EXTERNAL)):
             return False
         values: list[int] = []
         for part in fields(data, tensor.start, tensor.end):
-            if part.number in (TENSOR_INT32, TENSOR_INT64, TENSOR_UINT64):
+            if part.number in (onnx.TENSOR_INT32, onnx.TENSOR_INT64, onnx.TENSOR_UINT64):
                 values += integers(data, part)
-            elif part.number == TENSOR_RAW:
+            elif part.number == onnx.TENSOR_RAW:
                 raw, size, is_signed = bytes(data[part.start : part.end]), INTEGER_BYTES[one], one not in _UNSIGNED
                 values += [
                     int.from_bytes(raw[at : at + size], "little", signed=is_signed) for at in range(0, len(raw), size)

@@ -11,6 +11,7 @@ from modserve.core.runtime import spare_memory
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array
 
+from ..tensors import input_datatypes, output_datatypes
 from .divisions import division_by_zero
 from .options import SHRINKAGE, log_severity
 from .output_memory import LARGE, output_memory
@@ -34,14 +35,10 @@ class OnnxRuntimeInstance:
             self._run_options.log_severity_level = log_severity(config)
             self._run_options.logid = config.name
             self._run_options.add_run_config_entry(SHRINKAGE, shrink)
-        inputs = [(spec.name, spec.datatype) for spec in config.inputs]
-        outputs = [(spec.name, spec.datatype) for spec in config.outputs]
-        if config.sequence_batching is not None:
-            inputs += config.sequence_batching.inputs
-            outputs += config.sequence_batching.state_outputs
+        inputs = input_datatypes(config).items()
         self._strings = [name for name, datatype in inputs if datatype is dtypes.BYTES]
         self._bfloat16 = [name for name, datatype in inputs if datatype is dtypes.BF16]
-        self._gives_bfloat16 = any(datatype is dtypes.BF16 for _, datatype in outputs)
+        self._gives_bfloat16 = dtypes.BF16 in output_datatypes(config).values()
         if self._gives_bfloat16 and self._strings:
             raise unsupported(
                 f"model '{config.name}': ONNX Runtime's Python interface cannot give BF16 outputs to a model that "

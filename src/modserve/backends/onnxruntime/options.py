@@ -14,7 +14,8 @@ from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import invalid
 
 from ..api import ModelSource
-from ..options import SERVER_PARAMETERS, flag, integer, unknown_parameter
+from ..options import MAX_BATCH_SIZE, SERVER_PARAMETERS, options_of, parameters_of, unknown_parameter
+from . import SILENT
 from .providers import CUDA_PARAMETERS, GRAPH_CAPTURE, PROVIDERS
 
 _GRAPH_LEVELS = {
@@ -25,9 +26,6 @@ _GRAPH_LEVELS = {
 """As in Triton, any other number is all optimisations; 0, which is also that of an empty block, is the default."""
 _LEVEL_NAMES = {-1: "basic", 1: "extended", 2: "none"}
 _EXECUTION_MODES = {0: ort.ExecutionMode.ORT_SEQUENTIAL, 1: ort.ExecutionMode.ORT_PARALLEL}
-SILENT = 4
-"""The severity from which ONNX Runtime writes to standard error itself. What fails comes as an exception, too."""
-
 SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 _THREAD_COUNTS = ("intra_op_thread_count", "inter_op_thread_count")
 SHARE = "share_session_between_instances"
@@ -46,7 +44,6 @@ _SESSION_ENTRIES = ("session.", "optimization.", "mlas.", "ep.")
 _OTHERS = (*_SESSION_ENTRIES, *SERVER_PARAMETERS)
 """Parameters that ONNX Runtime reads by their own keys, or that are the server's."""
 
-MAX_BATCH_SIZE = "default-max-batch-size"
 _GLOBAL_THREADS = "enable-global-threadpool"
 BACKEND_OPTIONS: Mapping[str, str] = dict.fromkeys((MAX_BATCH_SIZE, _GLOBAL_THREADS, *_THREAD_COUNTS), "")
 
@@ -92,9 +89,10 @@ class GlobalThreads:
 
     def configure(self, options: Mapping[str, str]) -> None:
         """Make them if the server's options for the backend say so. Raises INVALID_ARG."""
-        if not flag("backend option", options, _GLOBAL_THREADS, default=False):
+        values = options_of(options)
+        if not values.flag(_GLOBAL_THREADS, default=False):
             return
-        counts = [integer("backend option", options, key, 0) for key in _THREAD_COUNTS]
+        counts = [values.integer(key, 0) for key in _THREAD_COUNTS]
         with self._lock:
             if not self.enabled:
                 ort.set_global_thread_pool_sizes(*counts)
@@ -106,7 +104,7 @@ global_threads = GlobalThreads()
 
 def threads_of(source: ModelSource) -> int:
     """The threads of an instance, by which nodes are computed. Raises INVALID_ARG."""
-    return _integer(source.config, "intra_op_thread_count", 0) or source.cpu_threads
+    return parameters_of(source.config).integer("intra_op_thread_count", 0) or source.cpu_threads
 
 
 def session_threads(source: ModelSource, sharing: int) -> int:
@@ -119,7 +117,7 @@ def session_threads(source: ModelSource, sharing: int) -> int:
 
 def shares_session(config: ModelConfig) -> bool:
     """Whether the instances on the CPU run in one session. Raises INVALID_ARG."""
-    return _flag(config, SHARE)
+    return parameters_of(config).flag(SHARE, default=True)
 
 
 def optimisation_level(config: ModelConfig) -> str:
@@ -129,7 +127,7 @@ def optimisation_level(config: ModelConfig) -> str:
 
 def log_severity(config: ModelConfig) -> int:
     """From which on ONNX Runtime writes lines about a model. Raises INVALID_ARG."""
-    severity = _integer(config, _LOG_SEVERITY, SILENT)
+    severity = parameters_of(config).integer(_LOG_SEVERITY, SILENT)
     if severity > SILENT:
         raise invalid(
             f"model '{config.name}': parameter '{_LOG_SEVERITY}' is {severity}, expected 0 (everything), 1 "
@@ -146,18 +144,18 @@ def session_options(source: ModelSource, sharing: int) -> ort.SessionOptions:
     options.graph_optimization_level = _GRAPH_LEVELS.get(level, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
     options.logid = config.name
     options.log_severity_level = log_severity(config)
-    inter = _integer(config, "inter_op_thread_count", 0) or 1
+    inter = parameters_of(config).integer("inter_op_thread_count", 0) or 1
     if global_threads.enabled:
         options.use_per_session_threads = False
     else:
         options.intra_op_num_threads = session_threads(source, sharing)
         options.inter_op_num_threads = inter
-    mode = _integer(config, "execution_mode", 0)
+    mode = parameters_of(config).integer("execution_mode", 0)
     if mode not in _EXECUTION_MODES:
         raise invalid(f"model '{config.name}': parameter 'execution_mode' is {mode}, expected 0 or 1")
     options.execution_mode = _EXECUTION_MODES[mode]
-    options.enable_cpu_mem_arena = _flag(config, "enable_mem_arena")
-    options.enable_mem_pattern = _flag(config, "enable_mem_pattern")
+    options.enable_cpu_mem_arena = parameters_of(config).flag("enable_mem_arena", default=True)
+    options.enable_mem_pattern = parameters_of(config).flag("enable_mem_pattern", default=True)
     for key, value in config.parameters.items():
         if key.startswith(_SESSION_ENTRIES):
             options.add_session_config_entry(key, value)
@@ -173,17 +171,9 @@ def shrunk_devices(config: ModelConfig) -> tuple[str, ...]:
     who = f"model '{config.name}': parameter '{SHRINKAGE}' is '{text}'"
     if not all(re.fullmatch(r"cpu:0|gpu:[0-9]+", device) for device in devices):
         raise invalid(f"{who}, expected devices such as 'cpu:0' or 'cpu:0;gpu:0'")
-    if "cpu:0" in devices and not _flag(config, "enable_mem_arena"):
+    if "cpu:0" in devices and not parameters_of(config).flag("enable_mem_arena", default=True):
         raise invalid(f"{who}, but 'enable_mem_arena' is 0: without the arena there is nothing to shrink")
     return devices
-
-
-def _integer(config: ModelConfig, parameter: str, default: int) -> int:
-    return integer(f"model '{config.name}': parameter", config.parameters, parameter, default)
-
-
-def _flag(config: ModelConfig, parameter: str) -> bool:
-    return flag(f"model '{config.name}': parameter", config.parameters, parameter, default=True)
 
 
 def visible_gpus(present: Iterable[str], visible: str | None) -> int:

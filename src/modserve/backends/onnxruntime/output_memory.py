@@ -16,13 +16,13 @@ import onnxruntime as ort
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array
 
+from . import SILENT
 from .options import SHRINKAGE
 from .providers import CPU
 from .tensors import Value, describe, to_bfloat16
 
 LARGE = 256 * 1024
 """Bytes of the smallest output that is counted."""
-_FATAL_ONLY = 4
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class OutputMemory:
         self._feeds = feeds
         self._options = ort.RunOptions()
         self._options.add_run_config_entry(SHRINKAGE, "cpu:0")
-        self._options.log_severity_level = _FATAL_ONLY
+        self._options.log_severity_level = SILENT
         self._options.terminate = True
         self._lock = threading.RLock()  # a callback may come at any place, also where this thread has the lock
         self._views: dict[int, _View] = {}

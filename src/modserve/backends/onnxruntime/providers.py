@@ -5,7 +5,7 @@ Names and parameters of ``tensorrt``, ``cuda`` and ``openvino`` are those of Tri
 """
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import onnxruntime as ort
@@ -14,11 +14,11 @@ from modserve.core.configuration.model_config import Accelerator, InstanceKind, 
 from modserve.core.errors import ModserveError, invalid
 
 from ..api import Placement
-from ..options import integer
+from ..options import parameters_of
 from . import builds
 
-Options: TypeAlias = dict[str, str]
-Requested: TypeAlias = list[tuple[str, Options]]
+ProviderOptions: TypeAlias = dict[str, str]
+Requested: TypeAlias = list[tuple[str, ProviderOptions]]
 
 _SUFFIX = "ExecutionProvider"
 CPU, CUDA, TENSORRT, OPENVINO = f"CPU{_SUFFIX}", f"CUDA{_SUFFIX}", f"Tensorrt{_SUFFIX}", f"OpenVINO{_SUFFIX}"
@@ -82,7 +82,7 @@ def requested(config: ModelConfig, placement: Placement, threads: int = 1, shari
         if on_gpu and all(each.name != "cuda" for each in accelerators):
             accelerators.append(Accelerator("cuda"))  # for what the others cannot run
         accelerators += config.cpu_accelerators
-    providers: dict[str, Options] = {}
+    providers: dict[str, ProviderOptions] = {}
     for accelerator in accelerators:
         provider = _provider(config, accelerator.name)
         options = _options(config, provider, accelerator.parameters)
@@ -107,7 +107,9 @@ def requested(config: ModelConfig, placement: Placement, threads: int = 1, shari
 def _provider(config: ModelConfig, name: str) -> str:
     """The provider that people call `name`, if this build has it. Raises INVALID_ARG."""
     available: Sequence[str] = ort.get_available_providers()
-    known = {_short(each): each for each in (*_all_providers(), *_OF_OTHER_VERSIONS, *available)} | _OTHER_NAMES
+    known: dict[str, str] = {
+        _short(each): each for each in (*ort.get_all_providers(), *_OF_OTHER_VERSIONS, *available)
+    } | _OTHER_NAMES
     provider = known.get(_short(name))
     if provider is None:
         near = difflib.get_close_matches(_short(name), known, n=1)
@@ -127,17 +129,11 @@ def _provider(config: ModelConfig, name: str) -> str:
     return provider
 
 
-def _all_providers() -> Iterable[str]:
-    """Those that there can be."""
-    names: Iterable[str] = ort.get_all_providers()
-    return names
-
-
 def _short(name: str) -> str:
     return name.strip().lower().removesuffix(_SUFFIX.lower())
 
 
-def _options(config: ModelConfig, provider: str, parameters: Mapping[str, str]) -> Options:
+def _options(config: ModelConfig, provider: str, parameters: Mapping[str, str]) -> ProviderOptions:
     if provider == TENSORRT:
         return _tensorrt_options(config, parameters)
     options = {key: value for key, value in parameters.items() if value and key not in GRAPH_CAPTURE}
@@ -146,8 +142,8 @@ def _options(config: ModelConfig, provider: str, parameters: Mapping[str, str]) 
     return options
 
 
-def _tensorrt_options(config: ModelConfig, parameters: Mapping[str, str]) -> Options:
-    options: Options = {}
+def _tensorrt_options(config: ModelConfig, parameters: Mapping[str, str]) -> ProviderOptions:
+    options: ProviderOptions = {}
     for key, value in parameters.items():
         if key == "precision_mode":
             if value not in _TENSORRT_PRECISIONS:
@@ -166,17 +162,17 @@ def _tensorrt_options(config: ModelConfig, parameters: Mapping[str, str]) -> Opt
     return {key: value for key, value in options.items() if value and key not in GRAPH_CAPTURE}
 
 
-def _cuda_options(config: ModelConfig) -> Options:
+def _cuda_options(config: ModelConfig) -> ProviderOptions:
     """What the model's own parameters say, in Triton's older way. Raises INVALID_ARG."""
-    options: Options = {}
-    who = f"model '{config.name}': parameter"
+    options: ProviderOptions = {}
+    parameters = parameters_of(config)
     for key, values in _CUDA_CHOICES.items():
-        number = integer(who, config.parameters, key, -1)
+        number = parameters.integer(key, -1)
         if number >= len(values):
-            raise invalid(f"{who} '{key}' is {number}, expected a number from 0 to {len(values) - 1}")
+            raise parameters.fault(key, f"a number from 0 to {len(values) - 1}")
         if number >= 0:
             options[key] = values[number]
-    if limit := integer(who, config.parameters, "gpu_mem_limit", 0):
+    if limit := parameters.integer("gpu_mem_limit", 0):
         options["gpu_mem_limit"] = str(limit)
     return options
 

@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,8 @@ from modserve.core.errors import invalid
 from ..api import ModelSource, Placement
 from ..options import library_path
 from . import builds, divisions, zipmap
-from .divisions import Guarded
+from .divisions import GuardedModel
+from .onnx_file import read_file
 from .options import session_options, session_threads, threads_of
 from .providers import CPU, RECORD, check, node_counts, requested
 from .zipmap import Labels
@@ -62,7 +62,7 @@ class ModelFile:
         self.path = path / "model.onnx" if path.is_dir() else path  # a directory holds external weights too
         self.labels: Mapping[str, Labels] = {}
         """Of the columns of outputs that the file has as dictionaries; known once it was read."""
-        self.divisions: Guarded | None = None
+        self.divisions: GuardedModel | None = None
         """What is known of divisions of integers, once the file was read: without the content."""
         self._guards = True
         """Divisions of integers get them, as far as is known."""
@@ -76,7 +76,7 @@ class ModelFile:
         """As `read`, from now on without the guards, which do not fit."""
         self._guards = False
         if self.divisions is not None:
-            self.divisions = Guarded(b"", 0, self.divisions.count + self.divisions.others)
+            self.divisions = GuardedModel(b"", 0, self.divisions.count + self.divisions.others)
         return self.read()
 
     def read(self) -> str | bytes:
@@ -84,15 +84,8 @@ class ModelFile:
 
         Not kept: it may be large.
         """
-        try:
-            with (
-                self.path.open("rb") as file,
-                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-                memoryview(mapped) as view,
-            ):
-                return self._changed(view)
-        except (OSError, ValueError):  # an empty file cannot be mapped
-            return str(self.path)
+        as_it_is: str | bytes = str(self.path)
+        return read_file(self.path, self._changed, as_it_is)
 
     def _changed(self, view: memoryview) -> str | bytes:
         flattened = zipmap.flattened(view)
@@ -103,7 +96,7 @@ class ModelFile:
             guarded = divisions.guarded(view if flattened is None else flattened.content)
             self._guards = guarded is not None  # for the next session
         if guarded is not None:
-            self.divisions = Guarded(b"", guarded.count, guarded.others)
+            self.divisions = GuardedModel(b"", guarded.count, guarded.others)
             if guarded.count:
                 return guarded.content
         return str(self.path) if flattened is None else flattened.content

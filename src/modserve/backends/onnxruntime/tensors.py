@@ -13,25 +13,18 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Array
 
+from ..tensors import object_array, texts_of
+
 Value: TypeAlias = Any
 """An `ort.OrtValue`."""
 
 _ELEMENT_TYPES: dict[str, Datatype] = {
-    "bool": dtypes.BOOL,
-    "uint8": dtypes.UINT8,
-    "uint16": dtypes.UINT16,
-    "uint32": dtypes.UINT32,
-    "uint64": dtypes.UINT64,
-    "int8": dtypes.INT8,
-    "int16": dtypes.INT16,
-    "int32": dtypes.INT32,
-    "int64": dtypes.INT64,
-    "float16": dtypes.FP16,
-    "bfloat16": dtypes.BF16,
+    **{datatype.numpy.name: datatype for datatype in dtypes.BY_NAME.values()},
     "float": dtypes.FP32,
     "double": dtypes.FP64,
     "string": dtypes.BYTES,
 }
+"""ONNX Runtime's names are NumPy's, but for these."""
 _BFLOAT16_ONNX_TYPE = 16
 
 _ADVICE = (
@@ -83,11 +76,4 @@ def to_array(value: Value) -> Array:
 
 def decoded(name: str, array: Array) -> Array:
     """BYTES elements as the text that ONNX strings are. Raises INVALID_ARG for what is not UTF-8."""
-    flat = array.reshape(-1).tolist()
-    try:
-        text = [element.decode() for element in flat]
-    except UnicodeDecodeError as error:
-        raise invalid(f"input '{name}' holds bytes that are not UTF-8, which ONNX strings must be: {error}") from None
-    out = np.empty(len(text), dtype=object)
-    out[:] = text
-    return out.reshape(array.shape)
+    return object_array(texts_of(name, array), array.shape)

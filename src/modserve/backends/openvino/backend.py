@@ -15,18 +15,17 @@ from modserve.core.configuration.model_config import InstanceKind, ModelConfig, 
 from modserve.core.errors import invalid
 
 from ..api import QUEUES, InstanceSpec, ModelSource
-from ..options import integer
+from ..options import default_max_batch_size
 from . import graph
 from .files import DEFAULT, model_file
 from .instance import OpenVinoInstance, OpenVinoStreams
 from .library import VERSION, core, core_with, devices, properties
-from .messages import plain, with_hint
+from .messages import one_line, with_hint
 from .names import DATATYPES
 from .options import (
     BACKEND_OPTIONS,
     CACHE_DIR,
     CACHE_OPTION,
-    MAX_BATCH_SIZE,
     PRECISION,
     STREAMS,
     THREADS,
@@ -38,7 +37,6 @@ from .options import (
 
 _log = logging.getLogger(__name__)
 
-_DEFAULT_MAX_BATCH_SIZE = 4
 _VIRTUAL = ("AUTO", "MULTI", "HETERO", "BATCH")
 """Devices that are others put together, which OpenVINO checks itself."""
 _PRECISIONS = {"f32": "fp32", "f16": "fp16"}
@@ -84,7 +82,7 @@ class OpenVinoModel:
         return ModelDescription(
             tuple(graph.described(opened.inputs, config.inputs, opened, config.name)),
             tuple(graph.described(opened.outputs, config.outputs, opened, config.name)),
-            integer("backend option", self._source.options, MAX_BATCH_SIZE, _DEFAULT_MAX_BATCH_SIZE),
+            default_max_batch_size(self._source.options),
         )
 
     def instance(self, spec: InstanceSpec) -> OpenVinoInstance | OpenVinoStreams:
@@ -127,10 +125,10 @@ class OpenVinoModel:
         try:
             compiled = self._core.compile_model(self._graph.model, device, usable)
         except Exception as error:  # as in `graph`
-            text = plain(str(error))
+            settings = ", ".join(f"{key}={value}" for key, value in usable.items())
             raise invalid(
                 f"failed to load model '{name}' from '{self._path}': OpenVINO cannot compile it for {device} with "
-                f"{_spelt(usable)}: {with_hint(text)}"
+                f"{settings}: {with_hint(one_line(str(error)))}"
             ) from error
         precision, hint = _precision(compiled), str(usable.get(PRECISION, ""))
         if hint in DATATYPES and precision != _PRECISIONS.get(hint, hint):
@@ -154,7 +152,8 @@ class OpenVinoModel:
     def _device(self, spec: InstanceSpec) -> str:
         """OpenVINO's name of an instance's device. Raises INVALID_ARG for one that is not there."""
         device = self._options.device or (f"GPU.{spec.device}" if spec.kind is InstanceKind.GPU else "CPU")
-        if device.partition(":")[0] not in _VIRTUAL and not any(_same_device(device, each) for each in devices()):
+        present = {each.removesuffix(".0") for each in devices()}  # GPU and GPU.0 are the same
+        if device.partition(":")[0] not in _VIRTUAL and device.removesuffix(".0") not in present:
             raise invalid(
                 f"model '{self._source.config.name}': instance '{spec.name}' is for device {device}, but here OpenVINO "
                 f"has: {', '.join(devices())}"
@@ -191,7 +190,7 @@ def _core(config: ModelConfig, extension: str) -> Any:
     except Exception as error:
         raise invalid(
             f"model '{config.name}': parameter 'CPU_EXTENSION_PATH' is '{extension}', expected a library of operators "
-            f"for OpenVINO {VERSION}: {plain(str(error))}"
+            f"for OpenVINO {VERSION}: {one_line(str(error))}"
         ) from error
 
 
@@ -211,11 +210,6 @@ def _precision(compiled: Any) -> str:
     return _PRECISIONS.get(name, name)
 
 
-def _same_device(name: str, present: str) -> bool:
-    """Whether ``GPU`` or ``GPU.0`` stands for the first of a kind."""
-    return name.removesuffix(".0") == present.removesuffix(".0")
-
-
 def _unwritable(directory: Path) -> str:
     """Why nothing can be kept in a directory, which is made if it is not there; empty if it can."""
     try:
@@ -223,7 +217,3 @@ def _unwritable(directory: Path) -> str:
     except OSError as error:
         return f"{CACHE_DIR} '{directory}': {error.strerror or error}"
     return "" if os.access(directory, os.W_OK | os.X_OK) else f"{CACHE_DIR} '{directory}' cannot be written to"
-
-
-def _spelt(values: Mapping[str, Value]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in values.items())

@@ -9,10 +9,11 @@ from typing import Any
 from modserve.core.configuration.model_config import DescribedTensor, ModelConfig, TensorSpec
 from modserve.core.errors import invalid, unsupported
 
+from ..tensors import input_datatypes, output_datatypes
 from .library import ov
-from .messages import plain, with_hint
+from .messages import one_line, with_hint
 from .names import DATATYPES, Port, find, labels
-from .options import Options
+from .options import OpenVinoOptions
 from .shapes import AUTO, partial_shape
 
 _MOST_OPERATORS = 4096
@@ -47,15 +48,15 @@ class Graph:
     """Inputs of 64-bit integers that the CPU computes with in 32 bits."""
 
 
-def load(core: Any, path: Path, config: ModelConfig, options: Options) -> Graph:
+def load(core: Any, path: Path, config: ModelConfig, options: OpenVinoOptions) -> Graph:
     """Read a model and give it the shapes that its configuration wants. Raises INVALID_ARG, or UNSUPPORTED."""
     model = _read(core, path, config.name, options)
     if options.layouts:
         model = _with_layouts(model, config, options)
     fixed_batch = config.max_batch_size if options.fixed_batch else 0
     _reshape(model, config, options, fixed_batch)
-    inputs = _by_label(_ports(model.inputs), _input_names(config))
-    outputs = _by_label(_ports(model.outputs), _output_names(config))
+    inputs = _by_label(_ports(model.inputs), input_datatypes(config))
+    outputs = _by_label(_ports(model.outputs), output_datatypes(config))
     operators = model.get_ops()
     return Graph(
         model,
@@ -65,11 +66,7 @@ def load(core: Any, path: Path, config: ModelConfig, options: Options) -> Graph:
         options.padding,
         bool(model.get_variables()),
         len(operators) > _MOST_OPERATORS or any(_SHAPED_BY_VALUES.match(each.get_type_name()) for each in operators),
-        frozenset(
-            name
-            for name, port in inputs.items()
-            if port.element_type in ("i64", "u64") and not _consumers(model.inputs[port.index]) <= _EXACT_CONSUMERS
-        ),
+        frozenset(name for name, port in inputs.items() if _is_narrowed(port, model)),
     )
 
 
@@ -102,18 +99,18 @@ def described(ports: dict[str, Port], specs: Iterable[TensorSpec], graph: Graph,
     return tensors
 
 
-def _read(core: Any, path: Path, model: str, options: Options) -> Any:
+def _read(core: Any, path: Path, model: str, options: OpenVinoOptions) -> Any:
     try:
         if options.tag and path.is_dir():
             frontend = ov.frontend.FrontEndManager().load_by_framework("tf")
             return frontend.convert(frontend.load([str(path), options.tag]))
         return core.read_model(str(path), **({} if options.mapped else {"config": {"ENABLE_MMAP": False}}))
     except Exception as error:  # OpenVINO's exceptions are RuntimeErrors, but a damaged file's text may be no UTF-8
-        text = plain(str(error))
+        text = one_line(str(error))
         raise invalid(f"failed to load model '{model}' from '{path}': {with_hint(text)}") from error
 
 
-def _with_layouts(model: Any, config: ModelConfig, options: Options) -> Any:
+def _with_layouts(model: Any, config: ModelConfig, options: OpenVinoOptions) -> Any:
     """The model with transpositions in front of it and behind it. Raises INVALID_ARG."""
     inputs, outputs = _ports(model.inputs), _ports(model.outputs)
     steps = ov.preprocess.PrePostProcessor(model)
@@ -128,14 +125,14 @@ def _with_layouts(model: Any, config: ModelConfig, options: Options) -> Any:
     try:
         return steps.build()
     except RuntimeError as error:
-        raise invalid(f"model '{config.name}': parameter 'LAYOUT' does not fit: {plain(str(error))}") from error
+        raise invalid(f"model '{config.name}': parameter 'LAYOUT' does not fit: {one_line(str(error))}") from error
 
 
-def _reshape(model: Any, config: ModelConfig, options: Options, fixed_batch: int) -> None:
+def _reshape(model: Any, config: ModelConfig, options: OpenVinoOptions, fixed_batch: int) -> None:
     """In place. Raises INVALID_ARG for shapes that the graph does not take."""
     ports = _ports(model.inputs)
     specs = config.inputs_by_name
-    names = labels(ports, _input_names(config))
+    names = labels(ports, input_datatypes(config))
     by_port = _shapes_by_port(config, options, ports)
     shapes: dict[int, Any] = {}
     freed = False
@@ -162,7 +159,7 @@ def _reshape(model: Any, config: ModelConfig, options: Options, fixed_batch: int
     try:
         model.reshape(shapes)
     except Exception as error:
-        text = plain(str(error))
+        text = one_line(str(error))
         raise invalid(f"model '{config.name}': its graph does not take {new_shapes}: {text}{advice}") from error
     if freed:
         for port in _ports(model.outputs):
@@ -173,7 +170,7 @@ def _reshape(model: Any, config: ModelConfig, options: Options, fixed_batch: int
                 )
 
 
-def _shapes_by_port(config: ModelConfig, options: Options, ports: list[Port]) -> dict[int, str]:
+def _shapes_by_port(config: ModelConfig, options: OpenVinoOptions, ports: list[Port]) -> dict[int, str]:
     shapes: dict[int, str] = {}
     for name, text in options.shapes.items():
         if not name and (text == AUTO or len(ports) == 1):
@@ -219,14 +216,6 @@ def _by_label(ports: list[Port], configured: Collection[str]) -> dict[str, Port]
     return dict(zip(labels(ports, configured), ports, strict=True))
 
 
-def _consumers(output: Any) -> set[str]:
-    return {target.get_node().get_type_name() for target in output.get_target_inputs()}
-
-
-def _input_names(config: ModelConfig) -> list[str]:
-    sequences = config.sequence_batching
-    return [*config.inputs_by_name, *(name for name, _ in (sequences.inputs if sequences else ()))]
-
-
-def _output_names(config: ModelConfig) -> list[str]:
-    return [*config.outputs_by_name, *config.state_outputs]
+def _is_narrowed(port: Port, model: Any) -> bool:
+    consumers = {target.get_node().get_type_name() for target in model.inputs[port.index].get_target_inputs()}
+    return port.element_type in ("i64", "u64") and not consumers <= _EXACT_CONSUMERS

@@ -20,11 +20,14 @@ from modserve.core.tensors.tensor import Array
 from ..api import BatchDone, InstanceHandle
 from .graph import Graph
 from .library import ov
-from .messages import is_about_memory, plain
+from .messages import is_about_memory, one_line
 from .names import DATATYPES
 
 _SMALL_BYTES = 64 * 1024
-"""A copy of so much costs less than lending the memory and having it back."""
+"""A copy of so much costs less than lending the memory and having it back.
+
+1 MB takes 13 µs lent and 90 µs copied (benchmarks/engine_shortcuts.py).
+"""
 _BITS_32 = np.iinfo(np.int32)
 
 
@@ -80,7 +83,7 @@ class OpenVinoInstance:
             self._request.wait()
             return {name: self._output(name, tensors, rows) for name in outputs}
         except RuntimeError as error:
-            text = plain(str(error))
+            text = one_line(str(error))
             if is_about_memory(text):
                 raise internal(f"openvino has no memory for this execution: {text}") from error
             raise invalid(f"openvino refused the request: {text}") from error

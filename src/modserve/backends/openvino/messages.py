@@ -10,12 +10,11 @@ _MEMORY = ("Failed to allocate", "bad_alloc", "Cannot allocate memory", "out of 
 _LOAD_HINTS = {
     "bin file cannot be found": "model.xml has the graph alone: its weights, model.bin, must lie beside it.",
     "Incorrect weights in bin file": "The .bin file is cut off, or belongs to another .xml file.",
-    "parse": "The file is cut off or damaged.",
-    "at offset": "The file is cut off or damaged.",
-    "corrupted": "The file is cut off or damaged.",
-    "magic number mismatch": "The file of variables is cut off or damaged.",
-    "minimal expected": "The file of variables is cut off or damaged.",
-    "exceed data size": "The file of variables is cut off or damaged.",
+    **dict.fromkeys(("parse", "at offset", "corrupted"), "The file is cut off or damaged."),
+    **dict.fromkeys(
+        ("magic number mismatch", "minimal expected", "exceed data size"),
+        "The file of variables is cut off or damaged.",
+    ),
     "is not initialized": "The folder 'variables' is missing, or has not all of them.",
     "Unable to read the model": (
         "OpenVINO reads IR (.xml with .bin), ONNX (.onnx), TensorFlow (SavedModel, frozen), TensorFlow Lite (.tflite) "
@@ -29,7 +28,7 @@ _LOAD_HINTS = {
 """What to say of OpenVINO's texts about files, by a part of them."""
 
 
-def plain(text: str) -> str:
+def one_line(text: str) -> str:
     """One line of what OpenVINO says, without the places in its source."""
     lines = []
     for line in text.splitlines():

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
 from modserve.core.configuration.model_config import ModelConfig
-from modserve.core.errors import invalid
 
-from ..options import SERVER_PARAMETERS, integer, unknown_parameter
+from ..options import MAX_BATCH_SIZE, SERVER_PARAMETERS, OptionReader, unknown_parameter
 from .shapes import partial_shapes
 
 Value: TypeAlias = str | int | bool
@@ -122,13 +121,12 @@ _WITHOUT_EFFECT = {
 }
 KNOWN = (*_PROPERTIES, *_OTHERS)
 
-MAX_BATCH_SIZE = "default-max-batch-size"
 CACHE_OPTION = "cache-dir"
 BACKEND_OPTIONS: Mapping[str, str] = dict.fromkeys((MAX_BATCH_SIZE, CACHE_OPTION), "")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class OpenVinoOptions:
     """A model's parameters, read."""
 
     properties: Mapping[str, Value] = field(default_factory=dict)
@@ -154,24 +152,25 @@ class Options:
     tag: str = ""
 
 
-def read(config: ModelConfig) -> Options:
+def read(config: ModelConfig) -> OpenVinoOptions:
     """Raises INVALID_ARG for what is no good, with the parameter's name."""
-    reader = _Reader(config)
-    signature = reader.text("TF_SIGNATURE_DEF")
-    if signature not in ("", "serving_default"):
-        raise reader.fault("TF_SIGNATURE_DEF", "'serving_default', the only signature that OpenVINO can serve")
-    return Options(
-        properties=reader.properties(),
-        device=reader.text("TARGET_DEVICE").upper(),
-        extension=reader.text("CPU_EXTENSION_PATH"),
-        mapped=reader.flag(_MAPPING, default=True),
-        reshape=reader.flag("RESHAPE_IO_LAYERS"),
-        shapes=reader.by_tensor("SHAPE", partial_shapes, "such as (1,3,224,224), (-1,3,200:500,-1) or auto"),
-        layouts=reader.by_tensor("LAYOUT", _layouts, "such as NHWC:NCHW"),
-        fixed_batch=reader.flag(_FIXED_BATCH) or reader.flag("SKIP_DYNAMIC_BATCHSIZE"),
-        padding=reader.flag(_PADDING),
-        requests=integer(f"model '{config.name}': parameter", reader.values, "NIREQ", 0),
-        tag=reader.text("TF_GRAPH_TAG"),
+    # Of two spellings the one in capitals counts.
+    by_name = {key.upper(): config.parameters[key] for key in sorted(config.parameters, reverse=True)}
+    values = OptionReader(f"model '{config.name}': parameter", by_name)
+    if values.text("TF_SIGNATURE_DEF") not in ("", "serving_default"):
+        raise values.fault("TF_SIGNATURE_DEF", "'serving_default', the only signature that OpenVINO can serve")
+    return OpenVinoOptions(
+        properties=_properties(values),
+        device=values.text("TARGET_DEVICE").upper(),
+        extension=values.text("CPU_EXTENSION_PATH"),
+        mapped=values.flag(_MAPPING, default=True),
+        reshape=values.flag("RESHAPE_IO_LAYERS", default=False),
+        shapes=_by_tensor(values, "SHAPE", partial_shapes, "such as (1,3,224,224), (-1,3,200:500,-1) or auto"),
+        layouts=_by_tensor(values, "LAYOUT", _layouts, "such as NHWC:NCHW"),
+        fixed_batch=values.flag(_FIXED_BATCH, default=False) or values.flag("SKIP_DYNAMIC_BATCHSIZE", default=False),
+        padding=values.flag(_PADDING, default=False),
+        requests=values.integer("NIREQ", 0),
+        tag=values.text("TF_GRAPH_TAG"),
     )
 
 
@@ -191,7 +190,7 @@ def warnings(config: ModelConfig) -> list[str]:
 
 
 def compile_properties(
-    options: Options, device: str, *, threads: int, streams: int, cache_directory: str
+    options: OpenVinoOptions, device: str, *, threads: int, streams: int, cache_directory: str
 ) -> dict[str, Value]:
     """What a model is compiled with for a device. What its parameters say counts; the rest is as follows.
 
@@ -213,72 +212,49 @@ def compile_properties(
     return properties
 
 
-class _Reader:
-    """The parameters of a model by their names in capitals. Of two spellings the one in capitals counts."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        self._config = config
-        self.values = {key.upper(): config.parameters[key].strip() for key in sorted(config.parameters, reverse=True)}
-
-    def text(self, key: str) -> str:
-        return self.values.get(key, "")
-
-    def fault(self, key: str, expected: str) -> Exception:
-        value = self.values[key]
-        return invalid(f"model '{self._config.name}': parameter '{key}' is '{value}', expected {expected}")
-
-    def flag(self, key: str, *, default: bool = False) -> bool:
-        if key not in self.values:
-            return default
+def _properties(values: OptionReader) -> dict[str, Value]:
+    properties = _plugin_config(values)
+    for key, row in _PROPERTIES.items():
+        if key not in values:
+            continue
         try:
-            return _flag(self.values[key])
-        except KeyError:
-            raise self.fault(key, _YES_OR_NO) from None
+            properties[row.name] = row.read(values.text(key))
+        except (KeyError, ValueError):
+            raise values.fault(key, row.expected) from None
+    return properties
 
-    def properties(self) -> dict[str, Value]:
-        properties = self._plugin_config()
-        for key, row in _PROPERTIES.items():
-            if key not in self.values:
-                continue
-            try:
-                value = row.read(self.values[key])
-            except (KeyError, ValueError):
-                raise self.fault(key, row.expected) from None
-            if value != "":
-                properties[row.name] = value
-        return properties
 
-    def _plugin_config(self) -> dict[str, Value]:
-        """The parameter ``plugin_config``, in which older names of properties count as the new ones."""
-        key = "PLUGIN_CONFIG"
-        if key not in self.values:
-            return {}
-        expected = 'a JSON object of properties, such as {"NUM_STREAMS": "2"}'
+def _plugin_config(values: OptionReader) -> dict[str, Value]:
+    """The parameter ``plugin_config``, in which older names of properties count as the new ones."""
+    key, expected = "PLUGIN_CONFIG", 'a JSON object of properties, such as {"NUM_STREAMS": "2"}'
+    if key not in values:
+        return {}
+    try:
+        settings = json.loads(values.text(key))
+    except ValueError:
+        raise values.fault(key, expected) from None
+    if not isinstance(settings, dict) or not all(isinstance(value, str | int | bool) for value in settings.values()):
+        raise values.fault(key, expected)
+    properties: dict[str, Value] = {}
+    for name, value in settings.items():
+        row = _PROPERTIES.get(name)
         try:
-            values = json.loads(self.values[key])
-        except ValueError:
-            raise self.fault(key, expected) from None
-        if not isinstance(values, dict) or not all(isinstance(value, str | int | bool) for value in values.values()):
-            raise self.fault(key, expected)
-        properties: dict[str, Value] = {}
-        for name, value in values.items():
-            row = _PROPERTIES.get(name)
-            try:
-                properties[row.name if row else name] = row.read(str(value)) if row else value
-            except (KeyError, ValueError):
-                raise self.fault(key, f"{row.expected if row else ''} under '{name}'") from None
-        return properties
+            properties[row.name if row else name] = row.read(str(value)) if row else value
+        except (KeyError, ValueError):
+            raise values.fault(key, f"{row.expected if row else ''} under '{name}'") from None
+    return properties
 
-    def by_tensor(self, key: str, read: Callable[[str], T], expected: str) -> dict[str, T]:
-        """One value for all, under the key "", or a JSON object of values by tensor."""
-        text = self.text(key)
-        if not text:
-            return {}
-        try:
-            values = json.loads(text) if text.startswith("{") else {"": text}
-            return {str(name): read(str(value)) for name, value in values.items()}
-        except ValueError:
-            raise self.fault(key, f"{expected}, or a JSON object of such by tensor") from None
+
+def _by_tensor(values: OptionReader, key: str, read: Callable[[str], T], expected: str) -> dict[str, T]:
+    """One value for all, under the key "", or a JSON object of values by tensor."""
+    text = values.text(key)
+    if not text:
+        return {}
+    try:
+        by_name = json.loads(text) if text.startswith("{") else {"": text}
+        return {str(name): read(str(value)) for name, value in by_name.items()}
+    except ValueError:
+        raise values.fault(key, f"{expected}, or a JSON object of such by tensor") from None
 
 
 def _layouts(text: str) -> tuple[str, str]:

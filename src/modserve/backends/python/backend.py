@@ -20,7 +20,8 @@ from modserve.core.tensors import dtypes
 from . import environment, options
 from .inline import InlineInstance
 from .instance import WorkerInstance
-from .process import Worker
+from .missing_modules import hints
+from .process import WorkerProcess
 from .thread import ThreadInstance
 
 _log = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class PythonModel:
         self._options = options.model_options(source.config)
         for warning in options.warnings(source.config):
             _log.warning("%s", warning)
-        self._environment = environment.prepare(source, self._options, self._backend_options, os.environ)
+        self._interpreter = environment.prepare(source, self._options, self._backend_options, os.environ)
         self._first: _Instance | None = None
 
     def describe(self) -> ModelDescription | None:
@@ -129,16 +130,16 @@ class PythonModel:
                 return _IN_SERVER[self._options.execution_mode](who, source, load)
         if source.loop is None:
             raise unavailable(f"{who}: a worker process needs a server, whose event loop it is driven from")
-        worker = Worker(source.loop, who)
+        worker = WorkerProcess(source.loop, who)
         instance = WorkerInstance(
-            worker, source, self._backend_options, self._environment, self._options.execution_timeout_s
+            worker, source, self._backend_options, self._interpreter, self._options.execution_timeout_s
         )
         with self._hints():
             instance.load(load)
         return instance
 
     def _hints(self) -> AbstractContextManager[None]:
-        return environment.hints(self._source, self._options, self._backend_options, self._environment.python)
+        return hints(self._source, self._options, self._backend_options, self._interpreter.python)
 
     def _arguments(self, spec: InstanceSpec) -> dict[str, str]:
         """What ``initialize`` gets: Triton's keys, texts all of them."""

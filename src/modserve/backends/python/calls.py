@@ -13,9 +13,9 @@ from modserve.core.requests.response import Outcome
 from modserve.core.tensors.tensor import Tensor
 
 from .controls import CONTROLS, Metrics
-from .process import Worker
+from .process import WorkerProcess
 from .worker import wire
-from .worker.records import Entry, Record, Status, write_records
+from .worker.records import OutgoingRecord, Record, Status, write_records
 from .worker.wire import Frame, Kind
 
 _log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class WorkerCalls:
     """
 
     def __init__(
-        self, worker: Worker, source: ModelSource, parents: Callable[[Sequence[int] | None], list[EngineRequest]]
+        self, worker: WorkerProcess, source: ModelSource, parents: Callable[[Sequence[int] | None], list[EngineRequest]]
     ) -> None:
         self._worker = worker
         self._models = source.models
@@ -96,16 +96,16 @@ class WorkerCalls:
             self._calls.pop(number, None)
         if isinstance(outcome, ModserveError):
             extras = wire.pack({"code": outcome.code.name, "message": outcome.message})
-            entry = Entry(number, Status.FINAL_ERROR if final else Status.ERROR, extras=extras)
+            entry = OutgoingRecord(number, Status.FINAL_ERROR if final else Status.ERROR, extras=extras)
         elif outcome is None:
-            entry = Entry(number, Status.END)
+            entry = OutgoingRecord(number, Status.END)
         else:
             tensors = outcome.outputs
             described = tuple([(name, one.datatype.name, one.shape) for name, one in tensors.items()])
             elements = [one.raw for one in tensors.values()]
             status = Status.FINAL if final else Status.RESPONSE
             extras = wire.pack({"parameters": dict(outcome.parameters)}) if outcome.parameters else b""
-            entry = Entry(number, status, (described, (), ()), elements, extras=extras)
+            entry = OutgoingRecord(number, status, (described, (), ()), elements, extras=extras)
         worker.send(write_records(worker.descriptions, worker.arena.place, Kind.RESPONSE, [entry]))
 
     def _control(self, frame: Frame) -> None:

@@ -11,18 +11,12 @@ from modserve.core.errors import invalid
 
 def _load(models: ModelCaller, arguments: Mapping[str, Any]) -> "Future[Any]":
     files = arguments.get("files")
-    decoded = None if files is None else {_path(name): _bytes(content) for name, content in files.items()}
-    return models.load(arguments["name"], arguments.get("config") or None, decoded)
-
-
-def _path(name: str) -> str:
-    """A file's path in the model's directory; models write ``file:`` before it, as clients do."""
-    return name.removeprefix("file:")
-
-
-def _bytes(content: bytes | str) -> bytes:
-    """A file's content; from a worker it comes in hexadecimal digits."""
-    return bytes.fromhex(content) if isinstance(content, str) else content
+    if files is not None:  # models write ``file:`` before a path, and from a worker contents come in hexadecimal digits
+        files = {
+            name.removeprefix("file:"): bytes.fromhex(content) if isinstance(content, str) else content
+            for name, content in files.items()
+        }
+    return models.load(arguments["name"], arguments.get("config") or None, files)
 
 
 def _unload(models: ModelCaller, arguments: Mapping[str, Any]) -> "Future[Any]":

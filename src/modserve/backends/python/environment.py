@@ -11,20 +11,15 @@ import hashlib
 import logging
 import os
 import platform
-import re
-import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from modserve.backends.api import ModelSource
-from modserve.core.errors import ModserveError, invalid
+from modserve.core.errors import invalid
 
+from .. import subprocesses
 from . import archive, environment_cache, interpreter, requirements, variables
 from .interpreter import Interpreter
 from .options import ENVIRONMENT_PATH, PYTHON, BackendOptions, ModelOptions
@@ -35,32 +30,16 @@ MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 _UNPACK_LIMIT_S = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """How to start a worker.
-
-    `python` is the path of the interpreter; `variables` are all of the process's environment variables. `directory` is
-    the environment's, None for an interpreter in none of its own. `version` is like ``CPython 3.11.7``, and `numpy` the
-    version of numpy.
-    """
-
-    python: str
-    variables: Mapping[str, str]
-    directory: Path | None
-    version: str
-    numpy: str
-
-
 def prepare(
     source: ModelSource, model: ModelOptions, backend: BackendOptions, inherited: Mapping[str, str] = os.environ
-) -> Environment:
+) -> Interpreter:
     """What the workers of a model version run in. Unpacks or installs it, if need be, and blocks meanwhile.
 
     A model that runs in a thread has the server's interpreter. Raises INVALID_ARG if the environment is not there, is
     no good or cannot run a worker, and UNAVAILABLE if there is no room for it.
     """
     if model.in_server:
-        return _environment(_of_server(inherited), None)
+        return _of_server(inherited)
     name = source.config.name
     version_directory = source.model_directory / str(source.version)
     file = requirements.file_of(version_directory, source.model_directory)
@@ -72,43 +51,37 @@ def prepare(
             _log.info("model '%s': '%s' is not installed, since '%s' names an environment", name, file, path)
         ready = _of_directory(directory, inherited, f"the environment '{path}' of model '{name}'")
     elif file is not None and backend.install_requirements:
-        base, _ = _default(backend, inherited)
+        base = _default(backend, inherited)
         cache = environment_cache.directory(backend.environment_directory, inherited)
         directory = requirements.environment(file, name, base, cache)
         ready = _of_directory(directory, inherited, f"the environment of '{file}' for model '{name}'")
     else:
-        base, of_default = _default(backend, inherited)
-        ready = _environment(base, of_default)
+        ready = _default(backend, inherited)
     limited = variables.with_threads(ready.variables, source.cpu_instances, source.cpu_threads)
     return replace(ready, variables=limited)
 
 
-def _environment(ready: Interpreter, directory: Path | None) -> Environment:
-    return Environment(ready.python, ready.variables, directory, ready.version, ready.numpy)
-
-
 def _of_server(inherited: Mapping[str, str]) -> Interpreter:
     version = f"{platform.python_implementation()} {platform.python_version()}"
-    return Interpreter(sys.executable, version, np.__version__, dict(inherited))
+    return Interpreter(sys.executable, version, dict(inherited))
 
 
-def _of_directory(directory: Path, inherited: Mapping[str, str], which_one: str) -> Environment:
+def _of_directory(directory: Path, inherited: Mapping[str, str], which_one: str) -> Interpreter:
     python = interpreter.find(directory)
     if python is None:
         raise invalid(f"{which_one} has no interpreter: there is no '{directory / 'bin' / 'python'}'")
-    ready = interpreter.inspect(python, variables.activated(inherited, directory), which_one)
-    return _environment(ready, directory)
+    return interpreter.inspect(python, variables.activated(inherited, directory), which_one)
 
 
-def _default(backend: BackendOptions, inherited: Mapping[str, str]) -> tuple[Interpreter, Path | None]:
-    """The interpreter of models that have no environment, and the directory of its own, if it has one."""
+def _default(backend: BackendOptions, inherited: Mapping[str, str]) -> Interpreter:
+    """The interpreter of models that have no environment."""
     if backend.python == sys.executable:
-        return _of_server(inherited), None
+        return _of_server(inherited)
     which_one = f"the interpreter of --backend-config=python,{PYTHON}={backend.python}"
     directory = Path(backend.python).parent.parent
-    if any((directory / name).exists() for name in ("pyvenv.cfg", "conda-meta")):
-        return interpreter.inspect(backend.python, variables.activated(inherited, directory), which_one), directory
-    return interpreter.inspect(backend.python, variables.for_other_interpreter(inherited), which_one), None
+    in_environment = any((directory / name).exists() for name in ("pyvenv.cfg", "conda-meta"))
+    own = variables.activated(inherited, directory) if in_environment else variables.for_other_interpreter(inherited)
+    return interpreter.inspect(backend.python, own, which_one)
 
 
 def _named(
@@ -140,28 +113,23 @@ def _unpacked(path: Path, who: str, name: str, cache: Path) -> Path:
     key = f"archive-{hashlib.sha256(os.fsencode(state)).hexdigest()[:32]}"
 
     def make(place: Path, lock: int) -> None:
-        _log.info("model '%s': unpacking '%s' into '%s'", name, path, place)
-        begin = time.monotonic()
         _unpack(path, place, who, cache, lock)
         _fix_prefix(place, who, lock)
-        _log.info("model '%s': unpacked '%s' in %.1f s", name, path, time.monotonic() - begin)
 
-    def on_wait() -> None:
-        _log.info("model '%s': waiting until '%s' is unpacked by another load or server", name, path)
-
-    return environment_cache.environment(cache, key, path, make, on_wait)
+    return environment_cache.environment(cache, key, path, make, f"model '{name}'")
 
 
 def _unpack(path: Path, place: Path, who: str, cache: Path, lock: int) -> None:
-    ended = _run([sys.executable, "-I", "-S", archive.__file__, str(path), str(place)], None, who, lock)
+    command = [sys.executable, "-I", "-S", archive.__file__, str(path), str(place)]
+    ended = subprocesses.run(command, f"{who}; unpacking it", _UNPACK_LIMIT_S, pass_fds=(lock,))
     text = ended.stderr.decode(errors="replace").strip()
     if ended.returncode == archive.FAILED:
         raise environment_cache.disk_error(cache, OSError(0, f"unpacking '{path}': {text}"))
     if ended.returncode == archive.REFUSED:
         raise invalid(f"{who}, which cannot be unpacked: {text}")
     if ended.returncode:
-        status = interpreter.exit_status(ended.returncode)
-        raise invalid(f"{who}; unpacking it ended with {status}:\n{interpreter.last_lines(ended.stderr)}")
+        text = subprocesses.last_lines(ended.stderr)
+        raise invalid(f"{who}; unpacking it ended with {subprocesses.status(ended)}:\n{text}")
 
 
 def _fix_prefix(place: Path, who: str, lock: int) -> None:
@@ -169,61 +137,9 @@ def _fix_prefix(place: Path, who: str, lock: int) -> None:
     program, python = place / "bin" / "conda-unpack", interpreter.find(place)
     if not program.is_file() or python is None:
         return
-    ended = _run([python, str(program)], variables.activated(os.environ, place), who, lock)
+    doing = f"{who}; its 'bin/conda-unpack'"
+    own = variables.activated(os.environ, place)
+    ended = subprocesses.run([python, str(program)], doing, _UNPACK_LIMIT_S, env=own, pass_fds=(lock,))
     if ended.returncode:
-        status = interpreter.exit_status(ended.returncode)
-        text = interpreter.last_lines(ended.stderr or ended.stdout)
-        raise invalid(f"{who}; its 'bin/conda-unpack' ended with {status}:\n{text}")
-
-
-def _run(command: list[str], env: Mapping[str, str] | None, who: str, lock: int) -> subprocess.CompletedProcess[bytes]:
-    try:
-        return subprocess.run(
-            command,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            pass_fds=(lock,),
-            timeout=_UNPACK_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise invalid(f"{who}; unpacking it was not over after {_UNPACK_LIMIT_S:.0f} s") from error
-    except OSError as error:
-        raise invalid(f"{who}; '{command[0]}' cannot be run: {error.strerror}") from error
-
-
-def missing_module_hint(
-    module: str, source: ModelSource, model: ModelOptions, backend: BackendOptions, python: str
-) -> str:
-    """Where a module would have to be that a model did not find, and how it gets there: follows the error.
-
-    `python` is the interpreter that the model runs in.
-    """
-    if model.environment_path is not None:
-        return f"'{module}' is no module of the environment '{model.environment_path}' of model '{source.config.name}'"
-    return requirements.missing_module_hint(
-        module,
-        source.model_directory / str(source.version),
-        source.model_directory,
-        python,
-        mode=model.execution_mode,
-        installs=backend.install_requirements,
-        backend=source.config.backend or "python",
-    )
-
-
-@contextmanager
-def hints(source: ModelSource, model: ModelOptions, backend: BackendOptions, python: str) -> Iterator[None]:
-    """What runs a model's code inside fails, where a module is missing, with `missing_module_hint` behind the error."""
-    try:
-        yield
-    except ModserveError as error:
-        missing = _MISSING.match(error.message)
-        if missing is None:
-            raise
-        hint = missing_module_hint(missing[1], source, model, backend, python)
-        raise ModserveError(error.code, f"{error.message.rstrip()}\n\n{hint}") from error
-
-
-_MISSING = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
+        text = subprocesses.last_lines(ended.stderr or ended.stdout)
+        raise invalid(f"{doing} ended with {subprocesses.status(ended)}:\n{text}")

@@ -17,11 +17,13 @@ cache directory at the same time.
 import errno
 import fcntl
 import json
+import logging
 import os
 import shutil
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +31,8 @@ from pathlib import Path
 from modserve.core.errors import ModserveError, unavailable
 
 from .options import ENVIRONMENT_DIRECTORY
+
+_log = logging.getLogger(__name__)
 
 Make = Callable[[Path, int], None]
 """Fills a new empty directory. Programs that it starts inherit the descriptor."""
@@ -87,12 +91,12 @@ def _temporary() -> Path:
     return path
 
 
-def environment(cache: Path, key: str, source: Path, make: Make, on_wait: Callable[[], None]) -> Path:
+def environment(cache: Path, key: str, source: Path, make: Make, who: str) -> Path:
     """The directory of an environment, which is made if it is not there, by one process and one thread at a time.
 
     `source` is the file that it is made from: environments made from a former state of it, or from files that are
-    gone, are removed if nobody uses them. `on_wait` is called if somebody else is making it. Blocks, for as long as
-    `make` takes. Raises UNAVAILABLE for what the file system refuses, and what `make` raises; then nothing is left.
+    gone, are removed if nobody uses them. `who` begins the lines in the log. Blocks, for as long as `make` takes.
+    Raises UNAVAILABLE for what the file system refuses, and what `make` raises; then nothing is left.
     """
     entry = cache / key
     try:
@@ -100,9 +104,13 @@ def environment(cache: Path, key: str, source: Path, make: Make, on_wait: Callab
         try:
             fcntl.flock(lock, fcntl.LOCK_SH)
             if not _is_complete(entry):
-                with _exclusive(cache / f"{key}.make", on_wait) as inherited:
+                waiting = f"{who}: waiting until '{source}' is unpacked or installed by another load or server"
+                with _exclusive(cache / f"{key}.make", waiting) as inherited:
                     if not _is_complete(entry):
+                        begin = time.monotonic()
+                        _log.info("%s: making '%s' out of '%s', which may take minutes", who, entry, source)
                         _make(entry, source, lambda place: make(place, inherited))
+                        _log.info("%s: made '%s' in %.1f s", who, entry, time.monotonic() - begin)
                         _remove_superseded(cache, entry, source)
             _hold(entry, lock)
         except BaseException:
@@ -130,13 +138,13 @@ def _open(path: Path) -> int:
 
 
 @contextmanager
-def _exclusive(path: Path, on_wait: Callable[[], None]) -> Iterator[int]:
+def _exclusive(path: Path, waiting: str) -> Iterator[int]:
     lock = _open(path)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            on_wait()
+            _log.info("%s", waiting)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield lock
     finally:

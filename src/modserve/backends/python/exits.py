@@ -29,7 +29,9 @@ def wait(process: "subprocess.Popen[bytes]", end: float) -> bool:
     file = file_of(process.pid)
     if file >= 0:
         try:
-            return _is_readable(file, end)
+            poll = select.poll()
+            poll.register(file, select.POLLIN)
+            return bool(poll.poll(max(0.0, end - time.monotonic()) * 1000))
         finally:
             os.close(file)
     while not _has_ended(process.pid):
@@ -37,12 +39,6 @@ def wait(process: "subprocess.Popen[bytes]", end: float) -> bool:
             return False
         time.sleep(_LOOK_S)  # the system has no way to wait for a child, but not for ever
     return True
-
-
-def _is_readable(file: int, end: float) -> bool:
-    poll = select.poll()
-    poll.register(file, select.POLLIN)
-    return bool(poll.poll(max(0.0, end - time.monotonic()) * 1000))
 
 
 def _has_ended(pid: int) -> bool:

@@ -9,7 +9,6 @@ only its model.
 import asyncio
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import weakref
@@ -21,11 +20,11 @@ from typing import Any
 from modserve.core.errors import ModserveError, internal, invalid
 from modserve.core.loading import DirectoryLease, Listing
 
+from .. import subprocesses
 from .worker import importing
-from .worker.decorated import definition_of
+from .worker.decorator import definition_of
 
 _LONGEST_IMPORT_S = 300
-_MOST_STDERR = 2000
 _WORKER = Path(importing.__file__).parent
 
 _MODEL = '''\
@@ -201,18 +200,11 @@ def _mark(file: str) -> Mark:
 def _describe(model: _Model) -> dict[str, Any]:
     """What a process that imports a target says of it. Raises INVALID_ARG if the process says nothing."""
     command = [sys.executable, "-c", _DESCRIBE, str(_WORKER / "__init__.py"), model.target]
+    doing = f"cannot import '{model.target}'"
+    ended = subprocesses.run(command, doing, _LONGEST_IMPORT_S, cwd=model.directory)
     try:
-        result = subprocess.run(
-            command, cwd=model.directory, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LONGEST_IMPORT_S
-        )
-        description: dict[str, Any] = json.loads(result.stdout)
-    except subprocess.TimeoutExpired as error:
-        seconds = f"{_LONGEST_IMPORT_S} s"
-        raise invalid(f"cannot import '{model.target}': it has not been imported after {seconds}") from error
-    except OSError as error:
-        raise internal(f"cannot start {sys.executable} to import '{model.target}': {error}") from error
+        description: dict[str, Any] = json.loads(ended.stdout)
     except ValueError as error:
-        text = result.stderr.decode(errors="replace")[-_MOST_STDERR:].strip()
-        ended = f"signal {-result.returncode}" if result.returncode < 0 else f"exit code {result.returncode}"
-        raise invalid(f"cannot import '{model.target}': the process ended with {ended}\n{text}".rstrip()) from error
+        text = subprocesses.last_lines(ended.stderr)
+        raise invalid(f"{doing}: the process ended with {subprocesses.status(ended)}\n{text}".rstrip()) from error
     return description

@@ -28,11 +28,12 @@ from modserve.core.requests import request_ids
 from modserve.core.tensors.tensor import Tensor
 
 from .calls import WorkerCalls
-from .environment import Environment
+from .interpreter import Interpreter
 from .options import EXECUTION_TIMEOUT, BackendOptions
-from .process import Worker
+from .process import WorkerProcess
 from .worker import wire
-from .worker.records import INLINE_BYTES, Descriptions, Entry, Record, Status, write_records
+from .worker.records import INLINE_BYTES, Descriptions, OutgoingRecord, Record, Status, write_records
+from .worker.remote import SEQUENCE_END, SEQUENCE_START
 from .worker.wire import Frame, Kind, Location
 
 _log = logging.getLogger(__name__)
@@ -42,7 +43,6 @@ _LARGE_BYTES = 256 * 1024
 _READY_S = 5.0
 _AHEAD = 3
 """Batches that wait in the worker's socket while executions are short: then it need not sleep between them."""
-_SEQUENCE_START, _SEQUENCE_END = 1, 2
 
 
 class WorkerInstance:
@@ -50,16 +50,16 @@ class WorkerInstance:
 
     def __init__(
         self,
-        worker: Worker,
+        worker: WorkerProcess,
         source: ModelSource,
         options: BackendOptions,
-        environment: Environment,
+        interpreter: Interpreter,
         execution_timeout_s: float | None,
     ) -> None:
         self.worker = worker
         self.max_ahead = _AHEAD
         self._options = options
-        self._environment = environment
+        self._interpreter = interpreter
         self._open: dict[int, EngineRequest] = {}
         self._numbers = itertools.count(1)
         self._batches: deque[_Batch] = deque()
@@ -77,7 +77,7 @@ class WorkerInstance:
             Kind.LOG: self._write_log,
             **self._calls.takers,
         }
-        worker.take = self._take
+        worker.take = lambda frame: self._takers[frame[0]](frame)
         worker.on_end = self._ended
 
     def __repr__(self) -> str:
@@ -91,12 +91,12 @@ class WorkerInstance:
 
     def load(self, load: Mapping[str, Any]) -> None:
         """Start the process and have it load model.py."""
-        environment = self._environment
+        interpreter = self._interpreter
         limit = self._options.start_timeout_s
         try:
-            self.worker.spawn(environment.python, environment.variables)
+            self.worker.spawn(interpreter.python, interpreter.variables)
         except OSError as error:
-            raise internal(f"{self.worker.who}: '{environment.python}' cannot be run: {error.strerror}") from error
+            raise internal(f"{self.worker.who}: '{interpreter.python}' cannot be run: {error.strerror}") from error
         try:
             self._ask(Kind.HELLO, None, limit)
             self._ask(Kind.START, load)
@@ -208,9 +208,6 @@ class WorkerInstance:
         return some or list(self._open.values())
 
     # What the worker says
-
-    def _take(self, frame: Frame) -> None:
-        self._takers[frame[0]](frame)
 
     def _executed(self, frame: Frame) -> None:
         records = self.worker.records(frame)
@@ -342,7 +339,7 @@ def _execute_frame(
         described = tuple([(name, tensor.datatype.name, tensor.shape) for name, tensor in tensors.items()])
         elements = [tensor.raw for tensor in tensors.values()]
         sort = described, request.outputs, ()
-        entries.append(Entry(number, Status.OPEN, sort, elements, request.id.encode(), _extras(request)))
+        entries.append(OutgoingRecord(number, Status.OPEN, sort, elements, request.id.encode(), _extras(request)))
     return write_records(descriptions, place, Kind.EXECUTE, entries)
 
 
@@ -351,7 +348,7 @@ def _extras(request: EngineRequest) -> bytes:
     parameters, context = request.parameters, request.trace_context
     if not parameters and not request.timeout_ns and not context:
         return b""
-    flags = _SEQUENCE_START * request.sequence_start + _SEQUENCE_END * request.sequence_end
+    flags = SEQUENCE_START * request.sequence_start + SEQUENCE_END * request.sequence_end
     trace = {"trace": context} if context else {}
     return wire.pack(
         {

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 from modserve.core.errors import invalid
 
+from .. import subprocesses
 from .worker import library_path
 
 OLDEST = (3, 8)
@@ -45,11 +45,13 @@ _OF_SHELL = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """`version` is like ``CPython 3.11.7``. `variables` are those that a worker needs, with those of activation."""
+    """How to start a worker: `variables` are all of its environment variables, with those of activation.
+
+    `python` is a path; `version` is like ``CPython 3.11.7``.
+    """
 
     python: str
     version: str
-    numpy: str
     variables: Mapping[str, str]
 
 
@@ -99,7 +101,7 @@ def _inspect(python: str, variables: Mapping[str, str], which_one: str) -> Inter
     if facts["numpy"] is None:
         raise invalid(f"{which_one} ({version}) has no numpy; a worker needs it: '{python} -m pip install numpy'")
     kept = {name: value for name, value in facts["variables"].items() if name not in _OF_SHELL or name in variables}
-    return Interpreter(python, version, facts["numpy"], kept | {n: variables[n] for n in _OF_SHELL & variables.keys()})
+    return Interpreter(python, version, kept | {n: variables[n] for n in _OF_SHELL & variables.keys()})
 
 
 def _facts(python: str, variables: Mapping[str, str], which_one: str) -> dict[str, Any]:
@@ -109,41 +111,17 @@ def _facts(python: str, variables: Mapping[str, str], which_one: str) -> dict[st
     if shell is not None and scripts:
         command = [shell, "-c", _SOURCE_SCRIPTS, "activate", *command]
         environ[library_path.NAME] = variables.get(library_path.ORIGINAL, "")
-    try:
-        # From the root directory, where no module can be taken for numpy by mistake.
-        ended = subprocess.run(
-            command,
-            env=environ,
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise invalid(f"{which_one}: '{python}' had not imported numpy after {_LIMIT_S:.0f} s") from error
-    except OSError as error:
-        raise invalid(f"{which_one}: its interpreter '{python}' cannot be run: {error.strerror}") from error
+    # From the root directory, where no module can be taken for numpy by mistake.
+    ended = subprocesses.run(command, f"{which_one}: importing numpy with '{python}'", _LIMIT_S, env=environ, cwd="/")
     for line in ended.stdout.decode(errors="surrogateescape").splitlines():
         if line.startswith(_MARK):
             facts: dict[str, Any] = json.loads(line.removeprefix(_MARK))
             return facts
-    text = last_lines(ended.stderr)
+    text = subprocesses.last_lines(ended.stderr)
     how = f"its activation scripts or its interpreter '{python}'" if scripts else f"its interpreter '{python}'"
-    raise invalid(f"{which_one}: {how} ended with {exit_status(ended.returncode)}" + (f":\n{text}" if text else ""))
+    raise invalid(f"{which_one}: {how} ended with {subprocesses.status(ended)}" + (f":\n{text}" if text else ""))
 
 
 def _has_scripts(variables: Mapping[str, str]) -> bool:
     prefix = variables.get("CONDA_PREFIX")
     return prefix is not None and any(Path(prefix, "etc", "conda", "activate.d").glob("*.sh"))
-
-
-def exit_status(code: int) -> str:
-    """How a process ended, from `Popen.returncode`."""
-    return f"signal {-code}" if code < 0 else f"status {code}"
-
-
-def last_lines(output: bytes, count: int = 10) -> str:
-    """The last lines of what a program wrote, indented."""
-    lines = [line.rstrip() for line in output.decode(errors="replace").splitlines() if line.strip()]
-    return "\n".join(f"  {line}" for line in lines[-count:])

@@ -132,30 +132,25 @@ class LocalInstance:
         request = handle.request
         inputs = [received_tensor(name, tensor) for name, tensor in request.tensors.items()]
         parameters, timeout_ns, context = request.parameters, request.timeout_ns, request.trace_context
-        if not parameters and not timeout_ns and not context:  # as few requests have any
-            return worker_request.InferenceRequest.received(
-                handle,
-                inputs,
-                request.outputs,
-                request.id,
-                model_name=self._name,
-                model_version=self._version,
-                decoupled=self._decoupled,
-            )
+        extras: dict[str, Any] = {}
+        if parameters or timeout_ns or context:  # as few requests have
+            extras = {
+                "correlation_id": request.correlation_id,
+                "flags": SEQUENCE_START * request.sequence_start + SEQUENCE_END * request.sequence_end,
+                "timeout": timeout_ns // 1000,
+                "priority": request.priority,
+                "parameters": parameters,
+                "trace": worker_request.InferenceTrace(context),
+            }
         return worker_request.InferenceRequest.received(
             handle,
             inputs,
             request.outputs,
             request.id,
-            request.correlation_id,
-            SEQUENCE_START * request.sequence_start + SEQUENCE_END * request.sequence_end,
-            timeout_ns // 1000,
-            request.priority,
-            parameters,
-            trace=worker_request.InferenceTrace(context),
             model_name=self._name,
             model_version=self._version,
             decoupled=self._decoupled,
+            **extras,
         )
 
     def _settle(self, handles: "list[LocalRequest]", responses: python_model.Responses) -> list[FinalResponse] | None:
@@ -176,7 +171,7 @@ def _fail(handles: "list[LocalRequest]", error: ModserveError) -> None:
 
 
 class LocalRequest:
-    """Implements `worker.host.RequestHandle`."""
+    """Implements `worker.response.RequestHandle`."""
 
     __slots__ = ("_decoupled", "ended", "request")
 
@@ -320,46 +315,31 @@ _LEVELS = {"ERROR": logging.ERROR, "WARNING": logging.WARNING, "INFO": logging.I
 _WAITS = {"load": "load_model()", "unload": "unload_model()", "ready": "is_model_ready()"}
 
 
-class LocalResponses:
-    """Implements `worker.host.ResponseIterator`. The call begins at once; `begun` is done when something has come."""
+class LocalResponses(worker_response.ResponseIterator):
+    """The call begins at once; `begun` is done when something has come."""
 
     def __init__(
         self, models: ModelCaller, request: InferenceRequest, parents: list[EngineRequest], trace: str
     ) -> None:
+        super().__init__()
         self.begun: Future[None] = Future()
         self._outcomes: queue.SimpleQueue[tuple[Outcome, bool]] = queue.SimpleQueue()
-        self._before: list[worker_response.InferenceResponse] = []
-        self._at = 0
         self._over = False
         self._call = models.submit(
             request, functools.partial(_receive, self._outcomes, self.begun), parent=parents, paced=True, trace=trace
         )
 
-    def __iter__(self) -> "LocalResponses":
-        self._at = 0
-        return self
-
-    def __next__(self) -> worker_response.InferenceResponse:
-        if self._at == len(self._before):
-            if self._over:
-                raise StopIteration
-            outcome, self._over = self._outcomes.get()
-            self._call.taken()
-            if outcome is None:  # as in Triton, an end that comes alone is a response without outputs
-                self._before.append(worker_response.InferenceResponse.received([]))
-            elif isinstance(outcome, ModserveError):
-                self._before.append(_failure(outcome))
-            else:
-                self._before.append(_received_response(outcome))
-        self._at += 1
-        return self._before[self._at - 1]
+    def _receive(self) -> worker_response.InferenceResponse:
+        if self._over:
+            raise StopIteration
+        outcome, self._over = self._outcomes.get()
+        self._call.taken()
+        if outcome is None:
+            return worker_response.InferenceResponse.received([])
+        return _failure(outcome) if isinstance(outcome, ModserveError) else _received_response(outcome)
 
     def cancel(self) -> None:
-        """The responses that have come are still to be had, and then the end, mostly an error of the code CANCELLED."""
         self._call.cancel()
-
-    def __del__(self) -> None:
-        self.cancel()
 
 
 def _receive(

@@ -9,12 +9,14 @@ import difflib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeVar, get_args
+from typing import Literal, cast, get_args
 
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import invalid
+
+from ..options import OptionReader, options_of, parameters_of
 
 ExecutionMode = Literal["process", "thread", "inline"]
 
@@ -46,10 +48,7 @@ BACKEND_OPTIONS: Mapping[str, str] = _WITHOUT_EFFECT | dict.fromkeys(
 """Option → why it has no effect, or nothing: the `known_options` of the backend."""
 
 _PLACES = {"thread": "in a thread", "inline": "on the event loop"}
-_FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _LONGEST_S = 86_400.0
-
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,6 @@ class ModelOptions:
 
     execution_mode: ExecutionMode = "process"
     environment_path: str | None = None
-    cpu_only_inputs: bool = True
     execution_timeout_s: float | None = None
 
     @property
@@ -87,13 +85,12 @@ class BackendOptions:
 
 def model_options(config: ModelConfig) -> ModelOptions:
     """Raises INVALID_ARG, with the model's name and what would be right."""
-    where, values = f"model '{config.name}': parameter", config.parameters
-    modes: Mapping[str, ExecutionMode] = {mode: mode for mode in get_args(ExecutionMode)}
+    values = parameters_of(config)
+    values.choice(CPU_ONLY_INPUTS, ("yes", "no"))
     options = ModelOptions(
-        execution_mode=_choice(where, values, EXECUTION_MODE, modes, "process"),
-        environment_path=_text(where, values, ENVIRONMENT_PATH, "a conda-pack archive or an environment's directory"),
-        cpu_only_inputs=_choice(where, values, CPU_ONLY_INPUTS, {"yes": True, "no": False}, True),
-        execution_timeout_s=_seconds(where, values, EXECUTION_TIMEOUT, 0.0) or None,
+        execution_mode=cast(ExecutionMode, values.choice(EXECUTION_MODE, get_args(ExecutionMode), "process")),
+        environment_path=_path(values, ENVIRONMENT_PATH, "a conda-pack archive or an environment's directory"),
+        execution_timeout_s=_seconds(values, EXECUTION_TIMEOUT, 0.0) or None,
     )
     if options.in_server and options.execution_timeout_s is not None:
         raise invalid(
@@ -110,16 +107,16 @@ def model_options(config: ModelConfig) -> ModelOptions:
     return options
 
 
-def backend_options(values: Mapping[str, str]) -> BackendOptions:
+def backend_options(options: Mapping[str, str]) -> BackendOptions:
     """Raises INVALID_ARG, with what would be right."""
-    where, default = "backend option", BackendOptions()
+    values, default = options_of(options), BackendOptions()
     start_key = START_TIMEOUT if START_TIMEOUT in values else _TRITONS_START_TIMEOUT
     return BackendOptions(
-        install_requirements=_choice(where, values, INSTALL_REQUIREMENTS, _FLAGS, default.install_requirements),
-        environment_directory=_text(where, values, ENVIRONMENT_DIRECTORY, "a directory"),
-        python=_parsed(where, values, PYTHON, _executable, "the path or name of a Python interpreter", default.python),
-        start_timeout_s=_seconds(where, values, start_key, default.start_timeout_s),
-        stop_timeout_s=_seconds(where, values, STOP_TIMEOUT, default.stop_timeout_s),
+        install_requirements=values.flag(INSTALL_REQUIREMENTS, default=default.install_requirements),
+        environment_directory=_path(values, ENVIRONMENT_DIRECTORY, "a directory"),
+        python=_interpreter(values, default.python),
+        start_timeout_s=_seconds(values, start_key, default.start_timeout_s),
+        stop_timeout_s=_seconds(values, STOP_TIMEOUT, default.stop_timeout_s),
     )
 
 
@@ -142,41 +139,22 @@ def _fold(key: str) -> str:
     return key.upper().replace("-", "_").replace(".", "_").replace(" ", "_")
 
 
-def _executable(text: str) -> str | None:
+def _interpreter(values: OptionReader, default: str) -> str:
     """The absolute path of an interpreter; a link to it stays a link, by which a virtual environment is recognised."""
-    path = shutil.which(os.path.expanduser(text)) if text else None
-    return os.path.abspath(path) if path is not None else None
-
-
-def _parsed(
-    where: str, values: Mapping[str, str], key: str, parse: Callable[[str], Value | None], right: str, default: Value
-) -> Value:
-    """The value under `key`, which `parse` understands or returns None for. Raises INVALID_ARG."""
-    text = values.get(key)
-    if text is None:
+    if PYTHON not in values.values:
         return default
-    value = parse(text)
-    if value is None:
-        raise invalid(f"{where} '{key}' is '{text}', expected {right}")
-    return value
+    path = shutil.which(os.path.expanduser(values.text(PYTHON)))
+    if path is None:
+        raise values.fault(PYTHON, "the path or name of a Python interpreter")
+    return os.path.abspath(path)
 
 
-def _choice(where: str, values: Mapping[str, str], key: str, choices: Mapping[str, Value], default: Value) -> Value:
-    right = " or ".join(f"'{choice}'" for choice in choices)
-    return _parsed(where, values, key, lambda text: choices.get(text.strip().lower()), right, default)
+def _path(values: OptionReader, key: str, expected: str) -> str | None:
+    if "\0" in values.text(key):
+        raise values.fault(key, expected)
+    return values.text(key) or None
 
 
-def _text(where: str, values: Mapping[str, str], key: str, right: str) -> str | None:
-    # An empty value is how a configuration made from a template leaves a parameter out.
-    return _parsed(where, values, key, lambda text: None if "\0" in text else text.strip(), right, "") or None
-
-
-def _seconds(where: str, values: Mapping[str, str], key: str, default: float) -> float:
-    def parse(text: str) -> float | None:
-        try:
-            seconds = float(text)
-        except ValueError:
-            return None
-        return seconds if 0 < seconds <= _LONGEST_S else None
-
-    return _parsed(where, values, key, parse, f"seconds, more than 0 and at most {_LONGEST_S:.0f}", default)
+def _seconds(values: OptionReader, key: str, default: float) -> float:
+    expected = f"seconds, more than 0 and at most {_LONGEST_S:.0f}"
+    return values.number(key, default, lambda seconds: 0 < seconds <= _LONGEST_S, expected)

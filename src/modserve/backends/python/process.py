@@ -42,7 +42,7 @@ _LAST_READS = 64
 _TRIM_S = arena.IDLE_SECONDS + 1
 
 
-class Worker:
+class WorkerProcess:
     """One process. `take` gets its frames, `on_end` its end; both on the event loop's thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, who: str) -> None:
@@ -74,7 +74,7 @@ class Worker:
         """Of the model's ``is_ready``."""
 
     def __repr__(self) -> str:
-        return f"Worker({self.who}, process {self.process.pid})"
+        return f"WorkerProcess({self.who}, process {self.process.pid})"
 
     def rename(self, who: str) -> None:
         self.who = self._output.who = who

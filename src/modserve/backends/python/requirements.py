@@ -6,28 +6,20 @@ does an update of the server.
 """
 
 import hashlib
-import logging
 import os
 import shlex
-import subprocess
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from modserve.core.errors import invalid
 
+from .. import subprocesses
 from . import environment_cache, interpreter
-from .options import ENVIRONMENT_PATH, EXECUTION_MODE, INSTALL_REQUIREMENTS, ExecutionMode
-
-_log = logging.getLogger(__name__)
 
 FILENAME = "requirements.txt"
 _LIMIT_S = 3600.0
 _ELSEWHERE = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PYTHONPATH", "PYTHONHOME")
 """What would make pip install elsewhere, or take packages for installed that the environment does not have."""
-
-_PACKAGES = {"mlflow": "mlflow-skinny pandas"}
-"""Module → the packages that the models which import it need, where that is known."""
 
 
 def file_of(version_directory: Path, model_directory: Path) -> Path | None:
@@ -50,15 +42,9 @@ def environment(path: Path, model: str, base: interpreter.Interpreter, cache: Pa
         raise invalid(f"model '{model}': '{path}' cannot be read: {error.strerror}") from error
 
     def make(place: Path, lock: int) -> None:
-        _log.info("model '%s': installing '%s' into '%s', which may take minutes", model, path, place)
-        begin = time.monotonic()
         _install(path, model, base, place, lock)
-        _log.info("model '%s': installed '%s' in %.1f s", model, path, time.monotonic() - begin)
 
-    def on_wait() -> None:
-        _log.info("model '%s': waiting until '%s' is installed by another load or server", model, path)
-
-    return environment_cache.environment(cache, key, path.resolve(), make, on_wait)
+    return environment_cache.environment(cache, key, path.resolve(), make, f"model '{model}'")
 
 
 def _install(path: Path, model: str, base: interpreter.Interpreter, place: Path, lock: int) -> None:
@@ -66,41 +52,21 @@ def _install(path: Path, model: str, base: interpreter.Interpreter, place: Path,
     python = str(place / "bin" / "python")
     pip = (python, "-m", "pip", "--disable-pip-version-check", "--no-input")
 
-    def run(command: Sequence[str], doing: str) -> None:
-        _run(command, f"model '{model}': {doing}", variables, path.parent, lock)
+    def run(command: Sequence[str], what: str) -> None:
+        doing = f"model '{model}': {what}"
+        # The environment's lock is held as long as the program lives.
+        ended = subprocesses.run(
+            command, doing, _LIMIT_S, env=variables, cwd=path.parent, pass_fds=(lock,), together=True
+        )
+        if ended.returncode:
+            text = f"'{shlex.join(command)}' ended with {subprocesses.status(ended)}"
+            raise invalid(f"{doing}: {text}:\n{subprocesses.last_lines(ended.stdout)}")
 
     run((base.python, "-m", "venv", "--clear", str(place)), f"cannot make a virtual environment for '{path}'")
     run((*pip, "install", "-r", path.name), f"cannot install '{path}'")
-    if not _has_numpy(python, variables):
+    search = "import importlib.util, sys; sys.exit(importlib.util.find_spec('numpy') is None)"
+    if subprocesses.run((python, "-c", search), f"model '{model}'", _LIMIT_S, env=variables, cwd="/").returncode:
         run((*pip, "install", "numpy"), f"cannot install numpy beside '{path}'")
-
-
-def _has_numpy(python: str, variables: Mapping[str, str]) -> bool:
-    command = [python, "-c", "import importlib.util, sys; sys.exit(importlib.util.find_spec('numpy') is None)"]
-    return subprocess.run(command, env=variables, cwd="/", stdin=subprocess.DEVNULL, check=False).returncode == 0
-
-
-def _run(command: Sequence[str], doing: str, variables: Mapping[str, str], directory: Path, lock: int) -> None:
-    """Run a program that holds the environment's lock as long as it lives."""
-    try:
-        ended = subprocess.run(
-            command,
-            env=variables,
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=(lock,),
-            timeout=_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise invalid(f"{doing}: it was not over after {_LIMIT_S:.0f} s") from error
-    except OSError as error:
-        raise invalid(f"{doing}: '{command[0]}' cannot be run: {error.strerror}") from error
-    if ended.returncode:
-        status = interpreter.exit_status(ended.returncode)
-        raise invalid(f"{doing}: '{shlex.join(command)}' ended with {status}:\n{interpreter.last_lines(ended.stdout)}")
 
 
 def _digest(path: Path, base: interpreter.Interpreter) -> str:
@@ -126,37 +92,3 @@ def _contents(path: Path, seen: set[Path]) -> Iterator[bytes]:
         included = path.parent / rest.partition(" #")[0].strip()
         if option in ("-r", "--requirement", "-c", "--constraint") and included.is_file():
             yield from _contents(included, seen)
-
-
-def missing_module_hint(
-    module: str,
-    version_directory: Path,
-    model_directory: Path,
-    python: str,
-    *,
-    mode: ExecutionMode,
-    installs: bool,
-    backend: str = "python",
-) -> str:
-    """What to do about a model that fails with ModuleNotFoundError: a sentence to follow the error.
-
-    `python` is the interpreter that the model runs in, or would run in; `installs` says that the
-    server installs requirements. `backend` is the model's, which stands on the Python backend.
-    """
-    path = file_of(version_directory, model_directory)
-    by_hand = f"install it there ('{python} -m pip install {_PACKAGES.get(module, '…')}')"
-    if path is None:
-        name_one = f"name an environment that has it by the parameter '{ENVIRONMENT_PATH}'"
-        ways = [by_hand, f"leave out '{EXECUTION_MODE}' and {name_one}" if mode != "process" else name_one]
-        where = f"'{module}' is no module of {python}, which the model runs in"
-    elif mode != "process":
-        return (
-            f"'{module}' is no module of {python}, which the model runs in, since its '{EXECUTION_MODE}' is '{mode}'; "
-            f"'{path}' is for models that run in a process of their own"
-        )
-    elif installs:
-        return f"'{module}' is no module of {python}, where '{path}' is installed; does the file name its package?"
-    else:
-        ways = [f"have it installed with --backend-config={backend},{INSTALL_REQUIREMENTS}=true", by_hand]
-        where = f"'{module}' is no module of {python}, and '{path}' is not installed"
-    return f"{where}: {', or '.join(ways)}"

@@ -16,9 +16,9 @@ from modserve.core.errors import invalid
 
 from ..api import InstanceSpec, ModelSource, Placement
 from .archive import Form, form_of
-from .exported import CompiledProgram, ExportedProgram
+from .export import CompiledProgram, ExportedProgram
 from .instance import PyTorchInstance
-from .options import BACKEND_OPTIONS, RUNTIME_MODEL, Options, read, warnings
+from .options import BACKEND_OPTIONS, RUNTIME_MODEL, PyTorchOptions, read, warnings
 from .program import Program
 from .python_class import PythonClass
 from .threads import SharedThreads, one_thread, process_modes
@@ -84,7 +84,7 @@ def _device(placement: Placement) -> torch.device | None:
 class PyTorchModel:
     """One file, and what was loaded of it for each device."""
 
-    def __init__(self, source: ModelSource, options: Options, form: Form, path: Path) -> None:
+    def __init__(self, source: ModelSource, options: PyTorchOptions, form: Form, path: Path) -> None:
         self._source = source
         self._options = options
         self._path = path

@@ -10,14 +10,14 @@ import torch
 
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import ModserveError, internal, invalid
-from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Array
 
+from ..tensors import input_datatypes, output_datatypes
 from .arrays import input_converter, to_array
 from .failures import of_execution, one_line
-from .naming import Path, bind_results, flatten, output_names
-from .options import Options
-from .program import Loaded
+from .naming import Path, bind_results, flatten
+from .options import PyTorchOptions
+from .program import LoadedProgram
 from .threads import InstanceThreads, SharedThreads
 
 _log = logging.getLogger(__name__)
@@ -28,15 +28,16 @@ _ALONE: tuple[Path, ...] = ((),)
 class PyTorchInstance:
     takes_early = True
 
-    def __init__(self, loaded: Loaded, config: ModelConfig, options: Options, threads: SharedThreads) -> None:
+    def __init__(
+        self, loaded: LoadedProgram, config: ModelConfig, options: PyTorchOptions, threads: SharedThreads
+    ) -> None:
         self._who = f"model '{config.name}'"
         self._run = loaded.run
         self._flat = loaded.flat
         self._paths = tuple(loaded.paths or ())
         self._holds_outputs = loaded.holds_outputs
         self._threads = InstanceThreads(threads)
-        self._names = output_names(config)
-        self._datatypes = _output_datatypes(config)
+        self._datatypes = output_datatypes(config)
         self._bindings: dict[tuple[Path, ...], dict[str, int]] = {}
         """For each structure of results that was seen: which leaf each output is."""
         if loaded.paths is not None:
@@ -49,7 +50,7 @@ class PyTorchInstance:
             name: input_converter(
                 name, datatype, loaded.kinds.get(name, ""), copies=loaded.writes_inputs, cast=cast, device=device
             )
-            for name, datatype in _input_datatypes(config).items()
+            for name, datatype in input_datatypes(config).items()
         }
         self._context = _contexts(options, device)
         self._cleans = options.cache_cleaning and device is not None
@@ -97,25 +98,14 @@ class PyTorchInstance:
 
     def _binding(self, paths: tuple[Path, ...]) -> dict[str, int]:
         try:
-            places = bind_results(self._who, self._names, paths)
+            places = bind_results(self._who, list(self._datatypes), paths)
         except ModserveError as error:
             raise invalid(f"{error.message}; the outputs of the configuration are no results of the model") from None
         self._bindings[paths] = places
         return places
 
 
-def _input_datatypes(config: ModelConfig) -> dict[str, Datatype]:
-    datatypes = {spec.name: spec.datatype for spec in config.inputs}
-    datatypes |= {name: each.datatype for each in config.batch_inputs for name in each.targets}
-    return datatypes | dict(config.sequence_batching.inputs if config.sequence_batching else ())
-
-
-def _output_datatypes(config: ModelConfig) -> dict[str, Datatype]:
-    states = dict(config.sequence_batching.state_outputs) if config.sequence_batching else {}
-    return states | {spec.name: spec.datatype for spec in config.outputs}
-
-
-def _contexts(options: Options, device: Any) -> Callable[[], Any]:
+def _contexts(options: PyTorchOptions, device: Any) -> Callable[[], Any]:
     """What an execution is wrapped in."""
     guard = partial(torch.inference_mode, True) if options.inference_mode else torch.no_grad
     others: list[Callable[[], Any]] = []

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import invalid
 
 Path: TypeAlias = tuple[int | str, ...]
@@ -45,12 +44,12 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class Structure:
     """A structure of tensors: `kind` is ``leaf``, ``tuple``, ``list`` or ``dict``, the last with `keys`."""
 
     kind: str
     keys: tuple[int | str, ...] = ()
-    children: tuple["Node", ...] = field(default=())
+    children: tuple["Structure", ...] = field(default=())
 
     def paths(self, before: Path = ()) -> list[Path]:
         """Of its leaves, in order."""
@@ -59,7 +58,7 @@ class Node:
         return [path for key, node in self.items for path in node.paths((*before, key))]
 
     @property
-    def items(self) -> Iterator[tuple[int | str, "Node"]]:
+    def items(self) -> Iterator[tuple[int | str, "Structure"]]:
         return zip(self.keys, self.children, strict=True)
 
     def template(self, leaves: Iterator[str]) -> Template:
@@ -81,14 +80,14 @@ _KINDS = {
 }
 
 
-def parse_structure(text: str) -> Node:
+def parse_structure(text: str) -> Structure:
     """A structure as PyTorch writes it (``torch.utils._pytree.treespec_dumps``). Raises INVALID_ARG for other types."""
     return _node(json.loads(text)[1])
 
 
-def _node(value: Mapping[str, Any]) -> Node:
+def _node(value: Mapping[str, Any]) -> Structure:
     if value["type"] is None:
-        return Node("leaf")
+        return Structure("leaf")
     kind = _KINDS.get(value["type"])
     if kind is None:
         raise invalid(
@@ -100,25 +99,12 @@ def _node(value: Mapping[str, Any]) -> Node:
     if kind == "dict":
         context = json.loads(value["context"]) if isinstance(value["context"], str) else value["context"]
         keys = context[-1] if context and isinstance(context[-1], list) else context or ()
-    return Node(kind, tuple(keys), children)
+    return Structure(kind, tuple(keys), children)
 
 
 def bracketed(root: str, path: Iterable[int | str]) -> str:
     """``root[2][key]``, as Triton names the parts of a structure."""
     return root + "".join([f"[{key}]" for key in path])
-
-
-def input_names(config: ModelConfig) -> list[str]:
-    """All inputs that a model gets: those of clients, of the batcher and of the sequence batcher, in this order."""
-    names = [spec.name for spec in config.inputs]
-    names += [name for batch_input in config.batch_inputs for name in batch_input.targets]
-    if config.sequence_batching is not None:
-        names += [name for name, _ in config.sequence_batching.inputs]
-    return list(dict.fromkeys(names))
-
-
-def output_names(config: ModelConfig) -> list[str]:
-    return list(dict.fromkeys((*config.output_names, *config.state_outputs)))
 
 
 def index_of(name: str) -> int | None:
@@ -127,7 +113,7 @@ def index_of(name: str) -> int | None:
     return int(digits) if digits.isascii() and digits.isdecimal() else None
 
 
-class Notes:
+class OnceLog:
     """Logs each note once, although every instance of a model binds the same names."""
 
     def __init__(self, log: logging.Logger) -> None:
@@ -242,7 +228,7 @@ def _assembled(kind: str, parts: Sequence[tuple[Path, str]]) -> Template:
     return parts[0][1]
 
 
-def program_inputs(inputs: Node, argument_names: Sequence[str] = ()) -> list[Slot]:
+def program_inputs(inputs: Structure, argument_names: Sequence[str] = ()) -> list[Slot]:
     """The tensors of a program that was exported or compiled; `inputs` is a tuple of arguments and keywords.
 
     `argument_names` are those of its ``forward``, where they are known.

@@ -12,10 +12,9 @@ from typing import Any
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import invalid
 
-from ..options import flag, integer, unknown_parameters
+from ..options import MAX_BATCH_SIZE, OptionReader, parameters_of, unknown_parameters
 from .archive import Form
 
-MAX_BATCH_SIZE = "default-max-batch-size"
 BACKEND_OPTIONS: Mapping[str, str] = {MAX_BATCH_SIZE: ""}
 
 RUNTIME_MODEL = "model.py"
@@ -63,7 +62,7 @@ KNOWN = (
 
 
 @dataclass(frozen=True)
-class Options:
+class PyTorchOptions:
     """A model's parameters, read."""
 
     optimized_execution: bool = True
@@ -92,36 +91,35 @@ class Options:
         return _SHORT[self.precision or self.autocast or "float32"]
 
 
-def read(config: ModelConfig) -> Options:
+def read(config: ModelConfig) -> PyTorchOptions:
     """Raises INVALID_ARG for parameters that are no good."""
-    values = config.parameters
-    where = f"model '{config.name}': parameter"
+    values = parameters_of(config)
 
-    def yes(key: str, default: bool) -> bool:
-        return flag(where, values, key, default=default)
+    def is_on(key: str) -> bool:
+        return values.flag(key, default=False)
 
     def count(keys: tuple[str, ...]) -> int:
-        return next((integer(where, values, key, 0) for key in keys if key in values), 0)
+        return next((values.integer(key, 0) for key in keys if key in values), 0)
 
-    precision, autocast = (_precision(where, values, key) for key in _CASTS)
+    precision, autocast = (_precision(values, key) for key in _CASTS)
     if precision and autocast:
         raise invalid(
-            f"{where} 'PRECISION' converts the model, and 'AUTOCAST' single operators: only one of them is good"
+            f"{values.where} 'PRECISION' converts the model, and 'AUTOCAST' single operators: only one of them is good"
         )
-    return Options(
-        optimized_execution=not yes("DISABLE_OPTIMIZED_EXECUTION", False),
-        optimize_for_inference=yes("OPTIMIZE_FOR_INFERENCE", False),
-        inference_mode=yes("INFERENCE_MODE", True),
-        cudnn=not yes("DISABLE_CUDNN", False),
-        cache_cleaning=yes("ENABLE_CACHE_CLEANING", False),
-        weight_sharing=yes(_SHARING, False) if _SHARING in values else None,
+    return PyTorchOptions(
+        optimized_execution=not is_on("DISABLE_OPTIMIZED_EXECUTION"),
+        optimize_for_inference=is_on("OPTIMIZE_FOR_INFERENCE"),
+        inference_mode=values.flag("INFERENCE_MODE", default=True),
+        cudnn=not is_on("DISABLE_CUDNN"),
+        cache_cleaning=is_on("ENABLE_CACHE_CLEANING"),
+        weight_sharing=is_on(_SHARING) if _SHARING in values else None,
         threads=count(_THREADS),
         inter_op_threads=count(_INTER_THREADS),
         precision=precision if precision != "float32" else "",
         autocast=autocast if autocast != "float32" else "",
-        jit_modes={key: yes(key, True) for key in JIT_MODES if key in values},
-        compile=_compile(where, values),
-        model_class=values.get(_CLASS, ""),
+        jit_modes={key: is_on(key) for key in JIT_MODES if key in values},
+        compile=_compile(values),
+        model_class=values.text(_CLASS),
     )
 
 
@@ -153,27 +151,21 @@ def _idle(config: ModelConfig, form: Form, gpus: int) -> Iterator[tuple[str, str
             yield key, f"it is for {RUNTIME_MODEL}, and the model is {form.words}"
 
 
-def _precision(where: str, values: Mapping[str, str], key: str) -> str:
-    text = values.get(key, "").lower()
-    if not text:
-        return ""
-    if text not in PRECISIONS:
-        raise invalid(f"{where} '{key}' is '{values[key]}', expected 'fp32', 'bf16' or 'fp16'")
-    return PRECISIONS[text]
+def _precision(values: OptionReader, key: str) -> str:
+    text = values.text(key).lower()
+    if text and text not in PRECISIONS:
+        raise values.fault(key, "'fp32', 'bf16' or 'fp16'")
+    return PRECISIONS.get(text, "")
 
 
-def _compile(where: str, values: Mapping[str, str]) -> Mapping[str, Any] | None:
-    text = values.get(COMPILE_PARAMETERS, "").strip()
+def _compile(values: OptionReader) -> Mapping[str, Any] | None:
     parameters: object = {}
-    if text:
+    if values.text(COMPILE_PARAMETERS):
         try:
-            parameters = json.loads(text)
+            parameters = json.loads(values.text(COMPILE_PARAMETERS))
         except ValueError as error:
-            raise invalid(f"{where} '{COMPILE_PARAMETERS}' is no JSON: {error}") from None
+            raise invalid(f"{values.where} '{COMPILE_PARAMETERS}' is no JSON: {error}") from None
     if not isinstance(parameters, dict) or not all(key in _COMPILE_KEYS for key in parameters):
-        raise invalid(
-            f"{where} '{COMPILE_PARAMETERS}' is '{text}', expected a JSON object with some of "
-            f"{', '.join(_COMPILE_KEYS)}"
-        )
-    by_default = bool(text) and not parameters.get("disable", False)
-    return parameters if flag(where, values, COMPILE, default=by_default) else None
+        raise values.fault(COMPILE_PARAMETERS, f"a JSON object with some of {', '.join(_COMPILE_KEYS)}")
+    by_default = bool(values.text(COMPILE_PARAMETERS)) and not parameters.get("disable", False)
+    return parameters if values.flag(COMPILE, default=by_default) else None

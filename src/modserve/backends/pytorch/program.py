@@ -14,7 +14,7 @@ Run = Callable[[Mapping[str, Any]], Any]
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedProgram:
     """A model in memory, for one instance or several.
 
     `kinds` are those of arguments, by the names of inputs (`naming.Argument`). `writes_inputs` and `holds_outputs`: the
@@ -42,7 +42,7 @@ class Program(Protocol):
     def describe(self) -> ModelDescription | None:
         """What the file says of inputs and outputs. Raises INVALID_ARG where the configuration must say it."""
 
-    def load(self, config: ModelConfig, device: Any, *, fresh: bool) -> Loaded:
+    def load(self, config: ModelConfig, device: Any, *, fresh: bool) -> LoadedProgram:
         """For an instance on a device (None: where the model itself says). `fresh`: with a state of its own."""
 
     def close(self) -> None:

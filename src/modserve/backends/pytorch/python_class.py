@@ -19,12 +19,13 @@ from modserve.core.configuration.model_config import ModelConfig, ModelDescripti
 from modserve.core.errors import ModserveError, invalid
 
 from ..api import ModelSource
+from ..tensors import input_datatypes
 from .archive import Form, form_of
-from .exported import compiled
+from .export import compiled
 from .failures import one_line
-from .naming import Argument, Notes, bind_arguments, fill, input_names
-from .options import Options
-from .program import Loaded
+from .naming import Argument, OnceLog, bind_arguments, fill
+from .options import PyTorchOptions
+from .program import LoadedProgram
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class PythonClass:
     form = Form.CLASS
     stateful = True  # nobody can tell
 
-    def __init__(self, source: ModelSource, options: Options, file: Path) -> None:
+    def __init__(self, source: ModelSource, options: PyTorchOptions, file: Path) -> None:
         self._source = source
         self._options = options
         self._who = f"model '{source.config.name}'"
@@ -48,7 +49,7 @@ class PythonClass:
         self._class = _chosen(self._who, self._module, options.model_class, file)
         self._arguments = _arguments(self._class)
         self._defaults = _defaults(self._class)
-        self._note = Notes(_log)
+        self._note = OnceLog(_log)
         self._first: dict[Any, Any] = {}
         """For each device the first instance's module, with which the others share their parameters."""
 
@@ -60,7 +61,7 @@ class PythonClass:
             f"forward takes ({', '.join(argument.name for argument in self._arguments)})"
         )
 
-    def load(self, config: ModelConfig, device: Any, *, fresh: bool) -> Loaded:
+    def load(self, config: ModelConfig, device: Any, *, fresh: bool) -> LoadedProgram:
         first = self._first.get(device)
         if first is None:
             module = self._first[device] = self._new(device)
@@ -68,7 +69,7 @@ class PythonClass:
             module = self._sibling(first, device)
         else:
             module = first
-        names = input_names(config)
+        names = list(input_datatypes(config))
         bound = bind_arguments(self._who, _expanded(self._arguments, names), names, self._note)
         has_rest = any(argument.kind == "rest" for argument, _ in bound)
         defaults = self._defaults if has_rest else []
@@ -98,7 +99,7 @@ class PythonClass:
             return callable_(*arguments, **keywords)
 
         kinds = {template: argument.kind for argument, template in bound if isinstance(template, str)}
-        return Loaded(run, kinds, True, True, device=device)
+        return LoadedProgram(run, kinds, True, True, device=device)
 
     def close(self) -> None:
         self._first.clear()

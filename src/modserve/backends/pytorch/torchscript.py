@@ -10,12 +10,13 @@ from modserve.core.configuration.model_config import ModelConfig, ModelDescripti
 from modserve.core.errors import ModserveError, invalid
 
 from ..api import ModelSource
+from ..tensors import input_datatypes
 from .archive import Form
 from .arrays import quiet
 from .failures import one_line
-from .naming import Argument, Notes, bind_arguments, fill, input_names
-from .options import Options
-from .program import Loaded, Run
+from .naming import Argument, OnceLog, bind_arguments, fill
+from .options import PyTorchOptions
+from .program import LoadedProgram, Run
 
 _log = logging.getLogger(__name__)
 
@@ -28,11 +29,11 @@ _CONVOLUTION = "conv"
 class TorchScriptProgram:
     form = Form.TORCHSCRIPT
 
-    def __init__(self, source: ModelSource, options: Options, device: Any) -> None:
+    def __init__(self, source: ModelSource, options: PyTorchOptions, device: Any) -> None:
         self._source = source
         self._options = options
         self._who = f"model '{source.config.name}'"
-        self._note = Notes(_log)
+        self._note = OnceLog(_log)
         self._shared: dict[Any, Any] = {}
         module = self._shared[device] = self._module(device)
         if not hasattr(module, "forward"):
@@ -61,15 +62,15 @@ class TorchScriptProgram:
             "names, or INPUT__0, INPUT__1, …; outputs OUTPUT__0, OUTPUT__1, …"
         )
 
-    def load(self, config: ModelConfig, device: Any, *, fresh: bool) -> Loaded:
+    def load(self, config: ModelConfig, device: Any, *, fresh: bool) -> LoadedProgram:
         if fresh:
             # The first instance takes the module that was loaded to be looked at.
             module = self._shared.pop(device, None) or self._module(device)
         else:
             module = self._shared.get(device) or self._shared.setdefault(device, self._module(device))
-        bound = bind_arguments(self._who, self._arguments, input_names(config), self._note)
+        bound = bind_arguments(self._who, self._arguments, list(input_datatypes(config)), self._note)
         kinds = {template: argument.kind for argument, template in bound if isinstance(template, str)}
-        return Loaded(
+        return LoadedProgram(
             _runner(module.forward, self._arguments, bound, self._nullable),
             kinds,
             self._writes_inputs,

@@ -1,7 +1,7 @@
 """The ``sklearn`` backend: estimators and pipelines of scikit-learn, from skops files or, if allowed, from pickles.
 
 An output is a method of the estimator, by its name: ``predict``, ``predict_proba``, … Only those that a request asks
-for are computed. Forests run on ONNX Runtime (`accelerated`), which takes microseconds where scikit-learn takes
+for are computed. Forests run on ONNX Runtime (`acceleration`), which takes microseconds where scikit-learn takes
 milliseconds; everything else is the estimator itself, which all instances share.
 """
 
@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import sklearn
 import threadpoolctl
 
@@ -21,9 +20,10 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array
 
 from ..api import InstanceSpec, ModelSource
-from ..options import integer
+from ..options import default_max_batch_size
+from ..tensors import object_array, texts_of
 from . import options
-from .accelerated import Accelerated, accelerated, computable
+from .acceleration import AcceleratedForest, accelerated, computable
 from .files import PICKLES, load
 from .options import METHODS
 from .shapes import Features, as_tensor, features_of, frame, inputs_of, output_of, sample
@@ -98,7 +98,7 @@ class SklearnModel:
             except Exception as error:  # the estimator's own
                 _log.warning("model '%s': '%s' fails with zeros: %s; nothing is filled in", config.name, method, error)
                 return None
-        default = integer("backend option", self._source.options, options.MAX_BATCH_SIZE, _DEFAULT_MAX_BATCH_SIZE)
+        default = default_max_batch_size(self._source.options, _DEFAULT_MAX_BATCH_SIZE)
         return ModelDescription(_as_configured(inputs_of(features), config), tuple(outputs), default)
 
     def _outputs(self, config: ModelConfig) -> dict[str, str]:
@@ -183,7 +183,7 @@ class SklearnInstance:
         methods: Mapping[str, str],
         config: ModelConfig,
         threads: int,
-        fast: Accelerated | None,
+        fast: AcceleratedForest | None,
     ) -> None:
         self._estimator = estimator
         self._features = features
@@ -201,7 +201,9 @@ class SklearnInstance:
 
     def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
         if not self._limited and self._fast is None:
-            self._limit_threads()
+            # OpenMP has a number of threads for each thread that calls it: this concerns nobody else.
+            threadpoolctl.threadpool_limits(self._threads, user_api="openmp")
+            self._limited = True
         rows = self._rows(inputs)
         values = {}
         for name in outputs:
@@ -221,19 +223,14 @@ class SklearnInstance:
         with self._controller.limit(limits=self._threads, user_api="openmp"):
             return as_tensor(method, getattr(self._estimator, method)(rows))
 
-    def _limit_threads(self) -> None:
-        """OpenMP has a number of threads for each thread that calls it: this concerns nobody else."""
-        threadpoolctl.threadpool_limits(self._threads, user_api="openmp")
-        self._limited = True
-
     def _rows(self, inputs: Mapping[str, Array]) -> Any:
         if self._frame:
             return frame({spec.name: _column(spec, inputs[spec.name]) for spec in self._inputs if spec.name in inputs})
         (spec,) = self._inputs
         array = inputs[spec.name]
         if spec.datatype is dtypes.BYTES:
-            texts = _column(spec, array)
-            return texts.tolist() if self._features.text else texts.reshape(array.shape)
+            texts = texts_of(spec.name, array)
+            return texts if self._features.text else object_array(texts, array.shape)
         count = self._features.count
         if count and (array.ndim == 0 or array.shape[-1] != count):
             raise invalid(
@@ -248,13 +245,4 @@ class SklearnInstance:
 
 
 def _column(spec: TensorSpec, array: Array) -> Array:
-    flat = array.reshape(-1)
-    if spec.datatype is not dtypes.BYTES:
-        return flat
-    try:
-        texts = [element.decode() for element in flat.tolist()]
-    except UnicodeDecodeError as error:
-        raise invalid(f"input '{spec.name}' holds bytes that are no UTF-8: {error}") from None
-    column = np.empty(len(texts), object)
-    column[:] = texts
-    return column
+    return object_array(texts_of(spec.name, array), (-1,)) if spec.datatype is dtypes.BYTES else array.reshape(-1)

@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from modserve.core.configuration.model_config import ModelConfig
-from modserve.core.errors import invalid
 
-from ..options import flag, unknown_parameters
+from ..options import MAX_BATCH_SIZE, options_of, parameters_of, unknown_parameters
 
 METHODS = ("predict", "predict_proba", "predict_log_proba", "decision_function", "transform", "score_samples")
 """The methods of estimators whose results can be outputs; those that are asked for under their own names."""
-ALLOW_PICKLE, TRUSTED, MAX_BATCH_SIZE = "allow-pickle", "trusted", "default-max-batch-size"
+ALLOW_PICKLE, TRUSTED = "allow-pickle", "trusted"
 BACKEND_OPTIONS: Mapping[str, str] = dict.fromkeys((ALLOW_PICKLE, TRUSTED, MAX_BATCH_SIZE), "")
 _KNOWN = ("method", "accelerate")
 
@@ -25,22 +24,19 @@ class Permissions:
 
 def permissions(options: Mapping[str, str]) -> Permissions:
     """Raises INVALID_ARG."""
-    trusted = options.get(TRUSTED, "").replace(";", ",").split(",")
-    names = tuple(name.strip() for name in trusted if name.strip())
-    return Permissions(names, flag("backend option", options, ALLOW_PICKLE, default=False))
+    values = options_of(options)
+    names = (name.strip() for name in values.text(TRUSTED).replace(";", ",").split(","))
+    return Permissions(tuple(filter(None, names)), values.flag(ALLOW_PICKLE, default=False))
 
 
 def method(config: ModelConfig) -> str:
     """The parameter ``method``, or empty. Raises INVALID_ARG."""
-    name = config.parameters.get("method", "")
-    if name and name not in METHODS:
-        raise invalid(f"model '{config.name}': parameter 'method' is '{name}', expected one of: {', '.join(METHODS)}")
-    return name
+    return parameters_of(config).choice("method", METHODS)
 
 
 def accelerate(config: ModelConfig) -> bool:
     """Whether forests may run on ONNX Runtime. Raises INVALID_ARG."""
-    return flag(f"model '{config.name}': parameter", config.parameters, "accelerate", default=True)
+    return parameters_of(config).flag("accelerate", default=True)
 
 
 def warnings(config: ModelConfig) -> list[str]:

@@ -11,6 +11,8 @@ from modserve.core.errors import invalid, unsupported
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array
 
+from ..tensors import object_array
+
 INPUT, TEXT = "input-0", "text"
 """KServe's name for the features, in its documentation; ours for a pipeline that begins with a text."""
 
@@ -127,7 +129,5 @@ def as_tensor(name: str, values: Any) -> Array:
     array: Array = np.asarray(values)
     if array.dtype.kind in "OSU":
         flat = [each if isinstance(each, bytes) else str(each).encode() for each in array.ravel().tolist()]
-        shape, array = array.shape, np.empty(array.size, object)
-        array[:] = flat
-        array = array.reshape(shape)
+        array = object_array(flat, array.shape)
     return array.reshape(-1, 1) if array.ndim == 1 else array

@@ -13,7 +13,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from modserve.core.tensors.tensor import Array, Shape
 from ..api import InstanceSpec, ModelSource, Placement
 from ..options import library_path
 from . import graphs
-from .options import IN_CALLER, Options, read_options, saved_model_directory, warnings
+from .options import IN_CALLER, TensorFlowOptions, read_options, saved_model_directory, warnings
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +64,8 @@ _GRAPH_LEVELS = {
 """``optimization.graph.level`` → XLA, as in Triton, where all above 1 is the highest level."""
 
 Call = Callable[..., Sequence[Array]]
+Load = Callable[[Any], object]
+"""Fills the default graph, for a session."""
 
 
 class _Deprecations(logging.Filter):
@@ -142,7 +143,7 @@ class _ProcessThreads:
 class TensorFlowModel:
     """One SavedModel or frozen graph, and its sessions."""
 
-    def __init__(self, source: ModelSource, options: Options, gpus: int) -> None:
+    def __init__(self, source: ModelSource, options: TensorFlowOptions, gpus: int) -> None:
         self._source = source
         self._options = options
         self._gpus = gpus
@@ -154,11 +155,12 @@ class TensorFlowModel:
             saved = graphs.tagged(graphs.read_saved_model(directory, name), options.tag, name)
             self._graph = saved.graph_def
             self._signature: graphs.Signature | None = graphs.signature_of(saved, options.signature, source.config)
-            self._load: Callable[[Any], None] = partial(_load_saved_model, directory, options.tag)
+            load = tf.compat.v1.saved_model.loader.load
+            self._load: Load = lambda session: load(session, [options.tag], str(directory))
         else:
-            self._graph = graphs.read_graph(source.path, name)
+            graph = self._graph = graphs.read_graph(source.path, name)
             self._signature = None
-            self._load = partial(_load_graph, self._graph)
+            self._load = lambda _: tf.import_graph_def(graph, name="")
         first = source.placements[0] if source.placements else Placement(InstanceKind.CPU)
         session = self._session(first, 0)  # also shows that the file is good
         if self._signature is None:
@@ -223,7 +225,12 @@ class _Session:
     """A loaded graph that several instances may run at once."""
 
     def __init__(
-        self, source: ModelSource, options: Options, placement: Placement, gpus: int, load: Callable[[Any], None]
+        self,
+        source: ModelSource,
+        options: TensorFlowOptions,
+        placement: Placement,
+        gpus: int,
+        load: Load,
     ) -> None:
         name, path = source.config.name, source.path
         self.graph = tf.Graph()
@@ -273,7 +280,7 @@ class _Session:
                 raise invalid(f"model '{name}' has no operation '{operation}', which '{file}' names") from error
 
 
-def _session_settings(config: ModelConfig, options: Options, placement: Placement, gpus: int) -> Any:
+def _session_settings(config: ModelConfig, options: TensorFlowOptions, placement: Placement, gpus: int) -> Any:
     settings = config_pb2.ConfigProto(
         intra_op_parallelism_threads=options.intra_threads,
         inter_op_parallelism_threads=options.inter_threads,
@@ -294,14 +301,6 @@ def _session_settings(config: ModelConfig, options: Options, placement: Placemen
 def _device(placement: Placement, gpus: int) -> str | None:
     """Where operators go that do not say themselves; None leaves it to TensorFlow."""
     return f"/GPU:{placement.device}" if gpus and placement.kind is InstanceKind.GPU else None
-
-
-def _load_saved_model(directory: Path, tag: str, session: Any) -> None:
-    tf.compat.v1.saved_model.loader.load(session, [tag], str(directory))
-
-
-def _load_graph(graph: Any, session: Any) -> None:
-    tf.import_graph_def(graph, name="")
 
 
 class TensorFlowInstance:

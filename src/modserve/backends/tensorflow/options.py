@@ -13,7 +13,7 @@ from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import invalid
 
 from ..api import ModelSource
-from ..options import integer, unknown_parameters
+from ..options import MAX_BATCH_SIZE, default_max_batch_size, options_of, parameters_of, unknown_parameters
 
 SIGNATURE = "TF_SIGNATURE_DEF"
 TAG = "TF_GRAPH_TAG"
@@ -25,8 +25,6 @@ _SHARE = "MAX_SESSION_SHARE_COUNT"
 _SOFT_PLACEMENT = "ALLOW_SOFT_PLACEMENT"
 PARAMETERS = (SIGNATURE, TAG, INTRA_THREADS, INTER_THREADS, _PER_SESSION, INIT_OPS, _SHARE, _SOFT_PLACEMENT)
 
-MAX_BATCH_SIZE = "default-max-batch-size"
-_DEFAULT_MAX_BATCH_SIZE = 4
 _SOFT_PLACEMENT_OPTION = "allow-soft-placement"
 _GPU_MEMORY = "gpu-memory-fraction"
 _VERSION = "version"
@@ -39,14 +37,9 @@ SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
 IN_CALLER = -1
 """As a number of threads for operators: the thread that runs a session executes them, one after the other."""
 
-_FLAGS = {
-    **dict.fromkeys(("true", "on", "yes", "1"), True),
-    **dict.fromkeys(("false", "off", "no", "0"), False),
-}
-
 
 @dataclass(frozen=True)
-class Options:
+class TensorFlowOptions:
     """What a model's parameters and the backend's options say together."""
 
     signature: str
@@ -67,32 +60,28 @@ class Options:
     default_max_batch_size: int
 
 
-def read_options(source: ModelSource) -> Options:
+def read_options(source: ModelSource) -> TensorFlowOptions:
     """Raises INVALID_ARG for values that are no good."""
-    config, options = source.config, source.options
-    own_threads = _flag(config, _PER_SESSION, default=False)
-    intra = _count(config, INTRA_THREADS) or source.cpu_threads * source.cpu_instances
-    inter = _count(config, INTER_THREADS) or (source.cpu_threads if own_threads else IN_CALLER)
-    share = _count(config, _SHARE)
-    if _SHARE in config.parameters and not share:
+    config, values, options = source.config, parameters_of(source.config), options_of(source.options)
+    own_threads = values.flag(_PER_SESSION, default=False)
+    intra = values.integer(INTRA_THREADS, 0) or source.cpu_threads * source.cpu_instances
+    inter = values.integer(INTER_THREADS, 0) or (source.cpu_threads if own_threads else IN_CALLER)
+    share = values.integer(_SHARE, 0)
+    if _SHARE in values and not share:
         raise invalid(f"parameter '{_SHARE}' must be positive number for TensorFlow model '{config.name}'")
-    soft = _option_flag(options, _SOFT_PLACEMENT_OPTION, default=True)
-    return Options(
-        signature=config.parameters.get(SIGNATURE, ""),
-        tag=config.parameters.get(TAG, "") or DEFAULT_TAG,
+    soft = options.flag(_SOFT_PLACEMENT_OPTION, default=True)
+    return TensorFlowOptions(
+        signature=values.text(SIGNATURE),
+        tag=values.text(TAG) or DEFAULT_TAG,
         intra_threads=intra,
         inter_threads=inter,
         own_threads=own_threads,
         share_count=share,
         init_ops_file=_init_ops_file(source),
-        soft_placement=_flag(config, _SOFT_PLACEMENT, default=soft),
-        gpu_memory_fraction=_fraction(options),
-        default_max_batch_size=default_max_batch_size(options),
+        soft_placement=values.flag(_SOFT_PLACEMENT, default=soft),
+        gpu_memory_fraction=options.number(_GPU_MEMORY, 0.0, lambda share: 0 <= share <= 1, "a number from 0 to 1"),
+        default_max_batch_size=default_max_batch_size(source.options),
     )
-
-
-def default_max_batch_size(options: Mapping[str, str]) -> int:
-    return integer("backend option", options, MAX_BATCH_SIZE, _DEFAULT_MAX_BATCH_SIZE)
 
 
 def warnings(config: ModelConfig, options: Mapping[str, str]) -> list[str]:
@@ -132,35 +121,3 @@ def _init_ops_file(source: ModelSource) -> Path | None:
         f"model '{source.config.name}': parameter '{INIT_OPS}' is '{name}', but there is neither '{places[0]}' nor "
         f"'{places[1]}'"
     )
-
-
-def _count(config: ModelConfig, key: str) -> int:
-    return integer(f"model '{config.name}': parameter", config.parameters, key, 0)
-
-
-def _flag(config: ModelConfig, key: str, *, default: bool) -> bool:
-    return _truth(f"model '{config.name}': parameter '{key}'", config.parameters.get(key), default)
-
-
-def _option_flag(options: Mapping[str, str], key: str, *, default: bool) -> bool:
-    return _truth(f"backend option '{key}'", options.get(key), default)
-
-
-def _truth(where: str, text: str | None, default: bool) -> bool:
-    if text is None:
-        return default
-    value = _FLAGS.get(text.lower())
-    if value is None:
-        raise invalid(f"{where} is '{text}', expected true or false")
-    return value
-
-
-def _fraction(options: Mapping[str, str]) -> float:
-    text = options.get(_GPU_MEMORY, "0")
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise invalid(f"backend option '{_GPU_MEMORY}' is '{text}', expected a number from 0 to 1")
-    return value

@@ -8,15 +8,14 @@ from modserve.core.errors import ModserveError, invalid, unsupported
 from ..api import BackendModel, ModelSource
 from ..catalogue import BY_BACKEND
 from ..openvino.backend import OpenVinoBackend
+from ..options import MAX_BATCH_SIZE, default_max_batch_size
 from .options import (
     BACKEND_OPTIONS,
     INIT_OPS,
     INTRA_THREADS,
-    MAX_BATCH_SIZE,
     PARAMETERS,
     SIGNATURE,
     TAG,
-    default_max_batch_size,
     saved_model_directory,
 )
 

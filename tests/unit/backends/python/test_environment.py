@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from modserve.backends.api import ModelSource
-from modserve.backends.python import environment, environment_cache, interpreter, requirements
+from modserve.backends.python import environment, environment_cache, interpreter, missing_modules, requirements
 from modserve.backends.python.options import BackendOptions, ModelOptions
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import Code, ModserveError
@@ -41,7 +40,7 @@ def inspected(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def inspect(python: str, variables: Mapping[str, str], which_one: str) -> interpreter.Interpreter:
         calls.append(f"{which_one}: {python}")
-        return interpreter.Interpreter(python, "PyPy 3.9.16", "1.26.4", variables)
+        return interpreter.Interpreter(python, "PyPy 3.9.16", variables)
 
     monkeypatch.setattr(interpreter, "inspect", inspect)
     return calls
@@ -64,7 +63,7 @@ def test_the_servers_interpreter(source: ModelSource, inspected: list[str]) -> N
     ready = environment.prepare(source, ModelOptions(), BackendOptions(), {"A": "b"})
     version = f"{platform.python_implementation()} {platform.python_version()}"
     variables = {"A": "b", "OMP_NUM_THREADS": "3"}
-    assert ready == environment.Environment(sys.executable, variables, None, version, np.__version__)
+    assert ready == interpreter.Interpreter(sys.executable, version, variables)
     assert inspected == []
 
 
@@ -78,7 +77,7 @@ def test_a_model_in_a_thread(source: ModelSource, inspected: list[str], tmp_path
 def test_another_default_interpreter(source: ModelSource, inspected: list[str], tmp_path: Path) -> None:
     python = str(venv(tmp_path / "usr") / "bin" / "python")
     ready = environment.prepare(source, ModelOptions(), BackendOptions(python=python), {})
-    assert (ready.python, ready.directory, ready.version, ready.numpy) == (python, None, "PyPy 3.9.16", "1.26.4")
+    assert (ready.python, ready.version) == (python, "PyPy 3.9.16")
     assert "VIRTUAL_ENV" not in ready.variables
     assert inspected == [f"the interpreter of --backend-config=python,python={python}: {python}"]
 
@@ -87,7 +86,7 @@ def test_a_default_interpreter_in_an_environment(source: ModelSource, inspected:
     directory = venv(tmp_path / "venv")
     (directory / "pyvenv.cfg").touch()
     ready = environment.prepare(source, ModelOptions(), BackendOptions(python=str(directory / "bin" / "python")), {})
-    assert (ready.directory, ready.variables["VIRTUAL_ENV"]) == (directory, str(directory))
+    assert ready.variables["VIRTUAL_ENV"] == str(directory)
 
 
 @pytest.mark.parametrize("text", ["{absolute}", "$$TRITON_MODEL_DIRECTORY/../shared/env", "models/shared/env"])
@@ -98,7 +97,7 @@ def test_a_directory(
     monkeypatch.chdir(tmp_path)
     path = text.format(absolute=directory)
     ready = environment.prepare(source, ModelOptions(environment_path=path), BackendOptions(), {"PATH": "/bin"})
-    assert (ready.python, ready.directory) == (str(directory / "bin" / "python3"), directory)
+    assert (ready.python, ready.variables["VIRTUAL_ENV"]) == (str(directory / "bin" / "python3"), str(directory))
     assert ready.variables["PATH"] == f"{directory}/bin:/bin"
     assert ready.variables["OMP_NUM_THREADS"] == "3"
     assert inspected == [f"the environment '{path}' of model 'm': {directory / 'bin' / 'python3'}"]
@@ -143,7 +142,7 @@ def test_requirements_of_a_model_with_an_environment(
     directory = venv(tmp_path / "env")
     backend, model = BackendOptions(install_requirements=True), ModelOptions(environment_path=str(directory))
     with caplog.at_level("INFO"):
-        assert environment.prepare(source, model, backend, {}).directory == directory
+        assert environment.prepare(source, model, backend, {}).variables["VIRTUAL_ENV"] == str(directory)
     assert f"requirements.txt' is not installed, since '{directory}' names an environment" in caplog.text
 
 
@@ -162,17 +161,17 @@ def test_requirements_that_are_installed(
     (source.model_directory / "requirements.txt").write_text("y")
     backend = BackendOptions(install_requirements=True, environment_directory=str(tmp_path / "cache"))
     first = environment.prepare(source, ModelOptions(), backend, {})
-    assert first.directory is not None
-    assert first.directory.is_relative_to(tmp_path / "cache")
+    directory = Path(first.variables["VIRTUAL_ENV"])
+    assert directory.is_relative_to(tmp_path / "cache")
     assert environment.prepare(source, ModelOptions(), backend, {}) == first
     file.write_text("z")
     assert environment.prepare(source, ModelOptions(), backend, {}) != first
     assert installed == [(file, sys.executable)] * 2
-    assert inspected[0].startswith(f"the environment of '{file}' for model 'm': {first.directory}")
+    assert inspected[0].startswith(f"the environment of '{file}' for model 'm': {directory}")
 
 
 def digest(path: Path, version: str = "CPython 3.11.7") -> str:
-    return requirements._digest(path, interpreter.Interpreter("/usr/bin/python3", version, "2.0", {}))
+    return requirements._digest(path, interpreter.Interpreter("/usr/bin/python3", version, {}))
 
 
 def test_the_key_of_requirements(tmp_path: Path) -> None:
@@ -251,22 +250,22 @@ def test_what_to_do_about_a_missing_module(
     path = source.model_directory / "requirements.txt"
     if file:
         path.write_text("opencv-python")
-    assert environment.missing_module_hint("cv2", source, model, backend, "/py") == hint.format(file=path)
+    assert missing_modules.hint("cv2", source, model, backend, "/py") == hint.format(file=path)
 
 
 def test_a_missing_module_of_a_model_of_mlflow(source: ModelSource) -> None:
     source = replace(source, config=replace(source.config, backend="mlflow"))
-    hint = environment.missing_module_hint("mlflow", source, ModelOptions(), BackendOptions(), "/py")
+    hint = missing_modules.hint("mlflow", source, ModelOptions(), BackendOptions(), "/py")
     assert "('/py -m pip install mlflow-skinny pandas')" in hint
     (source.model_directory / "requirements.txt").write_text("mlflow")
-    hint = environment.missing_module_hint("cv2", source, ModelOptions(), BackendOptions(), "/py")
+    hint = missing_modules.hint("cv2", source, ModelOptions(), BackendOptions(), "/py")
     assert "--backend-config=mlflow,install-requirements=true" in hint
 
 
 def test_the_hint_follows_the_error(source: ModelSource) -> None:
     text = "ModuleNotFoundError: No module named 'cv2'\n\nAt:\n  model.py(1): <module>\n"
     failed = ModserveError(Code.INTERNAL, text)
-    with pytest.raises(ModserveError) as caught, environment.hints(source, ModelOptions(), BackendOptions(), "/py"):
+    with pytest.raises(ModserveError) as caught, missing_modules.hints(source, ModelOptions(), BackendOptions(), "/py"):
         raise failed
     assert caught.value.code is Code.INTERNAL
     assert caught.value.message.startswith(f"{text}\n'cv2' is no module of /py, ")
@@ -275,6 +274,6 @@ def test_the_hint_follows_the_error(source: ModelSource) -> None:
 @pytest.mark.parametrize("text", ["ValueError: x", "ImportError: No module named 'cv2'"])
 def test_other_errors_stay(source: ModelSource, text: str) -> None:
     failed = ModserveError(Code.INTERNAL, text)
-    with pytest.raises(ModserveError) as caught, environment.hints(source, ModelOptions(), BackendOptions(), "/py"):
+    with pytest.raises(ModserveError) as caught, missing_modules.hints(source, ModelOptions(), BackendOptions(), "/py"):
         raise failed
     assert caught.value is failed

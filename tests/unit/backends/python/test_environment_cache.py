@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import json
+import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -41,10 +42,6 @@ class Maker:
         (place / "file").write_text(self.content)
 
 
-def nobody_waits() -> None:
-    raise AssertionError("nobody else is here")
-
-
 def source(tmp_path: Path, name: str = "source") -> Path:
     path = tmp_path / name
     path.touch()
@@ -52,7 +49,7 @@ def source(tmp_path: Path, name: str = "source") -> Path:
 
 
 def made(directory: Path, key: str, path: Path, make: cache.Make) -> Path:
-    return cache.environment(directory, key, path, make, nobody_waits)
+    return cache.environment(directory, key, path, make, "model 'm'")
 
 
 def test_it_is_made_once(tmp_path: Path) -> None:
@@ -114,7 +111,7 @@ def test_what_was_removed_by_hand_is_made_again(tmp_path: Path) -> None:
     assert maker.calls == 2
 
 
-def test_one_makes_and_the_others_wait(tmp_path: Path) -> None:
+def test_one_makes_and_the_others_wait(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     waiting = threading.Barrier(3, timeout=20)
     maker, path = Maker(), source(tmp_path)
 
@@ -124,17 +121,24 @@ def test_one_makes_and_the_others_wait(tmp_path: Path) -> None:
 
     places: list[Path] = []
 
-    def on_wait() -> None:
-        waiting.wait()
+    def wait(record: logging.LogRecord) -> bool:
+        if ": waiting until" in record.getMessage():
+            waiting.wait()
+        return True
 
     def load() -> None:
-        places.append(cache.environment(tmp_path, "k", path, slow, on_wait))
+        places.append(made(tmp_path, "k", path, slow))
 
     threads = [threading.Thread(target=load) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
+    cache._log.addFilter(wait)
+    try:
+        with caplog.at_level("INFO"):
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(20)
+    finally:
+        cache._log.removeFilter(wait)
     assert maker.calls == 1
     assert places == [tmp_path / "k" / "environment"] * 3
 

@@ -17,7 +17,7 @@ from modserve import config as model_config
 from modserve import model
 from modserve.backends.python.functions import FunctionRepository
 from modserve.backends.python.worker import importing
-from modserve.backends.python.worker.decorated import definition_of
+from modserve.backends.python.worker.decorator import definition_of
 from modserve.core.errors import ModserveError
 from modserve.core.loading import Listing
 
@@ -131,7 +131,7 @@ async def test_a_place_is_described_again_when_its_file_has_changed(folder: Path
         ("some_functions:plain", "TypeError: 'plain' in {}/some_functions.py is no model; a function or class is one"),
         ("no_file.py:f", "ImportError: there is no file {}/no_file.py"),
         ("raises:f", "ZeroDivisionError: division by zero\n\nAt:\n  {}/raises.py(1): <module>"),
-        ("leaves:f", "cannot import 'leaves:f': the process ended with exit code 7\ngoodbye"),
+        ("leaves:f", "cannot import 'leaves:f': the process ended with status 7\n  goodbye"),
     ],
 )
 async def test_a_place_that_cannot_be_imported_is_a_model_that_says_why(folder: Path, place: str, text: str) -> None:

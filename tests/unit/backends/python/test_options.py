@@ -23,13 +23,13 @@ def refusal(call: Callable[[], object]) -> str:
 
 
 def test_defaults() -> None:
-    assert options.model_options(config()) == options.ModelOptions("process", None, True)
+    assert options.model_options(config()) == options.ModelOptions("process", None)
     assert options.backend_options({}) == options.BackendOptions(False, None, sys.executable, 30.0, 30.0)
 
 
 def test_what_a_model_says() -> None:
     said = config(EXECUTION_ENV_PATH=" /envs/a.tar.gz", FORCE_CPU_ONLY_INPUT_TENSORS="no", its_own="1")
-    assert options.model_options(said) == options.ModelOptions("process", "/envs/a.tar.gz", False)
+    assert options.model_options(said) == options.ModelOptions("process", "/envs/a.tar.gz")
     assert options.model_options(config(EXECUTION_MODE="Thread", EXECUTION_ENV_PATH="")) == options.ModelOptions(
         "thread"
     )
@@ -40,11 +40,11 @@ def test_what_a_model_says() -> None:
     [
         (
             {"EXECUTION_MODE": "fork"},
-            "model 'm': parameter 'EXECUTION_MODE' is 'fork', expected 'process' or 'thread' or 'inline'",
+            "model 'm': parameter 'EXECUTION_MODE' is 'fork', expected one of: process, thread, inline",
         ),
         (
             {"FORCE_CPU_ONLY_INPUT_TENSORS": "true"},
-            "model 'm': parameter 'FORCE_CPU_ONLY_INPUT_TENSORS' is 'true', expected 'yes' or 'no'",
+            "model 'm': parameter 'FORCE_CPU_ONLY_INPUT_TENSORS' is 'true', expected one of: yes, no",
         ),
         (
             {"EXECUTION_ENV_PATH": "a\0b"},
@@ -91,7 +91,7 @@ def test_tritons_name_of_the_start_time_out() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "right"),
     [
-        ("install-requirements", "maybe", "'true' or '1' or 'false' or '0'"),
+        ("install-requirements", "maybe", "true or false"),
         ("python", "/no/such/python", "the path or name of a Python interpreter"),
         ("python", "", "the path or name of a Python interpreter"),
         ("stub-timeout-seconds", "0", "seconds, more than 0 and at most 86400"),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from modserve.backends.python.process import Worker
+from modserve.backends.python.process import WorkerProcess
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 async def test_a_late_response_is_about_an_earlier_question(sockets: tuple[socket.socket, socket.socket]) -> None:
-    worker = Worker(asyncio.get_running_loop(), "model 'm'")
+    worker = WorkerProcess(asyncio.get_running_loop(), "model 'm'")
     worker._ready, model = sockets
     with pytest.raises(TimeoutError):
         await worker.check_ready(0.01)
@@ -34,7 +34,7 @@ async def test_a_late_response_is_about_an_earlier_question(sockets: tuple[socke
 
 
 async def test_a_process_that_has_ended_is_not_ready(sockets: tuple[socket.socket, socket.socket]) -> None:
-    worker = Worker(asyncio.get_running_loop(), "model 'm'")
+    worker = WorkerProcess(asyncio.get_running_loop(), "model 'm'")
     worker._ready, model = sockets
     with pytest.raises(TimeoutError):
         await worker.check_ready(0.01)

@@ -80,7 +80,7 @@ class TritonPythonModel:
         except Exception as error:
             if len(requests) > 1:
                 return [response for request in requests for response in self.respond([request])]
-            if isinstance(error, Refused):
+            if isinstance(error, InputError):
                 failure = pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG)
             else:
                 failure = pb_utils.TritonError(f"the MLflow model failed: {type(error).__name__}: {error}")
@@ -153,7 +153,7 @@ class TritonPythonModel:
         return array
 
 
-class Refused(ValueError):
+class InputError(ValueError):
     """What is wrong with the inputs of a request."""
 
 
@@ -193,7 +193,7 @@ def texts(name, array):
     try:
         flat = [each.decode("utf-8") if isinstance(each, bytes) else each for each in array.ravel().tolist()]
     except UnicodeDecodeError as error:
-        raise Refused(f"input '{name}' holds bytes that are no UTF-8: {error}") from None
+        raise InputError(f"input '{name}' holds bytes that are no UTF-8: {error}") from None
     return objects(flat, array.shape)
 
 
@@ -214,7 +214,7 @@ def moment(name, text):
             raise ValueError(f"'{text}' is too long ago or too far ahead")
     except ValueError as error:
         expected = "expected dates as ISO 8601 has them, such as 2024-02-29 or 2024-02-29T01:02:03.5Z"
-        raise Refused(f"input '{name}' is of dates: {error}; {expected}") from None
+        raise InputError(f"input '{name}' is of dates: {error}; {expected}") from None
     if match["sign"]:
         minutes = 60 * int(match["hours"]) + int(match["minutes"])
         value -= np.timedelta64(minutes if match["sign"] == "+" else -minutes, "m")
@@ -239,7 +239,7 @@ def element(value):
 def frame(arrays):
     for name, array in arrays.items():
         if array.size != len(array):
-            raise Refused(
+            raise InputError(
                 f"input '{name}' has the shape {list(array.shape)}, but a column of a frame has one element a row: a "
                 "model with several inputs, of which one has more, needs a signature that describes them as tensors"
             )

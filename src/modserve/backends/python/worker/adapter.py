@@ -13,7 +13,7 @@ from typing import Any, AsyncIterator, Coroutine, Dict, Iterable, Iterator, List
 import numpy as np
 
 from . import failure, host
-from .decorated import find
+from .decorator import find
 from .definition import Context, Definition, who
 from .errors import ErrorCode, TritonError
 from .response import COMPLETE_FINAL, InferenceResponse

@@ -126,7 +126,8 @@ def define(target: Any, options: Options) -> Definition:
     explicit = options.inputs is not None and options.outputs is not None
     hints = {} if explicit else type_hints(called)
     returned = hints.pop("return", None)
-    parameters = _parameters(called, bool(method) and not _is_static(target, method))
+    is_method = method and not isinstance(inspect.getattr_static(target, method), (staticmethod, classmethod))
+    parameters = _parameters(called, bool(is_method))
     inputs = tuple(_inputs(parameters, hints, options.inputs, batching))
     outputs = tuple(_outputs(returned, options.outputs, batching))
     for what, fields in (("input", inputs), ("output", outputs)):
@@ -196,10 +197,6 @@ def _called(target: Any) -> Tuple[Any, str]:
         if any(name in vars(base) for base in target.__mro__[:-1]):
             return getattr(target, name), name
     raise ValueError("the class has no method predict or __call__ for requests to call")
-
-
-def _is_static(target: type, method: str) -> bool:
-    return isinstance(inspect.getattr_static(target, method), (staticmethod, classmethod))
 
 
 def _parameters(called: Any, is_method: bool) -> Dict[str, inspect.Parameter]:

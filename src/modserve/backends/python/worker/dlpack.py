@@ -7,7 +7,7 @@ releases, of booleans: these go out as unsigned integers, and then the type in t
 
 import ctypes
 import sys
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
 
@@ -173,6 +173,3 @@ def _datatype(kind: _DataType) -> "Tuple[str, np.dtype[Any]]":
 
 def _no_device(kind: int) -> str:
     return f"DLDevice type {kind} is not supported: move the tensor to the CPU first"
-
-
-__all__: List[str] = ["CPU", "array", "capsule"]

@@ -3,7 +3,7 @@
 import os
 import traceback
 from types import TracebackType
-from typing import Iterator, List, Optional, Tuple
+from typing import Iterator, Optional, Tuple
 
 from .errors import ErrorCode, ModelError, TritonError, TritonModelException
 
@@ -63,6 +63,3 @@ def _places(trace: Optional[TracebackType]) -> Iterator[Tuple[str, int, str]]:
         if not (file.startswith((_HERE, "<frozen importlib")) or "importlib" in file.split(os.sep)):
             yield file, trace.tb_lineno, code.co_name
         trace = trace.tb_next
-
-
-__all__: List[str] = ["formatted", "of_exception"]

@@ -182,7 +182,8 @@ def output_fields(hint: Any, batching: bool) -> List[Field]:
     origin, arguments = _origin(hint)
     if origin in _STREAMS and arguments:
         return output_fields(arguments[0], batching)
-    if isinstance(hint, type) and (_is_typed_dict(hint) or hasattr(hint, "_fields")):
+    is_typed_dict = isinstance(hint, type) and issubclass(hint, dict) and hasattr(hint, "__total__")
+    if is_typed_dict or (isinstance(hint, type) and hasattr(hint, "_fields")):
         return [hinted(key, each, batching) for key, each in type_hints(hint).items()]
     if origin is tuple and Ellipsis not in arguments and arguments:
         return [hinted(f"output_{number}", each, batching) for number, each in enumerate(arguments)]
@@ -202,10 +203,6 @@ def type_hints(target: Any) -> Dict[str, Any]:
     except (NameError, TypeError, AttributeError) as error:
         raise ValueError(f"its type hints cannot be read: {error}; import the types outside of functions") from error
     return hints
-
-
-def _is_typed_dict(hint: type) -> bool:
-    return issubclass(hint, dict) and hasattr(hint, "__total__")
 
 
 def _is_single(hint: Any) -> bool:

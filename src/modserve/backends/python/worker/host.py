@@ -8,48 +8,30 @@ for each model, which `current` finds.
 import sys
 import threading
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Awaitable, Iterator, Mapping, Optional, Protocol, runtime_checkable
+from typing import Any, Awaitable, Mapping, Optional, Protocol
 
-if TYPE_CHECKING:
-    from .request import InferenceRequest
-    from .response import InferenceResponse
-
-
-class RequestHandle(Protocol):
-    """The server's side of one request that the model has in its hands. Any thread may use it."""
-
-    def send(self, response: "Optional[InferenceResponse]", final: bool) -> None:
-        """Give a response (None: the end alone). May block while a slow client has too much to take.
-
-        Raises `TritonModelException` after the final response.
-        """
-
-    def is_cancelled(self) -> bool:
-        """Nobody waits for a response any more."""
-
-    def reschedule(self) -> None:
-        """Run the request again in a later execution, in place of a final response."""
-
-    def let_go(self) -> None:
-        """The model has forgotten the request without a final response. Does nothing after one."""
+from .response import InferenceResponse, ResponseIterator
 
 
 class Host(Protocol):
-    """What a model can ask of the server beside its requests. Any thread may use it."""
+    """What a model can ask of the server beside its requests. Any thread may use it.
+
+    The requests that it runs are of the class `request.InferenceRequest`, which knows hosts.
+    """
 
     def log(self, level: str, message: str) -> None:
         """Write a line into the server's log; `level` is ERROR, WARNING, INFO or VERBOSE."""
 
-    def call(self, request: "InferenceRequest") -> "InferenceResponse":
+    def call(self, request: Any) -> InferenceResponse:
         """Run a request on another model and wait for its one response, which may be an error."""
 
-    def call_decoupled(self, request: "InferenceRequest") -> "ResponseIterator":
+    def call_decoupled(self, request: Any) -> ResponseIterator:
         """Run a request on another model; its responses come one after the other."""
 
-    def call_async(self, request: "InferenceRequest") -> "Awaitable[InferenceResponse]":
+    def call_async(self, request: Any) -> "Awaitable[InferenceResponse]":
         """As `call`, for the running event loop of the model."""
 
-    def call_decoupled_async(self, request: "InferenceRequest") -> "Awaitable[ResponseIterator]":
+    def call_decoupled_async(self, request: Any) -> "Awaitable[ResponseIterator]":
         """As `call_decoupled`, for the running event loop of the model."""
 
     def control(self, operation: str, arguments: Mapping[str, Any]) -> Any:
@@ -67,27 +49,14 @@ class Host(Protocol):
         """The model has no such metric any more."""
 
 
-@runtime_checkable
-class ResponseIterator(Protocol):
-    """The responses of a decoupled model; the same again gives those that have come once more.
-
-    The last one has no outputs where the end came alone. After `cancel` it is an error with the code CANCELLED,
-    unless the called model has ended before.
-    """
-
-    def __iter__(self) -> "Iterator[InferenceResponse]": ...
-    def __next__(self) -> "InferenceResponse": ...
-    def cancel(self) -> None: ...
-
-
-class _Here(threading.local):
+class _ThreadHost(threading.local):
     host: Optional[Host] = None
 
 
 NAME_IN_GLOBALS = "__modserve_host__"
 """A model's module has its host under this name, for threads that the model itself has started."""
 
-_here = _Here()
+_here = _ThreadHost()
 _of_process: Optional[Host] = None
 
 

@@ -15,7 +15,7 @@ import threading
 from typing import Any, Dict, Tuple
 
 from . import failure
-from .decorated import definition_of, stand_in
+from .decorator import definition_of, stand_in
 
 HELD: Dict[str, Any] = {}
 """Objects of this process by the targets that stand for them: see `hold`."""

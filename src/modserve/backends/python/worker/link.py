@@ -8,13 +8,13 @@ worker one wake-up, and so does the response to a call that ``execute`` makes.
 import asyncio
 import socket
 import threading
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 
 from . import wire
 from .arena import Arena, Mirror
-from .records import Descriptions, Entry, Record, read_records, write_records
+from .records import Descriptions, OutgoingRecord, Record, read_records, write_records
 from .wire import Frame, FrameReader, Kind, Location
 
 
@@ -136,7 +136,7 @@ class Link:
         with self._sending:
             self._send(frame)
 
-    def send_records(self, kind: int, entries: Sequence[Entry]) -> None:
+    def send_records(self, kind: int, entries: Sequence[OutgoingRecord]) -> None:
         """Send a frame of records. Large elements are copied into shared memory meanwhile."""
         with self._sending:
             self._send(write_records(self.descriptions, self._place, kind, entries))
@@ -166,13 +166,10 @@ class Link:
             self._send(b"")
 
     def _place(self, elements: wire.Buffer, size: int) -> Optional[Location]:
-        place = self._of_server(elements, size)
+        """They stay where they are if that is the server's memory, as those of an input that the model returns."""
+        address: int = np.frombuffer(elements, np.uint8, 1).__array_interface__["data"][0]
+        place = self._mirror.find(address, size)
         if place is not None:
             offset, capacity, start = place
             return Location(wire.SERVERS, offset, capacity, start, size)
         return self._arena.place(elements, size)
-
-    def _of_server(self, elements: wire.Buffer, size: int) -> Optional[Tuple[int, int, int]]:
-        """Where elements are in the server's memory, as those of an input that the model returns. Else None."""
-        address: int = np.frombuffer(elements, np.uint8, 1).__array_interface__["data"][0]
-        return self._mirror.find(address, size)

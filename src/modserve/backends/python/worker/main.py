@@ -24,7 +24,7 @@ from . import host, library_path, wire
 from . import model as python_model
 from .errors import ErrorCode, ModelError, TritonError
 from .link import Link, ServerGoneError
-from .records import Entry, Status
+from .records import OutgoingRecord, Status
 from .remote import RemoteRequest, RemoteServer, batch, entry
 from .request import InferenceRequest, InferenceTrace
 from .response import InferenceResponse
@@ -49,7 +49,7 @@ def main(sock: int, servers_memory: int, workers_memory: int, lifeline: int, rea
     of_readiness = socket.socket(fileno=ready)
     os.register_at_fork(after_in_child=link.leave_to_parent)
     os.register_at_fork(after_in_child=of_readiness.close)
-    worker = Worker(link, of_readiness)
+    worker = WorkerLoop(link, of_readiness)
     try:
         worker.run()
     except ServerGoneError as error:
@@ -88,7 +88,7 @@ def _exit() -> NoReturn:
         os._exit(0)
 
 
-class Worker:
+class WorkerLoop:
     """What the frames of the server ask of the model."""
 
     def __init__(self, link: Link, ready: socket.socket) -> None:
@@ -100,7 +100,7 @@ class Worker:
         self._answers: Dict[int, Callable[[Any], Any]] = {
             Kind.HELLO: lambda _: wire.VERSION,
             Kind.START: self._start,
-            Kind.COMPLETE: self._complete,
+            Kind.COMPLETE: lambda config: self._model.auto_complete_config(config),
             Kind.INITIALIZE: self._initialize,
         }
         self._server = RemoteServer(link, self._work.append)
@@ -141,9 +141,6 @@ class Worker:
 
     def _start(self, question: Dict[str, Any]) -> None:
         self._model = python_model.load(of_host=self._server, **question)
-
-    def _complete(self, question: str) -> Optional[str]:
-        return self._model.auto_complete_config(question)
 
     def _initialize(self, question: Dict[str, Any]) -> Dict[str, bool]:
         self._decoupled = self._server.decoupled = question["decoupled"]
@@ -201,14 +198,11 @@ class Worker:
                 Tensor.received(name, datatype, shape, raw)
                 for (name, datatype, shape, _), raw in zip(description.tensors, elements)
             ]
-            if extras:
-                if "trace" in extras:
-                    extras["trace"] = InferenceTrace(extras["trace"])
-                requests.append(
-                    InferenceRequest.received(handle, inputs, description.outputs, id, decoupled=decoupled, **extras)
-                )
-            else:
-                requests.append(InferenceRequest.received(handle, inputs, description.outputs, id, decoupled=decoupled))
+            if "trace" in extras:
+                extras["trace"] = InferenceTrace(extras["trace"])
+            requests.append(
+                InferenceRequest.received(handle, inputs, description.outputs, id, decoupled=decoupled, **extras)
+            )
         return requests
 
     def _failed(self, error: ModelError) -> InferenceResponse:
@@ -231,7 +225,7 @@ class Worker:
                 handle.ended = True
                 entries.append(entry(handle.number, response, True))
             elif handle.rescheduled:
-                entries.append(Entry(handle.number, Status.RESCHEDULED))
+                entries.append(OutgoingRecord(handle.number, Status.RESCHEDULED))
         self._link.send_records(Kind.EXECUTED, entries)
 
     # Execution on an event loop

@@ -9,7 +9,7 @@ import json
 from types import ModuleType
 from typing import Any, Callable, Coroutine, Dict, List, Optional, Sequence
 
-from . import adapter, decorated, failure, host, modules
+from . import adapter, decorator, failure, host, modules
 from .errors import ModelError
 from .model_config import ModelConfig
 from .request import InferenceRequest
@@ -29,10 +29,10 @@ def load(
     `search_paths` are more directories for its modules. Raises `ModelError`.
     """
     scope = modules.Scope(path, of_host, isolated, search_paths)
-    with _Of(of_host if isolated else None):
+    with _ModelContext(of_host if isolated else None):
         failed = None
         try:
-            decorated.stand_in()
+            decorator.stand_in()
             module = scope.run()
             kind = getattr(module, CLASS, None) or adapter.of_module(module)
         except BaseException as error:
@@ -46,7 +46,7 @@ def load(
     return LoadedModel(module, kind, path, name, of_host, scope)
 
 
-class _Of:
+class _ModelContext:
     """This thread runs code of the model with a host meanwhile. None changes nothing."""
 
     __slots__ = ("_host",)
@@ -77,7 +77,7 @@ class LoadedModel:
         self.is_ready_is_async = False
         self._class = kind
         self._scope = scope
-        self._of = _Of(of_host if scope.isolated else None)
+        self._of = _ModelContext(of_host if scope.isolated else None)
         self._instance: Any = None
         self._initialized = False
         self._execute: Callable[[List[InferenceRequest]], Any] = _not_initialized

@@ -22,7 +22,7 @@ import os
 import sys
 import threading
 from types import CodeType, FrameType, ModuleType
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, Optional, Sequence
 
 from . import host
 
@@ -212,6 +212,3 @@ def _end_of_standard_library() -> int:
         if sys.path[index - 1] in (standard, os.path.join(standard, "lib-dynload")):
             return index
     return len(sys.path)
-
-
-__all__: List[str] = ["Scope", "forget_listings", "model_directory", "offer_api"]

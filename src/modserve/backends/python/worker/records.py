@@ -17,6 +17,7 @@ import math
 import struct
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from .dtypes import DTYPES
 from .wire import HEADER, INLINE, Buffer, Location, pack
 
 _RECORD = struct.Struct("<QHHIII")
@@ -44,7 +45,7 @@ class Status:
     OPEN = 6  # a request; or its sender has the word
 
 
-class Described(NamedTuple):
+class TensorDescription(NamedTuple):
     """A tensor but for its elements. `datatype` is what each side makes of the name; `size` is -1 for BYTES."""
 
     name: str
@@ -56,7 +57,7 @@ class Described(NamedTuple):
 class Description(NamedTuple):
     """What all requests or responses of a sort have in common."""
 
-    tensors: Tuple[Described, ...]
+    tensors: Tuple[TensorDescription, ...]
     outputs: Tuple[str, ...]
     target: Tuple[Any, ...]
 
@@ -72,21 +73,7 @@ class Record(NamedTuple):
     elements: List[Any]
 
 
-SIZES = {
-    "BOOL": 1,
-    "UINT8": 1,
-    "UINT16": 2,
-    "UINT32": 4,
-    "UINT64": 8,
-    "INT8": 1,
-    "INT16": 2,
-    "INT32": 4,
-    "INT64": 8,
-    "FP16": 2,
-    "BF16": 2,
-    "FP32": 4,
-    "FP64": 8,
-}
+SIZES = {**{name: dtype.itemsize for name, dtype in DTYPES.items()}, "BF16": 2}
 """Bytes of an element; BYTES have no fixed size."""
 
 Sort = Tuple[Tuple[Tuple[str, str, Tuple[int, ...]], ...], Tuple[str, ...], Tuple[Any, ...]]
@@ -97,7 +84,10 @@ _KEPT = 1024
 
 
 class _Template(NamedTuple):
-    """A frame with one record, but for its number and the elements. `pads` follow the elements, empty where none do."""
+    """A frame with one record, but for its number and the elements. `pads` follow the elements, empty where none do.
+
+    Writes the frame of a small request in 2 µs in place of 5 (benchmarks/engine_shortcuts.py).
+    """
 
     head: bytes
     tail: bytes
@@ -105,7 +95,10 @@ class _Template(NamedTuple):
 
 
 class _Shape(NamedTuple):
-    """A body with one record, but for the same. `slices` of it are the elements; `size` is all of it."""
+    """A body with one record, but for the same. `slices` of it are the elements; `size` is all of it.
+
+    Reads the frame of a small request in 4 µs in place of 8 (benchmarks/engine_shortcuts.py).
+    """
 
     status: int
     description: Description
@@ -151,7 +144,7 @@ def _read(written: bytes, datatypes: Callable[[str], Any]) -> Description:
     for name, datatype, dims in tensors:
         shape = tuple([int(dim) for dim in dims])
         size = -1 if datatype == "BYTES" else math.prod(shape) * SIZES[datatype]
-        described.append(Described(str(name), datatypes(datatype), shape, size))
+        described.append(TensorDescription(str(name), datatypes(datatype), shape, size))
     return Description(tuple(described), tuple([str(name) for name in outputs]), tuple(target))
 
 
@@ -159,7 +152,7 @@ Place = Callable[[Buffer, int], Optional[Location]]
 """Puts elements of that many bytes into shared memory, and says where. None: they must go inline."""
 
 
-class Entry(NamedTuple):
+class OutgoingRecord(NamedTuple):
     """A record to be written. `elements` are the raw forms of the sort's tensors, as bytes or views of bytes."""
 
     number: int
@@ -170,7 +163,7 @@ class Entry(NamedTuple):
     extras: bytes = b""
 
 
-def write_records(descriptions: Descriptions, place: Place, kind: int, entries: Sequence[Entry]) -> bytes:
+def write_records(descriptions: Descriptions, place: Place, kind: int, entries: Sequence[OutgoingRecord]) -> bytes:
     """A frame with a record for each entry."""
     if len(entries) == 1:
         number, status, sort, elements, id, extras = entries[0]
@@ -186,7 +179,7 @@ def write_records(descriptions: Descriptions, place: Place, kind: int, entries: 
     return _write_records(descriptions, place, kind, entries)
 
 
-def _write_records(descriptions: Descriptions, place: Place, kind: int, entries: Sequence[Entry]) -> bytes:
+def _write_records(descriptions: Descriptions, place: Place, kind: int, entries: Sequence[OutgoingRecord]) -> bytes:
     records: List[Buffer] = []
     inline: List[Buffer] = []
     inline_size = size = 0
@@ -232,7 +225,7 @@ def _template(descriptions: Descriptions, key: Tuple[int, int, Sort]) -> Optiona
     sizes = [described.size for described in descriptions.read(descriptions.write(sort)).tensors]
     if [size for size in sizes if size < 0 or size > INLINE_BYTES] or sum(sizes) > MAX_INLINE_BYTES // 2:
         return None
-    entry = Entry(0, status, sort, [bytes(size) for size in sizes])
+    entry = OutgoingRecord(0, status, sort, [bytes(size) for size in sizes])
     frame = _write_records(descriptions, lambda elements, size: None, kind, [entry])
     _, _, _, inline_at = HEADER.unpack_from(frame)
     tail = frame[HEADER.size + _NUMBER_BYTES : HEADER.size + inline_at]

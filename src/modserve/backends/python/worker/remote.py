@@ -5,14 +5,14 @@ import contextvars
 import itertools
 import sys
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, Mapping, Optional, Tuple
 
 from . import wire
 from .errors import ErrorCode, TritonError, TritonModelException
 from .link import Link
-from .records import Entry, Record, Status
+from .records import OutgoingRecord, Record, Status
 from .request import InferenceRequest
-from .response import InferenceResponse
+from .response import InferenceResponse, ResponseIterator
 from .tensor import Tensor
 from .wire import Frame, Kind
 
@@ -24,7 +24,7 @@ batch: "contextvars.ContextVar[Tuple[int, ...]]" = contextvars.ContextVar("batch
 
 
 class RemoteRequest:
-    """Implements `host.RequestHandle`."""
+    """Implements `response.RequestHandle`."""
 
     __slots__ = ("__weakref__", "_known", "_server", "cancelled", "ended", "number", "paused", "rescheduled")
 
@@ -206,7 +206,7 @@ class RemoteServer:
         self.link.send_records(
             Kind.CALL,
             [
-                Entry(
+                OutgoingRecord(
                     number,
                     Status.OPEN,
                     (described, tuple(request._names), target),
@@ -267,51 +267,32 @@ class RemoteServer:
         self.link.send(wire.json_frame(Kind.DROP_METRIC, metric))
 
 
-class RemoteResponses:
-    """Implements `host.ResponseIterator`. Responses are kept, since the iterator may begin anew.
-
-    As in Triton, an end that comes alone is a response without outputs. A call that is cancelled ends with an error of
-    that code, unless the called model has ended it before.
-    """
-
+class RemoteResponses(ResponseIterator):
     def __init__(self, server: RemoteServer, number: int, call: _Call) -> None:
+        super().__init__()
         self._server = server
         self._number = number
         self._call = call
-        self._before: List[InferenceResponse] = []
-        self._at = 0
 
-    def __iter__(self) -> "Iterator[InferenceResponse]":
-        self._at = 0
-        return self
-
-    def __next__(self) -> InferenceResponse:
-        if self._at < len(self._before):
-            self._at += 1
-            return self._before[self._at - 1]
+    def _receive(self) -> InferenceResponse:
         call, server = self._call, self._server
-        while True:
-            if not call.come:
-                if call.over:
-                    raise StopIteration
-                server.link.wait(lambda: call.come or call.over)
-                continue
-            record = call.come.popleft()
-            if call.over and not call.come:
-                server.over(self._number)
-            elif record.status == Status.RESPONSE:
-                server.link.send(wire.number_frame(Kind.TAKEN, self._number))
-            response = _response(record)
-            self._before.append(response)
-            self._at += 1
-            return response
+        if not call.come and not call.over:
+            server.link.wait(lambda: call.come or call.over)
+        if not call.come:
+            raise StopIteration
+        record = call.come.popleft()
+        if call.over and not call.come:
+            server.over(self._number)
+        elif record.status == Status.RESPONSE:
+            server.link.send(wire.number_frame(Kind.TAKEN, self._number))
+        return _response(record)
 
     def cancel(self) -> None:
         if not self._call.over:
             self._server.link.send(wire.number_frame(Kind.CANCEL_CALL, self._number))
 
     def __del__(self) -> None:
-        self.cancel()
+        super().__del__()
         self._server.over(self._number)
 
 
@@ -319,19 +300,21 @@ _FINAL = frozenset({Status.FINAL, Status.FINAL_ERROR, Status.END})
 _ERRORS = frozenset({Status.ERROR, Status.FINAL_ERROR})
 
 
-def entry(number: int, response: Optional[InferenceResponse], final: bool) -> Entry:
+def entry(number: int, response: Optional[InferenceResponse], final: bool) -> OutgoingRecord:
     """A response as a record."""
     if response is None:
-        return Entry(number, Status.END)
+        return OutgoingRecord(number, Status.END)
     error = response.error()
     if error is not None:
         extras = wire.pack({"code": ErrorCode(error.code()).name, "message": error.message()})
-        return Entry(number, Status.FINAL_ERROR if final else Status.ERROR, extras=extras)
+        return OutgoingRecord(number, Status.FINAL_ERROR if final else Status.ERROR, extras=extras)
     tensors = response.output_tensors()
     described = tuple([(one.name(), one.datatype, tuple(one.dims)) for one in tensors])
     extras = wire.pack({"parameters": response.values}) if response.values else b""
     elements = [one.raw_form() for one in tensors]
-    return Entry(number, Status.FINAL if final else Status.RESPONSE, (described, (), ()), elements, extras=extras)
+    return OutgoingRecord(
+        number, Status.FINAL if final else Status.RESPONSE, (described, (), ()), elements, extras=extras
+    )
 
 
 def _response(record: Record) -> InferenceResponse:

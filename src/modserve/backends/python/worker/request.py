@@ -7,8 +7,7 @@ from typing import Any, Awaitable, Collection, List, Mapping, Optional, Sequence
 from . import host
 from . import parameters as _parameters
 from .errors import TritonModelException, type_name
-from .host import RequestHandle
-from .response import InferenceResponseSender
+from .response import InferenceResponseSender, RequestHandle
 from .tensor import Tensor
 
 RELEASE_ALL = 1
@@ -307,6 +306,3 @@ def _elements(what: str, values: Any) -> List[Any]:
     if isinstance(values, (list, tuple, set, frozenset)):
         return list(values)
     raise TypeError(f"InferenceRequest(): {what} must be a list, not {type_name(values)}")
-
-
-__all__: List[str] = ["InferenceRequest", "InferenceTrace", "MemoryType", "PreferredMemory"]

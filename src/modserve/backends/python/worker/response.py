@@ -1,11 +1,10 @@
-"""`InferenceResponse`, which models make and get, and `InferenceResponseSender`, which sends it."""
+"""`InferenceResponse`, which models make and get, `InferenceResponseSender`, which sends it, and `ResponseIterator`."""
 
 import threading
-from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Collection, Dict, List, Mapping, Optional, Protocol, Sequence
 
 from . import parameters as _parameters
 from .errors import TritonError, TritonModelException, type_name
-from .host import RequestHandle
 from .tensor import Tensor
 
 COMPLETE_FINAL = 1
@@ -87,6 +86,57 @@ def _refuse(index: int, tensor: object) -> None:
     raise TypeError(
         f"InferenceResponse(): output_tensors must be a list of Tensor, but element {index} is {type_name(tensor)}"
     )
+
+
+class ResponseIterator:
+    """The responses of a decoupled model; the same again gives those that have come once more.
+
+    As in Triton, an end that comes alone is a response without outputs. After `cancel` the last one is an error with
+    the code CANCELLED, unless the called model has ended before.
+    """
+
+    def __init__(self) -> None:
+        self._before: List[InferenceResponse] = []
+        self._at = 0
+
+    def __iter__(self) -> "ResponseIterator":
+        self._at = 0
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        if self._at == len(self._before):
+            self._before.append(self._receive())
+        self._at += 1
+        return self._before[self._at - 1]
+
+    def _receive(self) -> InferenceResponse:
+        """The next one. Raises StopIteration."""
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        raise NotImplementedError
+
+    def __del__(self) -> None:
+        self.cancel()
+
+
+class RequestHandle(Protocol):
+    """The server's side of one request that the model has in its hands. Any thread may use it."""
+
+    def send(self, response: Optional[InferenceResponse], final: bool) -> None:
+        """Give a response (None: the end alone). May block while a slow client has too much to take.
+
+        Raises `TritonModelException` after the final response.
+        """
+
+    def is_cancelled(self) -> bool:
+        """Nobody waits for a response any more."""
+
+    def reschedule(self) -> None:
+        """Run the request again in a later execution, in place of a final response."""
+
+    def let_go(self) -> None:
+        """The model has forgotten the request without a final response. Does nothing after one."""
 
 
 class InferenceResponseSender:

@@ -7,11 +7,10 @@ import numpy as np
 from .byte_tensors import deserialize_bytes_tensor, serialize_byte_tensor
 from .dtypes import DTYPES, DataType, bfloat16, datatype_of
 from .errors import TritonError, TritonModelException
-from .host import ResponseIterator
 from .model_config import ModelConfig
 from .modules import model_directory as get_model_dir
 from .request import InferenceRequest, InferenceTrace, MemoryType, PreferredMemory
-from .response import InferenceResponse, InferenceResponseSender
+from .response import InferenceResponse, InferenceResponseSender, ResponseIterator
 from .server import Logger, LogLevel, Metric, MetricFamily, MetricKind, is_model_ready, load_model, unload_model
 from .tensor import Tensor
 

@@ -30,16 +30,12 @@ def arguments(fields: Sequence[Field], arrays: Arrays, row: Optional[int] = None
 def _value(field: Field, array: Any) -> Any:
     if field.form == "array":
         return np.array(_texts(field, array), np.str_).reshape(array.shape) if field.element else array
-    values = _texts(field, array) if _is_text(field.element) else _elements(field.element, array)
+    values = _texts(field, array) if issubclass(field.element, str) else _elements(field.element, array)
     if field.form == "list":
         return values
     if len(values) != 1:
         raise InvalidInputError(f"input '{field.name}' has shape {list(array.shape)}, expected a single value")
     return values[0]
-
-
-def _is_text(element: Any) -> bool:
-    return issubclass(element, str)
 
 
 def _elements(element: Any, array: Any) -> List[Any]:
@@ -94,7 +90,9 @@ def output(field: Field, value: Any, rows: Optional[int], batching: bool) -> Any
     """
     shape = (*([-1 if rows is None else rows] if batching else []), *field.shape)
     try:
-        array = value if isinstance(value, np.ndarray) else np.asarray(value, object if _holds_text(field) else None)
+        array = (
+            value if isinstance(value, np.ndarray) else np.asarray(value, object if field.datatype == "BYTES" else None)
+        )
     except ValueError as error:
         raise OutputError(f"output '{field.name}' is no array: {error}") from None
     array = _typed(field, array)
@@ -108,10 +106,6 @@ def output(field: Field, value: Any, rows: Optional[int], batching: bool) -> Any
     elif batching and array.ndim == len(field.shape):
         text += ", the first dimension being the batch"
     raise OutputError(text)
-
-
-def _holds_text(field: Field) -> bool:
-    return field.datatype == "BYTES"
 
 
 def _fits(shape: Tuple[int, ...], expected: Tuple[int, ...]) -> bool:

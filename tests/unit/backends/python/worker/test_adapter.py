@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from modserve.backends.python.worker import host
 from modserve.backends.python.worker import model as python_model
 from modserve.backends.python.worker.adapter import of_module
-from modserve.backends.python.worker.decorated import Context, InvalidInputError, Spec, definition_of, model
+from modserve.backends.python.worker.decorator import Context, InvalidInputError, Spec, definition_of, model
 from modserve.backends.python.worker.errors import ErrorCode, ModelError, TritonError
 from modserve.backends.python.worker.model_config import ModelConfig
 from modserve.backends.python.worker.request import InferenceRequest

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from modserve.backends.python.worker.decorated import Context, Spec, definition_of, find, model
+from modserve.backends.python.worker.decorator import Context, Spec, definition_of, find, model
 from modserve.backends.python.worker.definition import Definition
 
 Points = Annotated[NDArray[np.float32], Spec(shape=[-1, 3])]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from modserve.backends.python.worker import records, wire
-from modserve.backends.python.worker.records import Descriptions, Entry, Status
+from modserve.backends.python.worker.records import Descriptions, OutgoingRecord, Status
 from modserve.backends.python.worker.wire import FrameReader, Kind, Location
 
 SORT = ((("A", "FP32", (2, 2)), ("B", "BYTES", (1,))), ("OUT", "MORE"), ("target", -1))
@@ -23,7 +23,7 @@ def fetch(location: Location) -> Any:
 
 
 def frame_of(*entries: tuple[Any, ...], place: records.Place = nowhere) -> bytes:
-    return records.write_records(Descriptions(), place, Kind.EXECUTE, [Entry(*each) for each in entries])
+    return records.write_records(Descriptions(), place, Kind.EXECUTE, [OutgoingRecord(*each) for each in entries])
 
 
 def read(frame: bytes) -> list[records.Record]:
@@ -134,7 +134,7 @@ def test_one_small_record_is_the_same_from_memory(shapes: tuple[tuple[int, ...],
     sort = (tuple([(str(index), "FP32", shape) for index, shape in enumerate(shapes)]), ("OUT",), ())
     for number in (1, 2, 2**64 - 1):
         elements = [np.random.default_rng(number).random(shape, np.float32).tobytes() for shape in shapes]
-        entry = Entry(number, Status.FINAL, sort, elements)
+        entry = OutgoingRecord(number, Status.FINAL, sort, elements)
         frame = records.write_records(writing, nowhere, Kind.EXECUTED, [entry])
         assert frame == records._write_records(Descriptions(), nowhere, Kind.EXECUTED, [entry])
         reader = FrameReader()
@@ -152,7 +152,9 @@ def test_what_differs_is_not_taken_from_memory() -> None:
     writing, reading = Descriptions(), Descriptions()
     sort = ((("A", "BYTES", (1,)),), (), ())
     for text in (b"one", b"other", b""):
-        entry = Entry(1, Status.FINAL, sort, [struct.pack("<I", len(text)) + text], b"id" + text, wire.pack({"a": 1}))
+        entry = OutgoingRecord(
+            1, Status.FINAL, sort, [struct.pack("<I", len(text)) + text], b"id" + text, wire.pack({"a": 1})
+        )
         frame = records.write_records(writing, nowhere, Kind.EXECUTED, [entry])
         body = memoryview(frame)[16:]
         _, _, count, inline_at = wire.HEADER.unpack_from(frame)

@@ -8,21 +8,20 @@ from dataclasses import dataclass, replace
 from modserve.core.configuration.model_config import InstanceKind, ModelConfig, ModelDescription
 
 from ..api import Backend, BackendModel, InstanceSpec, ModelSource
-from ..options import integer
+from ..options import default_max_batch_size
 from ..registry import BackendRegistry, new_instance
+from ..tensors import output_datatypes
 from .candidates import Artifact, Candidate
-from .options import LATENCY, MAX_BATCH_SIZE, THROUGHPUT, AutoOptions, engine_parameters
+from .options import LATENCY, THROUGHPUT, AutoOptions, engine_parameters
 from .runner import AsyncRunner, Runner, runner
-from .samples import Inputs, Samples, samples, warmup_of
+from .samples import Inputs, Samples, samples
 from .setting import Setting
 
 _log = logging.getLogger(__name__)
 
-_DEFAULT_MAX_BATCH_SIZE = 4
-
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenCandidate:
     """A candidate's model, open."""
 
     candidate: Candidate
@@ -32,7 +31,7 @@ class Opened:
     """What it was opened for, if that was chosen by measuring; 0 stands for what was not."""
 
 
-class Job:
+class Selection:
     """`clock` and `sleep` count seconds; the registry has the engines."""
 
     def __init__(
@@ -55,7 +54,7 @@ class Job:
     def name(self) -> str:
         return self.source.config.name
 
-    def open(self, candidate: Candidate, tuned: Setting | None = None) -> Opened:
+    def open(self, candidate: Candidate, tuned: Setting | None = None) -> OpenCandidate:
         """Open the model by one engine. Raises what the engine raises."""
         source = self.source
         if tuned is not None and tuned.instances:
@@ -71,19 +70,19 @@ class Job:
         )
         options = source.options_of.get(candidate.backend, {})
         model = backend.open(replace(source, config=config, path=self.artifact.path, options=options))
-        return Opened(candidate, backend, model, tuned)
+        return OpenCandidate(candidate, backend, model, tuned)
 
-    def describe(self, opened: Opened) -> ModelDescription | None:
+    def describe(self, opened: OpenCandidate) -> ModelDescription | None:
         """What an engine says of the model; the largest batch is the same whichever it is, unless it was tuned."""
         description, tuned = opened.model.describe(), opened.tuned
         if description is None:
             return None
-        size = integer("backend option", self.source.options, MAX_BATCH_SIZE, _DEFAULT_MAX_BATCH_SIZE)
+        size = default_max_batch_size(self.source.options)
         if tuned is not None:
             size, description = tuned.batch or size, replace(description, cpu_instances=tuned.instances)
         return replace(description, default_max_batch_size=size) if description.default_max_batch_size else description
 
-    def completed(self, opened: Opened) -> ModelConfig:
+    def completed(self, opened: OpenCandidate) -> ModelConfig:
         """The configuration as the server completes it with this engine. Raises INVALID_ARG."""
         return self.source.completed(self.describe(opened))
 
@@ -98,27 +97,22 @@ class Job:
     def samples(self, config: ModelConfig) -> Samples:
         """For a complete configuration. Raises as `samples.samples`."""
         large = self.objective(config) == THROUGHPUT
-        warmup = warmup_of(self.source.config_json)
-        return samples(config, warmup, self.source.model_directory, self.options.sample_shape, large=large)
+        return samples(config, self.source.model_directory, self.options.sample_shape, large=large)
 
     def runner(
-        self, opened: Opened, config: ModelConfig, timed: tuple[Inputs, ...], *, alone: bool = False
+        self, opened: OpenCandidate, config: ModelConfig, timed: tuple[Inputs, ...], *, alone: bool = False
     ) -> Runner | AsyncRunner:
         """A new instance, to be run without a server. Raises what the engine raises, and as `runner.runner`."""
         spec = InstanceSpec(f"{config.name}_measured", InstanceKind.CPU, 0, 0, config, self.source.write_config)
         instance = new_instance(opened.model, self.spec(spec, opened.candidate))
         try:
-            return runner(instance, output_names(config), timed, alone=alone)
+            return runner(instance, tuple(output_datatypes(config)), timed, alone=alone)
         except BaseException:
             instance.close()
             raise
 
 
-def output_names(config: ModelConfig) -> tuple[str, ...]:
-    return (*config.output_names, *config.state_outputs)
-
-
-def closed(close: Callable[[], None], candidate: Candidate) -> None:
+def close_quietly(close: Callable[[], None], candidate: Candidate) -> None:
     try:
         close()
     except Exception:

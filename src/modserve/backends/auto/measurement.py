@@ -10,15 +10,16 @@ from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import Code, ModserveError
 from modserve.core.tensors.tensor import Array
 
+from ..tensors import output_datatypes
 from .budget import Budget
 from .candidates import FP32, Candidate
 from .choice import Choice, Row, decide, not_admitted, refusal
 from .comparison import difference
-from .job import Job, Opened, closed, error_text, output_names
 from .options import LATENCY
 from .race import race
 from .runner import AsyncRunner, Runner
 from .samples import Samples, UnmeasurableError, shapes_of
+from .selection import OpenCandidate, Selection, close_quietly, error_text
 from .tuning import tuned
 
 _log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ _measuring = threading.Lock()
 """Of the process: two measurements at a time would disturb each other."""
 
 
-def choose(job: Job, rows: Sequence[Row]) -> tuple[Choice, Opened]:
+def choose(job: Selection, rows: Sequence[Row]) -> tuple[Choice, OpenCandidate]:
     """Measure the candidates that nothing is in the way of, and close all but the one that serves.
 
     Raises the code of the first failure, with the reasons of all candidates, if none is able to serve.
@@ -41,11 +42,11 @@ def choose(job: Job, rows: Sequence[Row]) -> tuple[Choice, Opened]:
 
 
 @dataclass(slots=True)
-class _Tried:
+class _Trial:
     """A candidate that is open, with what came of it so far."""
 
     row: Row
-    opened: Opened
+    opened: OpenCandidate
     config: ModelConfig
     runner: Runner | AsyncRunner | None = None
     estimate_s: float = 0.0
@@ -58,15 +59,15 @@ class _Tried:
 class _Measurement:
     """What it opens is closed by the stack, but for what is to be kept."""
 
-    def __init__(self, job: Job, rows: Sequence[Row], stack: ExitStack) -> None:
+    def __init__(self, job: Selection, rows: Sequence[Row], stack: ExitStack) -> None:
         self._job = job
         self._rows = rows
         self._stack = stack
-        self._keep: Opened | None = None
+        self._keep: OpenCandidate | None = None
         self._failure: Exception | None = None
         self._budget = Budget(job.options.budget_s, job.clock)
 
-    def choose(self) -> tuple[Choice, Opened]:
+    def choose(self) -> tuple[Choice, OpenCandidate]:
         tried = self._open()
         if all(each.candidate.precision != FP32 for each in tried):
             raise self._refused()  # also if there is none
@@ -111,16 +112,16 @@ class _Measurement:
         }
         return self._kept(next(each for each in winners if each.row is chosen), reason, details)
 
-    def _open(self) -> list[_Tried]:
+    def _open(self) -> list[_Trial]:
         """Those that can be opened. One whose tensors are others than the first one's must not serve."""
-        tried: list[_Tried] = []
+        tried: list[_Trial] = []
         for row in self._rows:
             if row.why:
                 continue
             try:
                 opened = self._job.open(row.candidate)
                 self._stack.callback(self._close, opened)
-                tried.append(_Tried(row, opened, self._job.completed(opened)))
+                tried.append(_Trial(row, opened, self._job.completed(opened)))
             except Exception as error:
                 self._failure = self._failure or error
                 row.why = error_text(error)
@@ -129,11 +130,11 @@ class _Measurement:
                 each.row.why = f"it sees other inputs, outputs or batches in it than {tried[0].candidate.title}"
         return tried
 
-    def _close(self, opened: Opened) -> None:
+    def _close(self, opened: OpenCandidate) -> None:
         if opened is not self._keep:
-            closed(opened.model.close, opened.candidate)
+            close_quietly(opened.model.close, opened.candidate)
 
-    def _check(self, able: Sequence[_Tried], made: Samples) -> None:
+    def _check(self, able: Sequence[_Trial], made: Samples) -> None:
         """Run the samples on each, and compare the outputs with those of the first that can run them."""
         budget, expected, reference = self._budget, list[Mapping[str, Array]](), None
         for each in able:
@@ -157,17 +158,17 @@ class _Measurement:
                 if each.candidate is not reference:
                     row.why = f"{budget.over_text} all samples"
                 continue
-            names = output_names(each.config)
+            names = output_datatypes(each.config)
             errors = [difference(ours, theirs, names) for ours, theirs in zip(outputs, expected, strict=True)]
             row.error, why = max(errors, key=lambda each: each[0])
             row.why = why or refusal(row, self._job.options.tolerance, reference)
             row.seconds, row.rounds = each.estimate_s, 1  # for people: what the engine would take
 
-    def _first_run(self, tried: _Tried, made: Samples) -> list[Mapping[str, Array]]:
+    def _first_run(self, tried: _Trial, made: Samples) -> list[Mapping[str, Array]]:
         """The outputs of the samples: of the first, and of as many more as there is time for."""
         alone = self._job.objective(tried.config) == LATENCY
         tried.runner = runner = self._job.runner(tried.opened, tried.config, made.timed, alone=alone)
-        self._stack.callback(closed, runner.close, tried.candidate)
+        self._stack.callback(close_quietly, runner.close, tried.candidate)
         outputs: list[Mapping[str, Array]] = []
         with self._budget.running():
             for inputs in made.checked:
@@ -183,7 +184,7 @@ class _Measurement:
                 tried.estimate_s = (self._job.clock() - warm) / count
         return outputs
 
-    def _race(self, ready: Sequence[_Tried]) -> None:
+    def _race(self, ready: Sequence[_Trial]) -> None:
         job, budget = self._job, self._budget
         entrants = {each.candidate.name: each.runner for each in ready if each.runner is not None}
         estimates = {each.candidate.name: each.estimate_s for each in ready}
@@ -196,7 +197,7 @@ class _Measurement:
                 each.row.rounds = len(timing.seconds)
                 each.row.seconds = timing.typical if timing.seconds else None
 
-    def _kept(self, tried: _Tried, reason: str, details: Mapping[str, object]) -> tuple[Choice, Opened]:
+    def _kept(self, tried: _Trial, reason: str, details: Mapping[str, object]) -> tuple[Choice, OpenCandidate]:
         self._keep = tried.opened
         return Choice(tried.candidate, reason, tuple(row.to_json() for row in self._rows), details), tried.opened
 

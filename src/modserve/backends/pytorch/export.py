@@ -18,36 +18,33 @@ from modserve.core.configuration.model_config import DescribedTensor, ModelConfi
 from modserve.core.errors import ModserveError, invalid
 
 from ..api import ModelSource
-from ..options import integer
+from ..options import default_max_batch_size
+from ..tensors import input_datatypes, output_datatypes
 from .archive import Form
 from .arrays import DATATYPES, quiet
 from .failures import one_line
 from .naming import (
-    Node,
-    Notes,
+    OnceLog,
     Slot,
+    Structure,
     bind,
     bind_results,
     bracketed,
     fill,
-    input_names,
-    output_names,
     parse_structure,
     program_inputs,
 )
-from .options import MAX_BATCH_SIZE, Options
-from .program import Loaded, Run
+from .options import PyTorchOptions
+from .program import LoadedProgram, Run
 from .trust import check_archive
 
 _log = logging.getLogger(__name__)
-
-_DEFAULT_MAX_BATCH_SIZE = 4
 
 
 class ExportedProgram:
     form = Form.EXPORTED
 
-    def __init__(self, source: ModelSource, options: Options) -> None:
+    def __init__(self, source: ModelSource, options: PyTorchOptions) -> None:
         self._source = source
         self._options = options
         self._who = f"model '{source.config.name}'"
@@ -67,7 +64,7 @@ class ExportedProgram:
         self._output_specs = list(signature.user_outputs)
         self._unused: Any = program
         """The program as it was loaded to be looked at, which the first instance takes."""
-        self._note = Notes(_log)
+        self._note = OnceLog(_log)
         self._shared: dict[Any, Any] = {}
 
     def describe(self) -> ModelDescription:
@@ -83,10 +80,10 @@ class ExportedProgram:
             for name, spec in zip(results, self._output_specs, strict=True)
             if self._is_tensor(spec)
         ]
-        most = integer("backend option", self._source.options, MAX_BATCH_SIZE, _DEFAULT_MAX_BATCH_SIZE)
+        most = default_max_batch_size(self._source.options)
         return ModelDescription(tuple(inputs), tuple(outputs), most)
 
-    def load(self, config: ModelConfig, device: Any, *, fresh: bool) -> Loaded:
+    def load(self, config: ModelConfig, device: Any, *, fresh: bool) -> LoadedProgram:
         module = self._shared.get(device) if not fresh else None
         if module is None:
             program, self._unused = self._unused or self._load(), None
@@ -94,7 +91,7 @@ class ExportedProgram:
             if not fresh:
                 self._shared[device] = module
         constants = {place: spec for place, spec in enumerate(self._input_specs) if not self._is_tensor(spec)}
-        return Loaded(
+        return LoadedProgram(
             _runner(module, self._inputs, _bound(self._who, config, self._slots, constants, self._note)),
             {},
             self._writes_inputs,
@@ -121,7 +118,9 @@ class ExportedProgram:
         """Of all inputs and outputs of the program: those of the configuration, or the best that it has itself."""
         names = [slot.names[0] for slot in self._slots]
         if config.inputs:
-            for name, place in bind(self._who, "input", input_names(config), self._slots, lambda _: None).items():
+            for name, place in bind(
+                self._who, "input", list(input_datatypes(config)), self._slots, lambda _: None
+            ).items():
                 names[place] = name
         paths = self._outputs.paths()
         results = [
@@ -129,7 +128,7 @@ class ExportedProgram:
             for place, path in enumerate(paths)
         ]
         if config.outputs:
-            for name, place in bind_results(self._who, output_names(config), paths).items():
+            for name, place in bind_results(self._who, list(output_datatypes(config)), paths).items():
                 results[place] = name
         return names, results
 
@@ -151,7 +150,7 @@ class CompiledProgram:
     def __init__(self, source: ModelSource, device: Any) -> None:
         self._source = source
         self._who = f"model '{source.config.name}'"
-        self._note = Notes(_log)
+        self._note = OnceLog(_log)
         self._shared: dict[Any, Any] = {device: self._load(device)}
         inputs, outputs = self._shared[device].loader.get_call_spec()
         self._inputs, self._outputs = parse_structure(inputs), parse_structure(outputs)
@@ -168,11 +167,11 @@ class CompiledProgram:
             f"outputs. It takes {names} (or INPUT__0, INPUT__1, …) and gives {results} (or OUTPUT__0, OUTPUT__1, …)"
         )
 
-    def load(self, config: ModelConfig, device: Any, *, fresh: bool) -> Loaded:
+    def load(self, config: ModelConfig, device: Any, *, fresh: bool) -> LoadedProgram:
         package = self._shared.pop(device, None) or self._load(device)
         if not fresh:
             self._shared[device] = package
-        places = bind(self._who, "input", input_names(config), self._slots, self._note)
+        places = bind(self._who, "input", list(input_datatypes(config)), self._slots, self._note)
         names = [name for name, _ in sorted(places.items(), key=lambda item: item[1])]
         _check_all(self._who, self._slots, places.values())
         loader = package.loader
@@ -186,7 +185,7 @@ class CompiledProgram:
                 raise _missing(error) from None
 
         # Nothing says whether it writes to its inputs.
-        return Loaded(run, {}, True, False, self._outputs.paths(), flat=True, device=device)
+        return LoadedProgram(run, {}, True, False, self._outputs.paths(), flat=True, device=device)
 
     def close(self) -> None:
         self._shared.clear()
@@ -213,10 +212,10 @@ class _Constant:
 
 
 def _bound(
-    who: str, config: ModelConfig, slots: Sequence[Slot], constants: Mapping[int, object], note: Notes
+    who: str, config: ModelConfig, slots: Sequence[Slot], constants: Mapping[int, object], note: OnceLog
 ) -> list[Any]:
     """For each leaf of a program's inputs the name of the input, or the constant. Raises INVALID_ARG."""
-    places = bind(who, "input", input_names(config), slots, note)
+    places = bind(who, "input", list(input_datatypes(config)), slots, note)
     _check_all(who, slots, [*places.values(), *constants])
     leaves: dict[int, Any] = {place: _Constant(value) for place, value in constants.items()}
     leaves.update({place: name for name, place in places.items()})
@@ -233,7 +232,7 @@ def _missing(error: KeyError) -> ModserveError:
     return invalid(f"the program needs input {error}, and the request has none")
 
 
-def _runner(module: Any, inputs: Node, leaves: list[Any]) -> Run:
+def _runner(module: Any, inputs: Structure, leaves: list[Any]) -> Run:
     constants = {f"\0{place}": leaf.value for place, leaf in enumerate(leaves) if isinstance(leaf, _Constant)}
     names = [f"\0{place}" if isinstance(leaf, _Constant) else leaf for place, leaf in enumerate(leaves)]
     arguments, keywords = inputs.template(iter(names))
@@ -253,7 +252,7 @@ def _runner(module: Any, inputs: Node, leaves: list[Any]) -> Run:
     return run
 
 
-def _module(program: Any, options: Options, device: Any, who: str) -> Any:
+def _module(program: Any, options: PyTorchOptions, device: Any, who: str) -> Any:
     if device is not None and device.type != "cpu":
         program = move_to_device_pass(program, device)
     module = program.module()
@@ -262,7 +261,7 @@ def _module(program: Any, options: Options, device: Any, who: str) -> Any:
     return compiled(module, options, who)
 
 
-def compiled(module: Any, options: Options, who: str) -> Any:
+def compiled(module: Any, options: PyTorchOptions, who: str) -> Any:
     """By ``torch.compile``, if the model's parameters say so. Raises INVALID_ARG where there is no compiler."""
     if options.compile is None or options.compile.get("disable"):
         return module
