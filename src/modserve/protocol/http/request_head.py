@@ -73,26 +73,3 @@ class RequestHead:
         self.timeouts = timeouts
         self.trace_headers = trace_headers
         self.request_id = request_id
-
-    def with_own(self, forwarded: Forwarded, trace_headers: TraceHeaders | None, request_id: str) -> "RequestHead":
-        """The same head of an inference with the values that may differ from request to request."""
-        return RequestHead(
-            self.method,
-            self.target,
-            self.version,
-            self.headers,
-            self.as_sent,
-            self.keep_alive,
-            self.old,
-            self.cors,
-            self.model,
-            self.model_version,
-            self.version_label,
-            self.header_length,
-            self.content_encoding,
-            self.response_encoding,
-            forwarded,
-            self.timeouts,
-            trace_headers,
-            request_id,
-        )

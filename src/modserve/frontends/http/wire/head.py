@@ -69,9 +69,15 @@ class Framing(NamedTuple):
 
 
 def read_head(
-    lines: HeadLines, method: bytes, version: str, keep_alive: bool, cors: bytes, options: HttpSettings
+    lines: HeadLines,
+    method: bytes,
+    version: str,
+    keep_alive: bool,
+    cors: bytes,
+    options: HttpSettings,
+    traced: bool,
 ) -> tuple[RequestHead, Framing]:
-    """Check a head and understand it. Raises RefusedRequestError."""
+    """Check a head and understand it, with the headers of traces if they are `traced`. Raises RefusedRequestError."""
     if version not in _VERSIONS:
         raise RefusedRequestError(505, f"HTTP/{version} is not supported on this port, only HTTP/1.1 and HTTP/1.0 are")
     if method == b"CONNECT":
@@ -83,7 +89,7 @@ def read_head(
     accepted: list[str] = []
     timeouts: list[tuple[str, str]] = []
     single: dict[bytes, bytes] = {}
-    traced: dict[bytes, bytes] = {}
+    trace: dict[bytes, bytes] = {}
     marks: dict[bytes, bytes] = {}
     for name, value in lines.headers:
         if name == b"content-length":
@@ -99,8 +105,8 @@ def read_head(
             expecting = value.lower() == b"100-continue" and not old
         elif name in _SINGLE:
             single[name] = value
-        elif name in trace_context.NAMES:
-            trace_context.add(traced, name, value)
+        elif traced and name in trace_context.NAMES:
+            trace_context.add(trace, name, value)
         elif name in deadlines.RAW_HEADERS:
             timeouts.append((name.decode(), value.decode("latin-1")))
         elif name in browsers.MARKS:
@@ -127,14 +133,14 @@ def read_head(
             response_encoding=compression.choose(", ".join(accepted)),
             forwarded=header_forwarding.matching(options.header_pattern, lines.as_sent),
             timeouts=tuple(sorted(timeouts)),  # heads are remembered whatever the order of their lines is
-            trace_headers=trace_context.of_values(traced) if traced else None,
-            request_id=request_id(single.get(_REQUEST_ID)),
+            trace_headers=trace_context.of_values(trace) if trace else None,
+            request_id=_request_id(single.get(_REQUEST_ID)),
         )
     return head, framing
 
 
-def request_id(value: bytes | None) -> str:
-    """What a header says of the request's id; empty if there is none."""
+def _request_id(value: bytes | None) -> str:
+    """Empty if there is none."""
     return "" if value is None else request_ids.received(value.decode("latin-1").strip())
 
 
