@@ -52,19 +52,6 @@ _LONGEST_HEAD: Final = 4096
 
 
 @final
-class _Names:
-    """What a model's requests begin with, and the head of the last one."""
-
-    __slots__ = ("head", "head_bytes", "model", "version")
-
-    def __init__(self, model: str, version: str) -> None:
-        self.model = model
-        self.version = version
-        self.head_bytes = b""
-        self.head: Head | None = None
-
-
-@final
 class RequestReader:
     """Reads requests. It remembers what repeats from one to the next, so a front end has one."""
 
@@ -73,7 +60,7 @@ class RequestReader:
     def __init__(self, most_short: int = SHORT) -> None:
         """Of a message of more than `most_short` bytes, the tensors may be longer, the rest may not."""
         self._most_short = most_short
-        self._names: dict[bytes, _Names] = {}
+        self._names: dict[bytes, tuple[str, str]] = {}
         self._heads: dict[bytes, Head] = {}
         self._heads_size = 0
 
@@ -115,22 +102,22 @@ class RequestReader:
             position = _read_parameters(data, position, limit, parameters)
             if position < 0:
                 return None
-        head = names.head
-        end = position + len(names.head_bytes)
-        if head is None or end >= size or data[end] != _RAW or not data.startswith(names.head_bytes, position):
-            end = _head_end(data, position, limit)
-            if end < 0:
-                return None
-            head = self._read_head(names, data[position:end])
+        end = _head_end(data, position, limit)
+        if end < 0:
+            return None
+        head_bytes = data[position:end]
+        head = self._heads.get(head_bytes)
+        if head is None:
+            head = self._read_head(head_bytes)
         raws: Sequence[Buffer] = ()
         if end < size:
             raw_data = _raws(data, end)
             if raw_data is None:
                 return None
             raws = raw_data
-        return InferMessage(names.model, names.version, request_id, parameters, head, raws, short)
+        return InferMessage(names[0], names[1], request_id, parameters, head, raws, short)
 
-    def _remember_names(self, data: bytes) -> _Names:
+    def _remember_names(self, data: bytes) -> tuple[str, str]:
         model = version = ""
         position = 0
         if data and data[0] == _MODEL_NAME:
@@ -138,35 +125,25 @@ class RequestReader:
             model = _text(data, 0, position)
         if position < len(data):
             version = _text(data, position, len(data))
-        names = _Names(model, version)
+        names = model, version
         if len(data) <= _LONGEST_NAMES:
             if len(self._names) >= _MOST_NAMES:
                 self._names.clear()
             self._names[data] = names
         return names
 
-    def _read_head(self, names: _Names, data: bytes) -> Head:
-        head = self._heads.get(data)
-        if head is None:
-            head = head_of(pb.ModelInferRequest.FromString(data))
-            size = len(data)
-            if size > _LONGEST_HEAD or head.typed:
-                return head
-            self._heads_size += size
-            if self._heads_size > _MOST_HEADS:
-                self._forget_heads()
-                self._heads_size = size
-            self._heads[data] = head
-            head.lasting = True
-        names.head_bytes = data
-        names.head = head
+    def _read_head(self, data: bytes) -> Head:
+        head = head_of(pb.ModelInferRequest.FromString(data))
+        size = len(data)
+        if size > _LONGEST_HEAD or head.typed:
+            return head
+        self._heads_size += size
+        if self._heads_size > _MOST_HEADS:
+            self._heads.clear()
+            self._heads_size = size
+        self._heads[data] = head
+        head.lasting = True
         return head
-
-    def _forget_heads(self) -> None:
-        self._heads.clear()
-        for names in self._names.values():
-            names.head_bytes = b""
-            names.head = None
 
 
 def _head_end(data: bytes, position: int, limit: int) -> int:
