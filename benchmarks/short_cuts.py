@@ -125,7 +125,7 @@ def http_json() -> Iterator[ShortCut]:
         lambda: decode(body, len(binary), None),
     )
     yield ShortCut(
-        "json_heads, number_slots: JSON but for its numbers",
+        "json_heads: JSON but for its numbers",
         lambda: decode(numbers, None, heads),
         lambda: decode(numbers, None, None),
     )

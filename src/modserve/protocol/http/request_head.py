@@ -9,7 +9,7 @@ from modserve.protocol.http.deadlines import Timeouts
 
 @dataclass(init=False, slots=True)
 class RequestHead:
-    """What a head says that has been checked; how long the body is, is left to `Framing`.
+    """What a head says that has been checked; how long the body is, is left to `BodyFraming`.
 
     `model` is named for an inference that goes around the application, which needs none of the first five fields. Other
     requests have only these, as the application reads the rest by itself. Requests share heads, so nobody changes one.

@@ -45,7 +45,7 @@ from .head import RefusedRequestError
 from .long_response import LongResponse
 from .reader import END, IDLE, Reader
 from .responses import CONTINUE, header_lines, inference_response, json_response, persistence
-from .time_outs import Ending, TimeOuts
+from .time_outs import Closing, TimeOuts
 
 _log = logging.getLogger(__name__)
 
@@ -59,13 +59,13 @@ _LINGER = 2.0
 """Seconds in which a refused client may read why, before the connection closes."""
 
 
-class Phase(Enum):
+class ConnectionPhase(Enum):
     OPEN = auto()
     LAST = auto()
     ENDED = auto()
 
 
-_OPEN, _LAST, _ENDED = Phase
+_OPEN, _LAST, _ENDED = ConnectionPhase
 _NO_HEAD = RequestHead()
 
 
@@ -78,7 +78,7 @@ class Connection(asyncio.Protocol):
         self._reader = Reader(context.heads, context.options, context.memory)
         self._known = context.heads.exact
         self._turn = context.turn
-        self._phase = Phase.OPEN
+        self._phase = ConnectionPhase.OPEN
         self._call: InferCall | AsgiCall | LongResponse | None = None
         self._head = _NO_HEAD
         self._blockage: asyncio.Event | None = None  # set when it is over
@@ -213,9 +213,9 @@ class Connection(asyncio.Protocol):
         over = unsent > 0 and call is None and reader.state is IDLE
         stuck = self._blockage is not None or transport.is_closing() or over
         overdue = self._time_outs.check(now, active, unsent, stuck, call is not None, reader)
-        if overdue is Ending.ABORT:
+        if overdue is Closing.ABORT:
             transport.abort()
-        elif overdue is Ending.CLOSE:
+        elif overdue is Closing.CLOSE:
             transport.close()
         elif overdue is not None:
             self._refuse(408, overdue)

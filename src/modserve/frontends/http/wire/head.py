@@ -60,7 +60,7 @@ class HeadLines:
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
-class Framing(NamedTuple):
+class BodyFraming(NamedTuple):
     """How the body comes. `length` is 0 for one in chunks, and for none."""
 
     length: int
@@ -76,7 +76,7 @@ def read_head(
     cors: bytes,
     options: HttpSettings,
     traced: bool,
-) -> tuple[RequestHead, Framing]:
+) -> tuple[RequestHead, BodyFraming]:
     """Check a head and understand it, with the headers of traces if they are `traced`. Raises RefusedRequestError."""
     if version not in _VERSIONS:
         raise RefusedRequestError(505, f"HTTP/{version} is not supported on this port, only HTTP/1.1 and HTTP/1.0 are")
@@ -115,7 +115,7 @@ def read_head(
     if marks:
         _check_browser(method, hosts[0] if hosts else b"", marks, options)
     header_length = single.get(_HEADER_LENGTH)
-    framing = Framing(length, expecting, header_length is None or not may_be_binary(lines.target))
+    framing = BodyFraming(length, expecting, header_length is None or not may_be_binary(lines.target))
     inference = match_infer(lines.target) if method == b"POST" else None
     restriction = options.restrictions.get("inference")
     if inference is None or (restriction is not None and not restriction.granted(lines.headers)):

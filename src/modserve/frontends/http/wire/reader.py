@@ -51,13 +51,13 @@ _TOO_MANY_CHUNKS = (
 _TOO_MUCH_FRAMING = f"the chunk extensions and trailers of the request's body exceed {_MAX_HEAD} bytes"
 
 
-class State(Enum):
+class ReadState(Enum):
     IDLE = auto()
     HEAD = auto()
     BODY = auto()
 
 
-IDLE, HEAD, BODY = State
+IDLE, HEAD, BODY = ReadState
 
 
 Request: TypeAlias = tuple[RequestHead, Buffer]
