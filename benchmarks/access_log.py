@@ -16,12 +16,14 @@ from modserve.core.configuration.log_settings import AccessMode, AccessSettings,
 from modserve.core.requests import request_ids
 from modserve.core.requests.timing import ExecutionTiming
 from modserve.form import form
-from modserve.frontends.http.wire.responses import id_line
+from modserve.frontends.http.wire.responses import header_lines
 from modserve.observability.access_log import AccessLog
 from modserve.observability.logging import Logs
+from modserve.protocol.http.request_head import RequestHead
 
 _REQUESTS = 20_000
 _RUNS = 7
+_HEAD = RequestHead()
 _CLIENT = ("127.0.0.1", 51234)
 
 
@@ -62,13 +64,13 @@ def lines(logs: Logs) -> tuple[float, float]:
 def made() -> None:
     """An id for each request, and the header line that repeats it."""
     for _ in range(_REQUESTS):
-        id_line(request_ids.make())
+        header_lines(_HEAD, request_ids.make(), False)
 
 
 def repeated() -> None:
     """A client's id."""
     for _ in range(_REQUESTS):
-        id_line(request_ids.chosen(request_ids.received("6ba7b810-9dad-11d1-80b4-00c04fd430c8")))
+        header_lines(_HEAD, request_ids.chosen(request_ids.received("6ba7b810-9dad-11d1-80b4-00c04fd430c8")), False)
 
 
 def main() -> None:

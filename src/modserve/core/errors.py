@@ -53,11 +53,11 @@ class OverloadedError(ModserveError):
         return partial(OverloadedError, too_many=self.too_many), (self.message, self.retry_after_ns)
 
 
-class MemoryExhaustedError(OverloadedError):
+class MemoryExhaustedError(ModserveError):
     """The server's memory budget is used up: 503 over HTTP, RESOURCE_EXHAUSTED over gRPC. Trying again may help."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message)
+        super().__init__(Code.UNAVAILABLE, message)
 
     def __reduce__(self) -> tuple[type["MemoryExhaustedError"], tuple[str]]:
         return type(self), (self.message,)

@@ -12,6 +12,7 @@ from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, HTTPScope, Sco
 from modserve.frontends import browsers
 from modserve.frontends.offload import on_thread
 from modserve.protocol import compression
+from modserve.protocol.accept import weights
 
 _WHERE = b"The metrics of this server are at /metrics, for Prometheus.\n"
 _OPENMETRICS = "application/openmetrics-text"
@@ -32,21 +33,9 @@ def takes_openmetrics(accept: str, preferred: bool) -> bool:
     The names of Triton's counters are not those that OpenMetrics has for counters: it says nothing of their kind, which
     clients that take both would lose for nothing.
     """
-    weights = {_OPENMETRICS: 0.0, "text/plain": 0.0, "*/*": 0.0}
-    for part in accept.lower().split(","):
-        kind, *parameters = (word.strip() for word in part.split(";"))
-        if kind not in weights:
-            continue
-        weight = 1.0
-        for parameter in parameters:
-            if parameter.startswith("q="):
-                try:
-                    weight = float(parameter[2:])
-                except ValueError:
-                    weight = 0.0
-        weights[kind] = max(weights[kind], weight)
-    own, plain = weights[_OPENMETRICS], max(weights["text/plain"], weights["*/*"])
-    return own > 0 and (plain == 0 or (preferred and own >= plain))
+    by_type = weights(accept)
+    own, usual = by_type.get(_OPENMETRICS, 0.0), max(by_type.get("text/plain", 0.0), by_type.get("*/*", 0.0))
+    return own > 0 and (usual == 0 or (preferred and own >= usual))
 
 
 class MetricsListener:

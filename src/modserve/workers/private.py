@@ -3,15 +3,13 @@
 import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import orjson
 
 from modserve.core.errors import Code, ModserveError
 from modserve.frontends.errors import to_client_error
 from modserve.frontends.grpc.rpc import Rpc
-from modserve.frontends.http.console.picture import encoded
-from modserve.frontends.http.console.readings import Reader
 from modserve.frontends.http.wire.context import AsgiApp, Message
 from modserve.protocol import failures
 from modserve.routing.router import RouteRollback
@@ -19,6 +17,9 @@ from modserve.server import Phase, Server
 
 from .client import GONE
 from .journal import RPC_PREFIX, Change, Journal, Subject, http_subject, rpc_subject
+
+if TYPE_CHECKING:
+    from modserve.frontends.http.console.counters import CounterReader
 
 CODE = "modserve-code"
 """A header of a failed RPC's response: the name of the error's code; its text is the body."""
@@ -73,7 +74,7 @@ class PrivateApp:
             FIGURES: self._figures,
         }
         self._page = page
-        self._reader = Reader(server)
+        self._counters: CounterReader | None = None
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
@@ -138,7 +139,12 @@ class PrivateApp:
         )
 
     def _figures(self) -> bytes:
-        return encoded([self._restarts, self._reader.read()])
+        from modserve.frontends.http.console.counters import CounterReader
+        from modserve.frontends.http.console.snapshot import encoded
+
+        if self._counters is None:
+            self._counters = CounterReader(self._server)
+        return encoded([self._restarts, self._counters.read()])
 
     def _state(self) -> bytes:
         rollbacks = [Change(ROLLBACK, orjson.dumps(tuple(each))) for each in self._server.routings.rollbacks]

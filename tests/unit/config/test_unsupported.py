@@ -3,9 +3,9 @@
 import pytest
 from config_build import ONE_EACH, finish, problems
 
-from modserve.config.features.unsupported import SETTINGS, Setting
+from modserve.config.features.unsupported import SETTINGS, Unsupported
 
-# Setting → a configuration where it matters, and the path it is reported under.
+# Unsupported → a configuration where it matters, and the path it is reported under.
 FAILING = {
     "input.is_shape_tensor": ("input { is_shape_tensor: true }", "input[0].is_shape_tensor"),
     "output.is_shape_tensor": ("output { is_shape_tensor: true }", "output[0].is_shape_tensor"),
@@ -85,7 +85,7 @@ def test_warns(path: str, case: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("setting", [each for each in SETTINGS if each.supported_by], ids=lambda each: each.path)
-def test_a_backend_may_act_on_it(setting: Setting) -> None:
+def test_a_backend_may_act_on_it(setting: Unsupported) -> None:
     text, _ = {**FAILING, **WARNING}[setting.path]
     for backend in setting.supported_by:
         assert finish(text + ONE_EACH, backend=backend).warnings == []

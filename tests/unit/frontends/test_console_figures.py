@@ -11,8 +11,8 @@ from puppet_server import PuppetLoader, server_over
 from modserve.core.errors import invalid
 from modserve.core.statistics.adaptive_statistics import TunerDecision, TunerStatistics
 from modserve.core.version import ModelId
-from modserve.frontends.http.console.picture import Picture, encoded, quantile
-from modserve.frontends.http.console.readings import ModelReading, Reader, Reading, added
+from modserve.frontends.http.console.counters import CounterReader, Counters, ModelCounters, added
+from modserve.frontends.http.console.snapshot import Snapshot, encoded, quantile
 from modserve.server import Server
 
 
@@ -29,15 +29,15 @@ async def server(tmp_path: Path, loader: PuppetLoader) -> Server:
 
 
 @pytest.fixture
-def reading(server: Server) -> Reading:
-    return Reader(server).read()
+def reading(server: Server) -> Counters:
+    return CounterReader(server).read()
 
 
-def model(reading: Reading, name: str = "simple", version: str = "3") -> ModelReading:
+def model(reading: Counters, name: str = "simple", version: str = "3") -> ModelCounters:
     return next(each for each in reading["models"] if (each["name"], each["version"]) == (name, version))
 
 
-def counted(reading: Reading, requests: int = 0, batches: int = 0, bucket: int = 0, **more: Any) -> Reading:
+def counted(reading: Counters, requests: int = 0, batches: int = 0, bucket: int = 0, **more: Any) -> Counters:
     """A later reading, with so many more requests to `simple`, whose latency is in one bucket."""
     later = deepcopy(reading)
     counts = model(later)["counts"]
@@ -56,7 +56,7 @@ def shown(event: bytes) -> Any:
     return json.loads(data.removeprefix("data: "))
 
 
-def test_every_version_is_read_with_its_state_and_its_reason(reading: Reading) -> None:
+def test_every_version_is_read_with_its_state_and_its_reason(reading: Counters) -> None:
     assert [(each["name"], each["version"], each["state"]) for each in reading["models"]] == [
         ("echo", "1", "UNAVAILABLE"),
         ("simple", "1", "READY"),
@@ -74,7 +74,7 @@ def test_what_is_read_of_a_model_that_has_worked(server: Server, loader: PuppetL
     decision = TunerDecision(5, "slower", 9_000_000, 12.5, 400_000, 8)
     statistics.tuner = TunerStatistics(20_000_000, 400_000, 8, 9_000_000)
     statistics.tuner.decisions.extend([decision._replace(at_ms=number) for number in range(64)])
-    reading = Reader(server).read()
+    reading = CounterReader(server).read()
     row = model(reading)
     counts, tuner = row["counts"], row["tuner"]
     assert counts is not None
@@ -87,7 +87,7 @@ def test_what_is_read_of_a_model_that_has_worked(server: Server, loader: PuppetL
 
 
 def test_a_reading_is_of_what_serves_now(server: Server, loader: PuppetLoader) -> None:
-    reader = Reader(server)
+    reader = CounterReader(server)
     reader.read()
     old = loader.loaded[ModelId("simple", 3)]
     old.statistics = type(old.statistics)()
@@ -97,23 +97,23 @@ def test_a_reading_is_of_what_serves_now(server: Server, loader: PuppetLoader) -
     assert counts["success"] == 3
 
 
-def test_the_first_picture_is_whole_and_has_no_rates(reading: Reading) -> None:
-    picture = Picture()
-    picture.next(reading, 10.0, 1)
-    whole = shown(picture.whole())
+def test_the_first_picture_is_whole_and_has_no_rates(reading: Counters) -> None:
+    snapshot = Snapshot()
+    snapshot.next(reading, 10.0, 1)
+    whole = shown(snapshot.whole())
     assert set(whole["models"]) == {"1:echo", "1:simple", "3:simple"}
     assert whole["models"]["3:simple"]["requests"] == 0
     assert whole["server"]["requests"] == 0
     assert "workers" not in whole["server"]
 
 
-def test_rates_are_those_of_the_time_between_two_readings(reading: Reading) -> None:
-    picture = Picture()
-    picture.next(reading, 10.0, 1)
+def test_rates_are_those_of_the_time_between_two_readings(reading: Counters) -> None:
+    snapshot = Snapshot()
+    snapshot.next(reading, 10.0, 1)
     later = counted(reading, 40, 10, 3, failures={"OTHER": 10}, closed={"full": 10}, pending=2)
     later["server"]["failures"] = 30
     later["server"]["cpu_s"] += 1.0
-    changes = shown(picture.next(later, 12.0, 2))
+    changes = shown(snapshot.next(later, 12.0, 2))
     assert set(changes["models"]) == {"3:simple"}
     row = changes["models"]["3:simple"]
     assert (row["requests"], row["failed"], row["batch"], row["batches"], row["pending"]) == (25, 5, 4, 5, 2)
@@ -123,31 +123,31 @@ def test_rates_are_those_of_the_time_between_two_readings(reading: Reading) -> N
     assert (server["requests"], server["failed"], server["cpu"], server["p99"]) == (25, 15, 0.5, row["p99"])
 
 
-def test_who_is_quiet_again_says_so_once(reading: Reading) -> None:
-    picture = Picture()
-    picture.next(reading, 10.0, 1)
+def test_who_is_quiet_again_says_so_once(reading: Counters) -> None:
+    snapshot = Snapshot()
+    snapshot.next(reading, 10.0, 1)
     later = counted(reading, 40, 10)
-    picture.next(later, 11.0, 2)
-    row = shown(picture.next(deepcopy(later), 12.0, 3))["models"]["3:simple"]
+    snapshot.next(later, 11.0, 2)
+    row = shown(snapshot.next(deepcopy(later), 12.0, 3))["models"]["3:simple"]
     assert (row["requests"], row["p50"]) == (0, None)
-    assert shown(picture.next(deepcopy(later), 13.0, 4))["models"] == {}
+    assert shown(snapshot.next(deepcopy(later), 13.0, 4))["models"] == {}
 
 
-def test_a_model_that_was_loaded_anew_counts_from_the_beginning(reading: Reading) -> None:
-    picture = Picture()
-    picture.next(counted(reading, 40, 10), 10.0, 1)
-    row = shown(picture.next(counted(reading, 3, 1), 11.0, 2))["models"]["3:simple"]
+def test_a_model_that_was_loaded_anew_counts_from_the_beginning(reading: Counters) -> None:
+    snapshot = Snapshot()
+    snapshot.next(counted(reading, 40, 10), 10.0, 1)
+    row = shown(snapshot.next(counted(reading, 3, 1), 11.0, 2))["models"]["3:simple"]
     assert "requests" not in row, "still none"
     assert row["total"]["success"] == 3
 
 
-def test_what_is_gone_is_said_and_not_shown(reading: Reading) -> None:
-    picture = Picture()
-    picture.next(reading, 10.0, 1)
+def test_what_is_gone_is_said_and_not_shown(reading: Counters) -> None:
+    snapshot = Snapshot()
+    snapshot.next(reading, 10.0, 1)
     later = deepcopy(reading)
     later["models"] = later["models"][1:]
-    assert shown(picture.next(later, 11.0, 2))["gone"] == ["1:echo"]
-    assert set(shown(picture.whole())["models"]) == {"1:simple", "3:simple"}
+    assert shown(snapshot.next(later, 11.0, 2))["gone"] == ["1:echo"]
+    assert set(shown(snapshot.whole())["models"]) == {"1:simple", "3:simple"}
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_half_a_character_is_no_reason_to_show_nothing() -> None:
 # Several workers
 
 
-def test_counts_of_workers_add_up(reading: Reading) -> None:
+def test_counts_of_workers_add_up(reading: Counters) -> None:
     first, second = counted(reading, 40, 10, 3, closed={"full": 4}), counted(reading, 2, 2, 3, closed={"delay": 2})
     first["server"]["failures"], second["server"]["failures"] = 3, 4
     total = added([first, second])
@@ -185,7 +185,7 @@ def test_counts_of_workers_add_up(reading: Reading) -> None:
     assert added([first]) is first
 
 
-def test_of_states_the_one_that_is_not_ready_is_shown(reading: Reading) -> None:
+def test_of_states_the_one_that_is_not_ready_is_shown(reading: Counters) -> None:
     other = deepcopy(reading)
     model(other)["state"], model(other)["counts"] = "LOADING", None
     other["server"]["ready"] = False
@@ -195,7 +195,7 @@ def test_of_states_the_one_that_is_not_ready_is_shown(reading: Reading) -> None:
     assert total["server"]["ready"] is False
 
 
-def test_of_tuners_the_slowest_is_shown(reading: Reading) -> None:
+def test_of_tuners_the_slowest_is_shown(reading: Counters) -> None:
     readings = []
     for p99 in (5, 9):
         readings.append(deepcopy(reading))
@@ -205,7 +205,7 @@ def test_of_tuners_the_slowest_is_shown(reading: Reading) -> None:
     assert tuner["p99_us"] == 9
 
 
-def test_workers_are_said_with_the_figures(reading: Reading) -> None:
-    picture = Picture()
-    event = picture.next(reading, 10.0, 1, {"serving": 1, "count": 2, "restarts": 3})
+def test_workers_are_said_with_the_figures(reading: Counters) -> None:
+    snapshot = Snapshot()
+    event = snapshot.next(reading, 10.0, 1, {"serving": 1, "count": 2, "restarts": 3})
     assert shown(event)["server"]["workers"] == {"serving": 1, "count": 2, "restarts": 3}

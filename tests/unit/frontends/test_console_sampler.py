@@ -11,7 +11,7 @@ import pytest
 from puppet_server import PuppetLoader, server_over
 
 from modserve.core.errors import Code, ModserveError, OverloadedError
-from modserve.frontends.http.console.readings import Reader, Reading
+from modserve.frontends.http.console.counters import CounterReader, Counters
 from modserve.frontends.http.console.sampler import MOST_PAGES, MOST_WAITING, Page, Sampler
 from modserve.server import Server
 
@@ -26,10 +26,10 @@ class Stage:
         self.delays: list[float] = []
         self._seconds = 100.0
         self._ticks = asyncio.Semaphore(0)
-        self._reader = Reader(server)
+        self._reader = CounterReader(server)
         self.sampler = Sampler(server, self._read, sleep=self._sleep, clock=lambda: self._seconds)
 
-    async def _read(self) -> tuple[Reading, Mapping[str, int] | None]:
+    async def _read(self) -> tuple[Counters, Mapping[str, int] | None]:
         self.readings += 1
         if self.failure is not None:
             raise self.failure

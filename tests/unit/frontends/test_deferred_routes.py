@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from modserve.frontends.http.rest.deferred import DeferredRoute, DeferringRouter, made
+from modserve.frontends.http.rest.deferred import DeferredRoutes, DeferringRouter, made
 
 
 def asking(path: str, method: str = "GET") -> dict[str, object]:
@@ -35,7 +35,7 @@ def test_a_route_is_made_when_a_path_is_its_own_and_once() -> None:
     assert not is_made(first)
     match, found = first.matches(asking("/v2/models/a"))
     assert (match, found["path_params"]) == (Match.FULL, {"model": "a"})
-    assert isinstance(first, DeferredRoute)
+    assert isinstance(first, DeferredRoutes)
     assert first.made is first.made
     assert not is_made(second)
 

@@ -135,7 +135,7 @@ async def through_the_application(app: FastAPI, path: str, body: bytes, headers:
 async def test_all_paths_give_the_same_answer(
     app: FastAPI, tmp_path: Path, path: str, body: bytes, headers: dict[str, str]
 ) -> None:
-    whole = wire(path, body, headers)
+    whole = wire(path, body, headers).replace(b"X-Request-ID", b"User-Agent")  # no head with an id is remembered
     async with stage(tmp_path) as on:
         plain = await through_a_connection(on, [whole[:20], whole[20:]])
         assert not on.site.heads.exact

@@ -13,8 +13,7 @@ from modserve.core.requests.request import InferenceRequest
 from modserve.core.tensors import dtypes
 from modserve.protocol import reply
 from modserve.protocol.http import infer_request
-from modserve.protocol.http.json_heads import Input, JsonHeads
-from modserve.protocol.http.number_slots import Slots, read, slots_of
+from modserve.protocol.http.json_heads import Input, JsonHeads, Slots, read_numbers, slots_of
 
 FIRST = '{"inputs":[{"name":"A","datatype":"INT32","shape":[1,2],"data":[1,2]}]}'
 
@@ -81,7 +80,7 @@ def test_a_request_that_is_read_as_a_whole_has_no_form() -> None:
 def test_slots_take_the_request_that_they_were_made_of(text: str) -> None:
     known = slots(text)
     assert known is not None
-    inputs = read(text.encode(), known)
+    inputs = read_numbers(text.encode(), known)
     assert inputs is not None
     expected = decode(text).inputs
     assert list(inputs) == list(expected)

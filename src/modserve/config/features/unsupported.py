@@ -20,7 +20,7 @@ from . import checksums
 _OWN_MEMORY = "the model gives each new state in memory of its own"
 
 
-class Setting(NamedTuple):
+class Unsupported(NamedTuple):
     """A field, why it is listed, the values that matter (by default, all but empty ones), and who acts on it."""
 
     path: str
@@ -35,26 +35,28 @@ _ONNX_RUNTIME = frozenset({"onnxruntime"})
 _WITH_OPERATORS = frozenset({"onnxruntime", "tensorflow"})
 
 SETTINGS = (
-    Setting("input.is_shape_tensor", True, "it is for TensorRT"),
-    Setting("output.is_shape_tensor", True, "it is for TensorRT"),
-    Setting("input.is_non_linear_format_io", True, "it is for TensorRT"),
-    Setting("output.is_non_linear_format_io", True, "it is for TensorRT"),
-    Setting("model_repository_agents", True, "of the agents, there is only 'checksum'", checksums.others),
-    Setting("model_operations", True, "the model would miss these operations", supported_by=_WITH_OPERATORS),
-    Setting("instance_group.passive", True, "the instances would take requests"),
-    Setting("ensemble_scheduling.step.model_namespace", True, "a step takes the one model of its name"),
-    Setting("runtime", False, "each backend has one implementation", supported_by=frozenset({"pytorch"})),
-    Setting("cc_model_filenames", False, "default_model_filename is used on every device"),
-    Setting("optimization.priority", False, "all models have the same priority"),
-    Setting("optimization.cuda", False, "no CUDA graphs are captured"),
-    Setting("optimization.execution_accelerators", False, "the engine runs without them", supported_by=_ONNX_RUNTIME),
-    Setting("optimization.input_pinned_memory.enable", False, "no pinned memory is used anyway", not_),
-    Setting("optimization.output_pinned_memory.enable", False, "no pinned memory is used anyway", not_),
-    Setting("optimization.gather_kernel_buffer_threshold", False, "inputs are gathered by copying"),
-    Setting("optimization.eager_batching", False, "a batch is formed when an instance is free"),
-    Setting("instance_group.secondary_devices", False, "no secondary devices are used"),
-    Setting("instance_group.host_policy", False, "instances are not pinned to cores or memory"),
-    Setting("sequence_batching.state.use_same_buffer_for_input_output", False, _OWN_MEMORY),
+    Unsupported("input.is_shape_tensor", True, "it is for TensorRT"),
+    Unsupported("output.is_shape_tensor", True, "it is for TensorRT"),
+    Unsupported("input.is_non_linear_format_io", True, "it is for TensorRT"),
+    Unsupported("output.is_non_linear_format_io", True, "it is for TensorRT"),
+    Unsupported("model_repository_agents", True, "of the agents, there is only 'checksum'", checksums.others),
+    Unsupported("model_operations", True, "the model would miss these operations", supported_by=_WITH_OPERATORS),
+    Unsupported("instance_group.passive", True, "the instances would take requests"),
+    Unsupported("ensemble_scheduling.step.model_namespace", True, "a step takes the one model of its name"),
+    Unsupported("runtime", False, "each backend has one implementation", supported_by=frozenset({"pytorch"})),
+    Unsupported("cc_model_filenames", False, "default_model_filename is used on every device"),
+    Unsupported("optimization.priority", False, "all models have the same priority"),
+    Unsupported("optimization.cuda", False, "no CUDA graphs are captured"),
+    Unsupported(
+        "optimization.execution_accelerators", False, "the engine runs without them", supported_by=_ONNX_RUNTIME
+    ),
+    Unsupported("optimization.input_pinned_memory.enable", False, "no pinned memory is used anyway", not_),
+    Unsupported("optimization.output_pinned_memory.enable", False, "no pinned memory is used anyway", not_),
+    Unsupported("optimization.gather_kernel_buffer_threshold", False, "inputs are gathered by copying"),
+    Unsupported("optimization.eager_batching", False, "a batch is formed when an instance is free"),
+    Unsupported("instance_group.secondary_devices", False, "no secondary devices are used"),
+    Unsupported("instance_group.host_policy", False, "instances are not pinned to cores or memory"),
+    Unsupported("sequence_batching.state.use_same_buffer_for_input_output", False, _OWN_MEMORY),
 )
 
 

@@ -5,7 +5,6 @@ restrictions see the same paths. A body is read whole, and counts against the se
 """
 
 from collections.abc import Awaitable, Callable
-from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Response
@@ -13,12 +12,13 @@ from fastapi import FastAPI, Response
 from modserve.core.errors import ModserveError
 from modserve.core.requests.memory import MemoryExhaustedError
 from modserve.protocol import failures
-from modserve.protocol.http.infer_response import encode_error
+from modserve.protocol.http.infer_response import encode_error, encode_message
 from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Server
 
 from .wire.asgi import decoded_path
 from .wire.context import Hold, Message
+from .wire.head import RefusedRequestError
 
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -39,15 +39,18 @@ class MountedApp:
             body = await self._whole(scope, receive, held)
             if body is not None:
                 await self._app(inner, _replay(body, receive), send)
-        except _TooLongError as error:
-            await refusal(error, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)(inner, receive, send)
+        except RefusedRequestError as refused:
+            await Response(encode_message(refused.message), refused.status, media_type=MIME_JSON)(inner, receive, send)
         except MemoryExhaustedError as error:
             await refusal(error)(inner, receive, send)
         finally:
             held.resize(0)
 
     async def _whole(self, scope: Any, receive: Receive, held: Hold) -> bytes | None:
-        """The body; None if the client goes away before its end. Raises MemoryExhaustedError."""
+        """The body; None if the client goes away before its end.
+
+        Raises MemoryExhaustedError, and RefusedRequestError for a body that will never fit.
+        """
         announced = dict(scope["headers"]).get(b"content-length", b"")
         if announced.isdigit():
             self._hold(held, int(announced))
@@ -66,7 +69,7 @@ class MountedApp:
 
     def _hold(self, held: Hold, size: int) -> None:
         if 0 < self._memory.limit < size:
-            raise _TooLongError(self._memory.exhausted(size).message)
+            raise RefusedRequestError(413, self._memory.exhausted(size).message)
         if size > held.size:
             held.resize(size)
 
@@ -81,14 +84,9 @@ def inner_path(scope: Any) -> str:
     return path or "/"
 
 
-def refusal(error: ModserveError, status: int = 0) -> Response:
-    """The response that reports `error`, with the status of its code if none is said."""
-    status = status or failures.spelling(error).http
-    return Response(encode_error(error), status, dict(failures.headers(error)), MIME_JSON)
-
-
-class _TooLongError(MemoryExhaustedError):
-    """A body that will never fit."""
+def refusal(error: ModserveError) -> Response:
+    """The response that reports `error`."""
+    return Response(encode_error(error), failures.spelling(error).http, dict(failures.headers(error)), MIME_JSON)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -3,26 +3,27 @@
 That is: each field behind those with lower numbers, and so raw data at the end. Protobuf adds up the parts of a message
 (protobuf.dev, "Encoding", "Last One Wins"): what stands between the parameters and the raw data, the inputs and the
 requested outputs, means the same as a message of its own. Clients repeat it in each request, so it is read once, and
-its bytes are looked up from then on. Whatever is unusual is left to protobuf.
+its bytes are looked up from then on. Whatever is unusual is left to protobuf. Of the 16 µs that a request takes, this
+saves 5 (`benchmarks/short_cuts.py`).
 """
 
+import struct
 from collections.abc import Sequence
 from typing import Final, final
 
 from google.protobuf.message import DecodeError
 
 from modserve.core.tensors.tensor import Buffer
-from modserve.core.wire.protobuf_wire import WireError
+from modserve.core.wire.protobuf_wire import WireError, read_varint, signed
 from modserve.pb import inference as pb
 from modserve.protocol.limits import LIMITS
 
-from .head_reader import field_end, long_length, read_head, read_parameters, text
-from .infer_message import NO_PARAMETERS, Head, InferMessage, head_of
+from .infer_message import NO_PARAMETERS, Head, InferMessage, Parameter, head_of
 
 SHORT: Final = 64 * 1024
 """Bytes of a message that protobuf may read as a whole."""
 
-# Keys of fields: their number and the wire type of what has a length.
+# Keys of fields: their number and their wire type. First those of the request,
 _MODEL_NAME: Final = 0x0A
 _MODEL_VERSION: Final = 0x12
 _ID: Final = 0x1A
@@ -30,6 +31,17 @@ _PARAMETER: Final = 0x22
 _INPUT: Final = 0x2A
 _OUTPUT: Final = 0x32
 _RAW: Final = 0x3A
+# then those of an entry of a map, and of an ``InferParameter``.
+_ENTRY_KEY: Final = 0x0A
+_ENTRY_VALUE: Final = 0x12
+_BOOL: Final = 0x08
+_INT64: Final = 0x10
+_STRING: Final = 0x1A
+_DOUBLE: Final = 0x21
+_UINT64: Final = 0x28
+
+_LONGEST: Final = 2**32
+_double: Final = struct.Struct("<d")
 
 _COPIED: Final = 512
 """Bytes of a tensor that are quicker copied than viewed."""
@@ -41,19 +53,6 @@ _LONGEST_HEAD: Final = 4096
 
 
 @final
-class _Names:
-    """What a model's requests begin with, and the head of the last one."""
-
-    __slots__ = ("head", "head_bytes", "model", "version")
-
-    def __init__(self, model: str, version: str) -> None:
-        self.model = model
-        self.version = version
-        self.head_bytes = b""
-        self.head: Head | None = None
-
-
-@final
 class RequestReader:
     """Reads requests. It remembers what repeats from one to the next, so a front end has one."""
 
@@ -62,7 +61,7 @@ class RequestReader:
     def __init__(self, most_short: int = SHORT) -> None:
         """Of a message of more than `most_short` bytes, the tensors may be longer, the rest may not."""
         self._most_short = most_short
-        self._names: dict[bytes, _Names] = {}
+        self._names: dict[bytes, tuple[str, str]] = {}
         self._heads: dict[bytes, Head] = {}
         self._heads_size = 0
 
@@ -81,9 +80,9 @@ class RequestReader:
             limit = size
         position = 0
         if data[0] == _MODEL_NAME:
-            position = field_end(data, 0)
+            position = _field_end(data, 0)
         if data[position] == _MODEL_VERSION:
-            position = field_end(data, position)
+            position = _field_end(data, position)
         if position > limit:
             return None
         names = self._names.get(data[:position])
@@ -93,69 +92,59 @@ class RequestReader:
         request_id = ""
         if key == _ID:
             start = position
-            position = field_end(data, start)
+            position = _field_end(data, start)
             if position > limit:
                 return None
-            request_id = text(data, start, position)
+            request_id = _text(data, start, position)
             key = data[position]
         parameters = NO_PARAMETERS
         if key == _PARAMETER:
             parameters = {}
-            position = read_parameters(data, position, limit, _PARAMETER, parameters)
+            position = _read_parameters(data, position, limit, parameters)
             if position < 0:
                 return None
-        head = names.head
-        end = position + len(names.head_bytes)
-        if head is None or end >= size or data[end] != _RAW or not data.startswith(names.head_bytes, position):
-            end = _head_end(data, position, limit)
-            if end < 0:
-                return None
-            head = self._read_head(names, data[position:end])
+        end = _head_end(data, position, limit)
+        if end < 0:
+            return None
+        head_bytes = data[position:end]
+        head = self._heads.get(head_bytes)
+        if head is None:
+            head = self._read_head(head_bytes)
         raws: Sequence[Buffer] = ()
         if end < size:
             raw_data = _raws(data, end)
             if raw_data is None:
                 return None
             raws = raw_data
-        return InferMessage(names.model, names.version, request_id, parameters, head, raws, short)
+        return InferMessage(names[0], names[1], request_id, parameters, head, raws, short)
 
-    def _remember_names(self, data: bytes) -> _Names:
+    def _remember_names(self, data: bytes) -> tuple[str, str]:
         model = version = ""
         position = 0
         if data and data[0] == _MODEL_NAME:
-            position = field_end(data, 0)
-            model = text(data, 0, position)
+            position = _field_end(data, 0)
+            model = _text(data, 0, position)
         if position < len(data):
-            version = text(data, position, len(data))
-        names = _Names(model, version)
+            version = _text(data, position, len(data))
+        names = model, version
         if len(data) <= _LONGEST_NAMES:
             if len(self._names) >= _MOST_NAMES:
                 self._names.clear()
             self._names[data] = names
         return names
 
-    def _read_head(self, names: _Names, data: bytes) -> Head:
-        head = self._heads.get(data)
-        if head is None:
-            head = read_head(data) or head_of(pb.ModelInferRequest.FromString(data))
-            size = len(data)
-            if size > _LONGEST_HEAD or head.typed:
-                return head
-            self._heads_size += size
-            if self._heads_size > _MOST_HEADS:
-                self._forget_heads()
-                self._heads_size = size
-            self._heads[data] = head
-            head.lasting = True
-        names.head_bytes = data
-        names.head = head
+    def _read_head(self, data: bytes) -> Head:
+        head = head_of(pb.ModelInferRequest.FromString(data))
+        size = len(data)
+        if size > _LONGEST_HEAD or head.typed:
+            return head
+        self._heads_size += size
+        if self._heads_size > _MOST_HEADS:
+            self._heads.clear()
+            self._heads_size = size
+        self._heads[data] = head
+        head.lasting = True
         return head
-
-    def _forget_heads(self) -> None:
-        self._heads.clear()
-        for names in self._names.values():
-            names.head_bytes = b""
-            names.head = None
 
 
 def _head_end(data: bytes, position: int, limit: int) -> int:
@@ -165,7 +154,7 @@ def _head_end(data: bytes, position: int, limit: int) -> int:
         key = data[position]
         if key != _INPUT and key != _OUTPUT:
             break
-        position = field_end(data, position)
+        position = _field_end(data, position)
         if position > limit:
             return -1
     return position
@@ -182,7 +171,7 @@ def _raws(data: bytes, position: int) -> list[Buffer] | None:
         length = data[position + 1]
         position += 2
         if length > 0x7F:
-            length, position = long_length(data, position - 1)
+            length, position = _long_length(data, position - 1)
         end = position + length
         if end > size:
             return None
@@ -194,3 +183,84 @@ def _raws(data: bytes, position: int) -> list[Buffer] | None:
             raws.append(view[position:end])
         position = end
     return raws
+
+
+def _read_parameters(data: bytes, position: int, limit: int, parameters: dict[str, Parameter]) -> int:
+    """Fill `parameters` with those from `position` on; returns where they end, -1 if one of them is unusual.
+
+    None ends behind `limit`.
+    """
+    size = len(data)
+    while position < size and data[position] == _PARAMETER:
+        end = _field_end(data, position)
+        if end > limit or len(parameters) >= LIMITS.parameters:
+            return -1
+        start = _value_start(data, position)
+        if data[start] != _ENTRY_KEY:
+            return -1
+        value = _field_end(data, start)
+        if value >= end or data[value] != _ENTRY_VALUE or _field_end(data, value) != end:
+            return -1
+        name = _text(data, start, value)
+        parameter = _parameter(data, _value_start(data, value), end)
+        if parameter is None or name in parameters:
+            return -1
+        parameters[name] = parameter
+        position = end
+    return position
+
+
+def _parameter(data: bytes, position: int, end: int) -> Parameter | None:
+    """The ``InferParameter`` from `position` to `end`; None if it has not one field."""
+    if position >= end:
+        return None
+    key = data[position]
+    if key == _STRING:
+        return ("string_param", _text(data, position, end)) if _field_end(data, position) == end else None
+    if key == _DOUBLE:
+        if position + 9 != end:
+            return None
+        double: float = _double.unpack_from(data, position + 1)[0]
+        return "double_param", double
+    number, behind = read_varint(data, position + 1)
+    if behind != end or number >= 2**64:
+        return None
+    if key == _BOOL:
+        return "bool_param", number != 0
+    if key == _INT64:
+        return "int64_param", signed(number)
+    return ("uint64_param", number) if key == _UINT64 else None
+
+
+def _field_end(data: bytes, position: int) -> int:
+    """Where a field ends that has a length, and whose key is one byte at `position`."""
+    length = data[position + 1]
+    if length < 0x80:
+        return position + 2 + length
+    length, position = _long_length(data, position + 1)
+    return position + length
+
+
+def _long_length(data: bytes, position: int) -> tuple[int, int]:
+    """As `read_varint`. Raises WireError for more bytes than are needed, which protobuf takes some of.
+
+    And for what no message is as long as: a position that has more than 64 bits is no IndexError in compiled code.
+    """
+    length, position = read_varint(data, position)
+    if not data[position - 1]:
+        raise WireError("a length has more bytes than it needs")
+    if length > _LONGEST:
+        raise WireError("a field ends behind its message")
+    return length, position
+
+
+def _value_start(data: bytes, position: int) -> int:
+    """Where the value of such a field begins."""
+    position += 1
+    while data[position] > 0x7F:
+        position += 1
+    return position + 1
+
+
+def _text(data: bytes, position: int, end: int) -> str:
+    return data[_value_start(data, position) : end].decode()

@@ -1,16 +1,38 @@
-"""What the JSON of an inference request says, and the memory of what came before, which is not read again."""
+"""What the JSON of an inference request says, and the memory of what came before, which is not read again.
 
-from collections.abc import Mapping
+Two kinds of requests are known again:
+
+- Those with binary tensors, by all of their JSON. Of the 15 µs that a request takes, this saves 2.5.
+- Those in JSON alone, by all but the numbers of their tensors: if the text around the numbers is what it was, and each
+  part between is a JSON array, the whole is what it was but for these arrays. Of 20 µs, this saves 3.1.
+
+Whatever is not as expected is left to the usual way, which reads the whole and says what is wrong. What is saved is
+measured by `benchmarks/short_cuts.py`.
+"""
+
+import math
+import re
+import secrets
+import struct
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
+
+import orjson
 
 from modserve.core.requests.request import ParameterValue, RequestForm
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.shared_memory import Place
 from modserve.core.tensors.tensor import Shape, Tensor
-from modserve.protocol.http import number_slots
-from modserve.protocol.http.number_slots import KEY, Slots
+from modserve.protocol.json import json_data
 from modserve.protocol.json.large_json import LARGE
 from modserve.protocol.reply import Reply
+
+_REMEMBERED: Final = 1024
+_MEMORABLE: Final = 4096
+"""Bytes of the longest text that is kept of a request."""
+_KEY: Final = b'"data"'
+_NUMBERS = re.compile(rb'"data"\s*:\s*(\[[-+.eE0-9,\[\]\s]*\])')
+_KINDS = ("int", "float")
 
 
 class Input(NamedTuple):  # which is made sooner than a dataclass
@@ -39,9 +61,93 @@ class Header(NamedTuple):
     """Of JSON that is remembered."""
 
 
-_REMEMBERED: Final = 1024
-_MEMORABLE: Final = 4096
-"""Bytes of the longest text that is kept of a request."""
+class Slot(NamedTuple):
+    """Where the numbers of an input are: they end where the text `behind` them begins, which is up to the next ones."""
+
+    name: str
+    datatype: Datatype
+    shape: Shape
+    packer: struct.Struct
+    """Makes bytes of as many numbers as the shape has, of the datatype."""
+    behind: bytes
+
+
+class Slots(NamedTuple):
+    """A request's text without its numbers. What stands `before` the first of them ends with an opening `_KEY`."""
+
+    before: bytes
+    slots: tuple[Slot, ...]
+    largest: int
+    """Bytes of the largest tensor."""
+    length: int
+    """Bytes of all this text."""
+
+
+def slots_of(text: bytes, inputs: Sequence[Input]) -> Slots | None:
+    """Those of a request with these inputs; None if they are not all arrays of numbers."""
+    matches = list(_NUMBERS.finditer(text))
+    if not matches or len(matches) != len(inputs):
+        return None
+    if any(each.datatype.json_kind not in _KINDS or each.datatype.own_numpy is None for each in inputs):
+        return None
+    around = []
+    at = 0
+    for match in matches:
+        around.append(text[at : match.start(1)])
+        at = match.end(1)
+    around.append(text[at:])
+    if not _in_order(around):
+        return None
+    slots = []
+    largest = 0
+    for each, behind in zip(inputs, around[1:], strict=True):
+        count = math.prod(each.shape)
+        largest = max(largest, count * each.datatype.size)
+        packer = struct.Struct(f"{count}{each.datatype.numpy.char}")
+        slots.append(Slot(each.name, each.datatype, each.shape, packer, behind))
+    return Slots(around[0], tuple(slots), largest, sum(map(len, around)))
+
+
+def _in_order(around: Sequence[bytes]) -> bool:
+    """Whether what goes between these texts is the data of the inputs, one after the other: marks in its place show it.
+
+    Nobody can know the marks beforehand, so none of the client's own texts is one.
+    """
+    marks = [secrets.token_hex(8) for _ in around[1:]]
+    marked = b"".join(b'%b"%b"' % (text, mark.encode()) for text, mark in zip(around, marks, strict=False)) + around[-1]
+    try:
+        document = orjson.loads(marked)
+    except orjson.JSONDecodeError:  # they are parts of arrays, as of one with NaN in it
+        return False
+    inputs = document.get("inputs") if isinstance(document, dict) else None
+    if not isinstance(inputs, list):
+        return False
+    return marks == [each.get("data") if isinstance(each, dict) else None for each in inputs]
+
+
+def read_numbers(text: bytes, known: Slots) -> dict[str, Tensor] | None:
+    """The inputs of a request; None if it is of another kind, or wrong. Raises INVALID_ARG for arrays in too many."""
+    if not text.startswith(known.before):
+        return None
+    inputs: dict[str, Tensor] = {}
+    start = len(known.before)
+    for name, datatype, shape, packer, behind in known.slots:
+        end = text.find(behind, start)
+        if end < 0:  # before the slice, which would begin behind its end where the text is cut
+            return None
+        numbers = text[start:end]
+        if b"u" in numbers or b"l" in numbers:  # true, false and null
+            return None
+        try:
+            data = orjson.loads(numbers)
+            if type(data) is not list:
+                return None
+            elements = packer.pack(*json_data.flattened(data))
+        except (orjson.JSONDecodeError, struct.error, OverflowError):
+            return None
+        inputs[name] = Tensor(datatype, shape, elements, None)
+        start = end + len(behind)
+    return inputs if start == len(text) else None
 
 
 class _Alike(NamedTuple):
@@ -82,17 +188,17 @@ class JsonHeads:
         """What a request in JSON alone says, if all but its numbers is remembered. Raises INVALID_ARG."""
         if len(text) >= LARGE:
             return None
-        slots, header = self._alike.get(text[: text.find(KEY)], _ONCE)
+        slots, header = self._alike.get(text[: text.find(_KEY)], _ONCE)
         if slots is None or header is None or slots.largest > max_json_tensor:
             return None
-        inputs = number_slots.read(text, slots)
+        inputs = read_numbers(text, slots)
         return None if inputs is None else (header, inputs)
 
     def remember_numbers(self, text: bytes, header: Header) -> None:
         """For requests in JSON alone that differ from this one in their numbers."""
         if header.id or header.shared or len(text) >= LARGE:
             return
-        start = text.find(KEY)
+        start = text.find(_KEY)
         if not 0 < start <= _MEMORABLE:
             return
         beginning = text[:start]
@@ -102,7 +208,7 @@ class JsonHeads:
                 self._alike.clear()
             self._alike[beginning] = _ONCE
         elif before is _ONCE:  # else the first kind of this beginning stays
-            slots = number_slots.slots_of(text, header.inputs)
+            slots = slots_of(text, header.inputs)
             short = slots is not None and slots.length <= _MEMORABLE
             kept = header._replace(inputs=(), form=RequestForm())
             self._alike[beginning] = _Alike(slots, kept) if short else _NEVER

@@ -9,7 +9,7 @@ from modserve.protocol.http.deadlines import Timeouts
 
 @dataclass(init=False, slots=True)
 class RequestHead:
-    """What a head says that has been checked; how long the body is, is left to `Framing`.
+    """What a head says that has been checked; how long the body is, is left to `BodyFraming`.
 
     `model` is named for an inference that goes around the application, which needs none of the first five fields. Other
     requests have only these, as the application reads the rest by itself. Requests share heads, so nobody changes one.
@@ -73,26 +73,3 @@ class RequestHead:
         self.timeouts = timeouts
         self.trace_headers = trace_headers
         self.request_id = request_id
-
-    def with_own(self, forwarded: Forwarded, trace_headers: TraceHeaders | None, request_id: str) -> "RequestHead":
-        """The same head of an inference with the values that may differ from request to request."""
-        return RequestHead(
-            self.method,
-            self.target,
-            self.version,
-            self.headers,
-            self.as_sent,
-            self.keep_alive,
-            self.old,
-            self.cors,
-            self.model,
-            self.model_version,
-            self.version_label,
-            self.header_length,
-            self.content_encoding,
-            self.response_encoding,
-            forwarded,
-            self.timeouts,
-            trace_headers,
-            request_id,
-        )

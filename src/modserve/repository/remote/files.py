@@ -26,8 +26,8 @@ class RemoteFile(NamedTuple):
     """Hash of all that tells this content from others: the store, the key, the mark and the size."""
 
 
-def identity(*facts: object) -> str:
-    return hashlib.sha256(repr(facts).encode()).hexdigest()
+def identity(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 @dataclass(slots=True)

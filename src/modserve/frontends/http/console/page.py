@@ -24,13 +24,13 @@ _SCRIPTS: Final = (
 _FILES = resources.files("modserve.frontends.http.console")
 
 
-class Page(NamedTuple):
+class PageResponse(NamedTuple):
     body: bytes
     headers: dict[str, str]
 
 
 @functools.cache
-def page() -> Page:
+def page() -> PageResponse:
     """Made when somebody looks at it for the first time.
 
     Names of models and texts of failures are others': nothing runs but the page's own script, which asks this server
@@ -50,7 +50,7 @@ def page() -> Page:
         "Vary": "Accept",
         "X-Content-Type-Options": "nosniff",
     }
-    return Page(body, headers)
+    return PageResponse(body, headers)
 
 
 def response() -> Response:

@@ -16,7 +16,7 @@ from modserve.server import Server
 from modserve.settings import HttpSettings
 
 from . import page
-from .readings import Reader, Reading, added
+from .counters import CounterReader, Counters, added
 from .sampler import Page, Sampler
 
 _NO_STORE = {"Cache-Control": "no-store"}
@@ -45,9 +45,9 @@ async def _events(page: Page) -> Any:
 
 def sampler(server: Server) -> Sampler:
     """The figures of `server`, and of the workers beside it."""
-    reader = Reader(server)
+    reader = CounterReader(server)
 
-    async def read() -> tuple[Reading, Mapping[str, int] | None]:
+    async def read() -> tuple[Counters, Mapping[str, int] | None]:
         own = reader.read()
         if server.others_figures is None:
             return own, None

@@ -10,8 +10,8 @@ from contextlib import suppress
 from modserve.core.errors import OverloadedError, unavailable
 from modserve.server import Phase, Server
 
-from .picture import Picture, event
-from .readings import Reading
+from .counters import Counters
+from .snapshot import Snapshot, event
 
 _log = logging.getLogger(__name__)
 
@@ -19,10 +19,10 @@ PERIOD_S = 1.0
 MOST_PAGES = 64
 """Pages that may be open at the same time in one process; one more is refused."""
 MOST_WAITING = 4
-"""Events that wait for a browser which does not read. Then it gets the whole picture, when it reads again."""
+"""Events that wait for a browser which does not read. Then it gets the whole snapshot, when it reads again."""
 _RETRY_NS = 5_000_000_000
 
-Read = Callable[[], Awaitable[tuple[Reading, Mapping[str, int] | None]]]
+Read = Callable[[], Awaitable[tuple[Counters, Mapping[str, int] | None]]]
 """A reading of all workers, and how many there are, if several."""
 
 
@@ -44,7 +44,7 @@ class Page:
         return len(self._waiting)
 
     def offer(self, changes: bytes) -> None:
-        """A new picture; `changes` is what is new in it."""
+        """A new snapshot; `changes` is what is new in it."""
         if not self._whole:
             self._waiting.append(changes)
             if len(self._waiting) > MOST_WAITING:
@@ -64,7 +64,7 @@ class Page:
         while True:
             if self._whole and self._sampler.ready:
                 self._whole = False
-                return self._sampler.picture.whole()
+                return self._sampler.snapshot.whole()
             if self._waiting:
                 return self._waiting.popleft()
             if self._ended:
@@ -90,9 +90,9 @@ class Sampler:
         self._clock = clock
         self._pages: set[Page] = set()
         self._task: asyncio.Task[None] | None = None
-        self.picture = Picture()
+        self.snapshot = Snapshot()
         self.ready = False
-        """Whether there is a picture."""
+        """Whether there is a snapshot."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self._pages)} pages)"
@@ -121,7 +121,7 @@ class Sampler:
         if not self._pages and self._task is not None:
             self._task.cancel()
             self._task = None
-            self.picture, self.ready = Picture(), False
+            self.snapshot, self.ready = Snapshot(), False
 
     def _end(self, reason: str) -> None:
         last = event("end", {"reason": reason})
@@ -146,7 +146,7 @@ class Sampler:
         while True:
             reading, workers = await self._read()
             now = self._clock()
-            changes = self.picture.next(reading, now, int(time.time() * 1000), workers)
+            changes = self.snapshot.next(reading, now, int(time.time() * 1000), workers)
             self.ready = True
             for page in self._pages:
                 page.offer(changes)

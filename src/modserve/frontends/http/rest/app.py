@@ -4,7 +4,8 @@ The application is complete without that short cut: its ``infer`` runs the same 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from itertools import chain
 from typing import Any
@@ -12,23 +13,24 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
 from modserve.core.errors import Code, ModserveError
 from modserve.core.lifecycle import IndexEntry
 from modserve.core.residency import describe
 from modserve.core.version import parse_requested
-from modserve.frontends.http.console import routes as console
 from modserve.frontends.http.infer import CallContext, InferCall
 from modserve.protocol import compression, failures
-from modserve.protocol.control import metadata, statistics
+from modserve.protocol.control import memory, metadata, statistics
 from modserve.protocol.http import infer_response
 from modserve.protocol.http.infer_response import Body
 from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Server
 from modserve.settings import HttpSettings
 
-from . import control, deferred, docs, generate, infer_stream, memory, metrics, middleware, routing, v1
+from . import control, deferred, generate, infer_stream, middleware
+from .deferred import DeferredRoutes
 from .disconnect import unless_disconnected
 from .identified import Identified, begun, note_of
 from .messages import add_model_route, infer_head, json_response, new_router, why_not_ready
@@ -66,6 +68,8 @@ class _App(FastAPI):
                 parameters = operation.get("parameters", [])
                 operation["parameters"] = [parameter for parameter in parameters if parameter["in"] != "query"]
             document.setdefault("components", {}).setdefault("schemas", {}).update(SCHEMAS)
+            from . import docs
+
             docs.add_examples(document)
         return super().openapi()
 
@@ -101,16 +105,36 @@ def create_app(server: Server, options: HttpSettings) -> FastAPI:
         control.logging_router(server, max_json),
         control.shared_memory_router(server, max_json),
         control.trace_router(server, max_json),
-        memory.router(server),
-        metrics.router(server),
-        routing.router(server, max_json),
-        v1.router(context),
-        docs.router(server, app.openapi),
+        control.routing_router(server, max_json),
     ]
-    if options.console:
-        routers.append(console.router(server, options))
     app.router.routes.extend(chain.from_iterable(router.routes for router in routers))
+    app.router.routes.extend(_doors(app, context))
     return app
+
+
+def _doors(app: FastAPI, context: CallContext) -> list[BaseRoute]:
+    """The routes of modules that are imported at their first use: most servers run none of their lines."""
+    server, options = context.server, context.options
+
+    def v1() -> Sequence[BaseRoute]:
+        from . import v1
+
+        return v1.router(context).routes
+
+    def docs() -> Sequence[BaseRoute]:
+        from . import docs
+
+        return docs.router(server, app.openapi).routes
+
+    def console() -> Sequence[BaseRoute]:
+        from modserve.frontends.http.console import routes
+
+        return routes.router(server, options).routes
+
+    doors = {r"/$|/v1/": v1, r"/docs(/|$)|/openapi\.json$": docs}
+    if options.console:
+        doors[r"/console(/|$)"] = console
+    return [DeferredRoutes(re.compile(paths), make) for paths, make in doors.items()]
 
 
 def _health(server: Server) -> APIRouter:
@@ -149,6 +173,18 @@ def _metadata(server: Server) -> APIRouter:
     async def all_statistics() -> Response:
         """The statistics of all ready model versions."""
         return json_response(statistics.json(server.with_statistics()))
+
+    @router.get("/v2/memory", responses=responses_of("ModelMemory", 503))
+    async def model_memory() -> Response:
+        """Which models are in memory, how large each is, and what they may hold together."""
+        return json_response(memory.json(server.model_memory(), server.models()))
+
+    @router.get("/metrics", include_in_schema=False)
+    async def metrics() -> Response:
+        """Where the metrics are, for those who look for them at this port."""
+        place = server.metrics_place
+        where = f"at {place}" if place else "nowhere, since they are switched off (--allow-metrics)"
+        return json_response({"error": f"Not Found: the metrics of this server are {where}"}, 404)
 
     return router
 

@@ -1,4 +1,4 @@
-"""The calls that change a server or ask for its settings: the repository, the log, traces, shared memory."""
+"""The calls that change a server or ask for its settings: repository, log, traces, shared memory, routing."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -7,13 +7,13 @@ from fastapi import APIRouter, Request, Response
 
 from modserve.core.tensors.shared_memory import CudaRegion, SystemRegion
 from modserve.frontends.offload import on_thread
-from modserve.protocol.control import logging_settings, regions, repository, trace_settings
+from modserve.protocol.control import control_body, logging_settings, regions, repository, trace_settings
 from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Server
 from modserve.settings import Limits
 
 from .messages import json_response, new_router, read_body
-from .schemas import SCHEMAS, errors_of, members_of, responses_of
+from .schemas import SCHEMAS, body_of, errors_of, members_of, responses_of
 
 RegionT = TypeVar("RegionT", SystemRegion, CudaRegion)
 
@@ -133,4 +133,32 @@ def shared_memory_router(server: Server, max_json: int) -> APIRouter:
 
     add(SystemRegion, "system", "system", register_system, "key", "offset", "byte_size")
     add(CudaRegion, "cuda", "GPU", register_cuda, "raw_handle", "device_id", "byte_size")
+    return router
+
+
+def routing_router(server: Server, max_json: int) -> APIRouter:
+    """The routing between the versions of a model: an extension of ours."""
+    router = new_router("routing")
+
+    async def routing(model: str) -> Response:
+        """How requests that name no version are divided between the model's versions, and what came of it."""
+        return json_response(server.routing(model))
+
+    async def change(request: Request, model: str) -> Response:
+        """Set the whole routing, in place of the one there is; null deletes it."""
+        body = await read_body(request, max_json)
+        if body.strip() == b"null":
+            return await delete(model)
+        server.set_routing(model, control_body.read(body))
+        return json_response(server.routing(model))
+
+    async def delete(model: str) -> Response:
+        """Go back to the routing of the model's configuration, if it has one."""
+        server.set_routing(model, None)
+        return json_response({})
+
+    path, report = "/v2/models/{model}/routing", responses_of("RoutingReport", 400, 404, 503)
+    router.add_api_route(path, routing, responses=report)
+    router.add_api_route(path, change, methods=["POST"], responses=report, openapi_extra=body_of(SCHEMAS["Routing"]))
+    router.add_api_route(path, delete, methods=["DELETE"], responses=responses_of("object", 404, 503))
     return router

@@ -1,10 +1,11 @@
-"""Routes that FastAPI makes at their first request.
+"""Routes that are made at their first request, and those of modules that are imported then.
 
-It looks through the parameters of a handler when a route is added: half a millisecond and 30 kB each, of which most
-servers need few. Only the path is compiled before that. The first route with parameters takes 15 ms and 1.5 MB more,
-once: FastAPI imports ``pydantic.v1`` then, to refuse its models.
+FastAPI looks through the parameters of a handler when a route is added: half a millisecond and 30 kB each, of which
+most servers need few. Only the path is compiled before that. The first route with parameters takes 15 ms and 1.5 MB
+more, once: FastAPI imports ``pydantic.v1`` then, to refuse its models.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -13,28 +14,34 @@ from fastapi import APIRouter
 from starlette.routing import BaseRoute, Match, compile_path
 from starlette.types import Receive, Scope, Send
 
+_ROUTE = "modserve.route"
 
-class DeferredRoute(BaseRoute):
-    """Stands for the route that `make` returns, at the same place in the order of routes."""
 
-    def __init__(self, path: str, make: Callable[[], BaseRoute]) -> None:
-        self.path = path
+class DeferredRoutes(BaseRoute):
+    """Stands for the routes that `make` returns, at the same place in the order of routes: those of some paths."""
+
+    def __init__(self, paths: re.Pattern[str], make: Callable[[], Sequence[BaseRoute]]) -> None:
+        self._paths = paths
         self._make = make
-        self._pattern = compile_path(path)[0]
 
     @cached_property
-    def made(self) -> BaseRoute:
-        """The route itself. Threads that ask at the same time may get two that are alike."""
+    def made(self) -> Sequence[BaseRoute]:
+        """The routes themselves. Threads that ask at the same time may get two that are alike."""
         return self._make()
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """What the route itself says of a path that looks like its own."""
-        if self._pattern.match(scope["path"]) is None:
-            return Match.NONE, {}
-        return self.made.matches(scope)
+        """What the routes themselves say of a path that looks like one of theirs."""
+        best: tuple[Match, Scope] = Match.NONE, {}
+        if self._paths.match(scope["path"]) is None:
+            return best
+        for route in self.made:
+            match, matched = route.matches(scope)
+            if match.value > best[0].value:
+                best = match, {_ROUTE: route, **matched}
+        return best
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.made.handle(scope, receive, send)
+        await scope[_ROUTE].handle(scope, receive, send)
 
 
 class DeferringRouter(APIRouter):
@@ -47,14 +54,14 @@ class DeferringRouter(APIRouter):
     def add_api_route(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         """As FastAPI's, which `router.get` and its like end in."""
 
-        def make() -> BaseRoute:
+        def make() -> Sequence[BaseRoute]:
             router = APIRouter(**self._options)
             router.add_api_route(path, endpoint, **options)
-            return router.routes[0]
+            return router.routes
 
-        self.routes.append(DeferredRoute(self.prefix + path, make))
+        self.routes.append(DeferredRoutes(compile_path(self.prefix + path)[0], make))
 
 
 def made(routes: Sequence[BaseRoute]) -> list[BaseRoute]:
     """All routes as FastAPI knows them, which describes no others."""
-    return [each.made if isinstance(each, DeferredRoute) else each for each in routes]
+    return [route for each in routes for route in (made(each.made) if isinstance(each, DeferredRoutes) else [each])]

@@ -29,7 +29,7 @@ Encode: TypeAlias = Callable[[Outcome, bool], bytes]
 _HEADERS = {"Cache-Control": "no-cache"}
 
 
-class Message(NamedTuple):
+class StreamMessage(NamedTuple):
     """`error` is what the message reports, or why it could not report what it should."""
 
     data: bytes
@@ -132,7 +132,7 @@ async def respond(
 class StreamedResponse(StreamingResponse):
     """The HTTP response to `call`, from its first message on. It ends early when the client goes away."""
 
-    def __init__(self, call: HttpStream, first: Message, framing: Framing, encode: Encode, note: Note) -> None:
+    def __init__(self, call: HttpStream, first: StreamMessage, framing: Framing, encode: Encode, note: Note) -> None:
         status, headers = 200, _HEADERS
         if first.error is not None:
             status, headers = failures.spelling(first.error).http, {**_HEADERS, **failures.headers(first.error)}
@@ -150,7 +150,7 @@ class StreamedResponse(StreamingResponse):
         finally:
             self._call.close()
 
-    async def _frames(self, message: Message) -> AsyncIterator[bytes]:
+    async def _frames(self, message: StreamMessage) -> AsyncIterator[bytes]:
         call = self._call
         while True:
             if message.error is not None:
@@ -168,7 +168,7 @@ class StreamedResponse(StreamingResponse):
             message = await _next_message(call, self._encode)
 
 
-async def _next_message(call: HttpStream, encode: Encode) -> Message:
+async def _next_message(call: HttpStream, encode: Encode) -> StreamMessage:
     """The call's next outcome as its client gets it."""
     outcome, final = await call.next()
     error = outcome if isinstance(outcome, ModserveError) else None
@@ -182,4 +182,4 @@ async def _next_message(call: HttpStream, encode: Encode) -> Message:
         data = encode(error, final)
     if final:
         call.release()
-    return Message(data, error, final)
+    return StreamMessage(data, error, final)

@@ -12,7 +12,6 @@ from modserve.core.errors import Code, ModserveError
 from modserve.core.lifecycle import IndexEntry
 from modserve.core.residency import describe
 from modserve.core.servable import Servable
-from modserve.frontends.http.console import page
 from modserve.frontends.http.infer import CallContext
 from modserve.protocol.http import v1_models
 from modserve.server import Phase, Server
@@ -91,6 +90,8 @@ def _add_models(router: APIRouter, server: Server, console: bool) -> None:
         if server.phase is Phase.STOPPING:
             return json_response({"error": "Server exiting"}, 503)
         if console and "text/html" in request.headers.get("accept", ""):
+            from modserve.frontends.http.console import page
+
             return page.response()
         return json_response({"status": "alive"})
 

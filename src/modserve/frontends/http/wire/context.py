@@ -138,6 +138,7 @@ class HttpContext:
         self.loop = loop
         self.options = options
         self.calls = CallContext(server, options)
+        self.access = server.access_log
         self.turns = Turns(loop)
         self.turn = turn_of(loop)
         self.connections: set[OpenConnection] = set()

@@ -60,7 +60,7 @@ class HeadLines:
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
-class Framing(NamedTuple):
+class BodyFraming(NamedTuple):
     """How the body comes. `length` is 0 for one in chunks, and for none."""
 
     length: int
@@ -69,9 +69,15 @@ class Framing(NamedTuple):
 
 
 def read_head(
-    lines: HeadLines, method: bytes, version: str, keep_alive: bool, cors: bytes, options: HttpSettings
-) -> tuple[RequestHead, Framing]:
-    """Check a head and understand it. Raises RefusedRequestError."""
+    lines: HeadLines,
+    method: bytes,
+    version: str,
+    keep_alive: bool,
+    cors: bytes,
+    options: HttpSettings,
+    traced: bool,
+) -> tuple[RequestHead, BodyFraming]:
+    """Check a head and understand it, with the headers of traces if they are `traced`. Raises RefusedRequestError."""
     if version not in _VERSIONS:
         raise RefusedRequestError(505, f"HTTP/{version} is not supported on this port, only HTTP/1.1 and HTTP/1.0 are")
     if method == b"CONNECT":
@@ -83,7 +89,7 @@ def read_head(
     accepted: list[str] = []
     timeouts: list[tuple[str, str]] = []
     single: dict[bytes, bytes] = {}
-    traced: dict[bytes, bytes] = {}
+    trace: dict[bytes, bytes] = {}
     marks: dict[bytes, bytes] = {}
     for name, value in lines.headers:
         if name == b"content-length":
@@ -99,8 +105,8 @@ def read_head(
             expecting = value.lower() == b"100-continue" and not old
         elif name in _SINGLE:
             single[name] = value
-        elif name in trace_context.NAMES:
-            trace_context.add(traced, name, value)
+        elif traced and name in trace_context.NAMES:
+            trace_context.add(trace, name, value)
         elif name in deadlines.RAW_HEADERS:
             timeouts.append((name.decode(), value.decode("latin-1")))
         elif name in browsers.MARKS:
@@ -109,7 +115,7 @@ def read_head(
     if marks:
         _check_browser(method, hosts[0] if hosts else b"", marks, options)
     header_length = single.get(_HEADER_LENGTH)
-    framing = Framing(length, expecting, header_length is None or not may_be_binary(lines.target))
+    framing = BodyFraming(length, expecting, header_length is None or not may_be_binary(lines.target))
     inference = match_infer(lines.target) if method == b"POST" else None
     restriction = options.restrictions.get("inference")
     if inference is None or (restriction is not None and not restriction.granted(lines.headers)):
@@ -127,14 +133,14 @@ def read_head(
             response_encoding=compression.choose(", ".join(accepted)),
             forwarded=header_forwarding.matching(options.header_pattern, lines.as_sent),
             timeouts=tuple(sorted(timeouts)),  # heads are remembered whatever the order of their lines is
-            trace_headers=trace_context.of_values(traced) if traced else None,
-            request_id=request_id(single.get(_REQUEST_ID)),
+            trace_headers=trace_context.of_values(trace) if trace else None,
+            request_id=_request_id(single.get(_REQUEST_ID)),
         )
     return head, framing
 
 
-def request_id(value: bytes | None) -> str:
-    """What a header says of the request's id; empty if there is none."""
+def _request_id(value: bytes | None) -> str:
+    """Empty if there is none."""
     return "" if value is None else request_ids.received(value.decode("latin-1").strip())
 
 

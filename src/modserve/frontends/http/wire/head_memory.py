@@ -3,11 +3,14 @@
 Two heads mean the same if they agree in the lines that matter, in whatever order these come: the request line and the
 headers in `_ORDINARY`, which are all that `read_head` and the parser look at. Those lines, byte for byte, are the
 *essence* of a head. Two kinds of lines are no part of it: the Content-Length, which is read apart, and whole lines of
-valid characters whose names matter to nobody here (``traceparent``, ``x-request-id``, ``user-agent``, ...). Whatever
-is not such a line stays in the essence, so a head with anything odd in it resembles none that has been understood.
+valid characters whose names matter to nobody here (``user-agent``, ``x-forwarded-for``, ...). Whatever is not such a
+line stays in the essence, so a head with anything odd in it resembles none that has been understood.
 
 Only the reader adds heads, after the parser has understood them and they were accepted. A head is not remembered if it
 has a header in `_UNUSUAL`, or a header that matters twice.
+
+Of the 15 µs that a request takes, this saves 4.5 for a head byte for byte and 2.9 for one by its essence
+(`benchmarks/short_cuts.py`).
 """
 
 import re
@@ -20,12 +23,9 @@ from mypy_extensions import mypyc_attr
 from modserve.core.requests import trace_context
 from modserve.core.requests.memory import MemoryBudget
 from modserve.frontends import browsers
-from modserve.protocol import header_forwarding
 from modserve.protocol.http import deadlines, infer_request
 from modserve.protocol.http.request_head import RequestHead
 from modserve.settings import HttpSettings
-
-from .head import request_id
 
 Known: TypeAlias = tuple[RequestHead, int]
 """A head, and the Content-Length that comes with it."""
@@ -44,22 +44,21 @@ _ORDINARY = frozenset(
     | deadlines.RAW_HEADERS
     | browsers.MARKS
 )
-_UNUSUAL = frozenset({b"content-length", b"expect", b"proxy-connection", b"transfer-encoding", b"upgrade"})
-"""Together with the headers above, all that the parser and `read_head` look at. A Content-Length is usual, but only the
-one that is read apart."""
+_UNUSUAL = frozenset(
+    {b"content-length", b"expect", b"proxy-connection", b"transfer-encoding", b"upgrade", b"x-request-id"}
+)
+"""Together with the headers above, and those of traces, all that the parser and `read_head` look at. A Content-Length
+is usual, but only the one that is read apart. A head with an id of its own never comes again."""
 
 _LENGTH = re.compile(rb"\r\n(?i:content-length):[ \t]*([0-9]{1,18})(?=\r\n)")
-_REQUEST_ID = re.compile(rb"\r\n(?i:x-request-id):")
-_TRACEPARENT = re.compile(rb"\r\n(?i:traceparent):")
-_LINE = re.compile(rb"\r\n([^:\r]+):[ \t]*([^\r]*)")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class HeadMemory:
     """`exact` holds heads byte for byte, for a connection to look up at once; `recall` knows others by their essence.
 
-    Nothing in it differs from what the parser would make of the same bytes, but for the headers of traces: they are
-    only there if `traced`. A client's ``x-request-id`` is read anew for each request.
+    Nothing in it differs from what the parser would make of the same bytes. Heads have the headers of traces if they
+    are `traced`.
     """
 
     def __init__(self, options: HttpSettings, memory: MemoryBudget, traced: bool = False) -> None:
@@ -67,11 +66,12 @@ class HeadMemory:
         self._essences: dict[tuple[bytes, ...], RequestHead] = {}
         self._memory = memory
         self._max_json = options.max_json
-        self._pattern = options.header_pattern
-        self._traced = traced
+        self._alike = options.header_pattern is None
+        """Whether heads of one essence are the same: no line of a client's becomes a parameter."""
+        self.traced = traced
         restriction = options.restrictions.get("inference")
         self._ordinary = _ORDINARY if restriction is None else _ORDINARY | {restriction.name.lower().encode()}
-        names = _any_of(self._ordinary | _UNUSUAL)
+        names = _any_of(self._ordinary | _UNUSUAL | (trace_context.NAMES if traced else frozenset()))
         self._irrelevant = re.compile(
             rb"\r\n(?!(?i:%b):)[!#$%%&'*+.^_`|~0-9A-Za-z-]++:[\t\x20-\x7e\x80-\xff]*+(?=\r\n)" % names
         )
@@ -79,7 +79,7 @@ class HeadMemory:
     def recall(self, raw: bytes) -> Known | None:
         """What the head means, if one with its essence has been understood. A part of a head never has one."""
         known = self.exact.get(raw)
-        if known is not None or len(raw) > _LONGEST or not raw.startswith(_INFERENCE):
+        if known is not None or not self._alike or len(raw) > _LONGEST or not raw.startswith(_INFERENCE):
             return known
         essence, length = self._essence(raw)
         head = self._essences.get(essence)
@@ -87,10 +87,6 @@ class HeadMemory:
             return None
         if length > self._max_json or 0 < self._memory.limit < length:
             return None  # perhaps too long: the reader checks it
-        own_id = _REQUEST_ID.search(raw) is not None
-        traced = self._traced and _TRACEPARENT.search(raw) is not None
-        if own_id or traced or self._pattern is not None:
-            head = self._with_its_own(head, raw)
         known = head, length
         _keep(self.exact, raw, known)
         return known
@@ -104,7 +100,7 @@ class HeadMemory:
         names = {line.partition(b":")[0].lower() for line in lines}
         if stated == length and len(names) == len(lines) and names <= self._ordinary:
             _keep(self.exact, raw, (head, length))
-            _keep(self._essences, essence, head.with_own((), None, ""))
+            _keep(self._essences, essence, head)
 
     def _essence(self, raw: bytes) -> tuple[tuple[bytes, ...], int]:
         """The lines that matter, in alphabetical order, and the Content-Length; none and -1 for a head without it."""
@@ -115,22 +111,6 @@ class HeadMemory:
         lines = (before + after).split(b"\r\n")
         lines.sort()
         return tuple(lines), int(length)
-
-    def _with_its_own(self, head: RequestHead, raw: bytes) -> RequestHead:
-        """A remembered head with the values that may differ from request to request."""
-        lines = _LINE.findall(raw)
-        pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in lines]
-        traced: dict[bytes, bytes] = {}
-        own_id: bytes | None = None
-        spans = self._traced or self._pattern is not None
-        for name, value in lines:
-            lower = name.lower()
-            if lower == b"x-request-id":
-                own_id = value
-            elif spans and lower in trace_context.NAMES:
-                trace_context.add(traced, lower, value)
-        forwarded = header_forwarding.matching(self._pattern, pairs)
-        return head.with_own(forwarded, trace_context.of_values(traced) if traced else None, request_id(own_id))
 
 
 def _any_of(names: frozenset[bytes]) -> bytes:

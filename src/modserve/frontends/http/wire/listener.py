@@ -1,7 +1,6 @@
 """The HTTP port: it opens, stops accepting, and closes when the requests at hand have been served."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from modserve.frontends import browsers
@@ -15,7 +14,6 @@ from modserve.settings import HttpSettings
 
 from .connection import Connection
 from .context import HttpContext
-from .logged import LoggedConnection
 
 _FLUSH = 1.0
 """Seconds for responses on their way when the port closes."""
@@ -57,15 +55,17 @@ class HttpListener:
         if access is not None:
             whole = logged_app(whole, access)
         context = self._context = HttpContext(self._server, whole, self._tasks, loop, self._options)
-        factory: Callable[[], Connection] = lambda: Connection(context)  # noqa: E731
-        if access is not None:
-            factory = lambda: LoggedConnection(context, access)  # noqa: E731
         tls: dict[str, Any] = {}
         if self._options.tls is not None:
             certificates = Certificates(self._options.tls).server_context()
             tls = {"ssl": certificates, "ssl_handshake_timeout": HANDSHAKE, "ssl_shutdown_timeout": FAREWELL}
         self._socket = await loop.create_server(
-            factory, self._address, self._port, backlog=2048, reuse_port=self._options.reuse_port or None, **tls
+            lambda: Connection(context),
+            self._address,
+            self._port,
+            backlog=2048,
+            reuse_port=self._options.reuse_port or None,
+            **tls,
         )
         for listening in self._socket.sockets:
             keep_alive(listening)

@@ -36,9 +36,7 @@ END = b"\r\n\r\n"
 """Ends every head, and every chunked body with its trailers."""
 
 PART = 16 * 1024
-"""Bytes of a body that have `SILENCES` times as long to come as a client may be silent, however lively it is."""
-
-SILENCES = 5
+"""Bytes of a body that have to come within some time (`time_outs.py`)."""
 
 _MAX_HEAD = 64 * 1024
 """Bytes of a head, and as many of the framing of a chunked body: chunk extensions and trailers."""
@@ -53,13 +51,13 @@ _TOO_MANY_CHUNKS = (
 _TOO_MUCH_FRAMING = f"the chunk extensions and trailers of the request's body exceed {_MAX_HEAD} bytes"
 
 
-class State(Enum):
+class ReadState(Enum):
     IDLE = auto()
     HEAD = auto()
     BODY = auto()
 
 
-IDLE, HEAD, BODY = State
+IDLE, HEAD, BODY = ReadState
 
 
 Request: TypeAlias = tuple[RequestHead, Buffer]
@@ -79,6 +77,7 @@ class Reader:
         self.expecting = False  # the client waits for leave to send the body
         self.cors = b""  # header lines for a refusal of the request that is being read
         self.empty_lines = 0  # bytes of them since the last request
+        self._requests = 0  # that came in parts and have ended
         self._heads = heads
         self._options = options
         self._memory = memory
@@ -96,9 +95,9 @@ class Reader:
         way, if another one was being handled."""
 
     @property
-    def part(self) -> int:
-        """The number of the part of a request that is incomplete: 0 for its head, from 1 on for its body."""
-        return 1 + self.body.size // PART if self.state is BODY else 0
+    def part(self) -> tuple[int, int]:
+        """The part of a request that is incomplete: which request, and 0 for its head, from 1 on for its body."""
+        return self._requests, 1 + self.body.size // PART if self.state is BODY else 0
 
     def feed(self, data: bytes) -> None:
         """Append what has come to what has not been read."""
@@ -144,6 +143,7 @@ class Reader:
         head = self.head
         assert head is not None, "no request ends before its head: this is a bug"
         self.state, self.head = IDLE, None
+        self._requests += 1
         self.expecting = self._ended = False
         self.cors = self._tail = b""
         self._framing = 0
@@ -255,7 +255,7 @@ class Reader:
             self.cors = cors.header_block(options.cors_allow_origin, method, lines.headers)
         version, keep_alive = parser.get_http_version(), parser.should_keep_alive()
         try:
-            self.head, framing = read_head(lines, method, version, keep_alive, self.cors, options)
+            self.head, framing = read_head(lines, method, version, keep_alive, self.cors, options, self._heads.traced)
         except RefusedRequestError as refused:
             self._stop(refused.status, refused.message)
         self._limited = framing.limited

@@ -8,6 +8,7 @@ from modserve.core.tensors.tensor import Buffer
 from modserve.protocol import failures
 from modserve.protocol.http import infer_response
 from modserve.protocol.http.infer_response import Body
+from modserve.protocol.http.request_head import RequestHead
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -38,9 +39,11 @@ def persistence(keep_alive: bool, old: bool) -> bytes:
     return KEEP_ALIVE if old else b""
 
 
-def id_line(request_id: str) -> bytes:
-    """The header that repeats the request's id."""
-    return b"X-Request-ID: %b\r\n" % request_id.encode()
+def header_lines(head: RequestHead, request_id: str, last: bool) -> bytes:
+    """What the response to an inference says of its request's id and origin, and of a connection that is at its end."""
+    lines = head.cors + b"X-Request-ID: %b\r\n" % request_id.encode() if request_id else head.cors
+    keep_alive = head.keep_alive and not last
+    return lines + persistence(keep_alive, head.old) if head.old or not keep_alive else lines
 
 
 def response_head(status: int, headers: Iterable[tuple[bytes, bytes]], lines: bytes) -> bytes:

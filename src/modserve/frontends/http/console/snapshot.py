@@ -1,6 +1,6 @@
 """What the console shows: figures of the last second, made of two readings, and what of them is new.
 
-A page gets the whole picture first, and then what has changed in it. Models are known by a key, which says nothing.
+A page gets the whole snapshot first, and then what has changed in it. Models are known by a key, which says nothing.
 """
 
 import json
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import orjson
 
-from .readings import Counts, ModelReading, Reading, ServerReading
+from .counters import Counters, ModelCounters, RequestCounters, ServerCounters
 
 _AS_READ: Final = ("name", "version", "state", "reason", "load_ms", "engine", "instances", "lost", "memory", "tuner")
 """What is shown of a model as it was read."""
@@ -37,12 +37,12 @@ _QUIET: Mapping[str, Any] = {
 _RATES: Final = ("requests", "failed", "batches", "hits", "misses")
 
 
-class Picture:
+class Snapshot:
     """What is shown of one server. `next` is called once a second, with a reading and its time in seconds."""
 
     def __init__(self) -> None:
-        self._reading: Reading | None = None
-        self._models: dict[str, ModelReading] = {}
+        self._reading: Counters | None = None
+        self._models: dict[str, ModelCounters] = {}
         self._read_at = 0.0
         self._rows: dict[str, dict[str, Any]] = {}
         self._server: dict[str, Any] = {}
@@ -50,7 +50,7 @@ class Picture:
         self._whole = b""
         """An event, made when somebody wants it."""
 
-    def next(self, reading: Reading, now: float, at_ms: int, workers: Mapping[str, int] | None = None) -> bytes:
+    def next(self, reading: Counters, now: float, at_ms: int, workers: Mapping[str, int] | None = None) -> bytes:
         """The event with what has changed since the last reading.
 
         `at_ms` is Unix time; `workers` says how many there are, if several.
@@ -116,7 +116,7 @@ def quantile(bounds: Sequence[float], buckets: Sequence[int], share: float) -> f
 
 
 def _row(
-    model: ModelReading, before: Counts | None, seconds: float, latency: dict[tuple[float, ...], list[int]]
+    model: ModelCounters, before: RequestCounters | None, seconds: float, latency: dict[tuple[float, ...], list[int]]
 ) -> dict[str, Any]:
     """What is shown of a model; its latest requests are added to the buckets in `latency`, by their bounds."""
     row: dict[str, Any] = {**{name: model[name] for name in _AS_READ}, **_QUIET}
@@ -151,7 +151,7 @@ def _row(
     return row
 
 
-def _is_other(before: Counts, counts: Counts) -> bool:
+def _is_other(before: RequestCounters, counts: RequestCounters) -> bool:
     """Whether the model was loaded anew between the readings, and counts from 0 on."""
     return (
         counts["success"] < before["success"]
@@ -166,8 +166,8 @@ def _rate(count: int, seconds: float) -> float:
 
 
 def _server(
-    reading: ServerReading,
-    before: Reading | None,
+    reading: ServerCounters,
+    before: Counters | None,
     seconds: float,
     rows: Any,
     latency: Mapping[tuple[float, ...], Sequence[int]],

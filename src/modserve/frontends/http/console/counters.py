@@ -27,7 +27,7 @@ class Tuner(TypedDict):
     """The latest first: Unix milliseconds, reason, p99 in µs, items a second, delay in µs, batch size."""
 
 
-class Counts(TypedDict):
+class RequestCounters(TypedDict):
     """Of a READY version, from its load on; all but the first three only ever grow."""
 
     pending: int
@@ -54,7 +54,7 @@ class Counts(TypedDict):
     restarts: int
 
 
-class ModelReading(TypedDict):
+class ModelCounters(TypedDict):
     """A line of the repository index, and what is known of what serves it."""
 
     name: str
@@ -69,11 +69,11 @@ class ModelReading(TypedDict):
     lost: int
     memory: int
     """Bytes that it holds; -1 if nobody has measured it."""
-    counts: Counts | None
+    counts: RequestCounters | None
     tuner: Tuner | None
 
 
-class ServerReading(TypedDict):
+class ServerCounters(TypedDict):
     phase: str
     ready: bool
     failures: int
@@ -88,9 +88,9 @@ class ServerReading(TypedDict):
     model_memory_limit: int
 
 
-class Reading(TypedDict):
-    server: ServerReading
-    models: list[ModelReading]
+class Counters(TypedDict):
+    server: ServerCounters
+    models: list[ModelCounters]
 
 
 class _Known(NamedTuple):
@@ -105,14 +105,14 @@ class _Known(NamedTuple):
     keeper: SequenceKeeper | None
 
 
-class Reader:
+class CounterReader:
     """Reads one server. It remembers what does not change from one reading to the next."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._known: dict[tuple[str, int], _Known] = {}
 
-    def read(self) -> Reading:
+    def read(self) -> Counters:
         server = self._server
         memory, models = server.memory, server.model_memory()
         served = self._look()
@@ -171,7 +171,7 @@ def _resident() -> int:
         return 0
 
 
-def _model(entry: IndexEntry, known: _Known | None) -> ModelReading:
+def _model(entry: IndexEntry, known: _Known | None) -> ModelCounters:
     engine, instances, lost, memory, counts, tuner = "", 0, 0, -1, None, None
     if known is not None:
         statistics = known.statistics
@@ -194,7 +194,7 @@ def _model(entry: IndexEntry, known: _Known | None) -> ModelReading:
     }
 
 
-def _counts(known: _Known) -> Counts:
+def _counts(known: _Known) -> RequestCounters:
     statistics = known.statistics
     return {
         "pending": statistics.pending,
@@ -231,12 +231,12 @@ def _tuner(tuner: TunerStatistics) -> Tuner:
 # Several workers
 
 
-def added(readings: Sequence[Reading]) -> Reading:
+def added(readings: Sequence[Counters]) -> Counters:
     """One reading of those of several workers, at least one. Counts are added up; what does not add up is the worst."""
     first, *others = readings
     if not others:
         return first
-    models: dict[tuple[str, str], list[ModelReading]] = {}
+    models: dict[tuple[str, str], list[ModelCounters]] = {}
     for reading in readings:
         for model in reading["models"]:
             models.setdefault((model["name"], model["version"]), []).append(model)
@@ -257,7 +257,7 @@ def added(readings: Sequence[Reading]) -> Reading:
     }
 
 
-def _model_of_all(rows: Sequence[ModelReading]) -> ModelReading:
+def _model_of_all(rows: Sequence[ModelCounters]) -> ModelCounters:
     """The state is READY if it is that in all workers, else that of one which says something else."""
     row = next((row for row in rows if row["state"] != State.READY.value or row["reason"]), rows[0])
     counts = [row["counts"] for row in rows if row["counts"] is not None]
@@ -275,7 +275,7 @@ def _model_of_all(rows: Sequence[ModelReading]) -> ModelReading:
     }
 
 
-def _counts_of_all(rows: Sequence[Counts]) -> Counts:
+def _counts_of_all(rows: Sequence[RequestCounters]) -> RequestCounters:
     first, keepers = rows[0], [row["sequences"] for row in rows if row["sequences"] >= 0]
     return {
         "pending": sum(row["pending"] for row in rows),
@@ -303,7 +303,7 @@ def _sums(rows: Iterable[dict[str, int]]) -> dict[str, int]:
     return total
 
 
-def _columns(rows: Sequence[Counts], column: Callable[[Counts], list[int]]) -> list[int]:
+def _columns(rows: Sequence[RequestCounters], column: Callable[[RequestCounters], list[int]]) -> list[int]:
     """Of rows that are as long as the first; others come from another configuration, which is about to go."""
     lists = [column(row) for row in rows]
     return [sum(values) for values in zip(*(each for each in lists if len(each) == len(lists[0])), strict=True)]

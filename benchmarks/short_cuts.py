@@ -1,0 +1,184 @@
+"""What each short cut on an inference's path saves: microseconds of CPU a request, with it and without it.
+
+    PYTHONPATH=build/compiled python benchmarks/short_cuts.py
+
+No server runs: each row calls what has the short cut, with the requests that clients send again and again. Both ways
+take turns in one run, and the medians are compared. A whole request takes some 15 µs (docs/performance.md).
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from google.protobuf.message import Message
+
+from modserve.core.requests.memory import MemoryBudget
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors.tensor import Tensor
+from modserve.form import form
+from modserve.frontends.http.wire.head_memory import HeadMemory
+from modserve.frontends.http.wire.reader import END, Reader
+from modserve.pb import inference as pb
+from modserve.protocol import reply
+from modserve.protocol.grpc import infer_message
+from modserve.protocol.grpc.request_reader import RequestReader
+from modserve.protocol.grpc.response_writer import ResponseWriter
+from modserve.protocol.http.infer_request import decode_request
+from modserve.protocol.http.infer_response import JsonTexts, encode_response
+from modserve.protocol.http.json_heads import JsonHeads
+from modserve.settings import HttpSettings
+
+_CALLS = 5_000
+_ROUNDS = 15
+_MOST_JSON = 2**20
+_ONES = np.ones((1, 16), np.int32)
+_INPUTS = [{"name": name, "datatype": "INT32", "shape": [1, 16]} for name in ("INPUT0", "INPUT1")]
+_JSON = b'{"inputs":[%b]}'
+_RESPONSE = InferenceResponse("simple", 1, {f"OUTPUT{n}": Tensor.from_array(_ONES) for n in (0, 1)}, "")
+
+Work = Callable[[], object]
+
+
+class ShortCut(NamedTuple):
+    name: str
+    with_it: Work
+    without: Work
+
+
+class Forgetful(HeadMemory):
+    """Every head is new."""
+
+    def recall(self, raw: bytes) -> None:
+        return None
+
+    def remember(self, raw: bytes, head: object, length: int) -> None:
+        pass
+
+
+def json_body(binary: bool) -> bytes:
+    source = '"parameters":{"binary_data_size":64}' if binary else f'"data":{list(range(16))}'
+    tensors = [f'{{"name":"{name}","shape":[1,16],"datatype":"INT32",{source}}}' for name in ("INPUT0", "INPUT1")]
+    return _JSON % ",".join(tensors).encode()
+
+
+def http_heads() -> Iterator[ShortCut]:
+    options, memory = HttpSettings(), MemoryBudget()
+    text = json_body(True)
+    body = text + bytes(128)
+    lines = "POST /v2/models/simple/infer HTTP/1.1", "Host: localhost:8000", "User-Agent: client", "Accept: */*"
+    lengths = f"Inference-Header-Content-Length: {len(text)}", f"Content-Length: {len(body)}"
+    request = "\r\n".join((*lines, *lengths)).encode()
+    reader, parser = (
+        Reader(HeadMemory(options, memory), options, memory),
+        Reader(Forgetful(options, memory), options, memory),
+    )
+    numbers = iter(range(10**9))
+
+    def read(by: Reader, more: bytes = b"") -> None:
+        by.feed(request + more + END + body)
+        assert by.read_piece() is not None
+
+    def parse(more: bytes = b"") -> None:
+        parser.feed(request + more + END + body)
+        while parser.read_piece() is None:
+            pass
+
+    reader.feed(request + END + body)
+    while reader.read_piece() is None:
+        pass
+    exact = reader._heads.exact  # as a connection has it
+    head = request + END
+
+    def known() -> None:
+        data = head + body
+        end = data.find(END) + 4
+        assert exact.get(data[:end]) is not None
+        assert data[end:]
+
+    yield ShortCut("head_memory: a head byte for byte, beside the parser", lambda: read(reader), parse)
+    yield ShortCut("connection: a whole known request past the reader", known, lambda: read(reader))
+    line = b"\r\nX-Forwarded-For: 10.%d"
+    yield ShortCut(
+        "head_memory: the lines that matter, another line new each time",
+        lambda: read(reader, line % next(numbers)),
+        lambda: parse(line % next(numbers)),
+    )
+
+
+def http_json() -> Iterator[ShortCut]:
+    heads, texts = JsonHeads(), JsonTexts()
+    binary, numbers = json_body(True), json_body(False)
+    body = binary + bytes(128)
+
+    def decode(text: bytes, length: int | None, remembered: JsonHeads | None) -> None:
+        decode_request("simple", None, text, length, 0, None, _MOST_JSON, remembered)
+
+    def encode(remembered: JsonTexts | None, look: reply.Reply) -> None:
+        pieces = None if remembered is None else remembered.look_up(_RESPONSE, look)
+        encode_response(_RESPONSE, look, remembered, pieces)
+
+    yield ShortCut(
+        "json_heads: the JSON before binary tensors",
+        lambda: decode(body, len(binary), heads),
+        lambda: decode(body, len(binary), None),
+    )
+    yield ShortCut(
+        "json_heads: JSON but for its numbers",
+        lambda: decode(numbers, None, heads),
+        lambda: decode(numbers, None, None),
+    )
+    yield ShortCut(
+        "infer_response: the JSON of binary outputs",
+        lambda: encode(texts, reply.BINARY),
+        lambda: encode(None, reply.BINARY),
+    )
+    yield ShortCut(
+        "infer_response: the JSON of JSON outputs", lambda: encode(texts, reply.JSON), lambda: encode(None, reply.JSON)
+    )
+
+
+def grpc() -> Iterator[ShortCut]:
+    message = pb.ModelInferRequest(model_name="simple", id="1")
+    for name in ("INPUT0", "INPUT1"):
+        message.inputs.add(name=name, datatype="INT32", shape=[1, 16])
+        message.raw_input_contents.append(bytes(64))
+    for name in ("OUTPUT0", "OUTPUT1"):
+        message.outputs.add(name=name)
+    data, reader, writer = message.SerializeToString(), RequestReader(), ResponseWriter()
+
+    def by_protobuf() -> Message:
+        response = pb.ModelInferResponse(model_name="simple", model_version="1")
+        for name, tensor in _RESPONSE.outputs.items():
+            response.outputs.add(name=name, datatype=tensor.datatype.name, shape=tensor.shape)
+            response.raw_output_contents.append(bytes(tensor.raw))
+        response.SerializeToString()
+        return response
+
+    yield ShortCut(
+        "request_reader: a request without message objects",
+        lambda: reader.read(data),
+        lambda: infer_message.from_protobuf(pb.ModelInferRequest.FromString(data)),
+    )
+    yield ShortCut("response_writer: fields that repeat", lambda: writer.encode(_RESPONSE), by_protobuf)
+
+
+def cpu_us(work: Work) -> float:
+    began = time.process_time()
+    for _ in range(_CALLS):
+        work()
+    return (time.process_time() - began) / _CALLS * 1e6
+
+
+def main() -> None:
+    print(f"{form()}; microseconds of CPU a request\n")
+    print(f"{'short cut':60} {'with':>7} {'without':>8} {'saves':>7}")
+    for name, with_it, without in (*http_heads(), *http_json(), *grpc()):
+        pairs = [(cpu_us(with_it), cpu_us(without)) for _ in range(_ROUNDS)]
+        quick, slow = (statistics.median(times) for times in zip(*pairs, strict=True))
+        print(f"{name:60} {quick:7.2f} {slow:8.2f} {slow - quick:7.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""When a connection ends because its client does nothing: decided once a second, by what has come and gone since."""
+
+from enum import Enum, auto
+
+from modserve.settings import HttpSettings
+
+from .reader import BODY, IDLE, PART, Reader
+
+_SILENCES = 5
+"""A part of a body has so many times as long to come as a client may be silent, however lively it is."""
+
+
+class Closing(Enum):
+    """How a connection ends without a word."""
+
+    CLOSE = auto()
+    ABORT = auto()
+
+
+class TimeOuts:
+    """What one client has done, and when. Times are in seconds of the event loop's clock."""
+
+    __slots__ = ("_options", "_part", "_part_since", "_since", "_unsent")
+
+    def __init__(self, options: HttpSettings) -> None:
+        self._options = options
+        self._since = 0.0
+        """When the client was last seen to do something."""
+        self._unsent = 0
+        """Bytes that it had not taken then."""
+        self._part: tuple[int, int] | None = None
+        """The part of a request that is coming, since `_part_since`."""
+        self._part_since = 0.0
+
+    def check(
+        self, now: float, active: bool, unsent: int, stuck: bool, served: bool, reader: Reader
+    ) -> Closing | str | None:
+        """How the connection ends, if it does: a text refuses a request that does not come to its end.
+
+        `active`: something has come since the last look. `stuck`: the client takes nothing, or has to take the last of
+        it. `served`: a request is being served, so that its client may be silent.
+        """
+        if active or unsent != self._unsent:
+            self._unsent, self._since = unsent, now
+        idle_timeout, client_timeout = self._options.idle_timeout, self._options.client_timeout
+        silent = now - self._since
+        part, self._part = self._part, None
+        if stuck:
+            return Closing.ABORT if 0 < client_timeout <= silent else None
+        if served or reader.rest:
+            self._since = now
+            return None
+        if reader.state is IDLE:
+            return Closing.CLOSE if 0 < idle_timeout <= silent else None
+        in_body = reader.state is BODY
+        self._part = reader.part
+        if part != self._part:
+            self._part_since = now
+        elif in_body and 0 < client_timeout <= silent:
+            return f"no more of the request's body has come for {client_timeout:g} s"
+        elif 0 < (patience := client_timeout * (_SILENCES if in_body else 1)) <= now - self._part_since:
+            # However much of it has come: some clients send a byte from time to time.
+            what = f"body has not come on by {PART} bytes" if in_body else "head has not come to its end"
+            return f"the request's {what} within {patience:g} s"
+        return None

@@ -1,0 +1,61 @@
+"""What most servers do not use is imported at its first use, and not before: see `rest.app`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import asyncio, sys, tempfile
+from pathlib import Path
+
+import httpx
+import modserve.process.app
+from modserve.frontends.http.rest.app import create_app
+from modserve.settings import HttpSettings
+from puppet_server import JSON_BODY, PuppetLoader, server_over
+
+server = server_over(Path(tempfile.mkdtemp()), PuppetLoader())
+asyncio.run(server.load())
+transport = httpx.ASGITransport(create_app(server, HttpSettings()))
+
+
+async def request(method, path, body=b""):
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        return (await client.request(method, path, content=body)).status_code
+
+
+def imported():
+    return {name.removeprefix("modserve.") for name in sys.modules if name.startswith("modserve.")}
+
+
+for path in ("/v2/health/ready", "/v2/models/simple/config", "/v2/models/stats", "/v2/docs", "/nothing", "/v2/v1/"):
+    asyncio.run(request("GET", path))
+assert asyncio.run(request("POST", "/v2/models/simple/infer", JSON_BODY)) == 200
+before = imported()
+assert asyncio.run(request("GET", sys.argv[1])) == 200, sys.argv[1]
+print(*sorted(before), "|", *sorted(imported() - before))
+"""
+
+V1 = {
+    "frontends.http.rest.predict",
+    "frontends.http.rest.v1",
+    "protocol.http.v1_models",
+    "protocol.http.v1_predict_request",
+    "protocol.http.v1_predict_response",
+}
+DOCS = {"frontends.http.rest.docs", "protocol.examples"}
+CONSOLE = {f"frontends.http.console{name}" for name in ("", ".counters", ".page", ".routes", ".sampler", ".snapshot")}
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"), [("/v1/models", V1), ("/", V1), ("/docs", DOCS), ("/console/about", CONSOLE)]
+)
+def test_a_door_opens_at_its_first_use(path: str, expected: set[str]) -> None:
+    command = [sys.executable, "-c", PROGRAM, path]
+    run = subprocess.run(command, cwd=Path(__file__).parent, text=True, capture_output=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    before, after = (set(part.split()) for part in run.stdout.split("|"))
+    assert not before & (V1 | DOCS | CONSOLE)
+    assert after == expected
