@@ -47,9 +47,9 @@ def long_files(source: Path = SOURCE) -> dict[str, int]:
     return {module: lines for module, lines in lengths.items() if lines > LONGEST_FILE}
 
 
-def long_chains(sources: Mapping[str, tuple[str, bool]]) -> dict[str, tuple[str, ...]]:
-    """``module.Class`` → its chain, of those with more than `LONGEST_CHAIN` classes of modserve."""
-    return {name: chain for name, chain in chains(sources).items() if len(chain) > LONGEST_CHAIN}
+def long_chains(every: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Of chains by class, as `source_modules.chains` returns them, those of more than `LONGEST_CHAIN` classes."""
+    return {name: chain for name, chain in every.items() if len(chain) > LONGEST_CHAIN}
 
 
 def modules_on_the_way() -> dict[str, set[str]]:

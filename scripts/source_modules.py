@@ -96,7 +96,7 @@ def chains(sources: Mapping[str, tuple[str, bool]]) -> dict[str, tuple[str, ...]
     """``module.Class`` → its longest chain of classes of modserve: itself first, then what it inherits from."""
     bases: dict[str, tuple[str, list[str]]] = {}
     for module, (text, _) in sources.items():
-        for node in ast.walk(ast.parse(text)):
+        for node in _statements(ast.parse(text)) if "class " in text else ():
             if isinstance(node, ast.ClassDef):
                 bases[f"{module}.{node.name}"] = module, [_dotted(base) for base in node.bases]
 
