@@ -18,15 +18,16 @@ RUN python -m venv /opt/modserve
 ENV PATH=/opt/modserve/bin:$PATH
 WORKDIR /build
 
-# Dependencies first: this slow layer is built again only when pyproject.toml or the extras change. PIP_ARGS are pip's,
-# such as the index that has PyTorch without CUDA, which is gigabytes smaller.
+# Dependencies first, in the versions of requirements.lock: this slow layer is built again only when that, pyproject.toml or
+# the extras change. PIP_ARGS are pip's, such as the index that has PyTorch without CUDA, which is gigabytes smaller. Files
+# are compared with the lock's hashes, but in images with PyTorch or with what is not in the lock (gpu, tensorflow).
 ARG EXTRAS=remote
 ARG PIP_ARGS=""
-COPY pyproject.toml deploy/docker/requirements.py ./
-RUN python requirements.py pyproject.toml $EXTRAS > requirements.txt \
-    && pip install --no-compile $PIP_ARGS --requirement requirements.txt
+COPY pyproject.toml requirements.lock deploy/docker/requirements.py ./
+RUN python requirements.py pyproject.toml requirements.lock $EXTRAS \
+    && pip install --no-compile $PIP_ARGS --constraint constraints.txt --requirement requirements.txt
 
-COPY README.md LICENSE hatch_build.py ./
+COPY README.md LICENSE NOTICE hatch_build.py ./
 COPY scripts/compiled_form.py ./scripts/
 COPY model_repository ./model_repository
 COPY src ./src

@@ -151,15 +151,30 @@ def _build(files: Sequence[str], cores: int) -> None:
     from setuptools.errors import CompileError
 
     class Parallel(build_ext):  # type: ignore[misc]
-        """Every file of a library beside the others; setuptools itself compiles only libraries side by side."""
+        """Files of a library side by side, where setuptools goes one by one, and only those that have changed."""
 
         def build_extensions(self) -> None:
             compiler: Any = self.compiler
             compile_some = compiler.compile
 
-            def compile_all(sources: Sequence[str], **more: Any) -> list[str]:
+            def compile_one(source: str, headers: str, options: dict[str, Any]) -> list[str]:
+                """Nothing is done for a file that says what it said when it was last compiled, as do all headers."""
+                objects: list[str] = compiler.object_filenames([source], output_dir=options["output_dir"])
+                parts = (Path(source).read_bytes(), headers, sorted(options.items()), version("mypy"), sys.version)
+                key = hashlib.sha256(repr(parts).encode()).hexdigest()
+                mark = Path(f"{objects[0]}.key")
+                if not (mark.exists() and mark.read_text() == key and Path(objects[0]).exists()):
+                    mark.unlink(missing_ok=True)
+                    compile_some([source], **options)
+                    mark.write_text(key)
+                return objects
+
+            def compile_all(sources: Sequence[str], **options: Any) -> list[str]:
+                headers = hashlib.sha256()
+                for path in sorted(Path().glob("c/**/*.h")):
+                    headers.update(f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
                 with ThreadPoolExecutor(cores) as pool:
-                    each = pool.map(lambda source: compile_some([source], **more), sources)
+                    each = pool.map(lambda source: compile_one(source, headers.hexdigest(), options), sources)
                     return [file for files in each for file in files]
 
             compiler.compile = compile_all

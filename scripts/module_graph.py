@@ -6,14 +6,15 @@ A package stands on the floor above the highest of those that it imports, so tha
 other arrows make plain (A imports B and C, and B imports C) are left out of the picture.
 """
 
-import ast
 import functools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-SOURCE = Path(__file__).parents[1] / "src" / "modserve"
+import source_modules
+from source_modules import SOURCE
+
 _HIDDEN = {"__about__", "__main__", "__init__", "testing"}
 """Left out: a version number, an entry, public names, and what only tests import."""
 
@@ -44,38 +45,15 @@ def packages(source: Path = SOURCE) -> dict[str, Package]:
     return {name: Package(name, len(lines), sum(lines)) for name, lines in sizes.items() if name not in _HIDDEN}
 
 
-def _statements(node: ast.AST) -> Iterator[ast.AST]:
-    """All below a node, without the expressions, which are most of it."""
-    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
-        for statement in getattr(node, name, ()):
-            yield statement
-            yield from _statements(statement)
-
-
-def _imported(path: Path, source: Path) -> Iterator[str]:
-    """The names of the packages that a module imports, anywhere in it."""
-    parts = path.relative_to(source).parts[:-1]
-    for node in _statements(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom):
-            base = ["modserve", *parts][: len(parts) + 2 - node.level] if node.level else []
-            module = [*base, *(node.module.split(".") if node.module else [])]
-            for name in [module] if len(module) > 1 else [[*module, alias.name] for alias in node.names]:
-                if name[0] == "modserve" and len(name) > 1:
-                    yield name[1]
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                if alias.name.startswith("modserve."):
-                    yield alias.name.split(".")[1]
-
-
 @functools.cache
 def imports(source: Path = SOURCE) -> dict[str, set[str]]:
     """The packages that each package imports."""
     graph: dict[str, set[str]] = {name: set() for name in packages(source)}
-    for path in source.rglob("*.py"):
-        name = path.relative_to(source).with_suffix("").parts[0]
+    for module, (text, is_package) in source_modules.texts(source).items():
+        name = module.split(".")[0]
         if name in graph:
-            graph[name] |= {other for other in _imported(path, source) if other in graph and other != name}
+            names = [each.split(".") for each in source_modules.imports_of(module, text, is_package)]
+            graph[name] |= {each[1] for each in names if each[0] == "modserve"} & graph.keys() - {name}
     return graph
 
 

@@ -261,7 +261,7 @@ def listed(directory: Path, extras: str) -> subprocess.CompletedProcess[str]:
     """What the step of the Dockerfile lists."""
     (run,) = [i.text for i in INSTRUCTIONS if i.name == "RUN" and "requirements.py" in i.text]
     command = run.partition("&&")[0].replace("python", shlex.quote(sys.executable), 1)
-    for file in ("pyproject.toml", "deploy/docker/requirements.py"):
+    for file in ("pyproject.toml", "requirements.lock", "deploy/docker/requirements.py"):
         (directory / Path(file).name).write_bytes((ROOT / file).read_bytes())
     environment = {**os.environ, "EXTRAS": extras}
     return subprocess.run(
@@ -281,6 +281,26 @@ def test_requirements_are_those_of_the_project_and_its_extras(tmp_path: Path) ->
     failed = listed(tmp_path, "nosuch")
     assert failed.returncode == 1
     assert "there is no extra 'nosuch'; there are: examples, openvino, " in failed.stderr
+
+
+def test_versions_are_those_of_the_lock_and_files_are_compared_with_it_where_they_can_be(tmp_path: Path) -> None:
+    """pip compares all files or none, and PyTorch's index and what is not in the lock have others."""
+    lock = (ROOT / "requirements.lock").read_text()
+    for extras, whole in (
+        ("remote", True),
+        ("redis openvino sklearn trees otel", True),
+        ("all", False),
+        ("gpu", False),
+    ):
+        assert listed(tmp_path, extras).returncode == 0
+        constraints = (tmp_path / "constraints.txt").read_text()
+        assert (constraints == lock) is whole
+        assert pins(constraints) == pins(lock)
+        assert whole or "hash" not in constraints
+
+
+def pins(lock: str) -> list[str]:
+    return [line.removesuffix(" \\") for line in lock.splitlines() if "==" in line and "--hash" not in line]
 
 
 def parts_of_all() -> list[str]:

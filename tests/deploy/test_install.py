@@ -12,6 +12,10 @@ import venv
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SECONDS = 300.0
 """For each command; all of it together takes half a minute, or much longer where the packages come from afar."""

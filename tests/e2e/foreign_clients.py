@@ -1,13 +1,21 @@
-"""Where ``scripts/clients`` puts programs of other projects."""
+"""Programs of other projects, which ``scripts/clients`` installs when the first test needs them."""
 
+import functools
 import os
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-CLIENTS = Path(__file__).parents[2] / ".venv-clients"
+ROOT = Path(__file__).parents[2]
+CLIENTS = ROOT / ".venv-clients"
 PYTHON = CLIENTS / "bin" / "python"
 PERF_ANALYZER = CLIENTS / "bin" / "perf_analyzer"
+
+
+@functools.cache
+def install() -> None:
+    """A moment where they are there already."""
+    subprocess.run(["bash", ROOT / "scripts" / "clients"], check=True, stdin=subprocess.DEVNULL)
 
 
 def run_client(
@@ -17,7 +25,7 @@ def run_client(
 
     Raises TimeoutExpired for one that has not ended after a minute, or of which `is_hung`, asked every second, says so.
     """
-    assert Path(command[0]).exists(), f"{command[0]} is not there: run scripts/clients"
+    install()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     libraries = CLIENTS.glob("lib/python3*/site-packages/nvidia/*/lib")
     environment["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, libraries))

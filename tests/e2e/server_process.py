@@ -1,8 +1,11 @@
 """A real server: ``python -m modserve serve`` on free ports, its log at hand, ended by its process id."""
 
+import contextlib
+import itertools
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -190,6 +193,19 @@ def serving(
         server.wait_for(LOADED)
         yield server
         server.stop(errors=errors)
+
+
+_FIRST_PORT, _LAST_PORT = 10_000, 30_000
+"""Below those that Linux chooses from for port 0 and for connections: nobody gets one of these by chance."""
+_ports = itertools.count(os.getpid() * 64)
+
+
+def free_port() -> int:
+    """For a test that has to know the number before the server starts. Each process tries numbers of its own first."""
+    while True:
+        port = _FIRST_PORT + next(_ports) % (_LAST_PORT - _FIRST_PORT)
+        with contextlib.suppress(OSError), contextlib.closing(socket.create_server(("127.0.0.1", port))):
+            return port
 
 
 def eventually(fact: Callable[[], T], seconds: float = 20.0) -> T:

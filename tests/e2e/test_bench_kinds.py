@@ -15,6 +15,8 @@ from wire import http
 
 from modserve.commands.bench import main
 
+pytestmark = pytest.mark.slow
+
 DELAYS_MS = (20, 5, 5)
 PATIENT = "max_sequence_idle_microseconds: 600000000"
 """A sequence that the client forgets would keep its slot as long as the tests run."""

@@ -22,6 +22,8 @@ from selenium.webdriver.support.ui import Select
 from server_process import ServerProcess, serving
 from wire import HOST, Answer, assert_serving, http
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = "<img src=x onerror=document.title='hacked'>"
 NAMES = (HOSTILE, "__proto__", "\"'`${1}&lt;", "‮drowssap", "a b%2f?#&=+", "x" * 200)
 KEY = "s3cret"

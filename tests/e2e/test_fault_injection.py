@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 import faults
+
+pytestmark = pytest.mark.slow
 
 
 def test_every_request_is_answered_right_or_fails_once(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from test_perf_analyzer import profile
 from tritonclient.grpc import service_pb2
 from wire import HOST, SECONDS, metric, stub
 
+pytestmark = pytest.mark.slow
+
 RESPONSES = 8_000
 LONG = 24_000
 """Before there are so many, WINDOW_UPDATEs were too many where they had the budget of all other frames."""

@@ -11,6 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 from server_process import ServerProcess, eventually, serving
 from wire import http
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = int(os.environ.get("UNLOAD_ROUNDS", "200"))
 MEGABYTES = 50
 FIRST = 10

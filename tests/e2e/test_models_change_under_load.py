@@ -7,6 +7,8 @@ import pytest
 import lifecycle
 from lifecycle_phases import SHORT_OUTAGE_S
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("stage", [*map(lifecycle.short_form, lifecycle.STAGES)], ids=lambda stage: stage.name)
 def test_nothing_fails_while_models_change(stage: lifecycle.Stage, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,8 @@ from repositories import EXAMPLES, write_identity
 from server_process import ServerProcess, serving
 from wire import HOST, statistics
 
+pytestmark = pytest.mark.slow
+
 DELAY_MS = 200
 REQUESTS = 200
 COUNT = f"--request-count={REQUESTS}"

@@ -18,6 +18,8 @@ from repositories import EXAMPLES
 from server_process import ServerProcess, eventually, serving, started
 from wire import assert_serving, http
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = "azurite@3.37.0"
 ACCOUNT = "devstoreaccount1"

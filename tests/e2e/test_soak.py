@@ -1,6 +1,10 @@
 """The soak of benchmarks/, for some seconds: mixed traffic over both protocols leaves nothing behind."""
 
+import pytest
+
 import soak
+
+pytestmark = pytest.mark.slow
 
 SECONDS = 10.0
 

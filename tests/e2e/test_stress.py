@@ -5,8 +5,12 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 import stress
 from overhead import server
+
+pytestmark = pytest.mark.slow
 
 PATIENCE = (
     ("direct", "max_batch_size: 4\n", "max_batch_size: 512\n"),

@@ -15,18 +15,13 @@ from pathlib import Path
 
 import pytest
 from repositories import EXAMPLES, HELD, write_held
-from server_process import LOADED, ServerProcess, eventually, started
+from server_process import LOADED, ServerProcess, eventually, free_port, started
 from wire import HOST, SECONDS, Answer, Ask, Input, assert_serving, binary_outputs, http, http_infer, ints
 
 SUPERVISE = "--supervise"
 SUPERVISING = r"^(\S+) INFO    modserve\.supervisor: supervising the server, process (\d+)$"
 KILLED = r"^(\S+) ERROR   modserve\.supervisor: the server, process \d+, was killed by {}\b.*; starting it again (.*)$"
 PR_SET_CHILD_SUBREAPER = 36
-
-
-def free_port() -> int:
-    with closing(socket.create_server((HOST, 0))) as taken:
-        return int(taken.getsockname()[1])
 
 
 def write_division(repository: Path) -> None:

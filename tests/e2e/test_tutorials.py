@@ -19,6 +19,8 @@ from wire import HOST, SECONDS
 
 from modserve import cli
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs" / "tutorials"
 INSTALLING = ("python3 -m venv ", "pip install ", "cp -r /path/to/modserve/model_repository models")

@@ -11,19 +11,18 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parent
 
-SELECTED = {
-    "protocol": ("test_client_flavours.py", "test_first_calls.py"),
-    "TLS": (
-        "test_tls.py::test_every_client_with_the_root_certificate",
-        "test_tls.py::test_clients_with_a_certificate",
-        "test_tls.py::test_clients_without_a_certificate",
-    ),
-    "models": ("test_model_control.py", "test_restricted_calls.py"),
-    "sequences": ("test_sequences.py",),
-    "regions and settings": ("test_shared_memory_regions.py", "test_repository_and_logging.py"),
-}
+SELECTED = (
+    *("test_client_flavours.py", "test_first_calls.py"),
+    "test_tls.py::test_every_client_with_the_root_certificate",
+    "test_tls.py::test_clients_with_a_certificate",
+    "test_tls.py::test_clients_without_a_certificate",
+    *("test_model_control.py", "test_restricted_calls.py", "test_sequences.py"),
+    *("test_shared_memory_regions.py", "test_repository_and_logging.py"),
+)
 
 NOT_OF_SEVERAL = (
     "test_model_control.py::test_a_swap_under_traffic",  # counts lines in the log
@@ -31,10 +30,9 @@ NOT_OF_SEVERAL = (
 )
 
 
-@pytest.mark.parametrize("name", SELECTED)
-def test_two_workers_pass_the_suites_of_one(name: str, tmp_path: Path) -> None:
+def test_two_workers_pass_the_suites_of_one(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    command += [f"--basetemp={tmp_path / 'temp'}", *(str(FOLDER / module) for module in SELECTED[name])]
+    command += [f"--basetemp={tmp_path / 'temp'}", *(str(FOLDER / each) for each in SELECTED)]
     for each in NOT_OF_SEVERAL:
         command += ["--deselect", f"tests/e2e/{each}"]
     done = subprocess.run(

@@ -23,6 +23,8 @@ Run: TypeAlias = tuple[subprocess.CompletedProcess[str], list[bytes]]
 
 SECONDS = 3
 SEED = 1
+HANGS = 300.0
+"""Seconds after which a process is taken to hang; on a busy machine it may wait long for its turn."""
 SLOW = 1.0
 """Seconds of CPU for one kept input; they take milliseconds."""
 
@@ -53,7 +55,7 @@ def environment() -> Mapping[str, str]:
 def measured_growth(environment: Mapping[str, str]) -> Mapping[str, int]:
     """Bytes each target has kept."""
     command = [sys.executable, growth_of_memory.__file__]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=30 * SECONDS)
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=HANGS)
     found: dict[str, int] = json.loads(done.stdout)
     return found
 
@@ -84,9 +86,7 @@ def runs(
     def fuzz(name: str) -> Run:
         directory = directories[name]
         command = [sys.executable, str(Path(fuzz_target.__file__)), name, str(SECONDS), str(SEED)]
-        done = subprocess.run(
-            command, cwd=directory, env=environment, capture_output=True, text=True, timeout=30 * SECONDS
-        )
+        done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=HANGS)
         return done, [path.read_bytes() for path in directory.iterdir()]
 
     return {name: pool.submit(fuzz, name) for name in targets.NAMES}

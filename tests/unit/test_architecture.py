@@ -1,18 +1,18 @@
 """The import rules of the design, checked in the source text: which package may import which, and what from outside."""
 
-import ast
 import functools
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
-from pathlib import Path
 
+import figures
 import pytest
+import source_modules
+from source_modules import SOURCE, chains, circles, import_graph, imports_of
 
-SOURCE = Path(__file__).parents[2] / "src" / "modserve"
+TEXTS = source_modules.texts()
 EVERYTHING = frozenset(
     path.stem for path in SOURCE.iterdir() if (path.is_dir() and path.name != "__pycache__") or path.suffix == ".py"
 )
@@ -125,39 +125,6 @@ def unit(module: str) -> str:
     return module
 
 
-def modules() -> Iterator[tuple[str, Path]]:
-    """Every module with its dotted name below modserve; a package's `__init__` has the package's name."""
-    for path in sorted(SOURCE.rglob("*.py")):
-        parts = path.relative_to(SOURCE).with_suffix("").parts
-        yield ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts), path
-
-
-def statements(node: ast.AST) -> Iterator[ast.AST]:
-    """All below a node: what only they contain is not gone through, which takes most of the time."""
-    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
-        for statement in getattr(node, name, ()):
-            yield statement
-            yield from statements(statement)
-
-
-@functools.cache
-def imports(text: str, package: str) -> tuple[str, ...]:
-    """The absolute names of all that a module imports, inside functions and for type checkers as well.
-
-    `package` is the dotted name of the package that the module is in, against which relative imports count. Names that
-    are taken from a module stand behind a dot, whatever they are.
-    """
-    found: list[str] = []
-    for node in statements(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            found += (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) - (node.level - 1)] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
-            found += (f"{base}.{alias.name}" for alias in node.names)
-    return tuple(found)
-
-
 def within(name: str, allowed: str) -> bool:
     return name == allowed or name.startswith(f"{allowed}.")
 
@@ -166,10 +133,8 @@ def violations(module: str, text: str, is_package: bool = False) -> list[str]:
     """What a module imports against the rules of its package."""
     own = unit(module)
     allowed = RULES[own]
-    here = f"modserve.{module}"
-    package = here if is_package else here.rpartition(".")[0]
     found = []
-    for name in imports(text, package):
+    for name in imports_of(module, text, is_package):
         if within(name, "modserve"):
             inner = name.removeprefix("modserve").removeprefix(".")
             fine = unit(inner) == own or any(within(inner, each) for each in {*ANYWHERE, *allowed.ours})
@@ -182,16 +147,15 @@ def violations(module: str, text: str, is_package: bool = False) -> list[str]:
 
 
 def test_every_package_has_a_rule() -> None:
-    assert [name for name, _ in modules() if not unit(name)] == []
+    assert [name for name in TEXTS if not unit(name)] == []
     assert [name for each in RULES.values() for name in each.ours if not unit(name)] == []
-    assert {unit(name) for name, _ in modules()} == set(RULES), "rules for what is no longer there"
+    assert {unit(name) for name in TEXTS} == set(RULES), "rules for what is no longer there"
 
 
 def test_imports() -> None:
     found = []
-    for module, path in modules():
-        is_package = path.name == "__init__.py" and path.parent != SOURCE
-        found += violations(module, path.read_text(encoding="utf-8"), is_package)
+    for module, (text, is_package) in TEXTS.items():
+        found += violations(module, text, is_package)
     assert found == []
 
 
@@ -199,10 +163,8 @@ def test_imports() -> None:
 def unit_graph() -> dict[str, set[str]]:
     """What has a rule → what else that has one it imports in fact."""
     graph: dict[str, set[str]] = {}
-    for module, path in modules():
-        here = f"modserve.{module}"
-        package = here if path.name == "__init__.py" and path.parent != SOURCE else here.rpartition(".")[0]
-        for name in imports(path.read_text(encoding="utf-8"), package):
+    for module, (text, is_package) in TEXTS.items():
+        for name in imports_of(module, text, is_package):
             if within(name, "modserve"):
                 graph.setdefault(unit(module), set()).add(unit(name.removeprefix("modserve.")))
     return {own: others - {own, "", *ANYWHERE} for own, others in graph.items()}
@@ -234,46 +196,8 @@ KNOWN_CIRCLES = {
 """Packages with modules that import each other, and how many do. The numbers may only become smaller."""
 
 
-def module_graph(texts: Mapping[str, tuple[str, bool]]) -> dict[str, set[str]]:
-    """Module → modules of its package that it imports. `texts`: each with its text, and whether it is a package."""
-    graph: dict[str, set[str]] = {}
-    for module, (text, is_package) in texts.items():
-        here = f"modserve.{module}"
-        graph[module] = set()
-        for name in imports(text, here if is_package else here.rpartition(".")[0]):
-            imported = name.removeprefix("modserve.")
-            while imported and imported not in texts:  # what is taken from a module
-                imported = imported.rpartition(".")[0]
-            if imported != module and imported.split(".")[0] == module.split(".")[0]:
-                graph[module].add(imported)
-    return graph
-
-
-def circles(graph: Mapping[str, set[str]]) -> set[frozenset[str]]:
-    """The largest sets of modules each of which leads to all others."""
-
-    def reachable(module: str) -> set[str]:
-        seen: set[str] = set()
-        pending = [module]
-        while pending:
-            new = graph[pending.pop()] - seen
-            seen |= new
-            pending += new
-        return seen
-
-    reach = {module: reachable(module) for module in graph}
-    return {
-        frozenset(other for other in others if module in reach[other])
-        for module, others in reach.items()
-        if module in others
-    }
-
-
 def test_modules_of_a_package_import_each_other_in_one_direction() -> None:
-    texts = {}
-    for module, path in modules():
-        texts[module] = path.read_text(encoding="utf-8"), path.name == "__init__.py" and path.parent != SOURCE
-    graph = module_graph(texts)
+    graph = import_graph(TEXTS)
     assert "core.errors" in graph["core.tensors.tensor"]  # or nothing was read
     sizes: Counter[str] = Counter()
     for circle in circles(graph):
@@ -294,7 +218,95 @@ def test_a_circle_is_found() -> None:
         "p.d": ("from .c import C\nfrom modserve.q.e import E", False),
         "q.e": ("from modserve.p.d import D", False),
     }
-    assert circles(module_graph(texts)) == {frozenset({"p.a", "p.b", "p.c"})}
+    assert circles(import_graph(texts)) == {frozenset({"p.a", "p.b", "p.c"})}
+
+
+KNOWN_LONG_CHAINS = {
+    "client.errors.ClientTimeoutError",
+    "core.errors.MemoryExhaustedError",
+    "execution.pool.InstancePool",
+    "frontends.call.FutureCall",
+    "frontends.call.StreamCall",
+    "frontends.grpc.native_call.NativeCall",
+    "frontends.grpc.plain.PlainCall",
+    "frontends.grpc.stream._Call",
+    "frontends.http.infer.InferCall",
+    "frontends.http.mounted._TooLongError",
+    "frontends.http.rest.streams.HttpStream",
+    "frontends.http2.connection.Connection",
+    "frontends.http2.controlling.Controlling",
+    "frontends.http2.opening.Opening",
+    "frontends.http2.reading.Reading",
+    "workers.sequences.ForwardingKeeper",
+}
+"""Classes with more than one class of ours above another. The list may only become shorter."""
+
+
+def test_a_class_inherits_from_at_most_one_class_of_ours() -> None:
+    """And that one from none: what a class shares with others is a part of it."""
+    every = chains(TEXTS)
+    assert every["core.errors.OverloadedError"] == ("core.errors.OverloadedError", "core.errors.ModserveError")
+    long = figures.long_chains(every)
+    assert {name: chain for name, chain in long.items() if name not in KNOWN_LONG_CHAINS} == {}
+    assert long.keys() >= KNOWN_LONG_CHAINS, "take what is no longer there off the list"
+
+
+def test_a_chain_is_followed_through_imports() -> None:
+    texts = {
+        "p": ("from .a import Base", True),
+        "p.a": ("class Base: ...\nclass Middle(Generic[T], Base): ...", False),
+        "p.b": ("from . import a\nclass Low(a.Middle[int]): ...", False),
+        "p.c": (
+            "from modserve.p import Base\nclass Other(Base): ...\nclass Middle: ...\nclass Own(Middle): ...",
+            False,
+        ),
+        "q": ("from other import Base\nclass Foreign(Base): ...", False),
+    }
+    expected = {
+        "p.a.Base": ("p.a.Base",),
+        "p.a.Middle": ("p.a.Middle", "p.a.Base"),
+        "p.b.Low": ("p.b.Low", "p.a.Middle", "p.a.Base"),
+        "p.c.Other": ("p.c.Other", "p.a.Base"),
+        "p.c.Middle": ("p.c.Middle",),
+        "p.c.Own": ("p.c.Own", "p.c.Middle"),
+        "q.Foreign": ("q.Foreign",),
+    }
+    assert chains(texts) == expected
+    assert set(figures.long_chains(expected)) == {"p.b.Low"}
+
+
+KNOWN_LONG_FILES = {
+    "core.statistics.model_statistics",
+    "frontends.grpc.native_call",
+    "frontends.http.wire.connection",
+    "frontends.http2.sending",
+}
+"""Modules of more than 400 lines. The list may only become shorter."""
+
+
+def test_no_file_is_long() -> None:
+    long = figures.long_files()
+    assert {module: lines for module, lines in long.items() if module not in KNOWN_LONG_FILES} == {}
+    assert long.keys() >= KNOWN_LONG_FILES, "take what is no longer there off the list"
+
+
+def test_only_code_is_counted() -> None:
+    text = """
+'A module.'
+
+# A comment.
+X = 1  # one
+'What X is.'
+
+def f():
+    'A function.
+
+    Of two paragraphs.'
+    return (
+        X
+    )
+""".replace("'", '"' * 3)
+    assert figures.code_lines(text) == 5
 
 
 def test_only_the_command_line_and_the_library_import_app() -> None:

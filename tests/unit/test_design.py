@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import module_graph
+from source_modules import SOURCE
 
 PAGES = Path(__file__).parents[2] / "docs"
 
@@ -34,4 +35,4 @@ def test_every_file_that_the_page_names_is_there() -> None:
 
 def is_in_source(place: str) -> bool:
     """Whether it is a path from the package's folder on, or the name of a file anywhere in it."""
-    return (module_graph.SOURCE / place).exists() or ("/" not in place and any(module_graph.SOURCE.rglob(place)))
+    return (SOURCE / place).exists() or ("/" not in place and any(SOURCE.rglob(place)))

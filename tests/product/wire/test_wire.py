@@ -18,6 +18,8 @@ from product.wire.clients import STREAM_WAYS, WAYS
 from product.wire.product import Product
 from product.wire.questions import Question
 
+pytestmark = pytest.mark.slow
+
 SECONDS = float(os.environ.get("PRODUCT_SECONDS", "0"))
 SEED = int(os.environ.get("PRODUCT_SEED", "1"))
 
