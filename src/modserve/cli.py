@@ -22,7 +22,7 @@ from .process.ports import PortError
 from .process.reserved_ports import reserve
 from .settings import OptionError, Settings, from_command_line, usage
 from .settings.options import did_you_mean
-from .workers.place import Place
+from .workers.identity import WorkerIdentity
 
 if TYPE_CHECKING:
     from .process.app import InferenceServer
@@ -47,9 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "--help" in words or "-h" in words:
         print(usage.parser(COMMANDS).format_help(), end="")
         return 0
-    place = None
+    worker = None
     if words[:1] == ["worker"]:  # the supervisor's own, and not for people
-        place, words = Place.parse(words[1]), words[2:]
+        worker, words = WorkerIdentity.parse(words[1]), words[2:]
     if words[:1] == ["serve"]:
         del words[0]
     try:
@@ -61,8 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if line.settings.model_file and (problem := wrong_file(line.settings)):
         print(f"modserve: {problem}", file=sys.stderr)
         return 2
-    if place is not None:
-        return run(line.settings, line.warnings if place.is_first else (), place)
+    if worker is not None:
+        return run(line.settings, line.warnings if worker.is_first else (), worker)
     if line.settings.workers > 1:
         return supervise_workers(line.settings, words)
     if line.settings.supervise:
@@ -153,15 +153,15 @@ def _become(arguments: Sequence[str]) -> NoReturn:
     os.execv(sys.executable, [sys.executable, *arguments])
 
 
-def run(settings: Settings, warnings: Sequence[str] = (), place: Place | None = None) -> int:
-    """Serve on a fresh event loop, with uvloop where it is installed; at `place`, as one of several workers."""
+def run(settings: Settings, warnings: Sequence[str] = (), worker: WorkerIdentity | None = None) -> int:
+    """Serve on a fresh event loop, with uvloop where it is installed; or as a `worker`, one of several."""
     from .process.app import serve
 
     if not gc.isenabled():  # as `__main__.start` leaves it
         gc.freeze()
         gc.enable()
-    speaks = place is None or place.is_first
-    logs = Logs(settings.log)
+    speaks = worker is None or worker.is_first
+    logs = Logs(settings.log, None if worker is None else worker.index)
     try:
         logs.install()
     except OSError as error:
@@ -169,10 +169,9 @@ def run(settings: Settings, warnings: Sequence[str] = (), place: Place | None = 
         return 1
     logging.captureWarnings(True)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the event loop can open the log file anew
-    if place is not None:
-        logs.worker = place.index
+    if worker is not None:
         for handler in logging.getLogger().handlers:
-            handler.addFilter(place.name_in_log)
+            handler.addFilter(worker.name_in_log)
     for warning in warnings:
         _log.warning("%s", warning)
     opened: list[Ports] = []
@@ -193,11 +192,11 @@ def run(settings: Settings, warnings: Sequence[str] = (), place: Place | None = 
             say(f"\n{hints(server, settings, opened[0].http)}\n")
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        if place is None:
+        if worker is None:
             return runner.run(serve(settings, logs=logs, on_open=on_open, on_loaded=on_loaded))
         from .workers.member import Member
 
-        member = Member(place, settings)
+        member = Member(worker)
         return runner.run(serve(settings, logs=logs, on_open=on_open, on_loaded=on_loaded, member=member))
 
 

@@ -69,8 +69,9 @@ RULES = {
         "core resources config backends.api backends.code backends.registry execution scheduling "
         "models.diagnosis models.residency models.serving"
     ),
-    "in_process": rule("core resources"),
-    "server": rule("core in_process repository resources observability"),
+    "server": rule("core observability pb resources routing"),
+    "server.in_process": rule("core resources"),
+    "server.local": rule("core observability pb protocol.control repository resources server server.in_process"),
     "frontends": rule(
         "core protocol server pb settings observability.access_log",
         "fastapi google.protobuf hpack httptools mypy_extensions orjson pydantic starlette uvicorn",
@@ -95,12 +96,9 @@ RULES = {
     "library.connecting": rule("client core process.app settings", "uvloop"),
     "library.mounting": rule("client core frontends library.connecting process.app server settings"),
     "triton_client": rule("client core library.connecting", "numpy tritonclient"),
-    "workers": rule(
-        "core pb protocol server frontends models routing settings observability",
-        "google.protobuf orjson",
-    ),
+    "workers": rule("core pb protocol server frontends models routing settings observability"),
     "commands": rule(
-        "backends client config core execution form in_process models observability pb process.console "
+        "backends client config core execution form server.in_process models observability pb process.console "
         "process.model_setup process.ports protocol repository resources settings",
         "google.protobuf hpack ml_dtypes numpy onnxruntime PIL pynvml rich shtab uvloop",
     ),
@@ -304,6 +302,12 @@ def test_a_circle_is_found() -> None:
 def test_only_the_command_line_and_the_library_import_app() -> None:
     found = {package for package, others in unit_graph().items() if "process.app" in others}
     assert found <= {"cli", "library.connecting", "library.mounting", "testing", "__init__"}
+
+
+def test_front_ends_see_only_the_interface_of_a_server() -> None:
+    assert "server" in unit_graph()["frontends"]  # or nothing was read
+    found = {own for own, others in unit_graph().items() if "server.local" in others}
+    assert not found & {"frontends", "protocol", "server"}
 
 
 def test_nothing_imports_testing() -> None:

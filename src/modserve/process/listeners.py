@@ -16,6 +16,7 @@ from modserve.observability.watchdog import Watchdog
 from modserve.resources import open_files
 from modserve.resources.machine_memory import allowed_memory
 from modserve.server import Server
+from modserve.server.local import LocalServer
 from modserve.settings import GrpcSettings, Settings
 from modserve.workers.member import Member
 
@@ -53,7 +54,7 @@ class Listeners:
 
     def __init__(
         self,
-        server: Server,
+        server: LocalServer,
         metrics: MetricStore,
         settings: Settings,
         tasks: asyncio.TaskGroup,
@@ -67,13 +68,14 @@ class Listeners:
         self._grpc: GrpcListener | None = None
         self._metrics: MetricsListener | None = None
         ports = self._connections, self._responses
+        front: Server = server if member is None else member.server(server)
         page = self.page = MetricsPage(server, metrics, settings, *ports, [watchdog], self._endings)
         if settings.http.allow:
             connections = open_files.connections(settings.http.max_connections)
             http = replace(settings.http, max_connections=connections)
-            self._http = HttpListener(server, http.address, http.port, http, tasks)
+            self._http = HttpListener(front, http.address, http.port, http, tasks)
         if settings.grpc.allow:
-            self._grpc = GrpcListener(server, settings.grpc.address, settings.grpc.port, grpc_settings(settings))
+            self._grpc = GrpcListener(front, settings.grpc.address, settings.grpc.port, grpc_settings(settings))
         if settings.allow_metrics:
             render = page.text if member is None else member.page
             self._metrics = MetricsListener(
@@ -107,7 +109,8 @@ class Listeners:
             grpc = await self._grpc.start() if self._grpc else None
         with opening("metrics", settings.metrics_address or settings.http.address, settings.metrics_port):
             metrics = await self._metrics.start() if self._metrics else None
-            self._server.metrics_place = f"port {metrics}, path /metrics" if metrics else ""
+            if metrics:
+                self._server.announce_metrics(metrics)
         return Ports(http, grpc, metrics)
 
     async def drain(self, shut_down: Callable[[float], Coroutine[None, None, bool]]) -> bool:
@@ -144,7 +147,7 @@ class Listeners:
         self._server.retire(ready=True)
         async with asyncio.TaskGroup() as retiring:
             if self._http:
-                retiring.create_task(self._http.retire(min(_FAREWELL, grace / member.place.count / 2)))
+                retiring.create_task(self._http.retire(min(_FAREWELL, grace / member.identity.count / 2)))
             if self._grpc and not self._server.sequence_keepers():
                 await self._grpc.take_backlog()
                 retiring.create_task(self._grpc.stop(grace))

@@ -25,7 +25,7 @@ from pathlib import Path
 from modserve.core.configuration.log_settings import LogFormat, LogSettings
 from modserve.observability.logging import Logs
 from modserve.process.supervisor import BackOff, Ending, Signals, ending, start
-from modserve.workers.place import Place
+from modserve.workers.identity import WorkerIdentity
 
 _log = logging.getLogger("modserve.supervisor")
 
@@ -46,7 +46,7 @@ class Plan:
     command: Sequence[str]
 
     def of(self, index: int, starts: int) -> list[str]:
-        place = str(Place(index, self.count, starts, self.directory))
+        place = str(WorkerIdentity(index, self.count, starts, self.directory))
         return [place if word == PLACE else word for word in self.command]
 
 
@@ -154,7 +154,7 @@ class Fleet:
             early = self._patient and end.code == _BEFORE_IT_HEARS
             self.code = max(self.code, 0 if early or self._over_time else end.code)
             return
-        has_served = Place(worker.index, self._plan.count, 0, self._plan.directory).mark(worker.index).exists()
+        has_served = WorkerIdentity(worker.index, self._plan.count, 0, self._plan.directory).mark(worker.index).exists()
         if not end.crashed and end.code and not has_served:
             _log.error("worker %d %s at its start: the server stops", worker.index, end.text)
             self.code = end.code

@@ -8,7 +8,7 @@ import pytest
 
 from modserve.process.supervisor import Ending
 from modserve.process.worker_supervisor import PLACE, Fleet, Plan, remove
-from modserve.workers.place import Place
+from modserve.workers.identity import WorkerIdentity
 
 KILLED = Ending(137, True, "was killed by SIGKILL")
 DONE = Ending(0, False, "ended with exit code 0")
@@ -20,13 +20,13 @@ class Processes:
     """Stands in for the system: processes by number, and the signals that they got."""
 
     def __init__(self, tmp_path: Path, count: int = 3, grace_s: float = 30.0) -> None:
-        self.places: list[Place] = []
+        self.places: list[WorkerIdentity] = []
         self.signals: list[tuple[int, int]] = []
         self.fleet = Fleet(Plan(count, grace_s, tmp_path, ["serve", PLACE]), self.launch, self.send)
         self.fleet.begin(0.0)
 
     def launch(self, command: Sequence[str]) -> int:
-        self.places.append(Place.parse(command[1]))
+        self.places.append(WorkerIdentity.parse(command[1]))
         return 100 + len(self.places) - 1
 
     def send(self, pid: int, number: int) -> None:

@@ -20,6 +20,7 @@ from modserve.core.residency import describe
 from modserve.core.version import parse_requested
 from modserve.frontends.http.console import routes as console
 from modserve.frontends.http.infer import CallContext, InferCall
+from modserve.pb.json_message import to_json
 from modserve.protocol import compression, failures
 from modserve.protocol.control import metadata, statistics
 from modserve.protocol.http import infer_response
@@ -31,7 +32,7 @@ from modserve.settings import HttpSettings
 from . import control, deferred, docs, generate, infer_stream, memory, metrics, middleware, routing, v1
 from .disconnect import unless_disconnected
 from .identified import Identified, begun, note_of
-from .messages import add_model_route, infer_head, json_response, new_router, why_not_ready
+from .messages import add_model_route, infer_head, json_response, new_router
 from .schemas import INFER_BODY, SCHEMAS, response_of, responses_of
 from .streams import Streams
 
@@ -124,9 +125,10 @@ def _health(server: Server) -> APIRouter:
     @router.get("/v2/health/ready", responses={**responses_of("Ready", 503), 400: response_of("Ready")})
     async def ready() -> Response:
         """May inference be sent? When not, `reasons` tells which models are in the way and why."""
-        if server.ready:
+        readiness = await server.readiness()
+        if readiness.ready:
             return json_response({"ready": True})
-        reasons = [_reason(entry) for entry in server.unready_reasons()]
+        reasons = [_reason(entry) for entry in readiness.reasons]
         return _exiting(server) or json_response({"ready": False, "phase": server.phase.value, "reasons": reasons}, 400)
 
     return router
@@ -148,7 +150,7 @@ def _metadata(server: Server) -> APIRouter:
     @router.get("/v2/models/stats", responses=responses_of("object"))
     async def all_statistics() -> Response:
         """The statistics of all ready model versions."""
-        return json_response(statistics.json(server.with_statistics()))
+        return json_response(to_json(await server.statistics()))
 
     return router
 
@@ -164,9 +166,10 @@ def _models(server: Server) -> APIRouter:
 
     async def model_ready(model: str, version: int | None = None) -> Response:
         """Does this model (version) take requests?"""
-        if await server.check_model_ready(model, version):
+        trouble = await server.model_trouble(model, version)
+        if trouble is None:
             return json_response({"name": model, "ready": True})
-        why = why_not_ready(server, model, version)
+        why = f": {trouble}" if trouble else ""
         return _exiting(server) or json_response({"error": f"Model version not ready{why}"}, 400)
 
     async def model_config(model: str, version: int | None = None) -> Response:
@@ -183,7 +186,7 @@ def _models(server: Server) -> APIRouter:
 
     async def model_statistics(model: str, version: int | None = None) -> Response:
         """Cumulative counts and durations since the model was loaded."""
-        return json_response(statistics.json(server.with_statistics(model, version)))
+        return json_response(to_json(await server.statistics(model, version)))
 
     async def model_batches(model: str, version: int | None = None) -> Response:
         """The batches executed last, and why each did not grow any more."""

@@ -16,22 +16,22 @@ def router(server: Server, max_json: int) -> APIRouter:
 
     async def routing(model: str) -> Response:
         """How requests that name no version are divided between the model's versions, and what came of it."""
-        return json_response(server.routing(model))
+        return json_response(await server.routing(model))
 
     async def change(request: Request, model: str) -> Response:
         """Set the whole routing, in place of the one there is; null deletes it."""
         body = await read_body(request, max_json)
         if body.strip() == b"null":
-            return _delete(model)
-        server.set_routing(model, control_body.read(body))
-        return json_response(server.routing(model))
+            return await _delete(model)
+        await server.set_routing(model, control_body.read(body))
+        return json_response(await server.routing(model))
 
     async def delete(model: str) -> Response:
         """Go back to the routing of the model's configuration, if it has one."""
-        return _delete(model)
+        return await _delete(model)
 
-    def _delete(model: str) -> Response:
-        server.set_routing(model, None)
+    async def _delete(model: str) -> Response:
+        await server.set_routing(model, None)
         return json_response({})
 
     report = responses_of("RoutingReport", 400, 404, 503)
