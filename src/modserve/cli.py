@@ -17,7 +17,7 @@ from .commands.table import COMMANDS, Program, program
 from .core.errors import ModserveError
 from .form import form
 from .observability.logging import Logs
-from .process import supervisor, worker_supervisor
+from .process import supervisor
 from .process.ports import PortError
 from .process.reserved_ports import reserve
 from .settings import OptionError, Settings, from_command_line, usage
@@ -118,16 +118,16 @@ def supervise_workers(settings: Settings, arguments: Sequence[str]) -> int:
     except PortError as error:
         _log.error("%s", error)
         return 1
-    worker = [sys.executable, "-m", __package__, "worker", worker_supervisor.PLACE, "serve", *arguments]
+    worker = [sys.executable, "-m", __package__, "worker", supervisor.IDENTITY, "serve", *arguments]
     worker += [*reservation.options, "--reuse-http-port=true", "--reuse-grpc-port=true"]
     try:
         directory = meeting_place(tempfile.gettempdir())
     except OSError as error:
         _log.error("the workers need a directory to meet in; TMPDIR names another place for it: %s", error)
         return 1
-    plan = worker_supervisor.Plan(settings.workers, settings.exit_timeout_secs, directory, worker)
+    workers = supervisor.Workers(settings.workers, settings.exit_timeout_secs, directory)
     descriptors = reservation.hand_over()
-    return _become(worker_supervisor.arguments(settings.log, plan, descriptors))
+    return _become(supervisor.arguments(settings.log, worker, workers, descriptors))
 
 
 _LONGEST_SOCKET = 107

@@ -89,8 +89,8 @@ RULES = {
     "process.model_setup": rule("backends.python.functions backends.registry config core models repository settings"),
     "process.ports": rule("resources.port_owner"),
     "process.reserved_ports": rule("process.ports settings"),
-    "process.supervisor": rule("core observability"),
-    "process.worker_supervisor": rule("core observability process.supervisor workers.place"),
+    "process.child_process": rule(),
+    "process.supervisor": rule("core observability process.child_process workers.identity"),
     "client": rule("core pb protocol server", "google.protobuf grpc numpy orjson"),
     "library": rule(),
     "library.connecting": rule("client core process.app settings", "uvloop"),
@@ -104,7 +104,7 @@ RULES = {
     ),
     "cli": rule(
         "commands core form observability process.app process.console process.listeners process.model_setup "
-        "process.ports process.reserved_ports process.supervisor process.worker_supervisor settings workers",
+        "process.ports process.reserved_ports process.supervisor settings workers",
         "uvloop",
     ),
     "testing": Rule(EVERYTHING - {"__init__", "__main__"}, frozenset({"numpy", "pytest"})),
