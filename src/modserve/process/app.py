@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from modserve import backends
 from modserve.backends.api import Backend
@@ -48,12 +48,13 @@ from modserve.routing.routings import Routings
 from modserve.server import Phase
 from modserve.server.local import LocalServer, Services
 from modserve.settings import Settings
-from modserve.settings import log as log_options
-from modserve.workers.member import EngineControl, Member
 
 from .listeners import Listeners, Ports
 from .model_setup import backend_options, loader_options, models_to_load, repositories
 from .ports import PortError
+
+if TYPE_CHECKING:
+    from modserve.workers.member import Member
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class InferenceServer(LocalServer):
         *,
         backends: dict[str, Backend] | None = None,
         logs: Logs | None = None,
-        member: Member | None = None,
+        member: "Member | None" = None,
     ) -> None:
         self.settings = settings
         threads, memory_limit = settings.model_load_thread_count, settings.request_memory_limit
@@ -117,12 +118,12 @@ class InferenceServer(LocalServer):
             options,
             self._executor,
             table.borrow,
-            self if member is None else EngineControl(self),
+            self if member is None else member.engine_control(self),
             lambda: self.changes.notify(),
             table.borrower,
         )
         self.later_loads = LaterLoads(logs)
-        requests = log_options.access(settings)
+        requests = settings.access
         super().__init__(
             ModelManager(table, loader, threads, settings.model_load_retry_count, self.later_loads),
             repositories(settings),
@@ -201,7 +202,7 @@ async def serve(
     logs: Logs | None = None,
     on_open: Callable[[Ports], None] = lambda ports: None,
     on_loaded: Callable[[InferenceServer], None] = lambda server: None,
-    member: Member | None = None,
+    member: "Member | None" = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, and return the process's exit code.
 

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from modserve.core.servable import Finisher, Servable
 from modserve.core.statistics.metrics import MetricStore
@@ -18,10 +19,12 @@ from modserve.resources.machine_memory import allowed_memory
 from modserve.server import Server
 from modserve.server.local import LocalServer
 from modserve.settings import GrpcSettings, Settings
-from modserve.workers.member import Member
 
 from .metrics_page import MetricsPage
 from .ports import opening
+
+if TYPE_CHECKING:
+    from modserve.workers.member import Member
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +62,7 @@ class Listeners:
         settings: Settings,
         tasks: asyncio.TaskGroup,
         watchdog: Watchdog,
-        member: Member | None = None,
+        member: "Member | None" = None,
     ) -> None:
         self._server = server
         self._member = member
@@ -139,7 +142,7 @@ class Listeners:
             _log.error("Exit timeout expired. Exiting immediately.")
         return in_time
 
-    async def _retire(self, member: Member, grace: float) -> None:
+    async def _retire(self, member: "Member", grace: float) -> None:
         """Leave the ports to the other workers while everything is still served: then no client is refused.
 
         Clients with sequences on gRPC streams keep these until they end.

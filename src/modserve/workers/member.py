@@ -87,6 +87,9 @@ class Member:
     def with_owners(self, servable: Servable) -> Servable:
         return with_owners(servable, self._forwarder)
 
+    def engine_control(self, own: LocalServer) -> EngineControl:
+        return EngineControl(own)
+
     def trace(self, settings: TraceSettings) -> TraceSettings:
         """Each worker writes files of its own: two processes cannot keep one JSON array complete."""
         return replace(settings, file=f"{settings.file}.worker-{self.identity.index}") if settings.file else settings

@@ -18,7 +18,6 @@ from modserve.core.errors import Code, ModserveError
 from modserve.core.lifecycle import IndexEntry
 from modserve.core.residency import describe
 from modserve.core.version import parse_requested
-from modserve.frontends.http.console import routes as console
 from modserve.frontends.http.infer import CallContext, InferCall
 from modserve.pb.json_message import to_json
 from modserve.protocol import compression, failures
@@ -26,13 +25,13 @@ from modserve.protocol.control import metadata, statistics
 from modserve.protocol.http import infer_response
 from modserve.protocol.http.infer_response import Body
 from modserve.protocol.json.json_text import MIME_JSON
-from modserve.server import Server
+from modserve.server import Phase, Server
 from modserve.settings import HttpSettings
 
-from . import control, deferred, docs, generate, infer_stream, memory, metrics, middleware, routing, v1
+from . import control, deferred, docs, generate, infer_stream, memory, metrics, middleware, routing
 from .disconnect import unless_disconnected
 from .identified import Identified, begun, note_of
-from .messages import add_model_route, infer_head, json_response, new_router
+from .messages import V1, add_model_route, infer_head, json_response, new_router
 from .schemas import INFER_BODY, SCHEMAS, response_of, responses_of
 from .streams import Streams
 
@@ -105,13 +104,43 @@ def create_app(server: Server, options: HttpSettings) -> FastAPI:
         memory.router(server),
         metrics.router(server),
         routing.router(server, max_json),
-        v1.router(context),
         docs.router(server, app.openapi),
+        _root(server, options),
     ]
-    if options.console:
-        routers.append(console.router(server, options))
     app.router.routes.extend(chain.from_iterable(router.routes for router in routers))
+    app.router.routes.append(deferred.DeferredFeature("/v1", lambda: _v1(context)))
+    if options.console:
+        app.router.routes.append(deferred.DeferredFeature("/console", lambda: _console(server, options)))
     return app
+
+
+def _root(server: Server, options: HttpSettings) -> APIRouter:
+    router = new_router(V1)
+
+    @router.get("/", responses=responses_of("Alive", 503))
+    async def alive(request: Request) -> Response:
+        """KServe's liveness; browsers, which ask for HTML, get the console, if the server has one."""
+        if server.phase is Phase.STOPPING:
+            return json_response({"error": "Server exiting"}, 503)
+        if options.console and "text/html" in request.headers.get("accept", ""):
+            from modserve.frontends.http.console import page
+
+            return page.response()
+        return json_response({"status": "alive"})
+
+    return router
+
+
+def _v1(context: CallContext) -> APIRouter:
+    from . import v1
+
+    return v1.router(context)
+
+
+def _console(server: Server, options: HttpSettings) -> APIRouter:
+    from modserve.frontends.http.console import routes
+
+    return routes.router(server, options)
 
 
 def _health(server: Server) -> APIRouter:

@@ -1,4 +1,4 @@
-"""Routes that FastAPI makes at their first request.
+"""Routes that FastAPI makes at their first request, and routes of features that are imported then.
 
 It looks through the parameters of a handler when a route is added: half a millisecond and 30 kB each, of which most
 servers need few. Only the path is compiled before that. The first route with parameters takes 15 ms and 1.5 MB more,
@@ -37,6 +37,35 @@ class DeferredRoute(BaseRoute):
         await self.made.handle(scope, receive, send)
 
 
+_ROUTE = "modserve.route"
+"""The key of a request's scope that has its route among those of a feature."""
+
+
+class DeferredFeature(BaseRoute):
+    """Stands for the routes that `make` returns, at `path` and below it; what they need is imported with the first."""
+
+    def __init__(self, path: str, make: Callable[[], APIRouter]) -> None:
+        self.path = path
+        self._make = make
+
+    @cached_property
+    def routes(self) -> Sequence[BaseRoute]:
+        return self._make().routes
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """What the first of its routes says that matches, as in a router."""
+        best: tuple[Match, Scope] = Match.NONE, {}
+        if scope["path"] == self.path or scope["path"].startswith(f"{self.path}/"):
+            for route in self.routes:
+                match, child = route.matches(scope)
+                if match.value > best[0].value:
+                    best = match, {**child, _ROUTE: route}
+        return best
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await scope[_ROUTE].handle(scope, receive, send)
+
+
 class DeferringRouter(APIRouter):
     """A router for the paths of an application that is mounted nowhere: `root_path` is empty."""
 
@@ -57,4 +86,8 @@ class DeferringRouter(APIRouter):
 
 def made(routes: Sequence[BaseRoute]) -> list[BaseRoute]:
     """All routes as FastAPI knows them, which describes no others."""
-    return [each.made if isinstance(each, DeferredRoute) else each for each in routes]
+    return [
+        route.made if isinstance(route, DeferredRoute) else route
+        for each in routes
+        for route in (each.routes if isinstance(each, DeferredFeature) else [each])
+    ]
