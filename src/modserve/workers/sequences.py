@@ -214,7 +214,6 @@ class SequenceReceiver:
 
     def __init__(self, server: LocalServer) -> None:
         self._server = server
-        self._responses = inference.Responses()
         self._requests: dict[Link, dict[int, Inflight]] = {}
 
     def link(self) -> Link:
@@ -247,7 +246,7 @@ class SequenceReceiver:
             context, message = content[_HEAD.size : _HEAD.size + length], content[_HEAD.size + length :]
             request = inference.read_request(message, deadline_ns)
             servable = server.model(request.model_name, request.version)
-            sink = _Return(link, requests, number, self._responses)
+            sink = _Return(link, requests, number)
             if context:
                 inflight = self._submit_traced(context.decode(), servable, request, sink, now_ns)
             else:
@@ -278,13 +277,12 @@ class SequenceReceiver:
 class _Return:
     """Implements `core.requests.response.ResponseSink`: sends the outcomes to the worker that the request came from."""
 
-    __slots__ = ("_link", "_number", "_requests", "_responses")
+    __slots__ = ("_link", "_number", "_requests")
 
-    def __init__(self, link: Link, requests: dict[int, Inflight], number: int, responses: inference.Responses) -> None:
+    def __init__(self, link: Link, requests: dict[int, Inflight], number: int) -> None:
         self._link = link
         self._requests = requests
         self._number = number
-        self._responses = responses
 
     def settle(self, outcome: Outcome, final: bool) -> None:
         if final:
@@ -296,4 +294,4 @@ class _Return:
             self._link.send(self._number, kind, inference.write_failure(outcome))
         else:
             kind = Kind.LAST if final else Kind.RESPONSE
-            self._link.send(self._number, kind, self._responses.write(outcome))
+            self._link.send(self._number, kind, inference.write_response(outcome))
