@@ -8,13 +8,14 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from .__about__ import __version__
 from .commands.table import COMMANDS, Program, program
 from .core.errors import ModserveError
+from .core.runtime.event_loop import new_event_loop
 from .form import form
 from .observability.logging import Logs
 from .process import supervisor
@@ -191,7 +192,7 @@ def run(settings: Settings, warnings: Sequence[str] = (), worker: WorkerIdentity
         if speaks:
             say(f"\n{hints(server, settings, opened[0].http)}\n")
 
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
         if worker is None:
             return runner.run(serve(settings, logs=logs, on_open=on_open, on_loaded=on_loaded))
         from .workers.member import Member
@@ -223,7 +224,7 @@ def hints(server: "InferenceServer", settings: Settings, http_port: int | None) 
 
     place = None
     if http_port is not None:
-        place = console.Place(settings.http.address, http_port, settings.http.tls is not None)
+        place = console.HttpAddress(settings.http.address, http_port, settings.http.tls is not None)
     if settings.http.use_ssl_mutual or not settings.http.restrictions.keys().isdisjoint(_TRIED):
         place = None  # the call would need a certificate or a secret
     entries = server.index()
@@ -246,15 +247,6 @@ def hints(server: "InferenceServer", settings: Settings, http_port: int | None) 
 
 _TRIED = ("inference", "metadata")
 """The categories of what the printed calls need."""
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
 
 
 def entry() -> None:

@@ -38,7 +38,7 @@ LIBRARY = {"client", "library", "triton_client"}
 RULES = {
     "core": rule(),
     "core.files": rule("core.errors"),
-    "core.runtime": rule(foreign="numpy"),
+    "core.runtime": rule(foreign="numpy uvloop"),
     "core.wire": rule("core.runtime", "numpy"),
     "core.tensors": rule("core.errors core.runtime core.wire", "ml_dtypes numpy"),
     "core.configuration": rule("core.errors core.files core.residency core.tensors core.version", "numpy"),
@@ -93,7 +93,7 @@ RULES = {
     "process.supervisor": rule("core observability process.child_process workers.identity"),
     "client": rule("core pb protocol server", "google.protobuf grpc numpy orjson"),
     "library": rule(),
-    "library.connecting": rule("client core process.app settings", "uvloop"),
+    "library.connecting": rule("client core process.app settings"),
     "library.mounting": rule("client core frontends library.connecting process.app server settings"),
     "triton_client": rule("client core library.connecting", "numpy tritonclient"),
     "workers": rule("core pb protocol server frontends models routing settings observability"),
@@ -105,7 +105,6 @@ RULES = {
     "cli": rule(
         "commands core form observability process.app process.console process.listeners process.model_setup "
         "process.ports process.reserved_ports process.supervisor settings workers",
-        "uvloop",
     ),
     "testing": Rule(EVERYTHING - {"__init__", "__main__"}, frozenset({"numpy", "pytest"})),
     "__init__": rule("backends client core library process.app process.listeners settings"),

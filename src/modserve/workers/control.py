@@ -12,7 +12,7 @@ from modserve.server.local import LocalServer
 
 from . import values
 from .client import CALL, GONE
-from .journal import Change, Journal
+from .journal import Journal, ServerChange
 
 _WHILE_STOPPING = frozenset({"status", "state", "page", "reading"})
 """The calls that a worker still responds to when it is about to end."""
@@ -65,23 +65,23 @@ class WorkerControl:
         except Exception as error:
             return values.plain_error(to_client_error(error, method))
 
-    async def change(self, change: Change, number: str = "") -> None:
+    async def change(self, change: ServerChange, number: str = "") -> None:
         """Make a change of a client's, which waits until this worker has the state of the others."""
         await self.caught_up.wait()
         async with self._one:
             await self._make(change, number)
 
-    async def replay(self, change: Change) -> None:
+    async def replay(self, change: ServerChange) -> None:
         """Make a change that another worker has made before."""
         async with self._one:
             await self._make(change, "")
 
-    async def _make(self, change: Change, number: str) -> None:
+    async def _make(self, change: ServerChange, number: str) -> None:
         before = self._journal.before(change)
         await getattr(self._server, change.method)(*change.arguments)
         self._journal.record(change, before, number)
 
-    async def _undo(self, change: Change, number: str) -> None:
+    async def _undo(self, change: ServerChange, number: str) -> None:
         await self.caught_up.wait()
         async with self._one:
             for each in self._journal.undo(change, number):
@@ -95,12 +95,12 @@ class WorkerControl:
         self._leave()
 
     async def _status(self) -> tuple[Any, ...]:
-        """The fields of `Status`."""
+        """The fields of `WorkerStatus`."""
         server = self._server
         reasons = [] if server.ready else server.unready_reasons()
         return server.ready, server.phase.value, self.caught_up.is_set(), self._restarts, reasons
 
-    async def _state(self) -> tuple[list[Change], list[RouteRollback]]:
+    async def _state(self) -> tuple[list[ServerChange], list[RouteRollback]]:
         return self._journal.state(), self._server.routings.rollbacks
 
     async def _statistics(self, name: str, version: int | None) -> bytes:

@@ -18,7 +18,7 @@ from modserve.routing.router import RouteRollback
 from . import values
 from .client import PeerDiedError, PeerGoneError
 from .identity import WorkerIdentity
-from .journal import Change
+from .journal import ServerChange
 from .lock import FleetLock
 from .peers import Peers
 
@@ -44,7 +44,7 @@ class Coordinator:
             await self._settle()
             yield
 
-    async def change(self, change: Change) -> None:
+    async def change(self, change: ServerChange) -> None:
         """Make a change in each worker in turn. Raises the failure of the first one that refuses.
 
         After a failure, or if one dies of it, those before it go back to what they were; one that cannot is replaced by
@@ -57,7 +57,7 @@ class Coordinator:
         task.add_done_callback(self._tasks.discard)
         await asyncio.shield(task)
 
-    async def _change(self, change: Change) -> None:
+    async def _change(self, change: ServerChange) -> None:
         async with self.locked():
             number = uuid.uuid4().hex
             self._identity.note.write_bytes(values.dumps((number, change)))
@@ -66,7 +66,7 @@ class Coordinator:
             finally:
                 self._identity.note.unlink(missing_ok=True)
 
-    async def _in_all(self, number: str, change: Change) -> None:
+    async def _in_all(self, number: str, change: ServerChange) -> None:
         changed: list[int] = []
         for index in range(self._identity.count):
             try:
@@ -83,7 +83,7 @@ class Coordinator:
             raise PeerGoneError("no worker is there")
 
     async def _refused(
-        self, failure: ModserveError, failed: int, changed: list[int], number: str, change: Change
+        self, failure: ModserveError, failed: int, changed: list[int], number: str, change: ServerChange
     ) -> ModserveError:
         """Bring the workers that have `changed` back. The failure, which says what has become of them."""
         if not changed:
@@ -94,7 +94,7 @@ class Coordinator:
         note = f" (refused by worker {failed}, done before by {len(changed)} of {self._identity.count} workers{rest})"
         return ModserveError(failure.code, failure.message.rstrip("\n") + note)
 
-    async def _undo(self, indexes: Iterable[int], number: str, change: Change) -> list[int]:
+    async def _undo(self, indexes: Iterable[int], number: str, change: ServerChange) -> list[int]:
         """Undo a change where it was made. The workers that cannot; they end, and others take their places."""
         stuck = []
         for index in indexes:
@@ -122,7 +122,7 @@ class Coordinator:
         await self._undo(range(self._identity.count), number, change)
         self._identity.note.unlink(missing_ok=True)
 
-    async def state(self) -> tuple[list[Change], list[RouteRollback]]:
+    async def state(self) -> tuple[list[ServerChange], list[RouteRollback]]:
         """What some other worker that serves has changed since its start; nothing if there is none."""
         for index in self._identity.others:
             try:

@@ -16,7 +16,7 @@ from . import sums
 from .client import PeerGoneError
 from .coordinator import Coordinator
 from .identity import WorkerIdentity
-from .journal import Change
+from .journal import ServerChange
 from .peers import Peers
 
 
@@ -167,6 +167,6 @@ class FleetServer:
             await getattr(self._server, method)(*arguments)
             return
         try:
-            await self._coordinator.change(Change(method, arguments))
+            await self._coordinator.change(ServerChange(method, arguments))
         except PeerGoneError:  # this worker is about to end
             raise unavailable("Server not ready") from None

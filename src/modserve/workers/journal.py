@@ -9,7 +9,7 @@ from modserve.core.tensors.shared_memory import CudaRegion, SystemRegion
 from modserve.server.local import LocalServer
 
 
-class Change(NamedTuple):
+class ServerChange(NamedTuple):
     """A call that changes something: a method of `Server`, and its arguments."""
 
     method: str
@@ -43,18 +43,18 @@ class Journal:
 
     def __init__(self, server: LocalServer) -> None:
         self._server = server
-        self._models: dict[str, Change] = {}
+        self._models: dict[str, ServerChange] = {}
         """The last load or unload of each model, the latest at the end."""
-        self._routings: dict[str, Change] = {}
+        self._routings: dict[str, ServerChange] = {}
         """What clients have set, by model."""
-        self._regions: dict[tuple[str, str], Change] = {}
+        self._regions: dict[tuple[str, str], ServerChange] = {}
         self._log = False
         self._traces: set[str] = set()
         """The models whose trace settings were changed; empty for those of all models."""
-        self._undo: dict[str, tuple[str, list[Change]]] = {}
+        self._undo: dict[str, tuple[str, list[ServerChange]]] = {}
         """By the kind of its subject, the number of the latest change, and what undoes it."""
 
-    def state(self) -> list[Change]:
+    def state(self) -> list[ServerChange]:
         """The changes that bring a server that has just started to the state of this one."""
         changes = list(self._regions.values())
         if self._log:
@@ -66,7 +66,7 @@ class Journal:
         changes += [self._trace_settings(model) for model in sorted(self._traces) if model]
         return changes
 
-    def before(self, change: Change) -> list[Change]:
+    def before(self, change: ServerChange) -> list[ServerChange]:
         """What would bring back the present state of a change's subject after it."""
         kind, name = change.subject
         if kind == "model":
@@ -74,16 +74,16 @@ class Journal:
             lost = [routing] if routing is not None and change.method == "unload_model" else []
             return [self._models.get(name) or self._as_it_is(name), *lost]
         if kind == "routing":
-            return [self._routings.get(name) or Change("set_routing", (name, None))]
+            return [self._routings.get(name) or ServerChange("set_routing", (name, None))]
         if kind == "log":
             return [self._log_settings()]
         if kind == "trace":
             return [self._trace_settings(name)]
         if change.method == "register_region":
-            return [Change("unregister_region", (type(change.arguments[0]), name))]
+            return [ServerChange("unregister_region", (type(change.arguments[0]), name))]
         return [self._regions[each] for each in self._ended_by(change)]
 
-    def record(self, change: Change, before: list[Change], number: str = "") -> None:
+    def record(self, change: ServerChange, before: list[ServerChange], number: str = "") -> None:
         """`change`, which has a `number` if it may be undone, was made; `before` undoes it."""
         kind, name = change.subject
         self._undo[kind] = number, before
@@ -106,30 +106,30 @@ class Journal:
             for each in self._ended_by(change):
                 del self._regions[each]
 
-    def undo(self, change: Change, number: str) -> list[Change]:
+    def undo(self, change: ServerChange, number: str) -> list[ServerChange]:
         """What undoes a change with this number, once; nothing if it was not made here."""
         latest, changes = self._undo.pop(change.subject[0], ("", []))
         return changes if number and latest == number else []
 
-    def _ended_by(self, change: Change) -> list[tuple[str, str]]:
+    def _ended_by(self, change: ServerChange) -> list[tuple[str, str]]:
         """The regions that are unregistered: one, or all of a kind."""
         kind, name = change.subject
         return [each for each in self._regions if each[0] == kind and name in ("", each[1])]
 
-    def _as_it_is(self, model: str) -> Change:
+    def _as_it_is(self, model: str) -> ServerChange:
         """Loads the model from its repository if it is served, and unloads it otherwise."""
         try:
             ready = self._server.model_ready(model, None)
         except ModserveError:
             ready = False
-        return Change("load_model" if ready else "unload_model", (model,))
+        return ServerChange("load_model" if ready else "unload_model", (model,))
 
-    def _log_settings(self) -> Change:
+    def _log_settings(self) -> ServerChange:
         names = ("info", "warning", "error", "verbose_level", "format")
         settings = self._server.logs.settings
-        return Change("change_log_settings", ({name: getattr(settings, name) for name in names},))
+        return ServerChange("change_log_settings", ({name: getattr(settings, name) for name in names},))
 
-    def _trace_settings(self, model: str) -> Change:
+    def _trace_settings(self, model: str) -> ServerChange:
         settings = self._server.tracer.settings(model)
         names = ["level", "rate", "count", *(["log_frequency"] if settings.spans is None else [])]
         change = {name: getattr(settings, name) for name in names}
@@ -138,4 +138,4 @@ class Journal:
                 change.update(rate=0, count=-1)
             else:
                 change["level"] = TraceLevel.OFF
-        return Change("change_trace_settings", (change, model))
+        return ServerChange("change_trace_settings", (change, model))

@@ -24,7 +24,7 @@ from .control import WorkerControl, worker_app
 from .coordinator import Coordinator
 from .fleet_server import FleetServer
 from .identity import WorkerIdentity
-from .journal import Change
+from .journal import ServerChange
 from .peers import Peers
 from .sequences import SequenceForwarder, SequenceReceiver, with_owners
 
@@ -74,7 +74,7 @@ class Member:
         self._context: HttpContext | None = None
         self._sockets: list[asyncio.Server] = []
         self._telling: set[asyncio.Task[None]] = set()
-        self._missed: tuple[list[Change], list[RouteRollback]] = [], []
+        self._missed: tuple[list[ServerChange], list[RouteRollback]] = [], []
         """What clients, and the rules of routings, have changed in the others before this worker was there."""
 
     @property

@@ -19,7 +19,7 @@ _LONG_PATIENCE = 20.0
 """The same for what it knows."""
 
 
-class Status(NamedTuple):
+class WorkerStatus(NamedTuple):
     """What a worker says of itself."""
 
     ready: bool
@@ -55,14 +55,14 @@ class Peers:
         """The same of all others that are there and respond soon, whatever they say of themselves."""
         return await self._gather(self._identity.others, _PATIENCE, method, *arguments)
 
-    async def statuses(self) -> dict[int, Status | None]:
+    async def statuses(self) -> dict[int, WorkerStatus | None]:
         """What each of the others says of itself; None for one that is not there."""
         others = self._identity.others
         return dict(zip(others, await asyncio.gather(*map(self.status, others)), strict=True))
 
-    async def status(self, index: int) -> Status | None:
+    async def status(self, index: int) -> WorkerStatus | None:
         status = await _in_time(self.call(index, "status"), _PATIENCE)
-        return None if status is None else Status(*status)
+        return None if status is None else WorkerStatus(*status)
 
     async def unready(self) -> list[IndexEntry]:
         """What of the others keeps the server from being ready.

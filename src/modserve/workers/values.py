@@ -14,11 +14,12 @@ from modserve.core.lifecycle import IndexEntry, State
 from modserve.core.tensors.shared_memory import CudaRegion, SystemRegion
 from modserve.routing.router import RouteRollback
 
-from .journal import Change
+from .journal import ServerChange
 
 _ERRORS = (MemoryExhaustedError, ModserveError, OverloadedError)
-_TYPES = (Change, Code, CudaRegion, IndexEntry, LogFormat, RouteRollback, State, SystemRegion, TraceLevel, partial)
-_NAMED: Mapping[tuple[str, str], type] = {(each.__module__, each.__qualname__): each for each in (*_TYPES, *_ERRORS)}
+_RECORDS = (CudaRegion, IndexEntry, RouteRollback, ServerChange, SystemRegion)
+_TYPES: tuple[type, ...] = (Code, LogFormat, State, TraceLevel, partial, *_ERRORS, *_RECORDS)
+_NAMED: Mapping[tuple[str, str], type] = {(each.__module__, each.__qualname__): each for each in _TYPES}
 
 
 def dumps(value: object) -> bytes:

@@ -13,10 +13,10 @@ from modserve.workers import values
 from modserve.workers.client import PeerDiedError, PeerGoneError
 from modserve.workers.coordinator import Coordinator
 from modserve.workers.identity import WorkerIdentity
-from modserve.workers.journal import Change, Journal
+from modserve.workers.journal import Journal, ServerChange
 from modserve.workers.peers import Peers
 
-LOAD, UNLOAD = Change("load_model", ("m",)), Change("unload_model", ("m",))
+LOAD, UNLOAD = ServerChange("load_model", ("m",)), ServerChange("unload_model", ("m",))
 REFUSAL = invalid("it does not fit")
 
 
@@ -27,9 +27,9 @@ class Worker:
         self.has = UNLOAD
         self.fails: dict[str, Exception] = {}
         self.left = False
-        self._numbers: dict[str, Change] = {}
+        self._numbers: dict[str, ServerChange] = {}
 
-    def call(self, method: str, change: Change = LOAD, number: str = "") -> None:
+    def call(self, method: str, change: ServerChange = LOAD, number: str = "") -> None:
         if method == "leave":
             self.left = True
         elif method == "undo":
@@ -40,7 +40,7 @@ class Worker:
             self._make(change)
             self._numbers[number] = before
 
-    def _make(self, change: Change) -> None:
+    def _make(self, change: ServerChange) -> None:
         if change.method in self.fails:
             raise self.fails[change.method]
         self.has = change
@@ -178,8 +178,8 @@ async def test_what_has_begun_is_brought_to_an_end(coordinator: Coordinator, wor
 def test_only_the_very_change_is_undone() -> None:
     journal = Journal(None)  # type: ignore[arg-type]
 
-    def register(name: str) -> Change:
-        return Change("register_region", (SystemRegion(name, "/key", 0, 1), b""))
+    def register(name: str) -> ServerChange:
+        return ServerChange("register_region", (SystemRegion(name, "/key", 0, 1), b""))
 
     for number, name in (("1", "a"), ("2", "b")):
         journal.record(register(name), journal.before(register(name)), number)
@@ -190,12 +190,12 @@ def test_only_the_very_change_is_undone() -> None:
 
 def test_regions_are_known_by_their_kind() -> None:
     journal = Journal(None)  # type: ignore[arg-type]
-    system = Change("register_region", (SystemRegion("r", "/key", 0, 1), b""))
-    cuda = Change("register_region", (CudaRegion("g", 0, 1), b"handle"))
-    assert journal.before(system) == [Change("unregister_region", (SystemRegion, "r"))]
+    system = ServerChange("register_region", (SystemRegion("r", "/key", 0, 1), b""))
+    cuda = ServerChange("register_region", (CudaRegion("g", 0, 1), b"handle"))
+    assert journal.before(system) == [ServerChange("unregister_region", (SystemRegion, "r"))]
     for change in (system, cuda):
         journal.record(change, [])
-    every_system_region = Change("unregister_region", (SystemRegion, ""))
+    every_system_region = ServerChange("unregister_region", (SystemRegion, ""))
     assert journal.before(every_system_region) == [system]
     journal.record(every_system_region, [system])
     assert journal.state() == [cuda]
@@ -204,7 +204,7 @@ def test_regions_are_known_by_their_kind() -> None:
 def test_a_routing_lasts_until_it_is_deleted_or_its_model_unloaded() -> None:
     journal = Journal(None)  # type: ignore[arg-type]
     documents: tuple[object, ...] = (None, {"split": {}}, {})
-    nothing, first, second = (Change("set_routing", ("m", document)) for document in documents)
+    nothing, first, second = (ServerChange("set_routing", ("m", document)) for document in documents)
     journal.record(LOAD, [])
     assert journal.before(first) == [nothing]
     journal.record(first, journal.before(first), "1")

@@ -34,7 +34,7 @@ from modserve.workers.control import WorkerControl
 from modserve.workers.coordinator import Coordinator
 from modserve.workers.fleet_server import FleetServer
 from modserve.workers.identity import WorkerIdentity
-from modserve.workers.journal import Change
+from modserve.workers.journal import ServerChange
 from modserve.workers.peers import Peers
 
 REGION = CudaRegion("g", 0, 32)
@@ -165,7 +165,7 @@ async def test_a_worker_that_cannot_load_a_model_again_ends(
 ) -> None:
     """Worker 1 keeps the model; worker 0 has unloaded it when a third dies in the middle, and cannot go back."""
     workers.each[0].loader.failures[ModelId("echo", 1)] = invalid("no room")
-    change, number = Change("unload_model", ("echo", False)), "7"
+    change, number = ServerChange("unload_model", ("echo", False)), "7"
     await workers.call(0, "change", change, number)
     identity.note.write_bytes(values.dumps((number, change)))
     async with coordinator.locked():

@@ -19,7 +19,7 @@ from modserve.routing.router import RouteRollback
 from modserve.workers import values
 from modserve.workers.client import PeerGoneError, content
 from modserve.workers.identity import WorkerIdentity
-from modserve.workers.journal import Change
+from modserve.workers.journal import ServerChange
 from modserve.workers.sequences import owner
 
 
@@ -41,17 +41,17 @@ def test_a_text_is_another_sequence_than_its_number() -> None:
 @pytest.mark.parametrize(
     ("change", "subject"),
     [
-        (Change("load_model", ("a", None, None)), ("model", "a")),
-        (Change("unload_model", ("a", False)), ("model", "a")),
-        (Change("change_log_settings", ({},)), ("log", "")),
-        (Change("change_trace_settings", ({}, "")), ("trace", "")),
-        (Change("change_trace_settings", ({}, "m")), ("trace", "m")),
-        (Change("set_routing", ("m", None)), ("routing", "m")),
-        (Change("register_region", (SystemRegion("r", "k", 0, 1), b"")), ("system region", "r")),
-        (Change("unregister_region", (CudaRegion, "")), ("cuda region", "")),
+        (ServerChange("load_model", ("a", None, None)), ("model", "a")),
+        (ServerChange("unload_model", ("a", False)), ("model", "a")),
+        (ServerChange("change_log_settings", ({},)), ("log", "")),
+        (ServerChange("change_trace_settings", ({}, "")), ("trace", "")),
+        (ServerChange("change_trace_settings", ({}, "m")), ("trace", "m")),
+        (ServerChange("set_routing", ("m", None)), ("routing", "m")),
+        (ServerChange("register_region", (SystemRegion("r", "k", 0, 1), b"")), ("system region", "r")),
+        (ServerChange("unregister_region", (CudaRegion, "")), ("cuda region", "")),
     ],
 )
-def test_what_a_change_is_about(change: Change, subject: tuple[str, str]) -> None:
+def test_what_a_change_is_about(change: ServerChange, subject: tuple[str, str]) -> None:
     assert change.subject == subject
     assert values.loads(values.dumps(change)) == change
 
