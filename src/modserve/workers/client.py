@@ -4,7 +4,7 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
-from modserve.core.errors import ModserveError
+from modserve.core.errors import ModserveError, unavailable
 
 from . import values
 
@@ -51,12 +51,18 @@ async def call(path: str, method: str, *arguments: object) -> Any:
 
 
 def content(response: bytes) -> bytes:
-    """The body of a whole response. Raises PeerDiedError for a part of one, and PeerGoneError for status `GONE`."""
+    """The body of a whole response. Raises PeerDiedError for a part of one, and PeerGoneError for status `GONE`.
+
+    Raises UNAVAILABLE for a call that the worker did not take, since it has no memory left for it, say.
+    """
     head, separator, body = response.partition(b"\r\n\r\n")
     status_line, *lines = head.decode("latin-1").lower().split("\r\n")
     lengths = [int(value) for name, _, value in (line.partition(":") for line in lines) if name == "content-length"]
     if not separator or len(body) < sum(lengths):
         raise PeerDiedError("the worker died before its response was complete")
-    if int(status_line.split(" ")[1]) == GONE:
+    status = int(status_line.split(" ")[1])
+    if status == GONE:
         raise PeerGoneError("the worker is about to end")
+    if status != 200:
+        raise unavailable(f"a worker refused a call of another one with status {status}: {body.decode('latin-1')}")
     return body

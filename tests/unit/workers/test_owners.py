@@ -11,7 +11,7 @@ import pytest
 
 from modserve.core.configuration.log_settings import LogFormat
 from modserve.core.configuration.trace_settings import TraceLevel
-from modserve.core.errors import MemoryExhaustedError, ModserveError, OverloadedError, invalid
+from modserve.core.errors import Code, MemoryExhaustedError, ModserveError, OverloadedError, invalid
 from modserve.core.lifecycle import IndexEntry, State
 from modserve.core.tensors.shared_memory import CudaRegion, SystemRegion
 from modserve.protocol.failures import DeadlinePassedError
@@ -95,6 +95,12 @@ def test_values_of_other_types_are_refused(value: object) -> None:
 
 def test_a_response_is_read() -> None:
     assert content(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nX-A: b\r\n\r\nabc") == b"abc"
+
+
+def test_a_call_that_a_worker_does_not_take_is_a_failure() -> None:
+    with pytest.raises(ModserveError, match="refused a call of another one with status 503: full") as raised:
+        content(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 4\r\n\r\nfull")
+    assert raised.value.code is Code.UNAVAILABLE
 
 
 @pytest.mark.parametrize(
