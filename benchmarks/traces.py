@@ -29,8 +29,9 @@ from modserve.core.requests.response import NOBODY, ResponseSink
 from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.servable import submit_traced
 from modserve.core.version import ModelId
+from modserve.observability.request_trace import Trace
 from modserve.observability.span_export import Spans
-from modserve.observability.trace import Trace, Tracer
+from modserve.observability.trace import Tracer
 from modserve.observability.trace_file import Writer
 from overhead import Load, ServerProcess, http_body, server, tensors, write_repository, wrk
 

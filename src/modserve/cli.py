@@ -8,21 +8,22 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from .__about__ import __version__
 from .commands.table import COMMANDS, Program, program
 from .core.errors import ModserveError
+from .core.runtime.event_loop import new_event_loop
 from .form import form
 from .observability.logging import Logs
-from .process import supervisor, worker_supervisor
+from .process import supervisor
 from .process.ports import PortError
 from .process.reserved_ports import reserve
 from .settings import OptionError, Settings, from_command_line, usage
 from .settings.options import did_you_mean
-from .workers.place import Place
+from .workers.identity import WorkerIdentity
 
 if TYPE_CHECKING:
     from .process.app import InferenceServer
@@ -47,9 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "--help" in words or "-h" in words:
         print(usage.parser(COMMANDS).format_help(), end="")
         return 0
-    place = None
+    worker = None
     if words[:1] == ["worker"]:  # the supervisor's own, and not for people
-        place, words = Place.parse(words[1]), words[2:]
+        worker, words = WorkerIdentity.parse(words[1]), words[2:]
     if words[:1] == ["serve"]:
         del words[0]
     try:
@@ -61,8 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if line.settings.model_file and (problem := wrong_file(line.settings)):
         print(f"modserve: {problem}", file=sys.stderr)
         return 2
-    if place is not None:
-        return run(line.settings, line.warnings if place.is_first else (), place)
+    if worker is not None:
+        return run(line.settings, line.warnings if worker.is_first else (), worker)
     if line.settings.workers > 1:
         return supervise_workers(line.settings, words)
     if line.settings.supervise:
@@ -118,16 +119,16 @@ def supervise_workers(settings: Settings, arguments: Sequence[str]) -> int:
     except PortError as error:
         _log.error("%s", error)
         return 1
-    worker = [sys.executable, "-m", __package__, "worker", worker_supervisor.PLACE, "serve", *arguments]
+    worker = [sys.executable, "-m", __package__, "worker", supervisor.IDENTITY, "serve", *arguments]
     worker += [*reservation.options, "--reuse-http-port=true", "--reuse-grpc-port=true"]
     try:
         directory = meeting_place(tempfile.gettempdir())
     except OSError as error:
         _log.error("the workers need a directory to meet in; TMPDIR names another place for it: %s", error)
         return 1
-    plan = worker_supervisor.Plan(settings.workers, settings.exit_timeout_secs, directory, worker)
+    workers = supervisor.Workers(settings.workers, settings.exit_timeout_secs, directory)
     descriptors = reservation.hand_over()
-    return _become(worker_supervisor.arguments(settings.log, plan, descriptors))
+    return _become(supervisor.arguments(settings.log, worker, workers, descriptors))
 
 
 _LONGEST_SOCKET = 107
@@ -153,15 +154,15 @@ def _become(arguments: Sequence[str]) -> NoReturn:
     os.execv(sys.executable, [sys.executable, *arguments])
 
 
-def run(settings: Settings, warnings: Sequence[str] = (), place: Place | None = None) -> int:
-    """Serve on a fresh event loop, with uvloop where it is installed; at `place`, as one of several workers."""
+def run(settings: Settings, warnings: Sequence[str] = (), worker: WorkerIdentity | None = None) -> int:
+    """Serve on a fresh event loop, with uvloop where it is installed; or as a `worker`, one of several."""
     from .process.app import serve
 
     if not gc.isenabled():  # as `__main__.start` leaves it
         gc.freeze()
         gc.enable()
-    speaks = place is None or place.is_first
-    logs = Logs(settings.log)
+    speaks = worker is None or worker.is_first
+    logs = Logs(settings.log, None if worker is None else worker.index)
     try:
         logs.install()
     except OSError as error:
@@ -169,10 +170,9 @@ def run(settings: Settings, warnings: Sequence[str] = (), place: Place | None = 
         return 1
     logging.captureWarnings(True)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the event loop can open the log file anew
-    if place is not None:
-        logs.worker = place.index
+    if worker is not None:
         for handler in logging.getLogger().handlers:
-            handler.addFilter(place.name_in_log)
+            handler.addFilter(worker.name_in_log)
     for warning in warnings:
         _log.warning("%s", warning)
     opened: list[Ports] = []
@@ -192,12 +192,12 @@ def run(settings: Settings, warnings: Sequence[str] = (), place: Place | None = 
         if speaks:
             say(f"\n{hints(server, settings, opened[0].http)}\n")
 
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        if place is None:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        if worker is None:
             return runner.run(serve(settings, logs=logs, on_open=on_open, on_loaded=on_loaded))
         from .workers.member import Member
 
-        member = Member(place, settings)
+        member = Member(worker)
         return runner.run(serve(settings, logs=logs, on_open=on_open, on_loaded=on_loaded, member=member))
 
 
@@ -224,7 +224,7 @@ def hints(server: "InferenceServer", settings: Settings, http_port: int | None) 
 
     place = None
     if http_port is not None:
-        place = console.Place(settings.http.address, http_port, settings.http.tls is not None)
+        place = console.HttpAddress(settings.http.address, http_port, settings.http.tls is not None)
     if settings.http.use_ssl_mutual or not settings.http.restrictions.keys().isdisjoint(_TRIED):
         place = None  # the call would need a certificate or a secret
     entries = server.index()
@@ -247,15 +247,6 @@ def hints(server: "InferenceServer", settings: Settings, http_port: int | None) 
 
 _TRIED = ("inference", "metadata")
 """The categories of what the printed calls need."""
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
 
 
 def entry() -> None:

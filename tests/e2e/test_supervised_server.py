@@ -18,6 +18,9 @@ from repositories import EXAMPLES, HELD, write_held
 from server_process import LOADED, ServerProcess, eventually, free_port, started
 from wire import HOST, SECONDS, Answer, Ask, Input, assert_serving, binary_outputs, http, http_infer, ints
 
+from modserve.core.configuration.log_settings import LogSettings
+from modserve.process.supervisor import arguments
+
 SUPERVISE = "--supervise"
 SUPERVISING = r"^(\S+) INFO    modserve\.supervisor: supervising the server, process (\d+)$"
 KILLED = r"^(\S+) ERROR   modserve\.supervisor: the server, process \d+, was killed by {}\b.*; starting it again (.*)$"
@@ -161,7 +164,7 @@ def test_orphans_are_reaped() -> None:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
     script = "(sleep 0.2 & echo $!); exec cat"
-    command = [sys.executable, "-m", "modserve.process.supervisor", "ISO8601", "", "/bin/sh", "-c", script]
+    command = [sys.executable, *arguments(LogSettings(), ["/bin/sh", "-c", script])]
     with subprocess.Popen(
         command, preexec_fn=adopt, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as supervisor:

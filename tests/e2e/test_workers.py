@@ -114,10 +114,11 @@ def count_alone(server: ServerProcess, pid: int) -> float:
     (path,) = [path for path in sockets(pid) if path.endswith(".control")]
     with closing(socket.socket(socket.AF_UNIX)) as connection:
         connection.connect(path)
-        connection.sendall(b"GET /worker/page HTTP/1.1\r\nHost: worker\r\nConnection: close\r\n\r\n")
+        connection.sendall(b"GET /v2/models/simple/stats HTTP/1.1\r\nHost: worker\r\nConnection: close\r\n\r\n")
         with connection.makefile("rb") as response:
-            page = response.read().decode()
-    return sum(map(float, re.findall(r'^nv_inference_request_success{model="simple".*} (\S+)$', page, re.MULTILINE)))
+            body = response.read().partition(b"\r\n\r\n")[2]
+    (statistics,) = json.loads(body)["model_stats"]
+    return float(statistics["inference_stats"]["success"]["count"])
 
 
 def sockets(pid: int) -> list[str]:

@@ -13,7 +13,6 @@ import http2_targets
 from google.protobuf.message import DecodeError
 
 from modserve import config
-from modserve.core.configuration.log_settings import LogSettings
 from modserve.core.configuration.model_config import TensorSpec
 from modserve.core.errors import Code, ModserveError
 from modserve.core.requests.normalize import Signature
@@ -271,7 +270,7 @@ def predict_body(data: bytes) -> None:
 
 
 _BODIES: tuple[Callable[[bytes], object], ...] = (
-    lambda body: logging_settings.changed_by_json(LogSettings(), body),
+    logging_settings.change_by_json,
     trace_settings.change_by_json,
     repository.only_ready,
     repository.load_json,

@@ -185,7 +185,7 @@ class World:
 
     def route(self, name: str, document: str | None) -> None:
         """Another routing, in place of the configuration's."""
-        self._attempt(lambda: self.server.set_routing(name, None if document is None else json.loads(document)))
+        self.operate(self.server.set_routing(name, None if document is None else json.loads(document)))
 
     def operate(self, work: Coroutine[Any, Any, Any]) -> None:
         """Begin something that a client asks of the server, beside whatever else goes on."""
@@ -193,12 +193,6 @@ class World:
 
     def served(self, name: str) -> list[Servable]:
         return self.manager.table.ready_versions(name)
-
-    def _attempt(self, call: Callable[[], Any]) -> None:
-        try:
-            self.loop.act(call)
-        except ModserveError:
-            pass  # which the client hears
 
     # Requests
 

@@ -21,9 +21,9 @@ from modserve.core.requests.response import ResponseSink
 from modserve.core.statistics.model_statistics import FailureReason
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array
-from modserve.in_process import response
 from modserve.resources import flow
 from modserve.server import Phase
+from modserve.server.in_process import response
 from modserve.testing import PuppetBackend, write_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -36,8 +36,52 @@ def test_a_server_starts_without_what_few_models_need() -> None:
     assert imported.isdisjoint({"grpc", "numpy.random", "onnxruntime", "torch", "openvino", "obstore", "redis"})
 
 
+SERVING = f"""
+import asyncio, sys
+from modserve import InferenceServer, Settings
+from modserve.process.listeners import Listeners
+from modserve.frontends.http.rest.app import create_app
+from modserve.observability.watchdog import Watchdog
+
+async def serve():
+    settings = Settings(model_repository={str(REPOSITORY)!r})
+    async with InferenceServer(settings) as server, asyncio.TaskGroup() as tasks:
+        Listeners(server, server.engine_metrics, settings, tasks, Watchdog(0))
+        create_app(server, settings.http)
+
+asyncio.run(serve())
+print(*sys.modules)
+"""
+"""A server with its ports, which do not open."""
+
+UNUSED = (
+    "modserve.backends.python.",
+    "modserve.commands",
+    "modserve.frontends.http.console.",
+    "modserve.frontends.http.rest.v1",
+    "modserve.observability.path_log",
+    "modserve.observability.request_trace",
+    "modserve.observability.span_export",
+    "modserve.observability.span_tree",
+    "modserve.protocol.http.v1_",
+    "modserve.workers",
+    "opentelemetry.exporter",
+    "opentelemetry.sdk",
+)
+"""How the names of modules begin that a server needs only for features which it does not use."""
+
+
+def test_a_server_runs_without_the_features_that_it_does_not_use() -> None:
+    imported = printed(SERVING)
+    assert "modserve.frontends.grpc.listener" in imported
+    assert [name for name in imported if name.startswith(UNUSED)] == []
+
+
 def imported_with(module: str) -> set[str]:
-    program = f"import {module}, sys; print(*sys.modules)"
+    return printed(f"import {module}, sys; print(*sys.modules)")
+
+
+def printed(program: str) -> set[str]:
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return set(result.stdout.split())
 

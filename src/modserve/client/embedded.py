@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from modserve.core.errors import Code, ModserveError
 from modserve.core.residency import describe
 from modserve.protocol.control import metadata, repository, statistics
-from modserve.server import Phase, Server
+from modserve.server import Phase
+from modserve.server.local import LocalServer
 
 from .errors import ClientError, from_server, in_client_terms, timed_out
 from .transport import CONFIG, INDEX, LIVE, LOAD, METADATA, MODEL_READY, READY, SERVER, STATISTICS, UNLOAD, Question
@@ -22,38 +23,38 @@ from .values import Call, Result
 T = TypeVar("T")
 
 
-async def _metadata(server: Server, question: Question) -> Any:
+async def _metadata(server: LocalServer, question: Question) -> Any:
     servables = server.models(question.model, question.version)
     await describe(servables[-1])
     return metadata.model_json(servables[-1], [servable.id.version for servable in servables])
 
 
-async def _config(server: Server, question: Question) -> Any:
+async def _config(server: LocalServer, question: Question) -> Any:
     servable = server.model(question.model, question.version)
     await describe(servable)
     return metadata.config_json(servable)
 
 
-async def _model_ready(server: Server, question: Question) -> bool:
+async def _model_ready(server: LocalServer, question: Question) -> bool:
     try:
         return await server.check_model_ready(question.model, question.version)
     except ModserveError:
         return False
 
 
-async def _load(server: Server, question: Question) -> Any:
+async def _load(server: LocalServer, question: Question) -> Any:
     parameters = question.parameters or {}
     config = parameters.get("config")
     await server.load_model(question.model, None if config is None else str(config))
     return {}
 
 
-async def _unload(server: Server, question: Question) -> Any:
+async def _unload(server: LocalServer, question: Question) -> Any:
     await server.unload_model(question.model, bool((question.parameters or {}).get("unload_dependents", False)))
     return {}
 
 
-async def _index(server: Server, question: Question) -> Any:
+async def _index(server: LocalServer, question: Question) -> Any:
     return repository.index_json(await server.repository_index(False))
 
 
@@ -61,7 +62,7 @@ async def _now(value: T) -> T:
     return value
 
 
-_ANSWERS: dict[str, Callable[[Server, Question], Awaitable[Any]]] = {
+_ANSWERS: dict[str, Callable[[LocalServer, Question], Awaitable[Any]]] = {
     LIVE.rpc: lambda server, _: _now(server.live),
     READY.rpc: lambda server, _: _now(server.ready),
     SERVER.rpc: lambda server, _: _now(metadata.server_json(server.name, server.version, server.extensions)),
@@ -81,7 +82,7 @@ class AsyncEmbeddedTransport:
     """Implements `AsyncTransport`, on the server's event loop. It begins a server that has not begun, and ends it."""
 
     def __init__(
-        self, server: Server, begin: Callable[[], Awaitable[object]], end: Callable[[], Awaitable[object]]
+        self, server: LocalServer, begin: Callable[[], Awaitable[object]], end: Callable[[], Awaitable[object]]
     ) -> None:
         self._server = server
         self._begin = begin

@@ -21,9 +21,9 @@ from modserve.core.servable import Servable
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.sample_data import Sizes, generator, likely, random_values
 from modserve.core.tensors.tensor import Tensor
-from modserve.in_process import response
 from modserve.pb import inference as pb
 from modserve.protocol.control.metadata import config_message, model_json
+from modserve.server.in_process import response
 
 from .errors import UnreachableError
 from .remote_server import RemoteServer

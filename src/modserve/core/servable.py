@@ -65,7 +65,7 @@ class Servable(Protocol):
         """Why the version is not ready although it is loaded, such as lost instances; None while it is healthy.
 
         Requests are still submitted to it; what changes is what readiness and the repository index say. Whoever changes
-        the value calls `ModelTable.on_change`.
+        the value calls `ModelTable.changes.notify`.
         """
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:

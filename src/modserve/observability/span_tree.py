@@ -6,16 +6,14 @@ events of the model's span; from ``X_START`` to ``X_END`` they are a span ``X``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from modserve.core.errors import Code
 from modserve.core.requests import trace_context
 from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.requests.trace_context import SpanContext
-from modserve.core.version import ModelId
 
+from .request_trace import Failure, Trace
 from .span_ids import Batch, SpanIds
-from .trace_records import Record
 
 CALL = "InferRequest"
 COMPUTE = "compute"
@@ -24,14 +22,6 @@ _COMPLETE = "INFER_RESPONSE_COMPLETE"
 _OF_REQUEST = frozenset(("REQUEST_START", "QUEUE_START", "REQUEST_END"))
 _OF_EXECUTION = frozenset(("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"))
 _OF_WIRE = ("HTTP_", "GRPC_")
-_CANCELLED = "nobody waits for the response any more"
-
-
-class Failure(NamedTuple):
-    """How a request failed."""
-
-    code: str
-    message: str
 
 
 class Event(NamedTuple):
@@ -57,40 +47,7 @@ class Span(NamedTuple):
     """It is the server's side of a call."""
 
 
-class CompleteTrace(Protocol):
-    """What is read of `trace.Trace`."""
-
-    @property
-    def id(self) -> int: ...
-    @property
-    def parent_id(self) -> int: ...
-    @property
-    def model(self) -> ModelId: ...
-    @property
-    def request_id(self) -> str: ...
-    @property
-    def start_ns(self) -> int: ...
-    @property
-    def end_ns(self) -> int: ...
-    @property
-    def records(self) -> Sequence[Record]: ...
-    @property
-    def failure(self) -> Failure | None:
-        """Of the model's request."""
-
-    @property
-    def refusal(self) -> Failure | None:
-        """What the client got."""
-
-    @property
-    def timing(self) -> ExecutionTiming | None: ...
-    @property
-    def spans(self) -> SpanIds | None: ...
-    @property
-    def children(self) -> Sequence["CompleteTrace"]: ...
-
-
-def spans_of(trace: CompleteTrace) -> Iterator[Span]:
+def spans_of(trace: Trace) -> Iterator[Span]:
     """The spans of a trace and of its children, parents first."""
     ids = trace.spans
     assert ids is not None, "only traces with spans come here: this is a bug"
@@ -147,7 +104,7 @@ def batch_span(batch: Batch, offset_ns: int) -> Span | None:
     return Span(BATCH, batch.context, None, start_ns + offset_ns, end_ns + offset_ns, (), attributes, batch.members)
 
 
-def _execution(trace: CompleteTrace, ids: SpanIds, events: Sequence[Event], end_ns: int) -> Span:
+def _execution(trace: Trace, ids: SpanIds, events: Sequence[Event], end_ns: int) -> Span:
     batch = ids.batch
     links = [batch.context] if batch is not None and len(batch.members) > 1 and batch.timing is trace.timing else []
     attributes = {} if trace.timing is None else _of_batch(trace.timing)
@@ -177,7 +134,7 @@ def _custom(events: Sequence[Event], parent: SpanContext, end_ns: int) -> tuple[
     return loose, sorted(spans, key=lambda span: span.start_ns)
 
 
-def _of_model(trace: CompleteTrace) -> dict[str, str | int]:
+def _of_model(trace: Trace) -> dict[str, str | int]:
     attributes: dict[str, str | int] = {
         "triton.model_name": trace.model.name,
         "triton.model_version": trace.model.version,
@@ -195,7 +152,3 @@ def _of_batch(timing: ExecutionTiming) -> dict[str, str | int]:
 
 def _error(failure: Failure | None) -> dict[str, str | int]:
     return {} if failure is None else {"error.type": failure.code}
-
-
-def failure_of(code: Code, message: str) -> Failure:
-    return Failure(code.name, message or (_CANCELLED if code is Code.CANCELLED else code.value))

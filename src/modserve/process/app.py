@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from modserve import backends
 from modserve.backends.api import Backend
@@ -43,19 +43,22 @@ from modserve.resources import allocator
 from modserve.resources.garbage import Freezer, set_aside
 from modserve.resources.machine_memory import allowed_memory
 from modserve.resources.shared_memory import SharedMemory
-from modserve.server import Phase, Server
+from modserve.routing.routings import Routings
+from modserve.server import Phase
+from modserve.server.local import LocalServer, Services
 from modserve.settings import Settings
-from modserve.settings import log as log_options
-from modserve.workers.member import EngineControl, Member
 
 from .listeners import Listeners, Ports
 from .model_setup import backend_options, loader_options, models_to_load, repositories
 from .ports import PortError
 
+if TYPE_CHECKING:
+    from modserve.workers.member import Member
+
 _log = logging.getLogger(__name__)
 
 
-class InferenceServer(Server):
+class InferenceServer(LocalServer):
     """A server as a library: models loaded by their settings, inference by calls, no sockets.
 
     ::
@@ -77,11 +80,11 @@ class InferenceServer(Server):
         *,
         backends: dict[str, Backend] | None = None,
         logs: Logs | None = None,
-        member: Member | None = None,
+        member: "Member | None" = None,
     ) -> None:
         self.settings = settings
-        threads, memory = settings.model_load_thread_count, settings.request_memory_limit
-        workers = 1 if member is None else member.place.count
+        threads, memory_limit = settings.model_load_thread_count, settings.request_memory_limit
+        workers = 1 if member is None else member.identity.count
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="load")
         self._ending = asyncio.Lock()
         self._ended_in_time: bool | None = None
@@ -95,7 +98,9 @@ class InferenceServer(Server):
         """What engines show on the metrics page."""
         self.cores = max(1, available_cores() // workers)
         """For this process, of those that the machine lets all workers have."""
-        table = ModelTable(settings.strict_version_readiness)
+        memory = MemoryBudget((allowed_memory() // 2 if memory_limit is None else memory_limit) // workers)
+        routings = Routings(memory) if member is None else Routings(memory, member.roll_back_elsewhere)
+        table = ModelTable(settings.strict_version_readiness, routings)
         table.expect(None)  # until the repositories have been looked through
         library = allocator.glibc()
         meter = Meter() if library is None else Meter(lambda: library.malloc_trim(0))
@@ -106,7 +111,7 @@ class InferenceServer(Server):
             caching=self._caching,
             limiter=RateLimiter(settings.rate_limit_resource) if settings.rate_limit != "off" else None,
             metrics=self.engine_metrics,
-            around=None if member is None else member.around_model,
+            around=None if member is None else member.with_owners,
             residency=residency,
             growth=Growth(meter),
         )
@@ -115,33 +120,30 @@ class InferenceServer(Server):
             options,
             self._executor,
             table.borrow,
-            self if member is None else EngineControl(self),
+            self if member is None else member.engine_control(self),
             lambda: self.changes.notify(),
             table.borrower,
         )
         self.later_loads = LaterLoads(logs)
+        requests = settings.access
         super().__init__(
             ModelManager(table, loader, threads, settings.model_load_retry_count, self.later_loads),
             repositories(settings),
+            Services(
+                logs=logs,
+                tracer=Tracer(settings.trace if member is None else member.trace(settings.trace), name=settings.id),
+                shared_memory=SharedMemory(settings.allow_client_shm),
+                memory=memory,
+                model_memory=lambda: residency.report,
+                failure_log=FailureLog(enabled=requests.mode is not AccessMode.OFF),
+                access_log=access_log(requests, logs),
+            ),
             name=settings.id,
             strict_readiness=settings.strict_readiness,
-            logs=logs,
             control=ControlOptions(
                 ControlMode(settings.model_control_mode), models_to_load(settings), settings.repository_poll_secs
             ),
-            shared_memory=SharedMemory(settings.allow_client_shm),
-            tracer=Tracer(settings.trace if member is None else member.trace(settings.trace), name=settings.id),
-            memory=MemoryBudget((allowed_memory() // 2 if memory is None else memory) // workers),
-            model_memory=lambda: residency.report,
         )
-        requests = log_options.access(settings)
-        self.failure_log = FailureLog(enabled=requests.mode is not AccessMode.OFF)
-        self.access_log = access_log(requests, logs)
-        if logs is not None:
-            logs.on_change = lambda settings: self.tracer.change_verbosity(settings.verbose_level)
-            logs.on_change(logs.settings)
-        if member is not None:
-            member.join(self)
 
     def _residency(self, table: ModelTable, workers: int, meter: Meter) -> Residency:
         """When models are in memory. Workers share the limit: each has models of its own."""
@@ -202,7 +204,7 @@ async def serve(
     logs: Logs | None = None,
     on_open: Callable[[Ports], None] = lambda ports: None,
     on_loaded: Callable[[InferenceServer], None] = lambda server: None,
-    member: Member | None = None,
+    member: "Member | None" = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, and return the process's exit code.
 
@@ -229,7 +231,7 @@ async def serve(
         async with asyncio.TaskGroup() as tasks:
             listeners = Listeners(server, server.engine_metrics, settings, tasks, watchdog, member)
             if member is not None:
-                await member.start(tasks, listeners.page.text)
+                await member.start(server, tasks, listeners.page.text, settings.http.max_json)
 
             async def open_ports() -> bool:
                 try:

@@ -19,7 +19,7 @@ _ANY_ADDRESS = frozenset({"", "0.0.0.0", "::"})
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HttpAddress:
     """The address of the HTTP port on this machine. `tls`: its certificate may be unknown to curl."""
 
     address: str
@@ -79,7 +79,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return [heading.rstrip(), "  ".join("-" * width for width in widths), *(line.rstrip() for line in lines)]
 
 
-def example_call(models: Sequence[ModelConfig], place: Place) -> str:
+def example_call(models: Sequence[ModelConfig], place: HttpAddress) -> str:
     """A curl line that works when pasted, for the model that is easiest to call; empty if there is no model.
 
     If even its inputs would not fit on a screen, the line requests the model's metadata.
@@ -96,7 +96,7 @@ def example_call(models: Sequence[ModelConfig], place: Place) -> str:
     return f"{place.curl(f'{path}/{call}')} -d {shlex.quote(text)}"
 
 
-def waiting_line(names: Sequence[str], place: Place | None) -> str:
+def waiting_line(names: Sequence[str], place: HttpAddress | None) -> str:
     """What to do if models are only loaded on request, and there has been no request."""
     count = f"{len(names)} models wait" if len(names) != 1 else "1 model waits"
     text = f"{count} for a load call: {', '.join(names[:5])}{', …' if len(names) > 5 else ''}"

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from modserve.core.servable import Finisher, Servable
 from modserve.core.statistics.metrics import MetricStore
@@ -16,11 +17,14 @@ from modserve.observability.watchdog import Watchdog
 from modserve.resources import open_files
 from modserve.resources.machine_memory import allowed_memory
 from modserve.server import Server
+from modserve.server.local import LocalServer
 from modserve.settings import GrpcSettings, Settings
-from modserve.workers.member import Member
 
 from .metrics_page import MetricsPage
 from .ports import opening
+
+if TYPE_CHECKING:
+    from modserve.workers.member import Member
 
 _log = logging.getLogger(__name__)
 
@@ -53,12 +57,12 @@ class Listeners:
 
     def __init__(
         self,
-        server: Server,
+        server: LocalServer,
         metrics: MetricStore,
         settings: Settings,
         tasks: asyncio.TaskGroup,
         watchdog: Watchdog,
-        member: Member | None = None,
+        member: "Member | None" = None,
     ) -> None:
         self._server = server
         self._member = member
@@ -67,13 +71,14 @@ class Listeners:
         self._grpc: GrpcListener | None = None
         self._metrics: MetricsListener | None = None
         ports = self._connections, self._responses
+        front: Server = server if member is None else member.server(server)
         page = self.page = MetricsPage(server, metrics, settings, *ports, [watchdog], self._endings)
         if settings.http.allow:
             connections = open_files.connections(settings.http.max_connections)
             http = replace(settings.http, max_connections=connections)
-            self._http = HttpListener(server, http.address, http.port, http, tasks)
+            self._http = HttpListener(front, http.address, http.port, http, tasks)
         if settings.grpc.allow:
-            self._grpc = GrpcListener(server, settings.grpc.address, settings.grpc.port, grpc_settings(settings))
+            self._grpc = GrpcListener(front, settings.grpc.address, settings.grpc.port, grpc_settings(settings))
         if settings.allow_metrics:
             render = page.text if member is None else member.page
             self._metrics = MetricsListener(
@@ -107,7 +112,8 @@ class Listeners:
             grpc = await self._grpc.start() if self._grpc else None
         with opening("metrics", settings.metrics_address or settings.http.address, settings.metrics_port):
             metrics = await self._metrics.start() if self._metrics else None
-            self._server.metrics_place = f"port {metrics}, path /metrics" if metrics else ""
+            if metrics:
+                self._server.announce_metrics(metrics)
         return Ports(http, grpc, metrics)
 
     async def drain(self, shut_down: Callable[[float], Coroutine[None, None, bool]]) -> bool:
@@ -136,7 +142,7 @@ class Listeners:
             _log.error("Exit timeout expired. Exiting immediately.")
         return in_time
 
-    async def _retire(self, member: Member, grace: float) -> None:
+    async def _retire(self, member: "Member", grace: float) -> None:
         """Leave the ports to the other workers while everything is still served: then no client is refused.
 
         Clients with sequences on gRPC streams keep these until they end.
@@ -144,7 +150,7 @@ class Listeners:
         self._server.retire(ready=True)
         async with asyncio.TaskGroup() as retiring:
             if self._http:
-                retiring.create_task(self._http.retire(min(_FAREWELL, grace / member.place.count / 2)))
+                retiring.create_task(self._http.retire(min(_FAREWELL, grace / member.identity.count / 2)))
             if self._grpc and not self._server.sequence_keepers():
                 await self._grpc.take_backlog()
                 retiring.create_task(self._grpc.stop(grace))

@@ -20,7 +20,7 @@ from modserve.observability import prometheus
 from modserve.observability.gpus import GpuCollector
 from modserve.observability.machine import MachineCollector
 from modserve.observability.server_families import ServerFigures
-from modserve.server import Server
+from modserve.server.local import LocalServer
 from modserve.settings import Settings
 
 
@@ -31,7 +31,7 @@ class MetricsPage:
 
     def __init__(
         self,
-        server: Server,
+        server: LocalServer,
         store: MetricStore,
         settings: Settings,
         connections: Callable[[], Mapping[str, int]],

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from modserve.backends.python.functions import FunctionRepository
 from modserve.backends.registry import BackendRegistry
 from modserve.config import from_json
 from modserve.core.configuration.warm_up_config import WarmUpMode
@@ -91,6 +90,8 @@ def repositories(settings: Settings) -> list[Repository]:
         }
         places.append(FileRepository(models))
     if settings.python_model:
+        from modserve.backends.python.functions import FunctionRepository
+
         places.append(FunctionRepository(settings.python_model, from_json))
     return places
 

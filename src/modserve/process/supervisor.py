@@ -1,216 +1,280 @@
-"""The parent process of ``modserve serve --supervise``: starts the server, and starts it again when it crashes.
+"""The parent process of ``modserve serve --supervise`` and ``--workers N``: starts what serves, and replaces the dead.
 
 Engines run native code in the server's process, so a fault in one of them ends the whole process, and no handler inside
-can prevent it. This process stays outside. It holds no socket and imports very little, so that little can go wrong in
-it. As process 1 of a container it also reaps orphans.
+can prevent it. This process stays outside. It imports very little, so that little can go wrong in it; of several
+workers it holds the ports' numbers, by sockets that do not listen. As process 1 of a container it also reaps orphans.
+
+- A child that crashes is started again, later and later as long as that does not help.
+- Several workers: one that ends in order without a stop of the server (somebody has sent it SIGTERM) is replaced at
+  once. One that fails at its first start, before it has served, ends the server: another start would not help.
+- Several workers: the first SIGTERM or SIGINT drains them one after the other, each of which gets its part of the grace
+  period for itself, while those behind it still serve. What has not ended with the grace period is ended by force.
+- A server alone: a failed start and an end in order are the end. It knows its grace period itself.
+- Every other signal that asks for the end goes to all children at once. SIGHUP does, too, and ends none: they open the
+  log file anew, and so does this process.
 """
 
-import ctypes
 import logging
 import os
-import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from modserve.core.configuration.log_settings import LogFormat, LogSettings
 from modserve.observability.logging import Logs
+from modserve.workers.identity import WorkerIdentity
+
+from .child_process import BackOff, Ending, Signals, reaped, start
 
 _log = logging.getLogger("modserve.supervisor")
 
-_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
-"""Signals that request the end. They are passed on to the server, which knows what to finish first."""
+_ORDERLY = (signal.SIGTERM, signal.SIGINT)
+_BEFORE_IT_HEARS = 128 + signal.SIGTERM
+"""How a worker ends that gets SIGTERM while it still starts: it has nothing to finish."""
+_LAST_WORDS_S = 0.5
+"""What a worker gets beyond the grace period to say that it was too short."""
 
-_PASSED_ON = (*_STOPPING, signal.SIGHUP)
-"""SIGHUP has log files opened anew, here and in the server: those who rotate them send it."""
-
-_DELIBERATE = frozenset({0, 1, 2})
-"""Exit codes after which another start would not help: an orderly stop, a failed start, a wrong command line."""
-
-_HEALTHY_S = 60.0
-"""A server that has run for this many seconds is healthy: its next crash counts as the first."""
-
-_LONGEST_DELAY_S = 60.0
-
-_MEANINGS: Mapping[int, str] = {
-    signal.SIGABRT: "native code gave up, after a failed check or allocation",
-    signal.SIGBUS: "native code used memory that is not there; a mapped file may have been cut, or /dev/shm is full",
-    signal.SIGFPE: "an engine divided by zero or overflowed natively",
-    signal.SIGILL: "native code used an instruction that this CPU does not have",
-    signal.SIGKILL: "somebody ended it by force, mostly the kernel for lack of memory",
-    signal.SIGSEGV: "an engine or a library used memory that is not its own",
-    signal.SIGSYS: "a system call was made that is forbidden here",
-}
-
-_PR_SET_PDEATHSIG = 1
-"""Of prctl(2): the signal a process gets when its parent dies."""
+IDENTITY = "IDENTITY"
+"""Stands for a worker's identity in the command that starts it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """How a process ended. `code` is that of a shell: 128 plus the signal's number if a signal ended it."""
+class Workers:
+    """`count` workers, which meet in `directory` and have `grace_s` seconds together at the stop."""
 
-    code: int
-    crashed: bool
-    text: str
-
-
-def ending(status: int) -> Ending:
-    """The meaning of a status from wait(2)."""
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        try:
-            name = signal.Signals(number).name
-        except ValueError:
-            name = f"signal {number}"
-        meaning = _MEANINGS.get(number)
-        text = f"was killed by {name}" + (f": {meaning}" if meaning else "")
-        return Ending(128 + number, True, text)
-    code = os.waitstatus_to_exitcode(status)
-    return Ending(code, code not in _DELIBERATE, f"ended with exit code {code}")
+    count: int
+    grace_s: float
+    directory: Path
 
 
-class BackOff:
-    """The delay before the next start: none after the first crash, then 1, 2, 4 … 60 seconds."""
+@dataclass(slots=True, eq=False)
+class Child:
+    """What the supervisor knows of a process that serves."""
 
-    def __init__(self) -> None:
-        self._crashes = 0
-
-    def delay(self, lived_s: float) -> float:
-        """Seconds to wait after a crash of a process that had lived for `lived_s` seconds."""
-        self._crashes = 1 if lived_s >= _HEALTHY_S else self._crashes + 1
-        return 0.0 if self._crashes == 1 else min(_LONGEST_DELAY_S, 2.0 ** min(self._crashes - 2, 16))
-
-
-class Signals:
-    """A stream of signal numbers, of those that are passed on and of SIGCHLD; `next` waits for one."""
-
-    def __init__(self) -> None:
-        self._read, write = os.pipe()
-        os.set_blocking(write, False)
-        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        for number in (*_PASSED_ON, signal.SIGCHLD):
-            signal.signal(number, lambda number, frame: None)
-
-    def next(self, timeout_s: float | None) -> int | None:
-        """The next signal's number; None after `timeout_s` seconds without one."""
-        readable, _, _ = select.select([self._read], [], [], timeout_s)
-        return os.read(self._read, 1)[0] if readable else None
+    index: int
+    pid: int | None = None
+    starts: int = 0
+    since_s: float = 0.0
+    due_s: float | None = None
+    """When it is started again; None while it runs."""
+    code: int = 0
+    """The exit code of its last end."""
+    back_off: BackOff = field(default_factory=BackOff)
 
 
-def start(command: Sequence[str]) -> int:
-    """Starts `command` as a child and returns its process id.
+class Supervisor:
+    """The children, and what becomes of them. Knows processes only by `launch` and `send`, and no clock of its own."""
 
-    The child has a process group of its own: a Ctrl-C in the terminal reaches only this process, which passes it on, so
-    that the server gets one signal and not two. On Linux, the child gets SIGTERM if this process dies.
-    """
-    # Blocked meanwhile: a signal that reaches the child before the exec would run this process's handlers.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
-    parent = os.getpid()
-    pid = os.fork()
-    if pid:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        return pid
-    try:
-        signal.set_wakeup_fd(-1)
-        for number in (*_STOPPING, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it has a handler of its own: nobody means to end it
-        os.setpgid(0, 0)
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
-            if os.getppid() != parent:
-                os._exit(1)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.execv(command[0], list(command))
-    except BaseException as error:
-        os.write(2, f"modserve: cannot start {command[0]}: {error}\n".encode())
-    finally:
-        os._exit(1)
+    def __init__(
+        self,
+        command: Sequence[str],
+        workers: Workers | None = None,
+        launch: Callable[[Sequence[str]], int] = start,
+        send: Callable[[int, int], None] = os.kill,
+    ) -> None:
+        """Without `workers`, `command` is a server alone."""
+        self._command = command
+        self._workers = workers
+        self._launch = launch
+        self._send = send
+        self._children = [Child(index) for index in range(1 if workers is None else workers.count)]
+        self.stopping = False
+        self.code = 0
+        self._waiting: list[Child] = []
+        """Those that are still to be drained, after the one that is being drained."""
+        self._draining: Child | None = None
+        self._next_s = 0.0
+        self._end_s: float | None = None
+        self._patient = False
+        """A single signal has requested the end, which the workers reach in order."""
+        self._over_time = False
 
+    @property
+    def _running(self) -> list[Child]:
+        return [child for child in self._children if child.pid is not None]
 
-def supervise(command: Sequence[str], on_hang_up: Callable[[], None] = lambda: None) -> int:
-    """Runs `command`, and runs it again when it crashes. Returns the exit code of the last run.
+    @property
+    def over(self) -> bool:
+        return self.stopping and not self._running
 
-    Does not start it again after an exit code of 0, 1 or 2, or after a signal that requests the end. Passes on every
-    such signal, and SIGHUP, at which it calls `on_hang_up` itself.
-    """
-    signals, back_off = Signals(), BackOff()
-    while True:
-        pid, start_s = start(command), time.monotonic()
-        _log.info("supervising the server, process %d", pid)
-        end, stopping = _watch(pid, signals, on_hang_up)
-        if stopping or not end.crashed:
-            return end.code
-        delay = back_off.delay(time.monotonic() - start_s)
+    def begin(self, now_s: float) -> None:
+        for child in self._children:
+            self._start(child, now_s)
+
+    def wait_s(self, now_s: float) -> float | None:
+        """Seconds until `turn` has something to do; None if that takes a signal."""
+        times = [child.due_s for child in self._children if child.due_s is not None and not self.stopping]
+        if self._waiting:
+            times.append(self._next_s)
+        if self._end_s is not None:
+            times.append(self._end_s)
+        return max(0.0, min(times) - now_s) if times else None
+
+    def turn(self, now_s: float) -> None:
+        """Do what is due at `now_s`."""
+        if not self.stopping:
+            for child in self._children:
+                if child.due_s is not None and child.due_s <= now_s:
+                    self._start(child, now_s)
+            return
+        if self._waiting and (now_s >= self._next_s or self._draining is None or self._draining.pid is None):
+            self._drain_next(now_s)
+        if self._end_s is not None and now_s >= self._end_s:
+            self._end_s = None
+            _log.error("the grace period is over: the workers that are left end now")
+            self.code = max(self.code, 1)
+            self._over_time = True
+            self._send_all(signal.SIGTERM)
+            self._send_all(signal.SIGKILL)
+
+    def signalled(self, number: int, now_s: float) -> None:
+        """A signal requests the end, or is SIGHUP."""
+        if number == signal.SIGHUP:
+            self._send_all(number)
+            return
+        if self._workers is None:
+            if not self._running:
+                self.code = self._children[0].code
+            self._send_all(number)
+        elif number not in _ORDERLY or self.stopping:
+            self._patient = False
+            self._waiting.clear()
+            self._send_all(number)
+        else:
+            self._patient = True
+            self._waiting = self._running
+            self._end_s = now_s + self._workers.grace_s + _LAST_WORDS_S
+            self._drain_next(now_s)
+        self.stopping = True
+
+    def ended(self, pid: int, end: Ending, now_s: float) -> None:
+        """A process has ended, which may be a child that serves."""
+        child = next((each for each in self._children if each.pid == pid), None)
+        if child is None:
+            return
+        child.pid, child.code = None, end.code
+        if self.stopping:
+            early = self._patient and end.code == _BEFORE_IT_HEARS
+            self.code = max(self.code, 0 if early or self._over_time else end.code)
+            return
+        if self._is_final(child, end):
+            self.stopping, self.code = True, end.code
+            if self._workers is not None:
+                _log.error("%s %s at its start: the server stops", self._name(child), end.text)
+                self._patient = True
+                self._end_s = now_s + self._workers.grace_s + _LAST_WORDS_S
+                self._send_all(signal.SIGTERM)
+            return
+        delay = child.back_off.delay(now_s - child.since_s) if end.code else 0.0
+        child.due_s = now_s + delay
         when = f"in {delay:g} s" if delay else "at once"
-        _log.error("the server, process %d, %s; starting it again %s", pid, end.text, when)
-        if _stopped_within(delay, signals, on_hang_up):
-            return end.code
+        level = logging.ERROR if end.code else logging.INFO
+        _log.log(level, "%s, process %d, %s; starting it again %s", self._name(child), pid, end.text, when)
+
+    def _is_final(self, child: Child, end: Ending) -> bool:
+        """Whether another start would not help."""
+        if self._workers is None:
+            return not end.crashed
+        has_served = self._identity(child, self._workers).mark(child.index).exists()
+        return not end.crashed and end.code != 0 and not has_served
+
+    def _name(self, child: Child) -> str:
+        return "the server" if self._workers is None else f"worker {child.index}"
+
+    @staticmethod
+    def _identity(child: Child, workers: Workers) -> WorkerIdentity:
+        return WorkerIdentity(child.index, workers.count, child.starts, workers.directory)
+
+    def _start(self, child: Child, now_s: float) -> None:
+        identity = "" if self._workers is None else str(self._identity(child, self._workers))
+        child.pid = self._launch([identity if word == IDENTITY else word for word in self._command])
+        child.starts += 1
+        child.since_s, child.due_s = now_s, None
+        _log.info("supervising %s, process %d", self._name(child), child.pid)
+
+    def _drain_next(self, now_s: float) -> None:
+        """Let the next worker finish what it has. One that takes long does not keep the others from ending in time."""
+        assert self._workers is not None, "a server alone is not drained: this is a bug"
+        while self._waiting:
+            child = self._draining = self._waiting.pop(0)
+            self._next_s = now_s + self._workers.grace_s / self._workers.count
+            if child.pid is not None:
+                self._send_to(child.pid, signal.SIGTERM)
+                return
+
+    def _send_all(self, number: int) -> None:
+        for child in self._children:
+            if child.pid is not None:
+                self._send_to(child.pid, number)
+
+    def _send_to(self, pid: int, number: int) -> None:
+        with suppress(ProcessLookupError):
+            self._send(pid, number)
 
 
-def _watch(pid: int, signals: Signals, on_hang_up: Callable[[], None]) -> tuple[Ending, bool]:
-    """Waits for the end of the child, passes signals on and reaps orphans. The ending, and whether it was requested."""
-    stopping = False
-    while True:
-        number = signals.next(None)
+def supervise(supervisor: Supervisor, on_hang_up: Callable[[], None] = lambda: None) -> int:
+    """Run the children until there is nothing more to run. Returns the exit code: 0 if all have ended in order.
+
+    Calls `on_hang_up` at SIGHUP, which the children get, too.
+    """
+    signals = Signals()
+    supervisor.begin(time.monotonic())
+    while not supervisor.over:
+        number = signals.next(supervisor.wait_s(time.monotonic()))
+        now_s = time.monotonic()
         if number == signal.SIGCHLD:
-            end = _reap(pid)
-            if end is not None:
-                return end, stopping
+            for pid, end in reaped():
+                supervisor.ended(pid, end, now_s)
         elif number is not None:
             if number == signal.SIGHUP:
                 on_hang_up()
-            else:
-                stopping = True
-            os.kill(pid, number)
+            supervisor.signalled(number, now_s)
+        supervisor.turn(now_s)
+    return supervisor.code
 
 
-def _reap(pid: int) -> Ending | None:
-    """Reaps every child that has ended. The ending of `pid`, if it is among them."""
-    end = None
-    while True:
-        try:
-            ended, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return end
-        if ended == 0:
-            return end
-        if ended == pid:
-            end = ending(status)
+def arguments(
+    logs: LogSettings, command: Sequence[str], workers: Workers | None = None, descriptors: Sequence[int] = ()
+) -> list[str]:
+    """The command line, behind the interpreter's name, of the process that supervises `command`.
 
-
-def _stopped_within(delay: float, signals: Signals, on_hang_up: Callable[[], None]) -> bool:
-    """Waits `delay` seconds. True as soon as a signal requests the end."""
-    until = time.monotonic() + delay
-    while (left := until - time.monotonic()) > 0:
-        number = signals.next(left)
-        if number == signal.SIGCHLD:
-            _reap(0)
-        elif number == signal.SIGHUP:
-            on_hang_up()
-        elif number is not None:
-            return True
-    return False
-
-
-def arguments(logs: LogSettings, command: Sequence[str]) -> list[str]:
-    """The command line, behind the interpreter's name, of the process that supervises `command`."""
-    return ["-m", "modserve.process.supervisor", logs.format.value, logs.file, *command]
+    `descriptors` are those of the sockets that hold the workers' ports.
+    """
+    of_workers = (
+        ["0", "", ""] if workers is None else [str(workers.count), str(workers.grace_s), str(workers.directory)]
+    )
+    numbers = ",".join(map(str, descriptors))
+    return ["-m", "modserve.process.supervisor", logs.format.value, logs.file, *of_workers, numbers, *command]
 
 
 def main() -> int:
-    """Supervises the command in this process's arguments, which `arguments` made."""
-    log_format, log_file, *command = sys.argv[1:]
-    logs = Logs(LogSettings(format=LogFormat(log_format), file=log_file))
+    """Supervises what this process's arguments say, which `arguments` made."""
+    log_format, log_file, count, grace, directory, numbers, *command = sys.argv[1:]
+    workers = Workers(int(count), float(grace), Path(directory)) if directory else None
     try:
+        for descriptor in filter(None, numbers.split(",")):
+            os.set_inheritable(int(descriptor), False)
+        logs = Logs(LogSettings(format=LogFormat(log_format), file=log_file))
         logs.install()
+        return supervise(Supervisor(command, workers), logs.reopen)
     except OSError as error:
         print(f"modserve: cannot open the log file; '--log-file' names another: {error}", file=sys.stderr)
         return 1
-    return supervise(command, logs.reopen)
+    finally:
+        if workers is not None:
+            remove(workers.directory)
+
+
+def remove(directory: Path) -> None:
+    """Remove the workers' directory and all files in it."""
+    with suppress(OSError):
+        for entry in os.scandir(directory):
+            os.unlink(entry.path)
+        os.rmdir(directory)
 
 
 if __name__ == "__main__":

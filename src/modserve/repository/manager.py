@@ -150,7 +150,7 @@ class ModelManager:
             for name in coming:
                 self.table.arrived(name)
             self.table.tidy(requested)
-            self.table.on_change()
+            self.table.changes.notify()
         return {name: failure for name, failure in failures.items() if name in requested}
 
     async def _carry_out(self, update: Update, coming: set[str], held: set[str]) -> dict[str, ModserveError]:

@@ -1,8 +1,9 @@
 """What models there are, in which states, and all questions about them. Nothing here waits."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 
+from modserve.core.changes import Changes
 from modserve.core.errors import ModserveError, unavailable
 from modserve.core.lifecycle import UNLOADED, IndexEntry, State, VersionState
 from modserve.core.loading import Blueprint, Needs
@@ -35,16 +36,16 @@ class ModelTable:
     ready only if it is `strict`, as in Triton: the new version takes nothing away.
     """
 
-    def __init__(self, strict: bool = False) -> None:
+    def __init__(self, strict: bool = False, routings: Routings | None = None) -> None:
         self._strict = strict
         self.models: dict[str, Model] = {}
         self.loans = Loans()
         self.locks = NameLocks()
         """Of the models that are being changed."""
-        self.on_change: Callable[[], None] = lambda: None
-        """Called after everything that may change which versions are READY."""
+        self.changes = Changes()
+        """Notified after everything that may change which versions are READY."""
         self.companions = Companions()
-        self.routings = Routings()
+        self.routings = Routings() if routings is None else routings
         self._coming: Counter[str] = Counter()
         """The models that are being loaded, counted by the updates that load them."""
         self._expected: set[str] | None = set()
@@ -246,7 +247,7 @@ class ModelTable:
         if model.problem != reason:
             model.count_failure(0)
         model.problem = reason
-        self.on_change()
+        self.changes.notify()
 
     def forget(self, name: str) -> None:
         """List no failures of a model any more, since it has gone from the repositories."""
@@ -254,13 +255,13 @@ class ModelTable:
             self.models[name].problem = ""
             self.drop_failures(name, ())
             self.tidy((name,))
-            self.on_change()
+            self.changes.notify()
 
     # Changes by the manager: a version goes from one state to the next
 
     def _step(self, row: Version, state: State, reason: str = "", load_ns: int = 0) -> None:
         row.state = row.state.advance(state, reason, load_ns)
-        self.on_change()
+        self.changes.notify()
 
     def want(self, blueprints: Mapping[str, Blueprint | None]) -> None:
         for name, blueprint in blueprints.items():
@@ -303,7 +304,7 @@ class ModelTable:
         row = self.models[name].versions[version]
         row.servable, row.loaded = loaded.servable, loaded
         self.rank(name)
-        self.on_change()
+        self.changes.notify()
 
     def abandon(self, name: str, version: int, reason: str, loaded: Loaded | None) -> list[Loaded]:
         """End a load that is not taken, since another version failed or the load was cancelled."""

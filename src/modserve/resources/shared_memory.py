@@ -27,7 +27,7 @@ _SIZE_MAX = 2**64 - 1
 _DISABLED = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
 
 _KINDS: dict[type, str] = {SystemRegion: "system", CudaRegion: "CUDA"}
-R = TypeVar("R", SystemRegion, CudaRegion)
+R = TypeVar("R", bound=SystemRegion | CudaRegion)
 
 
 class Memory(Protocol):

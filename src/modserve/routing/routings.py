@@ -21,17 +21,22 @@ API, CONFIG, ENDED = "api", "config", ""
 
 class Routings:
     """By the names of models. What a client has set takes the place of the configuration's until it is deleted, or
-    no version of the model is READY any more."""
+    no version of the model is READY any more.
 
-    def __init__(self) -> None:
+    Copies of requests take from `memory`. `on_rollback` is called when a rule of a routing has rolled back a version.
+    """
+
+    def __init__(
+        self,
+        memory: MemoryBudget | None = None,
+        on_rollback: Callable[[RouteRollback], None] = lambda rollback: None,
+    ) -> None:
         self._routers: dict[str, Router] = {}
-        self.memory = MemoryBudget()
-        """That of the server, from which copies of requests take."""
-        self.on_rollback: Callable[[RouteRollback], None] = lambda rollback: None
-        """Called when a rule of a routing has rolled back a version: other workers hear of it."""
+        self._memory = MemoryBudget() if memory is None else memory
+        self._on_rollback = on_rollback
 
     def _router(self, name: str, routing: Routing, source: str) -> Router:
-        return Router(name, routing, source, self.memory, on_rollback=lambda rollback: self.on_rollback(rollback))
+        return Router(name, routing, source, self._memory, on_rollback=self._on_rollback)
 
     def front(self, name: str, served: Mapping[int, Servable], latest: Servable | None) -> Servable | None:
         """What takes the requests that name no version, if these versions are READY: `latest` without a routing."""

@@ -1,13 +1,8 @@
 """The options of log lines and of what requests are called in them."""
 
-from typing import TYPE_CHECKING, Any
-
-from modserve.core.configuration.log_settings import AccessMode, AccessSettings, LogFormat, LogSettings
+from typing import Any
 
 from .options import option
-
-if TYPE_CHECKING:
-    from .settings import Settings
 
 FORMAT: Any = option("ISO8601", "How log lines look; default is Triton's way, json is an object a line.")
 FILE: Any = option(
@@ -30,14 +25,3 @@ REQUEST_IDS: Any = option(
     "Requests that get an X-Request-ID if their client sends none: needed: those that the log says something about; "
     "all.",
 )
-
-
-def settings(of: "Settings") -> LogSettings:
-    """What is logged from the start on, how and where."""
-    levels = of.log_info, of.log_warning, of.log_error, of.log_verbose
-    return LogSettings(*levels, LogFormat(of.log_format), of.log_file, of.log_multiline)
-
-
-def access(of: "Settings") -> AccessSettings:
-    """Which requests are logged, and which have ids."""
-    return AccessSettings(AccessMode(of.access_log), of.access_log_rate, of.request_ids == "all")

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from modserve.core.configuration.cache_settings import CacheSettings
-from modserve.core.configuration.log_settings import LogSettings
+from modserve.core.configuration.log_settings import AccessMode, AccessSettings, LogFormat, LogSettings
 from modserve.core.configuration.trace_settings import OPENTELEMETRY, TraceLevel, TraceSettings
 from modserve.core.files.remote_place import RemotePlace
 
@@ -293,7 +293,13 @@ class Settings(BaseModel):
     @property
     def log(self) -> LogSettings:
         """What is logged from the start on, how and where."""
-        return log.settings(self)
+        levels = self.log_info, self.log_warning, self.log_error, self.log_verbose
+        return LogSettings(*levels, LogFormat(self.log_format), self.log_file, self.log_multiline)
+
+    @property
+    def access(self) -> AccessSettings:
+        """Which requests are logged, and which have ids."""
+        return AccessSettings(AccessMode(self.access_log), self.access_log_rate, self.request_ids == "all")
 
     @property
     def trace(self) -> TraceSettings:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from modserve.client.facade import Client
+from modserve.core.runtime.event_loop import new_event_loop
 from modserve.frontends.offload import background_threads
-from modserve.library.connecting import connect, new_event_loop, settings_of
+from modserve.library.connecting import connect, settings_of
 from modserve.observability.watchdog import Watchdog
 from modserve.process.app import InferenceServer
 from modserve.process.listeners import Listeners, Ports

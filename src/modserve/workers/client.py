@@ -1,12 +1,18 @@
 """Calls of one worker to another: HTTP/1.1 over its Unix-domain socket, one connection for each call."""
 
 import asyncio
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any
 
-GONE = "modserve-worker-gone"
-"""A header of responses of a worker that is about to end: it takes part in nothing any more."""
+from modserve.core.errors import ModserveError, unavailable
+
+from . import values
+
+CALL = "/worker/call"
+"""The path of calls. A request has the method's name and its arguments; a response has what it returned or raised."""
+
+GONE = 410
+"""The status of a worker that is about to end: it takes part in nothing any more."""
 
 
 class PeerGoneError(Exception):
@@ -14,53 +20,49 @@ class PeerGoneError(Exception):
 
 
 class PeerDiedError(PeerGoneError):
-    """The worker has died with the request, which it may have begun."""
+    """The worker has died with the call, which it may have begun."""
 
 
-class Reply(NamedTuple):
-    """A response. The names of headers are in lower case."""
+async def call(path: str, method: str, *arguments: object) -> Any:
+    """Call the worker that listens at `path`.
 
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    @property
-    def ok(self) -> bool:
-        return self.status < 400
-
-
-Headers = tuple[tuple[str, str], ...]
-
-
-async def call(path: str, method: str, target: str, body: bytes = b"", headers: Headers = ()) -> Reply:
-    """Call the worker that listens at `path`. Raises PeerGoneError, or PeerDiedError, which is one, too."""
+    Raises the ModserveError that it raises, PeerGoneError, or PeerDiedError, which is one, too.
+    """
     try:
         reader, writer = await asyncio.open_unix_connection(path)
     except OSError as error:
         raise PeerGoneError(f"{path}: {error.strerror}") from None
     try:
-        lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
-        head = f"{method} {target} HTTP/1.1\r\nHost: worker\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
-        writer.writelines(((head + lines + "\r\n").encode("latin-1"), body))
+        body = values.dumps((method, arguments))
+        head = f"POST {CALL} HTTP/1.1\r\nHost: worker\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.writelines((head.encode(), body))
         await writer.drain()
-        reply = parse(await reader.read(-1))
+        response = await reader.read(-1)
     except OSError as error:
         raise PeerDiedError(f"{path}: {error.strerror}") from None
     finally:
         writer.close()
         with suppress(OSError):
             await writer.wait_closed()
-    if GONE in reply.headers:
-        raise PeerGoneError(f"{path}: the worker is about to end")
-    return reply
+    outcome = values.loads(content(response))
+    if isinstance(outcome, ModserveError):
+        raise outcome
+    return outcome
 
 
-def parse(data: bytes) -> Reply:
-    """A whole response with Content-Length. Raises PeerDiedError for a part of one."""
-    head, separator, body = data.partition(b"\r\n\r\n")
-    status_line, *lines = head.decode("latin-1").split("\r\n")
-    pairs = (line.partition(":") for line in lines)
-    headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
-    if not separator or len(body) < int(headers.get("content-length", "0")):
+def content(response: bytes) -> bytes:
+    """The body of a whole response. Raises PeerDiedError for a part of one, and PeerGoneError for status `GONE`.
+
+    Raises UNAVAILABLE for a call that the worker did not take, since it has no memory left for it, say.
+    """
+    head, separator, body = response.partition(b"\r\n\r\n")
+    status_line, *lines = head.decode("latin-1").lower().split("\r\n")
+    lengths = [int(value) for name, _, value in (line.partition(":") for line in lines) if name == "content-length"]
+    if not separator or len(body) < sum(lengths):
         raise PeerDiedError("the worker died before its response was complete")
-    return Reply(int(status_line.split(" ")[1]), headers, body)
+    status = int(status_line.split(" ")[1])
+    if status == GONE:
+        raise PeerGoneError("the worker is about to end")
+    if status != 200:
+        raise unavailable(f"a worker refused a call of another one with status {status}: {body.decode('latin-1')}")
+    return body

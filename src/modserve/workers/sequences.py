@@ -20,11 +20,11 @@ from modserve.core.requests.sequence import SequenceId, membership
 from modserve.core.servable import SequenceKeeper, Servable, context_to_pass_on, submit_traced
 from modserve.frontends.errors import to_client_error
 from modserve.models.serving.wrappers import ModelWrapper
-from modserve.server import Server
+from modserve.server.local import LocalServer
 
 from . import inference
+from .identity import WorkerIdentity
 from .link import Kind, Link
-from .place import Place
 
 _log = logging.getLogger(__name__)
 
@@ -41,50 +41,45 @@ def owner(model: str, id: SequenceId, count: int) -> int:
     return zlib.crc32(text.encode("utf-8", "surrogatepass")) % count
 
 
-class Forwarding(ModelWrapper):
-    """A model with sequences, of which other workers have their part."""
+class ForwardingModel(ModelWrapper):
+    """A model with sequences, of which other workers have their part.
 
-    def __init__(self, servable: Servable, router: "Router") -> None:
+    Implements `core.servable.SequenceKeeper`, for the sequences that this worker has.
+    """
+
+    def __init__(self, servable: Servable, forwarder: "SequenceForwarder") -> None:
         super().__init__(servable)
-        self._router = router
+        self._forwarder = forwarder
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         try:
             id = membership(request).id
         except ModserveError:
             return self._servable.submit(request, sink, now_ns)  # which refuses it
-        place = self._router.place
-        worker = owner(self.id.name, id, place.count) if id else place.index
-        if worker == place.index:
+        identity = self._forwarder.identity
+        worker = owner(self.id.name, id, identity.count) if id else identity.index
+        if worker == identity.index:
             return self._servable.submit(request, sink, now_ns)
-        return self._router.forward(worker, request, sink, now_ns)
-
-
-class ForwardingKeeper(Forwarding):
-    """Implements `core.servable.SequenceKeeper`, too, for the sequences that this worker has."""
-
-    _servable: SequenceKeeper  # type: ignore[assignment]
+        return self._forwarder.forward(worker, request, sink, now_ns)
 
     @property
     def open_sequences(self) -> int:
-        return self._servable.open_sequences
+        return self._servable.open_sequences if isinstance(self._servable, SequenceKeeper) else 0
 
     def has_sequence(self, id: SequenceId) -> bool:
-        return self._servable.has_sequence(id)
+        return isinstance(self._servable, SequenceKeeper) and self._servable.has_sequence(id)
 
     def abandon_sequence(self, id: SequenceId) -> None:
-        self._servable.abandon_sequence(id)
+        if isinstance(self._servable, SequenceKeeper):
+            self._servable.abandon_sequence(id)
 
 
-def with_owners(servable: Servable, router: "Router") -> Servable:
+def with_owners(servable: Servable, forwarder: "SequenceForwarder") -> Servable:
     """The model, or one in front of it that knows whose its sequences are."""
-    if servable.config.sequence_batching is None:
-        return servable
-    kind = ForwardingKeeper if isinstance(servable, SequenceKeeper) else Forwarding
-    return kind(servable, router)
+    return servable if servable.config.sequence_batching is None else ForwardingModel(servable, forwarder)
 
 
-class _Way:
+class _OwnerLink:
     """To another worker: the connection, or what is to be sent once there is one."""
 
     def __init__(self) -> None:
@@ -107,48 +102,48 @@ class _Way:
             self.link.send(number, kind, content)
 
 
-class Router:
+class SequenceForwarder:
     """Sends requests to the owners of their sequences. For the event loop's thread."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self._ways: dict[int, _Way] = {}
+    def __init__(self, identity: WorkerIdentity) -> None:
+        self.identity = identity
+        self._links: dict[int, _OwnerLink] = {}
         self._numbers = itertools.count(1)
         self._connecting: set[asyncio.Task[None]] = set()
 
     def forward(self, worker: int, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         """As `Servable.submit`, at another worker. Raises OverloadedError while that reads nothing."""
-        way = self._ways.get(worker)
-        if way is not None:
-            self._check_room(worker, way, request)
+        peer = self._links.get(worker)
+        if peer is not None:
+            self._check_room(worker, peer, request)
         patience_ns = 0
         if request.deadline_ns:
             patience_ns = max(1, request.deadline_ns - time.monotonic_ns())
         context = context_to_pass_on().encode()
         content = _HEAD.pack(patience_ns, len(context)) + context + inference.write_request(request)
-        if way is None:
-            way = self._ways[worker] = _Way()
-            task = asyncio.get_running_loop().create_task(self._connect(worker, way))
+        if peer is None:
+            peer = self._links[worker] = _OwnerLink()
+            task = asyncio.get_running_loop().create_task(self._connect(worker, peer))
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)
         number = next(self._numbers)
         inflight = Inflight(request, sink, request.inputs, request.outputs, 0, None, now_ns, request.deadline_ns)
-        route = way
+        route = peer
         inflight.on_cancel = lambda _: self._cancel(route, number)
-        way.requests[number] = inflight
-        way.send(number, Kind.REQUEST, content)
+        peer.requests[number] = inflight
+        peer.send(number, Kind.REQUEST, content)
         return inflight
 
-    def _check_room(self, worker: int, way: _Way, request: InferenceRequest) -> None:
-        full = way.unsent > MOST_UNSENT
-        if full is not way.full:
-            way.full = full
+    def _check_room(self, worker: int, peer: _OwnerLink, request: InferenceRequest) -> None:
+        full = peer.unsent > MOST_UNSENT
+        if full is not peer.full:
+            peer.full = full
             if full:
                 _log.warning(
                     "worker %d does not read what the others send to it, %.0f MB by now: requests of its sequences are "
                     "refused until it does",
                     worker,
-                    way.unsent / 1e6,
+                    peer.unsent / 1e6,
                 )
             else:
                 _log.info("worker %d reads again what the others send to it", worker)
@@ -159,42 +154,42 @@ class Router:
             )
 
     def close(self) -> None:
-        for way in list(self._ways.values()):
-            if way.link is not None:
-                way.link.close()
+        for peer in list(self._links.values()):
+            if peer.link is not None:
+                peer.link.close()
 
-    async def _connect(self, worker: int, way: _Way) -> None:
+    async def _connect(self, worker: int, peer: _OwnerLink) -> None:
         def on_frame(link: Link, number: int, kind: int, content: bytes) -> None:
-            self._receive(way, number, Kind(kind), content)
+            self._receive(peer, number, Kind(kind), content)
 
-        link = Link(on_frame, lambda _: self._lose(worker, way, "has ended: begin the sequence again"))
+        link = Link(on_frame, lambda _: self._lose(worker, peer, "has ended: begin the sequence again"))
         try:
             loop = asyncio.get_running_loop()
-            await loop.create_unix_connection(lambda: link, self.place.sequence_socket(worker))
+            await loop.create_unix_connection(lambda: link, self.identity.sequence_socket(worker))
         except OSError:
-            self._lose(worker, way, "is not there at the moment: try again later, from the sequence's beginning on")
+            self._lose(worker, peer, "is not there at the moment: try again later, from the sequence's beginning on")
             return
-        way.link = link
-        for frame in way.waiting:
+        peer.link = link
+        for frame in peer.waiting:
             link.send(*frame)
-        way.waiting.clear()
-        way.waiting_bytes = 0
+        peer.waiting.clear()
+        peer.waiting_bytes = 0
 
-    def _lose(self, worker: int, way: _Way, why: str) -> None:
-        if self._ways.get(worker) is way:
-            del self._ways[worker]
-        requests = list(way.requests.values())
-        way.requests.clear()
+    def _lose(self, worker: int, peer: _OwnerLink, why: str) -> None:
+        if self._links.get(worker) is peer:
+            del self._links[worker]
+        requests = list(peer.requests.values())
+        peer.requests.clear()
         for inflight in requests:
             inflight.settle(unavailable(f"{inflight.request.label}worker {worker}, which has the sequence, {why}"))
 
-    def _cancel(self, way: _Way, number: int) -> None:
-        if way.requests.pop(number, None) is not None:
-            way.send(number, Kind.CANCEL)
+    def _cancel(self, peer: _OwnerLink, number: int) -> None:
+        if peer.requests.pop(number, None) is not None:
+            peer.send(number, Kind.CANCEL)
 
-    def _receive(self, way: _Way, number: int, kind: Kind, content: bytes) -> None:
+    def _receive(self, peer: _OwnerLink, number: int, kind: Kind, content: bytes) -> None:
         final = kind in (Kind.LAST, Kind.LAST_FAILURE, Kind.END)
-        inflight = way.requests.pop(number, None) if final else way.requests.get(number)
+        inflight = peer.requests.pop(number, None) if final else peer.requests.get(number)
         if inflight is None:
             return  # cancelled
         outcome: Outcome = None
@@ -209,17 +204,16 @@ class Router:
         if final:
             return
         if flow is None:
-            way.send(number, Kind.ROOM)
+            peer.send(number, Kind.ROOM)
         else:
-            flow.on_room(lambda: way.send(number, Kind.ROOM))
+            flow.on_room(lambda: peer.send(number, Kind.ROOM))
 
 
-class Owner:
+class SequenceReceiver:
     """Takes the requests of this worker's sequences from the other workers."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: LocalServer) -> None:
         self._server = server
-        self._responses = inference.Responses()
         self._requests: dict[Link, dict[int, Inflight]] = {}
 
     def link(self) -> Link:
@@ -252,7 +246,7 @@ class Owner:
             context, message = content[_HEAD.size : _HEAD.size + length], content[_HEAD.size + length :]
             request = inference.read_request(message, deadline_ns)
             servable = server.model(request.model_name, request.version)
-            sink = _Return(link, requests, number, self._responses)
+            sink = _Return(link, requests, number)
             if context:
                 inflight = self._submit_traced(context.decode(), servable, request, sink, now_ns)
             else:
@@ -283,13 +277,12 @@ class Owner:
 class _Return:
     """Implements `core.requests.response.ResponseSink`: sends the outcomes to the worker that the request came from."""
 
-    __slots__ = ("_link", "_number", "_requests", "_responses")
+    __slots__ = ("_link", "_number", "_requests")
 
-    def __init__(self, link: Link, requests: dict[int, Inflight], number: int, responses: inference.Responses) -> None:
+    def __init__(self, link: Link, requests: dict[int, Inflight], number: int) -> None:
         self._link = link
         self._requests = requests
         self._number = number
-        self._responses = responses
 
     def settle(self, outcome: Outcome, final: bool) -> None:
         if final:
@@ -301,4 +294,4 @@ class _Return:
             self._link.send(self._number, kind, inference.write_failure(outcome))
         else:
             kind = Kind.LAST if final else Kind.RESPONSE
-            self._link.send(self._number, kind, self._responses.write(outcome))
+            self._link.send(self._number, kind, inference.write_response(outcome))

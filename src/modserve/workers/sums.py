@@ -2,16 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any
 
-from google.protobuf.message import Message
-
-from modserve.core.lifecycle import State
+from modserve.core.lifecycle import IndexEntry, State
 from modserve.pb import inference as pb
-
-M = TypeVar("M", bound=Message)
-
-_READY = State.READY.value
 
 
 def statistics(answers: Iterable[pb.ModelStatisticsResponse]) -> pb.ModelStatisticsResponse:
@@ -61,40 +56,25 @@ def _add_durations(
             sum_.ns += value.ns
 
 
-def merged(total: M, answers: Iterable[bytes]) -> M:
-    """The union of serialised messages of maps, of which any worker may have a part."""
-    for answer in answers:
-        total.MergeFromString(answer)
-    return total
-
-
-def index(answers: Mapping[int, pb.RepositoryIndexResponse], only_ready: bool) -> pb.RepositoryIndexResponse:
+def index(answers: Mapping[int, Iterable[IndexEntry]]) -> list[IndexEntry]:
     """Every model version with its state; READY if it is that on all workers, else a state that one of them has.
 
     The reason says which worker that is, if others have another state.
     """
-    rows: dict[tuple[str, str], list[tuple[int, pb.RepositoryIndexResponse.ModelIndex]]] = {}
-    for worker, answer in answers.items():
-        for entry in answer.models:
-            rows.setdefault((entry.name, entry.version), []).append((worker, entry))
-    result = pb.RepositoryIndexResponse()
-    for key in sorted(rows, key=lambda row: (row[0], int(row[1] or 0))):
-        entry = _of_all(rows[key])
-        if not only_ready or entry.state == _READY:
-            result.models.append(entry)
-    return result
+    rows: dict[tuple[str, int], list[tuple[int, IndexEntry]]] = {}
+    for worker, entries in sorted(answers.items()):
+        for entry in entries:
+            rows.setdefault((entry.name, entry.version or 0), []).append((worker, entry))
+    return [_of_all(rows[key]) for key in sorted(rows)]
 
 
-def _of_all(
-    entries: Sequence[tuple[int, pb.RepositoryIndexResponse.ModelIndex]],
-) -> pb.RepositoryIndexResponse.ModelIndex:
+def _of_all(entries: Sequence[tuple[int, IndexEntry]]) -> IndexEntry:
     if len({entry.state for _, entry in entries}) == 1:
         return entries[0][1]
-    worker, entry = next((worker, entry) for worker, entry in entries if entry.state != _READY)
-    result = pb.RepositoryIndexResponse.ModelIndex()
-    result.CopyFrom(entry)
-    result.reason = f"worker {worker}: {entry.reason or entry.state or 'not loaded'}"
-    return result
+    worker, entry = next((worker, entry) for worker, entry in entries if entry.state is not State.READY)
+    never_loaded = entry.version is None and entry.state is State.UNKNOWN
+    reason = entry.reason or ("not loaded" if never_loaded else entry.state.value)
+    return replace(entry, reason=f"worker {worker}: {reason}")
 
 
 def failures(lists: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -122,8 +102,8 @@ def routing(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if "shadow" in total and "shadow" in report:
             _add_numbers(total["shadow"], report["shadow"], ("same", "different", "failed", "dropped", "in_flight"))
             total["shadow"] = {**report["shadow"], **total["shadow"]}
-    for place, route in enumerate(total["routes"]):
-        shares = [report["routes"][place]["share"] for report in reports if place < len(report["routes"])]
+    for index, route in enumerate(total["routes"]):
+        shares = [report["routes"][index]["share"] for report in reports if index < len(report["routes"])]
         route["share"] = round(sum(shares) / len(shares), 6)
     return total
 

@@ -33,7 +33,7 @@ from modserve.pb import inference as pb
 from modserve.repository.manager import ModelManager
 from modserve.repository.places import repositories_at
 from modserve.repository.table import ModelTable
-from modserve.server import Server
+from modserve.server.local import LocalServer, Services
 from modserve.settings import GrpcSettings, HttpSettings
 from modserve.testing import config, write_model
 
@@ -155,15 +155,16 @@ class PuppetLoader:
 
 def server_over(
     repository: Path, loader: PuppetLoader, logs: Logs | None = None, memory: MemoryBudget | None = None
-) -> Server:
+) -> LocalServer:
     """Nothing is loaded yet."""
     for name in loader.models:
         write_model(repository, name, versions=tuple(str(version) for version in loader.versions.get(name, (1,))))
     manager = ModelManager(ModelTable(), loader, 8)
-    return Server(manager, repositories_at([repository]), name="modserve", logs=logs, memory=memory)
+    services = Services(logs=logs, memory=MemoryBudget() if memory is None else memory)
+    return LocalServer(manager, repositories_at([repository]), services, name="modserve")
 
 
-def infer_streams(server: Server, options: GrpcSettings = GrpcSettings()) -> InferStreams:  # noqa: B008  # frozen
+def infer_streams(server: LocalServer, options: GrpcSettings = GrpcSettings()) -> InferStreams:  # noqa: B008  # frozen
     return InferStreams(server, options, MessageInflater(server.memory, 0, options.limits))
 
 
@@ -316,7 +317,7 @@ async def plain_app(scope: Any, receive: Any, send: Any) -> None:
 class Stage:
     """A loaded server, and the site that connections belong to."""
 
-    server: Server
+    server: LocalServer
     site: HttpContext
     loader: PuppetLoader
 

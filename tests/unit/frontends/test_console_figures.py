@@ -13,7 +13,7 @@ from modserve.core.statistics.adaptive_statistics import TunerDecision, TunerSta
 from modserve.core.version import ModelId
 from modserve.frontends.http.console.counters import CounterReader, Counters, ModelCounters, added
 from modserve.frontends.http.console.snapshot import Snapshot, encoded, quantile
-from modserve.server import Server
+from modserve.server.local import LocalServer
 
 
 @pytest.fixture
@@ -22,14 +22,14 @@ async def loader() -> PuppetLoader:
 
 
 @pytest.fixture
-async def server(tmp_path: Path, loader: PuppetLoader) -> Server:
+async def server(tmp_path: Path, loader: PuppetLoader) -> LocalServer:
     server = server_over(tmp_path, loader)
     await server.load()
     return server
 
 
 @pytest.fixture
-def reading(server: Server) -> Counters:
+def reading(server: LocalServer) -> Counters:
     return CounterReader(server).read()
 
 
@@ -67,7 +67,7 @@ def test_every_version_is_read_with_its_state_and_its_reason(reading: Counters) 
     assert reading["server"]["failures"] == 0
 
 
-def test_what_is_read_of_a_model_that_has_worked(server: Server, loader: PuppetLoader) -> None:
+def test_what_is_read_of_a_model_that_has_worked(server: LocalServer, loader: PuppetLoader) -> None:
     statistics = loader.loaded[ModelId("simple", 3)].statistics
     statistics.success.count, statistics.pending, statistics.instances, statistics.instances_lost = 7, 2, 4, 1
     statistics.close_reasons["full"] = 3
@@ -86,7 +86,7 @@ def test_what_is_read_of_a_model_that_has_worked(server: Server, loader: PuppetL
     assert json.loads(encoded(reading)) == json.loads(json.dumps(reading)), "values that JSON has"
 
 
-def test_a_reading_is_of_what_serves_now(server: Server, loader: PuppetLoader) -> None:
+def test_a_reading_is_of_what_serves_now(server: LocalServer, loader: PuppetLoader) -> None:
     reader = CounterReader(server)
     reader.read()
     old = loader.loaded[ModelId("simple", 3)]

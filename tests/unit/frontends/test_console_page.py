@@ -15,26 +15,26 @@ from puppet_server import PuppetLoader, Stage, infer, request, server_over, stag
 from modserve.frontends.http.console import page
 from modserve.frontends.http.rest.app import create_app
 from modserve.protocol.restricted import http_restrictions
-from modserve.server import Server
+from modserve.server.local import LocalServer
 from modserve.settings import HttpSettings
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> Server:
+async def server(tmp_path: Path) -> LocalServer:
     server = server_over(tmp_path, PuppetLoader())
     await server.load()
     return server
 
 
-def client_of(server: Server, **options: object) -> httpx.AsyncClient:
+def client_of(server: LocalServer, **options: object) -> httpx.AsyncClient:
     settings = HttpSettings(**options)  # type: ignore[arg-type]
     return httpx.AsyncClient(transport=httpx.ASGITransport(create_app(server, settings)), base_url="http://localhost")
 
 
 @pytest.fixture
-async def client(server: Server) -> AsyncIterator[httpx.AsyncClient]:
+async def client(server: LocalServer) -> AsyncIterator[httpx.AsyncClient]:
     async with client_of(server) as client:
         yield client
 
@@ -48,7 +48,7 @@ async def test_browsers_get_the_page_at_the_root_and_others_what_they_had(client
         assert (await client.get("/", headers=headers)).json() == {"status": "alive"}
 
 
-async def test_without_the_console_nobody_gets_it(server: Server) -> None:
+async def test_without_the_console_nobody_gets_it(server: LocalServer) -> None:
     async with client_of(server, console=False) as client:
         assert (await client.get("/", headers=BROWSER)).json() == {"status": "alive"}
         for path in ("", "/about", "/events", "/failures"):
@@ -76,7 +76,7 @@ def test_nothing_comes_from_elsewhere_and_no_text_becomes_markup() -> None:
     assert len(text) < 100_000
 
 
-async def test_what_the_page_may_do(server: Server) -> None:
+async def test_what_the_page_may_do(server: LocalServer) -> None:
     restrictions = http_restrictions({"logging": ("admin-key", "secret"), "statistics": ("s", "secret")})
     async with client_of(server, restrictions=restrictions) as client:
         answer = await client.get("/console/about")

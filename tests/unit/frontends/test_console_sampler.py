@@ -13,13 +13,13 @@ from puppet_server import PuppetLoader, server_over
 from modserve.core.errors import Code, ModserveError, OverloadedError
 from modserve.frontends.http.console.counters import CounterReader, Counters
 from modserve.frontends.http.console.sampler import MOST_PAGES, MOST_WAITING, Page, Sampler
-from modserve.server import Server
+from modserve.server.local import LocalServer
 
 
 class Stage:
     """A sampler whose seconds pass when the test lets them."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: LocalServer) -> None:
         self.server = server
         self.readings = 0
         self.failure: Exception | None = None
@@ -119,8 +119,10 @@ async def test_one_page_too_many_is_refused(stage: Stage) -> None:
     assert not stage.sampler.running
 
 
-@pytest.mark.parametrize("how", [Server.stop_accepting, partial(Server.retire, ready=False)], ids=["stop", "retire"])
-async def test_the_pages_end_when_the_server_stops(stage: Stage, how: Callable[[Server], None]) -> None:
+@pytest.mark.parametrize(
+    "how", [LocalServer.stop_accepting, partial(LocalServer.retire, ready=False)], ids=["stop", "retire"]
+)
+async def test_the_pages_end_when_the_server_stops(stage: Stage, how: Callable[[LocalServer], None]) -> None:
     page = stage.sampler.open()
     await next_event(page)
     how(stage.server)

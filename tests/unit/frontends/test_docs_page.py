@@ -15,21 +15,21 @@ from fastapi import FastAPI
 from puppet_server import MAX_JSON, PuppetLoader, server_over
 
 from modserve.frontends.http.rest.app import create_app
-from modserve.server import Server
+from modserve.server.local import LocalServer
 from modserve.settings import HttpSettings
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> Server:
+async def server(tmp_path: Path) -> LocalServer:
     found = server_over(tmp_path, PuppetLoader())
     await found.load()
     return found
 
 
 @pytest.fixture
-async def client(server: Server) -> AsyncIterator[httpx.AsyncClient]:
+async def client(server: LocalServer) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(create_app(server, HttpSettings(max_json=MAX_JSON)))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as found:
         yield found

@@ -24,7 +24,7 @@ from modserve.frontends.grpc.message_inflater import MessageInflater
 from modserve.frontends.grpc.reflection import ReflectionService
 from modserve.pb import inference as pb
 from modserve.pb import reflection
-from modserve.server import Server
+from modserve.server.local import LocalServer
 from modserve.settings import GrpcSettings, Limits
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -40,7 +40,7 @@ def loader() -> PuppetLoader:
 
 
 @pytest.fixture
-async def server(tmp_path: Path, loader: PuppetLoader) -> AsyncIterator[Server]:
+async def server(tmp_path: Path, loader: PuppetLoader) -> AsyncIterator[LocalServer]:
     found = server_over(tmp_path, loader)
     await found.load()
     yield found
@@ -48,7 +48,7 @@ async def server(tmp_path: Path, loader: PuppetLoader) -> AsyncIterator[Server]:
 
 
 @pytest.fixture
-def simple(server: Server, loader: PuppetLoader) -> PuppetServable:
+def simple(server: LocalServer, loader: PuppetLoader) -> PuppetServable:
     return loader.loaded[ModelId("simple", 3)]
 
 
@@ -62,13 +62,13 @@ async def call(table: CallTable, rpc: str, *messages: bytes) -> FakeCall:
 
 
 @pytest.mark.parametrize("rpc", [name for name in pb.METHODS if name != "ModelStreamInfer"])
-async def test_a_call_without_a_message(server: Server, rpc: str) -> None:
+async def test_a_call_without_a_message(server: LocalServer, rpc: str) -> None:
     refused = await call(call_table(server), rpc)
     assert refused.code is INTERNAL
     assert refused.details == "the call ended without a request message; a unary call has exactly one"
 
 
-async def test_long_messages_are_read_on_threads(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_messages_are_read_on_threads(server: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
 
     async def on_thread(work: Any, *args: Any) -> Any:
@@ -86,7 +86,9 @@ async def test_long_messages_are_read_on_threads(server: Server, monkeypatch: py
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zlib.compress], ids=["gzip", "deflate"])
-async def test_every_kind_of_call_takes_compressed_messages(server: Server, compress: Callable[[bytes], bytes]) -> None:
+async def test_every_kind_of_call_takes_compressed_messages(
+    server: LocalServer, compress: Callable[[bytes], bytes]
+) -> None:
     table = call_table(server)
     assert (await call(table, "ModelInfer", compress(REQUEST))).code is None
     assert (await call(table, "ServerLive", compress(b""))).code is None
@@ -106,7 +108,7 @@ async def test_every_kind_of_call_takes_compressed_messages(server: Server, comp
     assert len(reflecting.written) == 1
 
 
-async def test_compressed_messages_have_the_limit_of_the_port(server: Server) -> None:
+async def test_compressed_messages_have_the_limit_of_the_port(server: LocalServer) -> None:
     table = call_table(server, dispatcher=Dispatcher(server, max_message=1_000))
     assert (await call(table, "ModelInfer", gzip.compress(bytes(2_000)))).code is RESOURCE_EXHAUSTED
 
@@ -114,7 +116,7 @@ async def test_compressed_messages_have_the_limit_of_the_port(server: Server) ->
 # Bounds
 
 
-async def test_no_more_calls_than_may_be_under_way(server: Server, simple: PuppetServable) -> None:
+async def test_no_more_calls_than_may_be_under_way(server: LocalServer, simple: PuppetServable) -> None:
     gate = Dispatcher(server, max_calls=2)
     table = call_table(server, dispatcher=gate)
     simple.automatic = False
@@ -129,7 +131,7 @@ async def test_no_more_calls_than_may_be_under_way(server: Server, simple: Puppe
     assert (await call(table, "ServerLive", b"")).code is None
 
 
-async def test_a_message_that_exceeds_the_server_s_memory(server: Server, simple: PuppetServable) -> None:
+async def test_a_message_that_exceeds_the_server_s_memory(server: LocalServer, simple: PuppetServable) -> None:
     server.memory = MemoryBudget(2 * len(REQUEST) - 1)
     table = call_table(server)
     simple.automatic = False
@@ -144,7 +146,7 @@ async def test_a_message_that_exceeds_the_server_s_memory(server: Server, simple
     assert server.memory.held == 0
 
 
-async def test_a_stream_s_message_that_exceeds_the_server_s_memory(server: Server, simple: PuppetServable) -> None:
+async def test_a_stream_s_message_that_exceeds_the_server_s_memory(server: LocalServer, simple: PuppetServable) -> None:
     size = len(stream_asked("a").SerializeToString())
     server.memory = MemoryBudget(2 * size - 1)
     simple.automatic = False
@@ -163,7 +165,7 @@ async def test_a_stream_s_message_that_exceeds_the_server_s_memory(server: Serve
 # The log
 
 
-async def test_failed_requests_are_logged(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+async def test_failed_requests_are_logged(server: LocalServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     await call(call_table(server), "ModelInfer", asked("nosuch", model_version="2", id="7").SerializeToString())
     exchange = Exchange(server, infer_streams(server))

@@ -18,7 +18,7 @@ from modserve.core.version import ModelId
 from modserve.pb import health
 from modserve.pb import inference as pb
 from modserve.protocol import classification
-from modserve.server import Server
+from modserve.server.local import LocalServer
 from modserve.settings import GrpcSettings, Limits
 
 
@@ -33,7 +33,7 @@ Kind = Callable[["Harness"], Awaitable[None]]
 
 
 class Harness:
-    def __init__(self, server: Server, loader: PuppetLoader) -> None:
+    def __init__(self, server: LocalServer, loader: PuppetLoader) -> None:
         self.server = server
         self.simple: PuppetServable = loader.loaded[ModelId("simple", 3)]
         self.many: PuppetServable = loader.loaded[ModelId("many", 1)]

@@ -18,7 +18,7 @@ from modserve.pb import health as health_pb2
 from modserve.pb import inference as pb
 from modserve.pb.health import SERVICE
 from modserve.protocol.restricted import CATEGORIES, RPC_CATEGORY, grpc_restrictions
-from modserve.server import Server
+from modserve.server.local import LocalServer
 from modserve.settings import GrpcSettings
 
 SERVING, NOT_SERVING, UNKNOWN = 1, 2, 3
@@ -45,7 +45,7 @@ class Watcher(FakeCall):
                 await self.wrote.wait()
 
 
-def table(server: Server, **restricted: tuple[str, str]) -> CallTable:
+def table(server: LocalServer, **restricted: tuple[str, str]) -> CallTable:
     settings = {name.replace("_", "-"): pair for name, pair in restricted.items()}
     return call_table(server, options=GrpcSettings(restrictions=grpc_restrictions(settings)))
 
@@ -56,13 +56,13 @@ def loader() -> PuppetLoader:
 
 
 @pytest.fixture
-def server(tmp_path: Path, loader: PuppetLoader) -> Server:
+def server(tmp_path: Path, loader: PuppetLoader) -> LocalServer:
     """Nothing is loaded yet."""
     return server_over(tmp_path, loader)
 
 
 @asynccontextmanager
-async def watching(server: Server, name: str) -> AsyncIterator[tuple[Watcher, "asyncio.Task[bytes]"]]:
+async def watching(server: LocalServer, name: str) -> AsyncIterator[tuple[Watcher, "asyncio.Task[bytes]"]]:
     watcher = Watcher(health_pb2.HealthCheckRequest(service=name).SerializeToString())
     task = asyncio.create_task(table(server).serve(f"/{SERVICE}/Watch", watcher))
     try:
@@ -72,7 +72,7 @@ async def watching(server: Server, name: str) -> AsyncIterator[tuple[Watcher, "a
         await asyncio.wait([task])
 
 
-async def test_a_model_is_watched_from_before_it_is_there_to_the_end(server: Server) -> None:
+async def test_a_model_is_watched_from_before_it_is_there_to_the_end(server: LocalServer) -> None:
     async with watching(server, "simple") as (simple, task), watching(server, "echo") as (echo, _):
         await simple.until(UNKNOWN)
         await echo.until(UNKNOWN)
@@ -98,7 +98,7 @@ async def test_the_server_is_watched(tmp_path: Path, name: str) -> None:
         await asyncio.wait_for(task, 30)
 
 
-async def test_those_who_watch_one_of_several_workers_hear_that_it_leaves(server: Server) -> None:
+async def test_those_who_watch_one_of_several_workers_hear_that_it_leaves(server: LocalServer) -> None:
     """Which still serves what has arrived."""
     await server.load()
     async with watching(server, "simple") as (watcher, task):
@@ -109,7 +109,7 @@ async def test_those_who_watch_one_of_several_workers_hear_that_it_leaves(server
         assert server.model_ready("simple", None)
 
 
-async def test_a_service_that_never_comes(server: Server) -> None:
+async def test_a_service_that_never_comes(server: LocalServer) -> None:
     async with watching(server, "nosuch") as (watcher, task):
         await watcher.until(UNKNOWN)
         await server.load()
@@ -118,14 +118,14 @@ async def test_a_service_that_never_comes(server: Server) -> None:
         assert watcher.statuses == [UNKNOWN]
 
 
-async def test_who_stops_watching_leaves_nothing_behind(server: Server) -> None:
+async def test_who_stops_watching_leaves_nothing_behind(server: LocalServer) -> None:
     async with watching(server, "simple") as (watcher, _):
         await watcher.until(UNKNOWN)
         assert server.changes.listeners == 1
     assert server.changes.listeners == 0
 
 
-async def test_a_watch_after_the_end(server: Server) -> None:
+async def test_a_watch_after_the_end(server: LocalServer) -> None:
     await server.load()
     server.stop_accepting()
     async with watching(server, "simple") as (watcher, task):
@@ -133,7 +133,7 @@ async def test_a_watch_after_the_end(server: Server) -> None:
         assert watcher.statuses == [NOT_SERVING]
 
 
-async def test_a_watch_that_is_no_message(server: Server) -> None:
+async def test_a_watch_that_is_no_message(server: LocalServer) -> None:
     watcher = Watcher(b"\xff")
     await table(server).serve(f"/{SERVICE}/Watch", watcher)
     assert watcher.code is grpc.StatusCode.INVALID_ARGUMENT
@@ -142,7 +142,7 @@ async def test_a_watch_that_is_no_message(server: Server) -> None:
 # Restricted protocols
 
 
-async def outcome(server: Server, rpc: str, *metadata: tuple[str, str]) -> tuple[grpc.StatusCode, str] | None:
+async def outcome(server: LocalServer, rpc: str, *metadata: tuple[str, str]) -> tuple[grpc.StatusCode, str] | None:
     name = SERVICE if rpc in health_pb2.METHODS else pb.SERVICE
     call = FakeCall(b"", metadata=metadata)
     restricted = table(server, **{category: (f"{category}-Key", "open") for category in CATEGORIES})
@@ -151,7 +151,7 @@ async def outcome(server: Server, rpc: str, *metadata: tuple[str, str]) -> tuple
 
 
 @pytest.mark.parametrize("rpc", RPC_CATEGORY)
-async def test_a_call_needs_its_header(server: Server, rpc: str) -> None:
+async def test_a_call_needs_its_header(server: LocalServer, rpc: str) -> None:
     category = RPC_CATEGORY[rpc]
     needed = f"triton-grpc-protocol-{category}-Key"
     refusal = grpc.StatusCode.UNAVAILABLE, f"This protocol is restricted, expecting header '{needed}'"
@@ -175,7 +175,7 @@ async def test_a_call_needs_its_header(server: Server, rpc: str) -> None:
     ids=["passed", "not yet", "none"],
 )
 async def test_the_client_s_own_deadline(
-    server: Server, loader: PuppetLoader, remaining: float | None, ended: tuple[grpc.StatusCode, str]
+    server: LocalServer, loader: PuppetLoader, remaining: float | None, ended: tuple[grpc.StatusCode, str]
 ) -> None:
     """A request fails, by the server's limit or the client's."""
     await server.load()

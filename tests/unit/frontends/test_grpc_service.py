@@ -21,7 +21,7 @@ from modserve.frontends.grpc import service as services
 from modserve.pb import health as health_pb2
 from modserve.pb import inference as pb
 from modserve.protocol.failures import STATUS, spelling
-from modserve.server import Server
+from modserve.server.local import LocalServer
 from modserve.settings import GrpcSettings, Limits
 
 SERVED = {
@@ -53,7 +53,7 @@ HEALTH = "grpc.health.v1.Health"
 class Stub:
     """Calls a server's handlers."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: LocalServer) -> None:
         self.table = call_table(server)
 
     async def __call__(
@@ -80,19 +80,19 @@ def loader() -> PuppetLoader:
 
 
 @pytest.fixture
-async def server(tmp_path: Path, loader: PuppetLoader) -> Server:
+async def server(tmp_path: Path, loader: PuppetLoader) -> LocalServer:
     found = server_over(tmp_path, loader)
     await found.load()
     return found
 
 
 @pytest.fixture
-async def call(server: Server) -> Stub:
+async def call(server: LocalServer) -> Stub:
     return Stub(server)
 
 
 @pytest.fixture
-def simple(server: Server, loader: PuppetLoader) -> PuppetServable:
+def simple(server: LocalServer, loader: PuppetLoader) -> PuppetServable:
     return loader.loaded[ModelId("simple", 3)]
 
 
@@ -117,7 +117,7 @@ async def test_every_rpc_is_served_or_clearly_refused(call: Stub) -> None:
         assert refusal == (grpc.StatusCode.UNIMPLEMENTED, f"{name} is not supported by this version of modserve")
 
 
-async def test_live_and_ready(call: Stub, server: Server) -> None:
+async def test_live_and_ready(call: Stub, server: LocalServer) -> None:
     assert (await call("ServerLive", pb.ServerLiveRequest())).live
     assert (await call("ServerReady", pb.ServerReadyRequest())).ready
     server.stop_accepting()
@@ -280,7 +280,7 @@ async def test_what_nobody_foresaw_is_internal_and_logged(
 
 
 @pytest.mark.parametrize("rpc", ["ModelMetadata", "ModelConfig", "ModelInfer"])
-async def test_a_stopping_server(call: Stub, server: Server, rpc: str) -> None:
+async def test_a_stopping_server(call: Stub, server: LocalServer, rpc: str) -> None:
     server.stop_accepting()
     assert await call.failure(rpc, OF_A_MODEL[rpc]("simple", "")) == (grpc.StatusCode.UNAVAILABLE, "Server not ready")
 
@@ -289,7 +289,7 @@ async def test_a_stopping_server(call: Stub, server: Server, rpc: str) -> None:
 
 
 @pytest.mark.parametrize("service", ["", pb.SERVICE, "simple"])
-async def test_health(call: Stub, server: Server, service: str) -> None:
+async def test_health(call: Stub, server: LocalServer, service: str) -> None:
     check = health_pb2.HealthCheckRequest(service=service)
     assert (await call("Check", check, service=HEALTH)).status == health_pb2.HealthCheckResponse.SERVING
     server.stop_accepting()
@@ -311,7 +311,7 @@ async def test_health_of_what_is_not_there(call: Stub) -> None:
 
 
 @pytest.fixture
-def on_threads(server: Server, call: Stub, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def on_threads(server: LocalServer, call: Stub, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What was done on threads, where everything counts as long, after the message was taken apart."""
     found: list[Any] = []
     original = offload.on_thread
@@ -380,7 +380,7 @@ async def test_digests_of_long_tensors_are_reckoned_on_a_thread(
 
 
 async def test_what_may_be_copied_from_a_gpu_is_read_on_a_thread(
-    call: Stub, on_threads: list[Any], server: Server
+    call: Stub, on_threads: list[Any], server: LocalServer
 ) -> None:
     message = asked()
     message.ClearField("raw_input_contents")

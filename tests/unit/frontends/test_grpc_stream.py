@@ -26,7 +26,7 @@ from modserve.pb import inference as pb
 from modserve.repository.manager import ModelManager
 from modserve.repository.places import repositories_at
 from modserve.repository.table import ModelTable
-from modserve.server import Server
+from modserve.server.local import LocalServer
 from modserve.settings import GrpcSettings, Limits
 from modserve.testing import write_model
 from work_threads import Threads
@@ -41,7 +41,7 @@ class Exchange(FakeCall):
 
     def __init__(
         self,
-        server: Server,
+        server: LocalServer,
         streams: InferStreams,
         metadata: Any = (),
         table: CallTable | None = None,
@@ -119,14 +119,14 @@ def loader() -> PuppetLoader:
 
 
 @pytest.fixture
-async def server(tmp_path: Path, loader: PuppetLoader) -> Server:
+async def server(tmp_path: Path, loader: PuppetLoader) -> LocalServer:
     found = server_over(tmp_path, loader)
     await found.load()
     return found
 
 
 @pytest.fixture
-def simple(server: Server, loader: PuppetLoader) -> PuppetServable:
+def simple(server: LocalServer, loader: PuppetLoader) -> PuppetServable:
     """Answers when told to."""
     servable = loader.loaded[ModelId("simple", 3)]
     servable.automatic = False
@@ -134,7 +134,7 @@ def simple(server: Server, loader: PuppetLoader) -> PuppetServable:
 
 
 @pytest.fixture
-def streams(server: Server) -> InferStreams:
+def streams(server: LocalServer) -> InferStreams:
     return infer_streams(server)
 
 
@@ -142,7 +142,7 @@ Open = Callable[..., Exchange]
 
 
 @pytest.fixture
-async def open_stream(server: Server, streams: InferStreams) -> AsyncIterator[Open]:
+async def open_stream(server: LocalServer, streams: InferStreams) -> AsyncIterator[Open]:
     opened: list[Exchange] = []
 
     def begin(metadata: Any = (), remaining: float | None = None, **limits: int) -> Exchange:
@@ -240,7 +240,7 @@ async def test_the_classes_of_an_output(open_stream: Open, simple: PuppetServabl
 
 
 @pytest.fixture
-def many(server: Server, loader: PuppetLoader) -> PuppetServable:
+def many(server: LocalServer, loader: PuppetLoader) -> PuppetServable:
     """A decoupled model, which answers when told to."""
     servable = loader.loaded[ModelId("many", 1)]
     servable.automatic = False
@@ -430,7 +430,7 @@ async def test_a_stream_that_ends_cancels_decoupled_requests(open_stream: Open, 
 
 @pytest.mark.parametrize("ending", ["read", "cancelled"])
 async def test_responses_that_wait_for_a_slow_client_count_as_memory(
-    open_stream: Open, server: Server, many: PuppetServable, ending: str
+    open_stream: Open, server: LocalServer, many: PuppetServable, ending: str
 ) -> None:
     exchange = open_stream()
     exchange.flowing.clear()
@@ -788,7 +788,7 @@ async def test_unloaded_while_a_request_is_read(tmp_path: Path, loader: PuppetLo
     """The model takes it all the same, and is given back then."""
     write_model(tmp_path, "simple")
     manager = ModelManager(ModelTable(), loader, 8)
-    server = Server(manager, repositories_at([tmp_path]), name="modserve")
+    server = LocalServer(manager, repositories_at([tmp_path]), name="modserve")
     await server.load()
     simple = loader.loaded[ModelId("simple", 1)]
     drained = asyncio.Event()

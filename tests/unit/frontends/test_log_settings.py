@@ -18,7 +18,7 @@ from modserve.core.version import ModelId
 from modserve.frontends.http.rest.app import create_app
 from modserve.observability.logging import Logs
 from modserve.pb import inference as pb
-from modserve.server import Server
+from modserve.server.local import LocalServer
 from modserve.settings import HttpSettings
 
 
@@ -36,7 +36,7 @@ def logs(kept_logs: Logs) -> Logs:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, kept_logs: Logs) -> Server:
+def server(tmp_path_factory: pytest.TempPathFactory, kept_logs: Logs) -> LocalServer:
     """No test changes what it serves: making one takes a while."""
     loader = PuppetLoader(failures={ModelId("simple", 1): invalid("no good")})
     found = server_over(tmp_path_factory.mktemp("repository"), loader, kept_logs)
@@ -45,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, kept_logs: Logs) -> Server:
 
 
 @pytest.fixture(scope="module")
-def app(server: Server) -> FastAPI:
+def app(server: LocalServer) -> FastAPI:
     return create_app(server, HttpSettings(max_json=MAX_JSON))
 
 
@@ -71,7 +71,7 @@ async def test_settings_over_http(client: httpx.AsyncClient, logs: Logs) -> None
     assert logs.settings == LogSettings(info=False)
 
 
-async def test_settings_over_grpc(server: Server, logs: Logs) -> None:
+async def test_settings_over_grpc(server: LocalServer, logs: Logs) -> None:
     call = Stub(server)
     value = pb.LogSettingsRequest.SettingValue
     answer = await call("LogSettings", pb.LogSettingsRequest(settings={"log_info": value(bool_param=False)}))
@@ -82,7 +82,7 @@ async def test_settings_over_grpc(server: Server, logs: Logs) -> None:
     assert await call("LogSettings", pb.LogSettingsRequest()) == answer
 
 
-async def test_a_refused_change_changes_nothing(client: httpx.AsyncClient, server: Server, logs: Logs) -> None:
+async def test_a_refused_change_changes_nothing(client: httpx.AsyncClient, server: LocalServer, logs: Logs) -> None:
     answer = await client.post("/v2/logging", content=b'{"log_info":false,"log_format":"x"}')
     assert (answer.status_code, answer.json()) == (400, {"error": "invalid argument for --log_format, got: x"})
     value = pb.LogSettingsRequest.SettingValue
@@ -106,7 +106,7 @@ async def test_a_log_that_is_not_the_server_s(tmp_path: Path) -> None:
     assert "logging" not in server.extensions
 
 
-def test_the_extension_is_listed(server: Server) -> None:
+def test_the_extension_is_listed(server: LocalServer) -> None:
     assert "logging" in server.extensions
     assert {"model_repository", "model_repository(unload_dependents)"} <= set(server.extensions)
 
@@ -133,7 +133,7 @@ async def test_the_index_over_http(client: httpx.AsyncClient, path: str, body: b
 
 
 @pytest.mark.parametrize(("ready", "versions"), [(False, ["1", "1", "3"]), (True, ["1", "3"])])
-async def test_the_index_over_grpc(server: Server, ready: bool, versions: list[str]) -> None:
+async def test_the_index_over_grpc(server: LocalServer, ready: bool, versions: list[str]) -> None:
     answer = await Stub(server)("RepositoryIndex", pb.RepositoryIndexRequest(ready=ready))
     assert [model.version for model in answer.models] == versions
 
@@ -194,7 +194,7 @@ TEXT = pb.ModelRepositoryParameter(string_param="x")
         ),
     ],
 )
-async def test_what_is_refused_over_grpc(server: Server, rpc: str, message: Any, code: str, text: str) -> None:
+async def test_what_is_refused_over_grpc(server: LocalServer, rpc: str, message: Any, code: str, text: str) -> None:
     assert await Stub(server).failure(rpc, message) == (grpc.StatusCode[code], text)
 
 

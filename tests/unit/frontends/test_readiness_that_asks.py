@@ -13,7 +13,7 @@ from modserve.frontends.grpc.health import HealthService
 from modserve.frontends.grpc.service import InferenceService
 from modserve.frontends.http.rest.app import create_app
 from modserve.pb import health, inference
-from modserve.server import Server
+from modserve.server.local import LocalServer
 from modserve.settings import GrpcSettings, HttpSettings
 
 SERVING, NOT_SERVING = 1, 2
@@ -25,7 +25,7 @@ class Stage:
 
     ready = False
 
-    def __init__(self, server: Server, loader: PuppetLoader) -> None:
+    def __init__(self, server: LocalServer, loader: PuppetLoader) -> None:
         self.server = server
         self.http = httpx.AsyncClient(
             transport=httpx.ASGITransport(create_app(server, HttpSettings())), base_url="http://localhost"

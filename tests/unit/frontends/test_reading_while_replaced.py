@@ -15,7 +15,7 @@ from modserve.frontends.http.wire.context import HttpContext
 from modserve.repository.manager import ModelManager
 from modserve.repository.places import repositories_at
 from modserve.repository.table import ModelTable
-from modserve.server import Server
+from modserve.server.local import LocalServer
 from modserve.settings import HttpSettings, Limits
 from modserve.testing import write_model
 from work_threads import HeldThreads
@@ -72,7 +72,7 @@ async def benched(repository: Path, **limits: int) -> AsyncIterator[Bench]:
     for name in loader.models:
         write_model(repository, name)
     manager = ModelManager(ModelTable(), loader, 8)
-    server = Server(manager, repositories_at([repository]), name="modserve")
+    server = LocalServer(manager, repositories_at([repository]), name="modserve")
     await server.load()
     async with asyncio.TaskGroup() as tasks:
         site = HttpContext(server, create_app(server, options), tasks, asyncio.get_running_loop(), options)

@@ -23,7 +23,7 @@ from modserve.frontends.http.rest.app import create_app
 from modserve.pb import inference as pb
 from modserve.resources.cuda import Cuda
 from modserve.resources.shared_memory import SharedMemory
-from modserve.server import Server
+from modserve.server.local import LocalServer
 from modserve.settings import HttpSettings
 from work_threads import HeldThreads
 
@@ -242,7 +242,7 @@ async def test_a_refused_call_gives_its_regions_back(tmp_path: Path, memory: Sha
 # The calls about regions
 
 
-def described(server: Server) -> Callable[..., Any]:
+def described(server: LocalServer) -> Callable[..., Any]:
     """Calls over HTTP: status and JSON."""
     app = create_app(server, HttpSettings())
 

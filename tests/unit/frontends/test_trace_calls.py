@@ -25,7 +25,7 @@ from modserve.frontends.http.rest.app import create_app
 from modserve.observability.trace import Tracer
 from modserve.observability.trace_file import Writer
 from modserve.pb import inference as pb
-from modserve.server import Server
+from modserve.server.local import LocalServer
 from modserve.settings import HttpSettings
 
 CANCELLED = ["REQUEST_START", "QUEUE_START", "REQUEST_END"]
@@ -75,7 +75,7 @@ START = (
 
 
 @pytest.fixture(scope="module")
-def one_server(tmp_path_factory: pytest.TempPathFactory) -> Server:
+def one_server(tmp_path_factory: pytest.TempPathFactory) -> LocalServer:
     """Model echo has failed to load."""
     loader = PuppetLoader(failures={ModelId("echo", 1): invalid("no good")})
     found = server_over(tmp_path_factory.mktemp("repository"), loader)
@@ -84,27 +84,27 @@ def one_server(tmp_path_factory: pytest.TempPathFactory) -> Server:
 
 
 @pytest.fixture(scope="module")
-def app(one_server: Server) -> FastAPI:
+def app(one_server: LocalServer) -> FastAPI:
     """Made once, since that takes long."""
     return create_app(one_server, HttpSettings(max_json=MAX_JSON))
 
 
 @pytest.fixture
-def server(one_server: Server) -> Server:
+def server(one_server: LocalServer) -> LocalServer:
     """Nobody has changed its trace settings."""
     one_server.tracer = Tracer()
     return one_server
 
 
 @pytest.fixture
-async def client(server: Server, app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+async def client(server: LocalServer, app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as found:
         yield found
 
 
 @pytest.mark.parametrize("path", ["/v2/trace/setting", "/v2/models/simple/trace/setting"])
-async def test_settings_over_http(client: httpx.AsyncClient, server: Server, path: str) -> None:
+async def test_settings_over_http(client: httpx.AsyncClient, server: LocalServer, path: str) -> None:
     answer = await client.get(path)
     assert (answer.status_code, answer.headers["content-type"], answer.content) == (200, "application/json", START)
     changed = START.replace(b'"1000"', b'"5"')
@@ -117,7 +117,7 @@ async def test_settings_over_http(client: httpx.AsyncClient, server: Server, pat
 
 
 @pytest.mark.parametrize("model", ["", "simple"])
-async def test_settings_over_grpc(server: Server, model: str) -> None:
+async def test_settings_over_grpc(server: LocalServer, model: str) -> None:
     call = Stub(server)
     value = pb.TraceSettingRequest.SettingValue
     asked_for = pb.TraceSettingRequest(settings={"trace_rate": value(value=["5"])}, model_name=model)
@@ -154,7 +154,7 @@ NO_FILE = "Attempting to set invalid trace setting :trace file name is not given
     ],
 )
 async def test_what_is_refused_over_http(
-    client: httpx.AsyncClient, server: Server, method: str, path: str, body: bytes, status: int, text: str
+    client: httpx.AsyncClient, server: LocalServer, method: str, path: str, body: bytes, status: int, text: str
 ) -> None:
     answer = await client.request(method, path, content=body)
     assert (answer.status_code, answer.json()) == (status, {"error": text})
@@ -177,7 +177,7 @@ async def test_what_is_refused_over_http(
     ],
 )
 async def test_what_is_refused_over_grpc(
-    server: Server, model: str, name: str, values: list[str], code: str, text: str
+    server: LocalServer, model: str, name: str, values: list[str], code: str, text: str
 ) -> None:
     value = pb.TraceSettingRequest.SettingValue(value=values)
     message = pb.TraceSettingRequest(settings={name: value}, model_name=model)
@@ -196,7 +196,7 @@ async def test_settings_of_a_model_outlive_it(tmp_path: Path) -> None:
     assert server.tracer_for("simple").settings("simple").rate == 5
 
 
-def test_the_extension_is_listed(server: Server) -> None:
+def test_the_extension_is_listed(server: LocalServer) -> None:
     assert "trace" in server.extensions
 
 
@@ -269,7 +269,7 @@ async def test_the_stamps_of_an_execution(tmp_path: Path) -> None:
         assert traces.activities == [[*HTTP[:4], *compute, *HTTP[4:]]]
 
 
-async def test_requests_through_the_application(tmp_path: Path, server: Server, client: httpx.AsyncClient) -> None:
+async def test_requests_through_the_application(tmp_path: Path, server: LocalServer, client: httpx.AsyncClient) -> None:
     traces = Traces(tmp_path)
     server.tracer = traces.tracer
     assert (await client.post("/v2/models/simple/infer", content=infer().partition(b"\r\n\r\n")[2])).status_code == 200
@@ -283,7 +283,7 @@ async def test_requests_through_the_application(tmp_path: Path, server: Server, 
     ("message", "expected"),
     [(asked(id="mine"), GRPC), (pb.ModelInferRequest(model_name="simple"), GRPC[:2] + GRPC[-2:])],
 )
-async def test_a_call(tmp_path: Path, server: Server, message: pb.ModelInferRequest, expected: list[str]) -> None:
+async def test_a_call(tmp_path: Path, server: LocalServer, message: pb.ModelInferRequest, expected: list[str]) -> None:
     traces = Traces(tmp_path)
     server.tracer = traces.tracer
     call = FakeCall(message.SerializeToString())
@@ -295,7 +295,7 @@ async def test_a_call(tmp_path: Path, server: Server, message: pb.ModelInferRequ
     assert traces.records[0].get("request_id", "") == message.id
 
 
-async def test_a_stream(tmp_path: Path, server: Server) -> None:
+async def test_a_stream(tmp_path: Path, server: LocalServer) -> None:
     traces = Traces(tmp_path)
     server.tracer = traces.tracer
     exchange = Exchange(server, infer_streams(server))

@@ -14,7 +14,7 @@ import pytest
 from kept_logging import kept_logging
 from modserve.core.configuration.log_settings import LogFormat, LogSettings
 from modserve.observability.logging import Logs
-from modserve.workers.place import Place
+from modserve.workers.identity import WorkerIdentity
 
 _log = logging.getLogger("modserve.test_logs")
 LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
@@ -170,7 +170,7 @@ def test_json_has_what_a_request_was_about(capsys: pytest.CaptureFixture[str]) -
 
 def test_a_worker_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     Logs(LogSettings(format=LogFormat.JSON)).install()
-    logging.getLogger().handlers[0].addFilter(Place(3, 4, 0, tmp_path).name_in_log)
+    logging.getLogger().handlers[0].addFilter(WorkerIdentity(3, 4, 0, tmp_path).name_in_log)
     _log.info("text")
     record = json.loads(written(capsys))
     assert (record["worker"], record["logger"]) == (3, "modserve.test_logs")

@@ -22,9 +22,10 @@ from modserve.core.requests.trace_context import TraceHeaders, from_json
 from modserve.core.servable import submit_traced
 from modserve.core.version import ModelId
 from modserve.models.serving.calls import trace_of_call
+from modserve.observability.request_trace import Trace
 from modserve.observability.span_export import Losses, Spans, resource_of
 from modserve.observability.span_figures import EXPORT_FAILED, QUEUE_FULL, STOPPED, SpanFigures, span_families
-from modserve.observability.trace import Trace, Tracer
+from modserve.observability.trace import Tracer
 from modserve.testing import RecordingSink, request
 
 SAMPLED = TraceHeaders(b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", b"vendor=1", b"user=me")

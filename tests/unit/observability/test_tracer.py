@@ -10,7 +10,8 @@ from modserve.core.configuration.trace_settings import TraceChange, TraceLevel, 
 from modserve.core.errors import ModserveError
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.version import ModelId
-from modserve.observability.trace import Trace, Tracer
+from modserve.observability.request_trace import Trace
+from modserve.observability.trace import Tracer
 
 TIMESTAMPS, TENSORS, OFF = TraceLevel.TIMESTAMPS, TraceLevel.TENSORS, TraceLevel.OFF
 FILE = "t.json"

@@ -16,7 +16,7 @@ from modserve.core.requests.normalize import Signature
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Shape
-from modserve.process.console import Place, engines_table, example_call, models_table, waiting_line
+from modserve.process.console import HttpAddress, engines_table, example_call, models_table, waiting_line
 from modserve.protocol.http import infer_request
 from modserve.testing import RecordingSink, config
 
@@ -106,7 +106,7 @@ def test_engines_of_which_none_is_missing() -> None:
 # The call
 
 
-LOCAL = Place("127.0.0.1", 8000)
+LOCAL = HttpAddress("127.0.0.1", 8000)
 
 
 def with_input(datatype: Datatype, dims: Shape = (3,), max_batch_size: int = 0, name: str = "IN") -> ModelConfig:
@@ -174,7 +174,7 @@ def test_no_example_without_models() -> None:
 
 
 def test_the_line_exactly() -> None:
-    assert example_call([config("simple")], Place("0.0.0.0", 8000)) == (
+    assert example_call([config("simple")], HttpAddress("0.0.0.0", 8000)) == (
         "curl localhost:8000/v2/models/simple/infer -d "
         '\'{"inputs":[{"name":"INPUT0","datatype":"INT32","shape":[1,4],"data":[0,1,2,3]}]}\''
     )
@@ -199,7 +199,7 @@ def test_a_large_model_is_asked_for_its_metadata() -> None:
     ],
 )
 def test_the_address_is_one_that_can_be_called(address: str, tls: bool, start: str) -> None:
-    assert example_call([config("simple")], Place(address, 81, tls)).startswith(start + "'{")
+    assert example_call([config("simple")], HttpAddress(address, 81, tls)).startswith(start + "'{")
 
 
 def body_of(*models: ModelConfig) -> tuple[str, dict[str, Any]]:

@@ -1,7 +1,6 @@
 """The logging extension on both wires."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from modserve.core.configuration.log_settings import LogFormat, LogSettings
 from modserve.core.errors import Code, ModserveError
 from modserve.pb import inference as pb
 from modserve.protocol.control import logging_settings
-from modserve.protocol.control.logging_settings import changed_by_json, changed_by_message
+from modserve.protocol.control.logging_settings import change_by_json, change_by_message
 
 START = LogSettings(True, False, True, 7, LogFormat.DEFAULT)
 
@@ -69,14 +68,13 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("given", "changes"), CHANGES.values(), ids=CHANGES)
 def test_a_change(given: dict[str, Any], changes: dict[str, Any]) -> None:
-    expected = replace(START, **changes)
-    assert changed_by_json(START, json.dumps(given).encode()) == expected
-    assert changed_by_message(START, request(**{name: value(each) for name, each in given.items()})) == expected
+    assert change_by_json(json.dumps(given).encode()) == changes
+    assert change_by_message(request(**{name: value(each) for name, each in given.items()})) == changes
 
 
 def test_null_changes_nothing_in_json() -> None:
     body = dict.fromkeys(logging_settings.json(START))
-    assert changed_by_json(START, json.dumps(body).encode()) == START
+    assert change_by_json(json.dumps(body).encode()) == {}
 
 
 NO_BOOLEAN = "attempt to access JSON non-boolean as boolean"
@@ -103,7 +101,7 @@ NO_FILE = "log file location can not be updated through network protocol"
 )
 def test_a_wrong_body(body: bytes, code: Code, text: str) -> None:
     with pytest.raises(ModserveError) as raised:
-        changed_by_json(START, body)
+        change_by_json(body)
     assert (raised.value.code, raised.value.message) == (code, text)
 
 
@@ -121,5 +119,5 @@ def test_a_wrong_body(body: bytes, code: Code, text: str) -> None:
 )
 def test_a_wrong_message(name: str, given: bool | int | str | None, code: Code, text: str) -> None:
     with pytest.raises(ModserveError) as raised:
-        changed_by_message(START, request(**{name: value(given)}))
+        change_by_message(request(**{name: value(given)}))
     assert (raised.value.code, raised.value.message) == (code, text)

@@ -776,10 +776,10 @@ async def test_a_version_that_is_not_healthy_is_not_ready(bench: Bench) -> None:
 
 async def test_changes_are_told(bench: Bench) -> None:
     seen: list[dict[tuple[str, int | None], State]] = []
-    bench.table.on_change = lambda: seen.append(bench.states())
-    await bench.update("a", 1)
-    await bench.manager.unload("a", dependents=False)
-    await turns(lambda: bench.states() == {("a", 1): UNAVAILABLE})
+    with bench.table.changes.listening(lambda: seen.append(bench.states())):
+        await bench.update("a", 1)
+        await bench.manager.unload("a", dependents=False)
+        await turns(lambda: bench.states() == {("a", 1): UNAVAILABLE})
     states = [each["a", 1] for each in seen]
     assert list(dict.fromkeys(states)) == [LOADING, READY, UNLOADING, UNAVAILABLE]
 

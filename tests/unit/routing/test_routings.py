@@ -115,9 +115,8 @@ def test_sequences_outlive_the_routing() -> None:
 
 
 def test_a_rollback_elsewhere_is_done_here_if_the_routing_is_the_same() -> None:
-    here, elsewhere, served = Routings(), Routings(), versions()
     seen: list[RouteRollback] = []
-    elsewhere.on_rollback = seen.append
+    here, elsewhere, served = Routings(), Routings(on_rollback=seen.append), versions()
     document = {**SPLIT, "rollback": {"version": "canary", "error_share": 0.1, "least_requests": 1}}
     for routings in (here, elsewhere):
         routings.set("m", served[2], document)

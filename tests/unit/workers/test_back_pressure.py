@@ -16,9 +16,9 @@ from modserve.core.requests.response import Outcome
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
 from modserve.workers import sequences
+from modserve.workers.identity import WorkerIdentity
 from modserve.workers.link import HEAD, Kind, Link
-from modserve.workers.place import Place
-from modserve.workers.sequences import Router
+from modserve.workers.sequences import SequenceForwarder
 
 MB = 1_000_000
 
@@ -55,7 +55,7 @@ async def deaf(directory: Path) -> AsyncIterator[asyncio.Queue[asyncio.StreamRea
         readers.put_nowait(reader)
         writers.append(writer)
 
-    path = Place(0, 2, 0, directory).sequence_socket(1)
+    path = WorkerIdentity(0, 2, 0, directory).sequence_socket(1)
     async with await asyncio.start_unix_server(serve, path):
         yield readers
         for writer in writers:
@@ -70,13 +70,13 @@ async def test_requests_for_a_worker_that_reads_nothing_are_refused(
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(sequences, "MOST_UNSENT", 3 * MB)
-    router = Router(Place(0, 2, 0, directory))
+    forwarder = SequenceForwarder(WorkerIdentity(0, 2, 0, directory))
     count = 0
 
     async def go_on() -> None:
         nonlocal count
         for _ in range(100):
-            router.forward(1, request(MB), Sink(), 0)
+            forwarder.forward(1, request(MB), Sink(), 0)
             count += 1
             await asyncio.sleep(0)
 
@@ -85,16 +85,16 @@ async def test_requests_for_a_worker_that_reads_nothing_are_refused(
     reader = await deaf.get()
     for _ in range(3):
         with pytest.raises(OverloadedError):
-            router.forward(1, request(MB), Sink(), 0)
+            forwarder.forward(1, request(MB), Sink(), 0)
     assert 3 <= count < 10
     assert caplog.text.count("worker 1 does not read") == 1
 
     reading = asyncio.create_task(reader.read(-1))  # it is well again
-    way = router._ways[1]
+    way = forwarder._links[1]
     await until(lambda: way.unsent == 0)
-    router.forward(1, request(MB), Sink(), 0)
+    forwarder.forward(1, request(MB), Sink(), 0)
     assert caplog.text.count("worker 1 reads again") == 1
-    router.close()
+    forwarder.close()
     whole = await reading
     assert len(whole) > (count + 1) * MB
 

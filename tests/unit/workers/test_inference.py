@@ -29,9 +29,10 @@ def test_a_request_arrives_as_it_was(id: int | str) -> None:
 
 
 def test_a_response_arrives_as_it_was() -> None:
-    response = InferenceResponse("m", 2, {"C": tensor(4, 5)}, "r", {"a": True, "b": "text"})
-    copy = inference.read_response(inference.Responses().write(response))
+    response = InferenceResponse("m", 2, {"C": tensor(4, 5)}, "r", {"a": True, "b": "text"}, frozenset({"D"}), 7)
+    copy = inference.read_response(inference.write_response(response))
     assert (copy.model_name, copy.model_version, copy.id, copy.parameters) == ("m", 2, "r", {"a": True, "b": "text"})
+    assert (copy.skipped, copy.waited_ns) == (frozenset({"D"}), 7)
     assert copy.outputs["C"].shape == (1, 2)
     assert bytes(copy.outputs["C"].raw) == bytes(tensor(4, 5).raw)
 
@@ -39,7 +40,7 @@ def test_a_response_arrives_as_it_was() -> None:
 @pytest.mark.parametrize("error", [ModserveError(Code.NOT_FOUND, "no \0 such"), OverloadedError("full \ud800")])
 def test_a_failure_arrives_with_its_code(error: ModserveError) -> None:
     copy = inference.read_failure(inference.write_failure(error))
-    assert (copy.code, copy.message) == (error.code, error.message)
+    assert (type(copy), copy.code, copy.message) == (type(error), error.code, error.message)
 
 
 @pytest.mark.parametrize("cut", range(1, 30, 3))

@@ -1,7 +1,6 @@
 """Two servers as two workers, without sockets: what is done to both, and what becomes of it when one refuses."""
 
-import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -9,13 +8,15 @@ from typing import Any
 import orjson
 import pytest
 from puppet_server import PuppetLoader
+from rpc_calls import FakeCall, call_table
 
 from fake_cuda import HANDLE, FakeDriver
-from modserve.core.errors import ModserveError, invalid
+from modserve.core.errors import Code, ModserveError, invalid
+from modserve.core.lifecycle import IndexEntry, State
+from modserve.core.tensors.shared_memory import CudaRegion
 from modserve.core.version import ModelId
-from modserve.frontends.grpc.dispatch import Dispatcher
-from modserve.frontends.grpc.service import own_rpcs
 from modserve.frontends.http.rest.app import create_app
+from modserve.pb import health as health_pb
 from modserve.pb import inference as pb
 from modserve.repository.control import ALL, ControlMode, ControlOptions
 from modserve.repository.manager import ModelManager
@@ -23,21 +24,20 @@ from modserve.repository.places import repositories_at
 from modserve.repository.table import ModelTable
 from modserve.resources.cuda import Cuda
 from modserve.resources.shared_memory import SharedMemory
-from modserve.server import Server
-from modserve.settings import GrpcSettings, HttpSettings
+from modserve.server import Readiness
+from modserve.server.local import LocalServer, Services
+from modserve.settings import HttpSettings
 from modserve.testing import write_model
-from modserve.workers import private
-from modserve.workers.changing import Changing, text_of
-from modserve.workers.client import Headers, Reply
-from modserve.workers.fleet import Fleet
-from modserve.workers.journal import RPC_PREFIX, Change
-from modserve.workers.place import Place
-from modserve.workers.private import PrivateApp
-from modserve.workers.shared import SharedApp
+from modserve.workers import values
+from modserve.workers.client import PeerGoneError
+from modserve.workers.control import WorkerControl
+from modserve.workers.coordinator import Coordinator
+from modserve.workers.fleet_server import FleetServer
+from modserve.workers.identity import WorkerIdentity
+from modserve.workers.journal import ServerChange
+from modserve.workers.peers import Peers
 
-REGISTER = "/v2/cudasharedmemory/region/g/register"
-UNREGISTER = "/v2/cudasharedmemory/region/g/unregister"
-REGION = orjson.dumps({"raw_handle": {"b64": base64.b64encode(HANDLE).decode()}, "device_id": 0, "byte_size": 32})
+REGION = CudaRegion("g", 0, 32)
 
 
 async def no_page(openmetrics: bool) -> bytes:
@@ -50,18 +50,17 @@ class Worker:
         self.driver = FakeDriver()
         for name in self.loader.models:
             write_model(folder, name, versions=("1",))
-        self.server = Server(
+        cuda = Cuda(lambda: self.driver)  # type: ignore[arg-type, return-value]
+        self.server = LocalServer(
             ModelManager(ModelTable(), self.loader, 8),
             repositories_at([folder]),
+            Services(shared_memory=SharedMemory(True, cuda=cuda)),
             name="modserve",
             control=ControlOptions(ControlMode.EXPLICIT, (ALL,)),
-            shared_memory=SharedMemory(True, cuda=Cuda(lambda: self.driver)),  # type: ignore[arg-type, return-value]
         )
         self.left = False
-        rpcs = own_rpcs(self.server, GrpcSettings(), Dispatcher(self.server).inflater)
-        rest = create_app(self.server, HttpSettings())
-        self.app = PrivateApp(self.server, rest, rpcs, no_page, 0, self.leave)
-        self.app.caught_up.set()
+        self.control = WorkerControl(self.server, no_page, 0, self.leave)
+        self.control.caught_up.set()
 
     def leave(self) -> None:
         self.left = True
@@ -73,97 +72,109 @@ class Worker:
             return False
 
 
-class Workers(Fleet):
-    def __init__(self, place: Place, each: list[Worker]) -> None:
-        super().__init__(place)
+class Workers(Peers):
+    """The calls of worker 0."""
+
+    def __init__(self, identity: WorkerIdentity, each: list[Worker]) -> None:
+        super().__init__(identity)
         self.each = each
 
-    async def call(self, index: int, method: str, target: str, body: bytes = b"", headers: Headers = ()) -> Reply:
+    async def call(self, index: int, method: str, *arguments: object) -> Any:
         """As over the socket."""
-        sent: list[Any] = []
-
-        async def receive() -> Any:
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        lines = [(name.encode(), value.encode()) for name, value in headers]
-        scope = {"type": "http", "method": method, "path": target, "raw_path": target.encode(), "headers": lines}
-        await self.each[index].app({**scope, "query_string": b"", "root_path": ""}, receive, send)
-        own = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
-        return Reply(sent[0]["status"], own, b"".join(message.get("body", b"") for message in sent))
+        control = self.each[index].control
+        if not control.answers(method):
+            raise PeerGoneError
+        sent = values.loads(values.dumps((method, arguments)))
+        outcome = values.loads(values.dumps(await control.call(*sent)))
+        if isinstance(outcome, ModserveError):
+            raise outcome
+        return outcome
 
 
 @pytest.fixture
-async def workers(tmp_path: Path) -> AsyncIterator[Workers]:
-    place = Place(0, 2, 0, tmp_path)
+def identity(tmp_path: Path) -> WorkerIdentity:
+    return WorkerIdentity(0, 2, 0, tmp_path)
+
+
+@pytest.fixture
+async def workers(identity: WorkerIdentity, tmp_path: Path) -> AsyncIterator[Workers]:
     async with AsyncExitStack() as stack:
-        each = [Worker(tmp_path / f"models{index}") for index in range(place.count)]
+        each = [Worker(tmp_path / f"models{index}") for index in range(identity.count)]
         for worker in each:
             await worker.server.load()
             stack.push_async_callback(worker.server.drain)
-        yield Workers(place, each)
+        yield Workers(identity, each)
 
 
 @pytest.fixture
-async def changing(workers: Workers, tmp_path: Path) -> AsyncIterator[Changing]:
-    made = Changing(Place(0, 2, 0, tmp_path), workers)
+async def coordinator(identity: WorkerIdentity, workers: Workers) -> AsyncIterator[Coordinator]:
+    made = Coordinator(identity, workers)
     yield made
     made.close()
 
 
-async def test_a_region_of_a_gpu_is_opened_by_each(changing: Changing, workers: Workers) -> None:
-    assert (await changing.change(REGISTER, REGION)).ok
+@pytest.fixture
+def fleet(identity: WorkerIdentity, workers: Workers, coordinator: Coordinator) -> FleetServer:
+    return FleetServer(workers.each[0].server, identity, workers, coordinator)
+
+
+async def failure(work: Awaitable[object]) -> ModserveError:
+    with pytest.raises(ModserveError) as raised:
+        await work
+    return raised.value
+
+
+async def test_a_region_of_a_gpu_is_opened_by_each(fleet: FleetServer, workers: Workers) -> None:
+    await fleet.register_region(REGION, HANDLE)
     assert [worker.driver.opened for worker in workers.each] == [1, 1]
-    assert (await changing.change(UNREGISTER, b"")).ok
+    await fleet.unregister_region(CudaRegion, "g")
     assert [worker.driver.opened for worker in workers.each] == [0, 0]
 
 
-async def test_a_region_that_one_cannot_open_is_nowhere(changing: Changing, workers: Workers) -> None:
+async def test_a_region_that_one_cannot_open_is_nowhere(fleet: FleetServer, workers: Workers) -> None:
     workers.each[1].driver.failing = ("cuIpcOpenMemHandle_v2",)
-    refused = await changing.change(REGISTER, REGION)
-    assert refused.status == 400
-    assert text_of(refused).endswith(" (refused by worker 1, done before by 1 of 2 workers, and undone)")
+    refused = await failure(fleet.register_region(REGION, HANDLE))
+    assert refused.code is Code.INVALID_ARG
+    assert refused.message.endswith(" (refused by worker 1, done before by 1 of 2 workers, and undone)")
     assert [worker.driver.opened for worker in workers.each] == [0, 0]
     workers.each[1].driver.failing = ()
-    assert (await changing.change(REGISTER, REGION)).ok
+    await fleet.register_region(REGION, HANDLE)
 
 
 @pytest.mark.parametrize("protocol", ["HTTP", "gRPC"])
-async def test_a_model_that_one_cannot_load_is_nowhere(changing: Changing, workers: Workers, protocol: str) -> None:
-    target, body = "/v2/repository/models/echo/load", b""
-    if protocol == "gRPC":
-        target = f"{RPC_PREFIX}/{pb.SERVICE}/RepositoryModelLoad"
-        body = pb.RepositoryModelLoadRequest(model_name="echo").SerializeToString()
-    assert (await changing.change("/v2/repository/models/echo/unload", b"")).ok
+async def test_a_model_that_one_cannot_load_is_nowhere(fleet: FleetServer, workers: Workers, protocol: str) -> None:
+    async def load() -> str:
+        if protocol == "HTTP":
+            _, body = await http(fleet, "POST", "/v2/repository/models/echo/load")
+            return body.decode()
+        call = FakeCall(pb.RepositoryModelLoadRequest(model_name="echo").SerializeToString())
+        await call_table(fleet).serve(f"/{pb.SERVICE}/RepositoryModelLoad", call)
+        return call.details
+
+    await fleet.unload_model("echo")
     workers.each[1].loader.failures[ModelId("echo", 1)] = invalid("no room")
-    refused = await changing.change(target, body)
-    assert refused.status == 400
-    assert (private.CODE in refused.headers) == (protocol == "gRPC")
-    assert "no room; (refused by worker 1, done before by 1 of 2 workers, and undone)" in text_of(refused)
+    assert "no room; (refused by worker 1, done before by 1 of 2 workers, and undone)" in await load()
     assert [worker.has("echo") for worker in workers.each] == [False, False]
     workers.each[1].loader.failures.clear()
-    assert (await changing.change(target, body)).ok
+    assert await load() == ""
     assert [worker.has("echo") for worker in workers.each] == [True, True]
 
 
 async def test_a_worker_that_cannot_load_a_model_again_ends(
-    changing: Changing, workers: Workers, tmp_path: Path
+    coordinator: Coordinator, workers: Workers, identity: WorkerIdentity
 ) -> None:
     """Worker 1 keeps the model; worker 0 has unloaded it when a third dies in the middle, and cannot go back."""
     workers.each[0].loader.failures[ModelId("echo", 1)] = invalid("no room")
-    number = "7"
-    assert (await workers.call(0, "POST", "/v2/repository/models/echo/unload", b"", ((private.CHANGE, number),))).ok
-    note = [number, *private.coded([Change("/v2/repository/models/echo/unload", b"")])]
-    Place(0, 2, 0, tmp_path).note.write_bytes(orjson.dumps(note))
-    async with changing.locked():
+    change, number = ServerChange("unload_model", ("echo", False)), "7"
+    await workers.call(0, "change", change, number)
+    identity.note.write_bytes(values.dumps((number, change)))
+    async with coordinator.locked():
         assert [worker.left for worker in workers.each] == [True, False]
     assert [worker.has("echo") for worker in workers.each] == [False, True]
 
 
-async def through(app: SharedApp, method: str, path: str) -> tuple[str, int, bytes]:
-    """The name of the application that has responded, the status and the body."""
+async def http(server: FleetServer, method: str, path: str) -> tuple[int, bytes]:
+    """The status and the body."""
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -173,44 +184,50 @@ async def through(app: SharedApp, method: str, path: str) -> tuple[str, int, byt
         sent.append(message)
 
     scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "headers": []}
-    await app({**scope, "query_string": b"", "root_path": ""}, receive, send)
-    headers = dict(sent[0]["headers"])
-    return headers.get(b"app", b"shared").decode(), sent[0]["status"], sent[1]["body"]
+    await create_app(server, HttpSettings())({**scope, "query_string": b"", "root_path": ""}, receive, send)
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "app", "empty"),
-    [
-        ("GET", "/v2/models/stats", "shared", False),
-        ("HEAD", "/v2/models/stats", "shared", True),
-        ("POST", "/v2/models/stats", "own", False),
-        ("POST", "/v2/repository/index", "shared", False),
-        ("GET", "/v2/repository/index", "own", False),
-        ("GET", "/v2/repository/models/echo/load", "own", False),
-        ("GET", "/v2/models/echo/ready", "shared", False),
-        ("GET", "/v2/cudasharedmemory/status", "shared", False),
-        ("GET", "/v2/models/echo", "own", False),
-    ],
-)
-async def test_which_calls_are_those_of_all(
-    changing: Changing, workers: Workers, method: str, path: str, app: str, empty: bool
-) -> None:
-    async def own(scope: Any, receive: Any, send: Any) -> None:
-        await private.respond(send, 200, b"own", (("app", "own"),))
-
-    shared = SharedApp(own, workers, changing, workers.each[0].server)
-    name, status, body = await through(shared, method, path)
-    assert (name, status, body == b"") == (app, 200, empty)
+async def test_a_server_is_ready_when_all_workers_are(fleet: FleetServer, workers: Workers) -> None:
+    assert await fleet.readiness() == Readiness(True, [])
+    workers.each[1].loader.failures[ModelId("echo", 1)] = invalid("no room")
+    await failure(workers.each[1].server.load_model("echo", "{}"))
+    await workers.each[1].server.unload_model("echo")
+    assert await fleet.model_trouble("echo", None) is not None
+    response, table = health_pb.HealthCheckResponse, call_table(fleet)
+    for service, status in (("simple", response.SERVING), ("echo", response.NOT_SERVING)):
+        call = FakeCall(health_pb.HealthCheckRequest(service=service).SerializeToString())
+        answer = await table.serve(f"/{health_pb.SERVICE}/Check", call)
+        assert response.FromString(answer).status == status
 
 
-async def test_regions_that_any_of_them_has_are_listed(changing: Changing, workers: Workers) -> None:
-    assert (await changing.change(REGISTER, REGION)).ok
-    await workers.call(0, "POST", UNREGISTER)
+async def test_counts_of_all_are_added_up(fleet: FleetServer, workers: Workers) -> None:
+    for worker in workers.each:
+        worker.server.model("echo").statistics.inference_count += 2
+    status, body = await http(fleet, "GET", "/v2/models/echo/stats")
+    assert (status, orjson.loads(body)["model_stats"][0]["inference_count"]) == (200, 4)
+    assert await http(fleet, "HEAD", "/v2/models/stats") == (200, b"")
 
-    async def own(scope: Any, receive: Any, send: Any) -> None:
-        raise AssertionError
 
-    shared = SharedApp(own, workers, changing, workers.each[0].server)
+async def test_the_index_says_which_worker_has_lost_a_model(fleet: FleetServer, workers: Workers) -> None:
+    await workers.each[1].server.unload_model("echo")
+    (row,) = [entry for entry in await fleet.repository_index(False) if entry.name == "echo"]
+    assert row == IndexEntry("echo", 1, State.UNAVAILABLE, "worker 1: unloaded", row.load_ns)
+    assert "echo" not in [entry.name for entry in await fleet.repository_index(True)]
+
+
+async def test_a_worker_that_is_stopping_answers_for_itself(fleet: FleetServer, workers: Workers) -> None:
+    workers.each[0].server.stop_accepting()
+    assert (await failure(fleet.load_model("echo"))).message == "Server not ready"
+    assert (await failure(fleet.repository_index(False))).message == "Server not ready"
+    assert not (await fleet.readiness()).ready
+    assert [worker.has("echo") for worker in workers.each] == [False, True]
+
+
+async def test_regions_that_any_of_them_has_are_listed(fleet: FleetServer, workers: Workers) -> None:
+    await fleet.register_region(REGION, HANDLE)
+    await workers.each[0].server.unregister_region(CudaRegion, "g")
     for path in ("/v2/cudasharedmemory/status", "/v2/cudasharedmemory/region/g/status"):
-        _, status, body = await through(shared, "GET", path)
+        status, body = await http(fleet, "GET", path)
         assert (status, [region["name"] for region in orjson.loads(body)]) == (200, ["g"])
+    assert (await http(fleet, "GET", "/v2/cudasharedmemory/region/h/status"))[0] == 404

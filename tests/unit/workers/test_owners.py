@@ -1,15 +1,25 @@
 """Which worker has a sequence."""
 
 import logging
+import os
+import pickle
 from collections import Counter
+from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
-from modserve.pb import inference as pb
-from modserve.workers.changing import text_of, with_note
-from modserve.workers.client import PeerGoneError, parse
-from modserve.workers.journal import Subject, http_subject, rpc_subject
-from modserve.workers.place import Place
+from modserve.core.configuration.log_settings import LogFormat
+from modserve.core.configuration.trace_settings import TraceLevel
+from modserve.core.errors import Code, MemoryExhaustedError, ModserveError, OverloadedError, invalid
+from modserve.core.lifecycle import IndexEntry, State
+from modserve.core.tensors.shared_memory import CudaRegion, SystemRegion
+from modserve.protocol.failures import DeadlinePassedError
+from modserve.routing.router import RouteRollback
+from modserve.workers import values
+from modserve.workers.client import PeerGoneError, content
+from modserve.workers.identity import WorkerIdentity
+from modserve.workers.journal import ServerChange
 from modserve.workers.sequences import owner
 
 
@@ -29,55 +39,83 @@ def test_a_text_is_another_sequence_than_its_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "subject"),
+    ("change", "subject"),
     [
-        ("/v2/repository/models/a/load", Subject("model", "a", "load")),
-        ("/v2/repository/somewhere/models/a/unload", Subject("model", "a", "unload")),
-        ("/v2/repository/models/a\udc2fb/load", Subject("model", "a/b", "load")),
-        ("/v2/logging", Subject("log", "", "")),
-        ("/v2/trace/setting", Subject("trace", "", "")),
-        ("/v2/models/m/trace/setting", Subject("trace", "m", "")),
-        ("/v2/models/m/routing", Subject("routing", "m", "")),
-        ("/v2/systemsharedmemory/region/r/register", Subject("system", "r", "register")),
-        ("/v2/cudasharedmemory/unregister", Subject("cuda", "", "unregister")),
-        ("/v2/systemsharedmemory/status", None),
-        ("/v2/models/m/infer", None),
-        ("/v2/repository/index", None),
+        (ServerChange("load_model", ("a", None, None)), ("model", "a")),
+        (ServerChange("unload_model", ("a", False)), ("model", "a")),
+        (ServerChange("change_log_settings", ({},)), ("log", "")),
+        (ServerChange("change_trace_settings", ({}, "")), ("trace", "")),
+        (ServerChange("change_trace_settings", ({}, "m")), ("trace", "m")),
+        (ServerChange("set_routing", ("m", None)), ("routing", "m")),
+        (ServerChange("register_region", (SystemRegion("r", "k", 0, 1), b"")), ("system region", "r")),
+        (ServerChange("unregister_region", (CudaRegion, "")), ("cuda region", "")),
     ],
 )
-def test_what_a_path_changes(path: str, subject: Subject | None) -> None:
-    assert http_subject(path) == subject
+def test_what_a_change_is_about(change: ServerChange, subject: tuple[str, str]) -> None:
+    assert change.subject == subject
+    assert values.loads(values.dumps(change)) == change
 
 
-def test_what_an_rpc_changes() -> None:
-    service = "/inference.GRPCInferenceService/"
-    load = pb.RepositoryModelLoadRequest(model_name="a")
-    assert rpc_subject(f"{service}RepositoryModelLoad", load) == Subject("model", "a", "load")
-    assert rpc_subject(f"{service}LogSettings", pb.LogSettingsRequest()) is None
-    assert rpc_subject(f"{service}ServerLive", pb.ServerLiveRequest()) is None
-
-
-def test_a_place_is_written_and_read() -> None:
+def test_an_identity_is_written_and_read() -> None:
     text = "1:4:2:/tmp/a:b"
-    place = Place.parse(text)
-    assert str(place) == text
-    assert (place.index, place.count, place.starts, str(place.directory)) == (1, 4, 2, "/tmp/a:b")
-    assert not place.is_first
-
-
-def test_a_response_is_read() -> None:
-    reply = parse(b"HTTP/1.1 404 Not Found\r\nContent-Length: 15\r\nX-A: b\r\n\r\n" + b'{"error":"bad"}')
-    assert (reply.status, reply.ok, reply.headers["x-a"]) == (404, False, "b")
-    assert text_of(reply) == "bad"
-    assert text_of(with_note(reply, " (but undone)")) == "bad (but undone)"
+    identity = WorkerIdentity.parse(text)
+    assert str(identity) == text
+    assert (identity.index, identity.count, identity.starts, str(identity.directory)) == (1, 4, 2, "/tmp/a:b")
+    assert not identity.is_first
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"HTTP/1.1 200 OK\r\nContent", b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nab"]
+    "value",
+    [
+        {"level": TraceLevel.TIMESTAMPS | TraceLevel.TENSORS, "rate": None, "format": LogFormat.JSON},
+        [IndexEntry("a", 1, State.READY, ""), IndexEntry("b\udc2f", None, State.UNKNOWN, "why", 3)],
+        ({"1/model.onnx": b"\x00\xff"}, 2**80, 1.5, (True, None)),
+        RouteRollback("m", "canary", "it failed", {"split": {"1": 9}}),
+    ],
 )
-def test_a_part_of_a_response_is_none(data: bytes) -> None:
+def test_values_come_as_they_were(value: object) -> None:
+    assert values.loads(values.dumps(value)) == value
+
+
+@pytest.mark.parametrize(
+    "error",
+    [invalid("no"), OverloadedError("later", 7, too_many=True), MemoryExhaustedError("full"), DeadlinePassedError()],
+)
+def test_errors_come_as_what_they_say(error: ModserveError) -> None:
+    copy = values.loads(values.dumps(values.plain_error(error)))
+    assert (copy.code, copy.message) == (error.code, error.message)
+    assert getattr(copy, "too_many", False) == getattr(error, "too_many", False)
+
+
+@pytest.mark.parametrize("value", [os.system, Path("/"), Fraction(1, 2)])
+def test_values_of_other_types_are_refused(value: object) -> None:
+    with pytest.raises(pickle.UnpicklingError, match="workers do not send each other"):
+        values.loads(pickle.dumps(value))
+
+
+def test_a_response_is_read() -> None:
+    assert content(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nX-A: b\r\n\r\nabc") == b"abc"
+
+
+def test_a_call_that_a_worker_does_not_take_is_a_failure() -> None:
+    with pytest.raises(ModserveError, match="refused a call of another one with status 503: full") as raised:
+        content(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 4\r\n\r\nfull")
+    assert raised.value.code is Code.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nContent",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nab",
+        b"HTTP/1.1 410 Gone\r\nContent-Length: 0\r\n\r\n",
+    ],
+    ids=["nothing", "no head", "a part", "about to end"],
+)
+def test_a_worker_that_has_gone_has_no_response(data: bytes) -> None:
     with pytest.raises(PeerGoneError):
-        parse(data)
+        content(data)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +124,7 @@ def test_a_part_of_a_response_is_none(data: bytes) -> None:
 )
 def test_a_line_says_which_worker_wrote_it(name: str, said: str) -> None:
     record = logging.LogRecord(name, logging.INFO, "", 1, "text", (), None)
-    place = Place.parse("1:2:0:/")
+    identity = WorkerIdentity.parse("1:2:0:/")
     for _ in range(2):
-        assert place.name_in_log(record)
+        assert identity.name_in_log(record)
         assert record.name == said

@@ -24,7 +24,7 @@ class HealthService:
 
     async def Check(self, message: pb.HealthCheckRequest, call: RpcCall) -> Message:
         """A service's status once. Raises NOT_FOUND for an unknown service."""
-        status = await self._status(message.service)
+        status = await self._status_of_all(message.service)
         if status == _Response.SERVICE_UNKNOWN:
             raise ModserveError(Code.NOT_FOUND, f"unknown service '{message.service}'")
         return _Response(status=status)
@@ -63,7 +63,18 @@ class HealthService:
                     return
                 await changed.wait()
 
+    async def _status_of_all(self, service: str) -> int:
+        """The status where several workers are one server."""
+        if service in ("", inference.SERVICE):
+            return _Response.SERVING if (await self._server.readiness()).ready else _Response.NOT_SERVING
+        try:
+            trouble = await self._server.model_trouble(service, None)
+        except ModserveError:
+            return _Response.SERVICE_UNKNOWN
+        return _Response.SERVING if trouble is None else _Response.NOT_SERVING
+
     async def _status(self, service: str) -> int:
+        """The status in this process: `Watch` hears when that changes, and of others it does not."""
         server = self._server
         if service in ("", inference.SERVICE):
             return _Response.SERVING if server.ready else _Response.NOT_SERVING

@@ -1,7 +1,7 @@
 """The RPCs of ``inference.GRPCInferenceService``, and the table of all that the port serves."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from google.protobuf.message import Message
 
@@ -18,7 +18,7 @@ from modserve.pb import health as health_pb
 from modserve.pb import inference as pb
 from modserve.pb import reflection as reflection_pb
 from modserve.protocol import header_forwarding
-from modserve.protocol.control import logging_settings, metadata, regions, repository, statistics, trace_settings
+from modserve.protocol.control import logging_settings, metadata, regions, repository, trace_settings
 from modserve.protocol.grpc.infer_message import InferMessage
 from modserve.protocol.grpc.response_writer import ResponseWriter
 from modserve.protocol.http import server_timing
@@ -50,13 +50,13 @@ class InferenceService:
         return pb.ServerLiveResponse(live=self._server.live)
 
     async def ServerReady(self, message: pb.ServerReadyRequest, call: RpcCall) -> Message:
-        return pb.ServerReadyResponse(ready=self._server.ready)
+        return pb.ServerReadyResponse(ready=(await self._server.readiness()).ready)
 
     async def ModelReady(self, message: pb.ModelReadyRequest, call: RpcCall) -> Message:
         """As every released Triton, false also for a model or version that is not there: clients poll with it."""
         version = named_version(self._server, message.name, message.version)
         try:
-            ready = await self._server.check_model_ready(message.name, version)
+            ready = await self._server.model_trouble(message.name, version) is None
         except ModserveError as error:
             if error.code is not Code.NOT_FOUND:
                 raise
@@ -78,9 +78,8 @@ class InferenceService:
         return pb.ModelConfigResponse(config=metadata.config_message(servable))
 
     async def ModelStatistics(self, message: pb.ModelStatisticsRequest, call: RpcCall) -> Message:
-        return statistics.message(
-            self._server.with_statistics(message.name, named_version(self._server, message.name, message.version))
-        )
+        version = named_version(self._server, message.name, message.version)
+        return await self._server.statistics(message.name, version)
 
     async def RepositoryIndex(self, message: pb.RepositoryIndexRequest, call: RpcCall) -> Message:
         repository.check_repository_name(message.repository_name)
@@ -100,38 +99,39 @@ class InferenceService:
 
     async def LogSettings(self, message: pb.LogSettingsRequest, call: RpcCall) -> Message:
         logs = self._server.logs
-        logs.change(logging_settings.changed_by_message(logs.settings, message))
+        if change := logging_settings.change_by_message(message):
+            await self._server.change_log_settings(change)
         return logging_settings.message(logs.settings)
 
     async def SystemSharedMemoryStatus(self, message: pb.SystemSharedMemoryStatusRequest, call: RpcCall) -> Message:
-        return regions.system_status_message(self._server.shared_memory.status(SystemRegion, message.name))
+        return regions.system_status_message(await self._server.regions(SystemRegion, message.name))
 
     async def SystemSharedMemoryRegister(self, message: pb.SystemSharedMemoryRegisterRequest, call: RpcCall) -> Message:
-        region = SystemRegion(message.name, message.key, message.offset, message.byte_size)
-        self._server.shared_memory.register_system(region)
+        await self._server.register_region(SystemRegion(message.name, message.key, message.offset, message.byte_size))
         return pb.SystemSharedMemoryRegisterResponse()
 
     async def SystemSharedMemoryUnregister(
         self, message: pb.SystemSharedMemoryUnregisterRequest, call: RpcCall
     ) -> Message:
-        self._server.shared_memory.unregister(SystemRegion, message.name)
+        await self._server.unregister_region(SystemRegion, message.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     async def CudaSharedMemoryStatus(self, message: pb.CudaSharedMemoryStatusRequest, call: RpcCall) -> Message:
-        return regions.cuda_status_message(self._server.shared_memory.status(CudaRegion, message.name))
+        return regions.cuda_status_message(await self._server.regions(CudaRegion, message.name))
 
     async def CudaSharedMemoryRegister(self, message: pb.CudaSharedMemoryRegisterRequest, call: RpcCall) -> Message:
         region = CudaRegion(message.name, message.device_id, message.byte_size)
-        await offload.on_thread(self._server.shared_memory.register_cuda, region, message.raw_handle)
+        await self._server.register_region(region, message.raw_handle)
         return pb.CudaSharedMemoryRegisterResponse()
 
     async def CudaSharedMemoryUnregister(self, message: pb.CudaSharedMemoryUnregisterRequest, call: RpcCall) -> Message:
-        self._server.shared_memory.unregister(CudaRegion, message.name)
+        await self._server.unregister_region(CudaRegion, message.name)
         return pb.CudaSharedMemoryUnregisterResponse()
 
     async def TraceSetting(self, message: pb.TraceSettingRequest, call: RpcCall) -> Message:
         tracer = self._server.tracer_for(message.model_name)
-        tracer.change(trace_settings.change_by_message(message.settings, tracer.mode), message.model_name)
+        if change := trace_settings.change_by_message(message.settings, tracer.mode):
+            await self._server.change_trace_settings(change, message.model_name)
         return trace_settings.message(tracer.settings(message.model_name))
 
     async def ModelInfer(self, message: InferMessage, rpc: RpcCall) -> list[Buffer] | ModserveError:
@@ -178,15 +178,7 @@ def _sent(call: Call) -> None:
 def rpc_table(
     server: Server, options: GrpcSettings, inflater: MessageInflater, streams: InferStreams | None = None
 ) -> Mapping[str, Rpc]:
-    """All that the port serves, by path; where there are several workers, some calls concern all of them."""
-    around: Callable[[Mapping[str, Rpc]], Mapping[str, Rpc]] = server.around_rpcs
-    return around(own_rpcs(server, options, inflater, streams))
-
-
-def own_rpcs(
-    server: Server, options: GrpcSettings, inflater: MessageInflater, streams: InferStreams | None = None
-) -> Mapping[str, Rpc]:
-    """All that this process serves, by path; RPCs that are not served yet answer UNIMPLEMENTED and say so."""
+    """All that the port serves, by path; RPCs that are not served yet answer UNIMPLEMENTED and say so."""
     inference = InferenceService(server, options)
     reflection = ReflectionService((pb.SERVICE, health_pb.SERVICE, *REFLECTION), inflater)
     rpcs: dict[str, Rpc] = {}

@@ -1,7 +1,6 @@
 """The logging extension: settings as both wires have them, and changes to them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from modserve.core.configuration.log_settings import LogFormat, LogSettings
@@ -42,23 +41,21 @@ def message(settings: LogSettings) -> pb.LogSettingsResponse:
     return response
 
 
-def changed_by_json(settings: LogSettings, body: bytes) -> LogSettings:
-    """`settings` with what a POST's body says; null and unknown names change nothing.
+def change_by_json(body: bytes) -> Mapping[str, Any]:
+    """The fields of `LogSettings` that a POST's body changes; null and unknown names change nothing.
 
     Raises INVALID_ARG, and UNSUPPORTED for ``log_file``.
     """
     values = {name: value for name, value in control_body.read(body).items() if value is not None}
-    return _changed(settings, values, _json_value, "--log_format")
+    return _change(values, _json_value, "--log_format")
 
 
-def changed_by_message(settings: LogSettings, request: pb.LogSettingsRequest) -> LogSettings:
-    """`settings` with what a request says; unknown names change nothing. Raises as `changed_by_json` does."""
-    return _changed(settings, request.settings, _message_value, "log_format")
+def change_by_message(request: pb.LogSettingsRequest) -> Mapping[str, Any]:
+    """The fields of `LogSettings` that a request changes. Raises as `change_by_json` does."""
+    return _change(request.settings, _message_value, "log_format")
 
 
-def _changed(
-    settings: LogSettings, values: Mapping[str, Any], read: Callable[[str, Any, type], Any], format_option: str
-) -> LogSettings:
+def _change(values: Mapping[str, Any], read: Callable[[str, Any, type], Any], format_option: str) -> Mapping[str, Any]:
     """`read` returns the value of a named setting of some type; `format_option` is the name in Triton's text."""
     if "log_file" in values:
         raise unsupported("log file location can not be updated through network protocol")
@@ -68,7 +65,7 @@ def _changed(
         if name not in _FORMATS:
             raise invalid(f"invalid argument for {format_option}, got: {name}")
         changes["format"] = _FORMATS[name]
-    return replace(settings, **changes)
+    return changes
 
 
 def _json_value(name: str, value: object, kind: type) -> object:

@@ -1,6 +1,5 @@
 """What the console asks for that no client of the protocol does. Not in the OpenAPI document."""
 
-import dataclasses
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -49,10 +48,8 @@ def sampler(server: Server) -> Sampler:
 
     async def read() -> tuple[Counters, Mapping[str, int] | None]:
         own = reader.read()
-        if server.others_figures is None:
-            return own, None
-        others, workers = await server.others_figures()
-        return added([own, *others]), workers
+        others, workers = await server.readings_of_others()
+        return added([own, *others]) if others else own, workers
 
     return Sampler(server, read)
 
@@ -81,6 +78,6 @@ def router(server: Server, options: HttpSettings) -> APIRouter:
     @router.get("/failures")
     async def failures() -> Response:
         """The requests that failed lately, those that failed alike as one, the latest first."""
-        return json_response([dataclasses.asdict(failure) for failure in server.failure_log.recent.latest()])
+        return json_response(await server.failures())
 
     return router

@@ -21,19 +21,20 @@ from modserve.core.lifecycle import IndexEntry
 from modserve.core.residency import describe
 from modserve.core.version import parse_requested
 from modserve.frontends.http.infer import CallContext, InferCall
+from modserve.pb.json_message import to_json
 from modserve.protocol import compression, failures
 from modserve.protocol.control import memory, metadata, statistics
 from modserve.protocol.http import infer_response
 from modserve.protocol.http.infer_response import Body
 from modserve.protocol.json.json_text import MIME_JSON
-from modserve.server import Server
+from modserve.server import Phase, Server
 from modserve.settings import HttpSettings
 
 from . import control, deferred, generate, infer_stream, middleware
 from .deferred import DeferredRoutes
 from .disconnect import unless_disconnected
 from .identified import Identified, begun, note_of
-from .messages import add_model_route, infer_head, json_response, new_router, why_not_ready
+from .messages import V1, add_model_route, infer_head, json_response, new_router
 from .schemas import INFER_BODY, SCHEMAS, response_of, responses_of
 from .streams import Streams
 
@@ -106,6 +107,7 @@ def create_app(server: Server, options: HttpSettings) -> FastAPI:
         control.shared_memory_router(server, max_json),
         control.trace_router(server, max_json),
         control.routing_router(server, max_json),
+        _root(server, options),
     ]
     app.router.routes.extend(chain.from_iterable(router.routes for router in routers))
     app.router.routes.extend(_doors(app, context))
@@ -131,10 +133,27 @@ def _doors(app: FastAPI, context: CallContext) -> list[BaseRoute]:
 
         return routes.router(server, options).routes
 
-    doors = {r"/$|/v1/": v1, r"/docs(/|$)|/openapi\.json$": docs}
+    doors = {r"/v1(/|$)": v1, r"/docs(/|$)|/openapi\.json$": docs}
     if options.console:
         doors[r"/console(/|$)"] = console
     return [DeferredRoutes(re.compile(paths), make) for paths, make in doors.items()]
+
+
+def _root(server: Server, options: HttpSettings) -> APIRouter:
+    router = new_router(V1)
+
+    @router.get("/", responses=responses_of("Alive", 503))
+    async def alive(request: Request) -> Response:
+        """KServe's liveness; browsers, which ask for HTML, get the console, if the server has one."""
+        if server.phase is Phase.STOPPING:
+            return json_response({"error": "Server exiting"}, 503)
+        if options.console and "text/html" in request.headers.get("accept", ""):
+            from modserve.frontends.http.console import page
+
+            return page.response()
+        return json_response({"status": "alive"})
+
+    return router
 
 
 def _health(server: Server) -> APIRouter:
@@ -148,9 +167,10 @@ def _health(server: Server) -> APIRouter:
     @router.get("/v2/health/ready", responses={**responses_of("Ready", 503), 400: response_of("Ready")})
     async def ready() -> Response:
         """May inference be sent? When not, `reasons` tells which models are in the way and why."""
-        if server.ready:
+        readiness = await server.readiness()
+        if readiness.ready:
             return json_response({"ready": True})
-        reasons = [_reason(entry) for entry in server.unready_reasons()]
+        reasons = [_reason(entry) for entry in readiness.reasons]
         return _exiting(server) or json_response({"ready": False, "phase": server.phase.value, "reasons": reasons}, 400)
 
     return router
@@ -172,7 +192,7 @@ def _metadata(server: Server) -> APIRouter:
     @router.get("/v2/models/stats", responses=responses_of("object"))
     async def all_statistics() -> Response:
         """The statistics of all ready model versions."""
-        return json_response(statistics.json(server.with_statistics()))
+        return json_response(to_json(await server.statistics()))
 
     @router.get("/v2/memory", responses=responses_of("ModelMemory", 503))
     async def model_memory() -> Response:
@@ -200,9 +220,10 @@ def _models(server: Server) -> APIRouter:
 
     async def model_ready(model: str, version: int | None = None) -> Response:
         """Does this model (version) take requests?"""
-        if await server.check_model_ready(model, version):
+        trouble = await server.model_trouble(model, version)
+        if trouble is None:
             return json_response({"name": model, "ready": True})
-        why = why_not_ready(server, model, version)
+        why = f": {trouble}" if trouble else ""
         return _exiting(server) or json_response({"error": f"Model version not ready{why}"}, 400)
 
     async def model_config(model: str, version: int | None = None) -> Response:
@@ -219,7 +240,7 @@ def _models(server: Server) -> APIRouter:
 
     async def model_statistics(model: str, version: int | None = None) -> Response:
         """Cumulative counts and durations since the model was loaded."""
-        return json_response(statistics.json(server.with_statistics(model, version)))
+        return json_response(to_json(await server.statistics(model, version)))
 
     async def model_batches(model: str, version: int | None = None) -> Response:
         """The batches executed last, and why each did not grow any more."""

@@ -1,7 +1,7 @@
 """The calls that change a server or ask for its settings: repository, log, traces, shared memory, routing."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
@@ -10,12 +10,11 @@ from modserve.frontends.offload import on_thread
 from modserve.protocol.control import control_body, logging_settings, regions, repository, trace_settings
 from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Server
+from modserve.server.interface import Region
 from modserve.settings import Limits
 
 from .messages import json_response, new_router, read_body
 from .schemas import SCHEMAS, body_of, errors_of, members_of, responses_of
-
-RegionT = TypeVar("RegionT", SystemRegion, CudaRegion)
 
 _LOG_SETTINGS = tuple(SCHEMAS["LogSettings"]["properties"])
 _TRACE_SETTINGS = tuple(SCHEMAS["TraceSettings"]["properties"])
@@ -71,7 +70,7 @@ def logging_router(server: Server, max_json: int) -> APIRouter:
     async def change_log_settings(request: Request) -> Response:
         """Change any of the settings, at once; the response has all of them."""
         body, logs = await read_body(request, max_json), server.logs
-        logs.change(logging_settings.changed_by_json(logs.settings, body))
+        await server.change_log_settings(logging_settings.change_by_json(body))
         return json_response(logging_settings.json(logs.settings))
 
     router.add_api_route("/v2/logging", log_settings, responses=responses_of("LogSettings", 503))
@@ -90,7 +89,8 @@ def trace_router(server: Server, max_json: int) -> APIRouter:
     async def change(request: Request, model: str = "") -> Response:
         """Change any of the settings, at once; null goes back to that of all models, or of the start."""
         tracer = server.tracer_for(model)
-        tracer.change(trace_settings.change_by_json(await read_body(request, max_json), tracer.mode), model)
+        change = trace_settings.change_by_json(await read_body(request, max_json), tracer.mode)
+        await server.change_trace_settings(change, model)
         return json_response(trace_settings.json(tracer.settings(model)))
 
     for path, errors in (("/v2/trace/setting", ()), ("/v2/models/{model}/trace/setting", (400,))):
@@ -101,27 +101,27 @@ def trace_router(server: Server, max_json: int) -> APIRouter:
 
 def shared_memory_router(server: Server, max_json: int) -> APIRouter:
     """A call without a region's name is about all regions; there is none to register without."""
-    router, memory = new_router("shared memory"), server.shared_memory
+    router = new_router("shared memory")
 
     async def register_system(request: Request, region: str = "") -> Response:
         """Make POSIX shared memory known by a name, which tensors of requests can then refer to."""
-        memory.check_may_register(SystemRegion, region)
-        memory.register_system(regions.register_system_json(region, await read_body(request, max_json)))
+        server.shared_memory.check_may_register(SystemRegion, region)
+        await server.register_region(regions.register_system_json(region, await read_body(request, max_json)))
         return Response(media_type=MIME_JSON)
 
     async def register_cuda(request: Request, region: str = "") -> Response:
         """Make memory of a GPU known by a name, which tensors of requests can then refer to."""
-        memory.check_may_register(CudaRegion, region)
-        await on_thread(memory.register_cuda, *regions.register_cuda_json(region, await read_body(request, max_json)))
+        server.shared_memory.check_may_register(CudaRegion, region)
+        await server.register_region(*regions.register_cuda_json(region, await read_body(request, max_json)))
         return Response(media_type=MIME_JSON)
 
-    def add(kind: type[RegionT], name: str, where: str, register: Callable[..., Any], *members: str) -> None:
+    def add(kind: type[Region], name: str, where: str, register: Callable[..., Any], *members: str) -> None:
         async def status(region: str = "") -> Response:
-            return json_response(regions.status_json(memory.status(kind, region)))
+            return json_response(regions.status_json(await server.regions(kind, region)))
 
         async def unregister(region: str = "") -> Response:
             """Forget a region, as soon as no request uses it. An unknown name is no error."""
-            memory.unregister(kind, region)
+            await server.unregister_region(kind, region)
             return Response(media_type=MIME_JSON)
 
         status.__doc__ = f"The registered regions of {where} memory."
@@ -142,19 +142,19 @@ def routing_router(server: Server, max_json: int) -> APIRouter:
 
     async def routing(model: str) -> Response:
         """How requests that name no version are divided between the model's versions, and what came of it."""
-        return json_response(server.routing(model))
+        return json_response(await server.routing(model))
 
     async def change(request: Request, model: str) -> Response:
         """Set the whole routing, in place of the one there is; null deletes it."""
         body = await read_body(request, max_json)
         if body.strip() == b"null":
             return await delete(model)
-        server.set_routing(model, control_body.read(body))
-        return json_response(server.routing(model))
+        await server.set_routing(model, control_body.read(body))
+        return json_response(await server.routing(model))
 
     async def delete(model: str) -> Response:
         """Go back to the routing of the model's configuration, if it has one."""
-        server.set_routing(model, None)
+        await server.set_routing(model, None)
         return json_response({})
 
     path, report = "/v2/models/{model}/routing", responses_of("RoutingReport", 400, 404, 503)

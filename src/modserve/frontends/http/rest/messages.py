@@ -10,7 +10,7 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.routing import Match
 from starlette.types import Scope
 
-from modserve.core.errors import ModserveError, not_found
+from modserve.core.errors import not_found
 from modserve.core.requests import trace_context
 from modserve.core.requests.trace_context import TraceHeaders
 from modserve.frontends.http.wire.asgi import HEADERS_AS_SENT, SLASH
@@ -40,6 +40,10 @@ class _LabelConvertor(Convertor[str]):
 
 
 register_url_convertor("label", _LabelConvertor())
+
+
+V1 = "KServe v1, TensorFlow Serving"
+"""The tag of the calls of the older protocols."""
 
 
 def new_router(*tags: str, **options: Any) -> APIRouter:
@@ -119,12 +123,3 @@ def infer_head(request: Request, options: HttpSettings, response_encoding: str |
 def _raw(value: str | None) -> bytes | None:
     """A header as it was sent."""
     return None if value is None else value.encode("latin-1")
-
-
-def why_not_ready(server: Server, model: str, version: int | None) -> str:
-    """What is to stand behind Triton's text about a model that is not ready: what its requests would hear."""
-    try:
-        reason = server.model(model, version).unready_reason
-    except ModserveError as error:
-        reason = error.message
-    return f": {reason}" if reason else ""

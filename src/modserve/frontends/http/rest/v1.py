@@ -14,10 +14,10 @@ from modserve.core.residency import describe
 from modserve.core.servable import Servable
 from modserve.frontends.http.infer import CallContext
 from modserve.protocol.http import v1_models
-from modserve.server import Phase, Server
+from modserve.server import Server
 
 from .disconnect import unless_disconnected
-from .messages import json_response, new_router
+from .messages import V1, json_response, new_router
 from .predict import respond
 from .schemas import SCHEMAS, body_of, errors_of, response_of, responses_of
 
@@ -29,9 +29,9 @@ _CALLS = (":predict", ":classify", ":regress", ":explain")
 
 def router(context: CallContext) -> APIRouter:
     """The routes of both dialects."""
-    router = new_router("KServe v1, TensorFlow Serving")
+    router = new_router(V1)
     _add_inference(router, context)
-    _add_models(router, context.server, context.options.console)
+    _add_models(router, context.server)
     return router
 
 
@@ -84,17 +84,7 @@ def _add_inference(router: APIRouter, context: CallContext) -> None:
         )
 
 
-def _add_models(router: APIRouter, server: Server, console: bool) -> None:
-    async def alive(request: Request) -> Response:
-        """KServe's liveness; browsers, which ask for HTML, get the console, if the server has one."""
-        if server.phase is Phase.STOPPING:
-            return json_response({"error": "Server exiting"}, 503)
-        if console and "text/html" in request.headers.get("accept", ""):
-            from modserve.frontends.http.console import page
-
-            return page.response()
-        return json_response({"status": "alive"})
-
+def _add_models(router: APIRouter, server: Server) -> None:
     async def models() -> Response:
         """The names of all models, whatever their state."""
         return json_response({"models": server.model_names()})
@@ -127,7 +117,6 @@ def _add_models(router: APIRouter, server: Server, console: bool) -> None:
         return json_response(v1_models.metadata_json(servable))
 
     unready = {**responses_of("ModelStatus", 404), 503: response_of("ModelStatus", "Not ready")}
-    router.add_api_route("/", alive, responses=responses_of("Alive", 503))
     router.add_api_route("/v1/models", models, responses=responses_of("ModelList"))
     router.add_api_route(_MODEL, model_status, responses=unready, route_class_override=_route_of_models(server))
     router.add_api_route(_VERSION, version_status, responses=responses_of("VersionStatuses", 404))

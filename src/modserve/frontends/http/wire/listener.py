@@ -50,10 +50,8 @@ class HttpListener:
         loop = asyncio.get_running_loop()
         app = create_app(self._server, self._options)
         self._streams = app.state.streams
-        whole = self._server.around_app(app)
         access = self._server.access_log
-        if access is not None:
-            whole = logged_app(whole, access)
+        whole = app if access is None else logged_app(app, access)
         context = self._context = HttpContext(self._server, whole, self._tasks, loop, self._options)
         tls: dict[str, Any] = {}
         if self._options.tls is not None:

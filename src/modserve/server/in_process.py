@@ -4,13 +4,13 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
-from .core.errors import ModserveError, invalid
-from .core.requests.memory import MemoryBudget, UnsentResponses
-from .core.requests.request import InferenceRequest, ParameterValue, label, timeout_ns
-from .core.requests.response import InferenceResponse, Outcome, SingleResponseSink
-from .core.servable import Submitter
-from .core.tensors.tensor import Array, Tensor
-from .resources import flow
+from modserve.core.errors import ModserveError, invalid
+from modserve.core.requests.memory import MemoryBudget, UnsentResponses
+from modserve.core.requests.request import InferenceRequest, ParameterValue, label, timeout_ns
+from modserve.core.requests.response import InferenceResponse, Outcome, SingleResponseSink
+from modserve.core.servable import Submitter
+from modserve.core.tensors.tensor import Array, Tensor
+from modserve.resources import flow
 
 
 def make_request(

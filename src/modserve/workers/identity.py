@@ -7,7 +7,7 @@ from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerIdentity:
     """A worker's number among `count`, from 0 on, and how often that number was started before.
 
     `directory` is private to the server's user. Each worker has its sockets there.
@@ -20,7 +20,7 @@ class Place:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The place that `str` writes. Raises ValueError."""
+        """The identity that `str` writes. Raises ValueError."""
         index, count, starts, directory = text.split(":", 3)
         return cls(int(index), int(count), int(starts), Path(directory))
 

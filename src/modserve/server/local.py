@@ -1,35 +1,40 @@
-"""The one object behind every front end: data plane and control plane of a server, without sockets."""
+"""The server of one process: data plane and control plane, without sockets."""
 
 import asyncio
-import enum
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from .__about__ import __version__
-from .core.changes import Changes
-from .core.configuration.routing_config import RouteFigures, ShadowFigures
-from .core.errors import Code, ModserveError, invalid, unavailable
-from .core.lifecycle import IndexEntry, State
-from .core.loading import Repository
-from .core.requests.inflight import Inflight
-from .core.requests.memory import MemoryBudget
-from .core.requests.request import ParameterValue
-from .core.requests.response import InferenceResponse
-from .core.residency import NO_MEMORY, MemoryReport
-from .core.servable import Handle, ReadinessChecker, Servable
-from .core.tensors.tensor import Array, Tensor
+from modserve.__about__ import __version__
+from modserve.core.configuration.routing_config import RouteFigures, ShadowFigures
+from modserve.core.configuration.trace_settings import TraceChange
+from modserve.core.errors import Code, ModserveError, invalid, unavailable
+from modserve.core.lifecycle import IndexEntry, State
+from modserve.core.loading import Repository
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.memory import MemoryBudget
+from modserve.core.requests.request import ParameterValue
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.residency import NO_MEMORY, MemoryReport
+from modserve.core.servable import Handle, ReadinessChecker, Servable
+from modserve.core.tensors.shared_memory import CudaRegion
+from modserve.core.tensors.tensor import Array, Tensor
+from modserve.observability.access_log import AccessLog
+from modserve.observability.failure_log import FailureLog
+from modserve.observability.logging import Logs
+from modserve.observability.trace import Tracer
+from modserve.pb import inference as pb
+from modserve.protocol.control import statistics
+from modserve.repository.control import ControlOptions, ModelControl
+from modserve.repository.manager import ModelManager
+from modserve.resources import flow
+from modserve.resources.shared_memory import SharedMemory
+
 from .in_process import make_request, outcomes, response
-from .observability.access_log import AccessLog
-from .observability.failure_log import FailureLog
-from .observability.logging import Logs
-from .observability.trace import Tracer
-from .repository.control import ControlOptions, ModelControl
-from .repository.manager import ModelManager
-from .resources import flow
-from .resources.shared_memory import SharedMemory
+from .interface import Phase, Readiness, Region, RegionT
 
 EXTENSIONS = (
     "classification",
@@ -48,77 +53,62 @@ EXTENSIONS = (
 """The protocol extensions served so far, as server metadata lists them."""
 
 
-class Phase(enum.Enum):
-    """Where a server is in its life."""
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What a server has beside its models."""
 
-    STARTING = "starting"
-    """Until every model of the first load is READY or has failed. Models that are READY are served."""
-    RUNNING = "running"
-    STOPPING = "stopping"
-    """Nothing new is accepted; what was accepted is finished."""
+    logs: Logs | None = None
+    """The log whose settings clients may change."""
+    tracer: Tracer = field(default_factory=Tracer)
+    shared_memory: SharedMemory = field(default_factory=SharedMemory)
+    memory: MemoryBudget = field(default_factory=MemoryBudget)
+    model_memory: Callable[[], MemoryReport] = lambda: NO_MEMORY
+    failure_log: FailureLog = field(default_factory=FailureLog)
+    access_log: AccessLog | None = None
 
 
-class Server:
-    """Models, and all that clients can do with them. Everything runs on one event loop's thread."""
+class LocalServer:
+    """Implements `Server` in one process: models, and all that clients can do with them, on one event loop's thread."""
 
     def __init__(
         self,
         manager: ModelManager,
         repositories: Sequence[Repository],
+        services: Services | None = None,
         *,
         name: str,
         strict_readiness: bool = True,
-        logs: Logs | None = None,
         control: ControlOptions | None = None,
-        tracer: Tracer | None = None,
-        shared_memory: SharedMemory | None = None,
-        memory: MemoryBudget | None = None,
-        model_memory: Callable[[], MemoryReport] = lambda: NO_MEMORY,
     ) -> None:
+        services = Services() if services is None else services
         self.name = name
         self.version = __version__
         self.phase = Phase.STARTING
         self.loop: asyncio.AbstractEventLoop | None = None
         """The event loop that it runs on, once it has begun to load."""
         self.retiring = False
-        """It is about to stop: what arrives is still served, and those who watch are told."""
         self.leaving = False
-        """It is about to stop, or stops, with nobody to take its place."""
-        self.changes = Changes()
-        """Notified whenever the readiness of the server or of a model may have changed."""
+        self.metrics_place = ""
         self._table = manager.table
-        self._table.on_change = self.changes.notify
+        self.changes = manager.table.changes
         self.model_names, self.index = manager.table.names, manager.table.index
         self.failed_loads = manager.table.failed_loads
         self.unready_reasons = manager.table.unready
         """The model versions that keep the server from being ready."""
         self.sequence_keepers = manager.table.keepers
         """All that have sequences which have begun, whether they are READY or not."""
+        self.routings = manager.table.routings
         self._control = ModelControl(manager, repositories, control or ControlOptions())
         self._strict_readiness = strict_readiness
-        self._logs = logs
-        self.tracer = Tracer() if tracer is None else tracer
-        self.shared_memory = SharedMemory() if shared_memory is None else shared_memory
-        """The regions that clients have registered."""
-        self.memory = MemoryBudget() if memory is None else memory
-        """What requests hold, against the server's limit."""
-        self.model_memory = model_memory
-        """What models hold, against theirs."""
-        self.routings = manager.table.routings
-        """How the requests for models are routed, and what labels their versions have."""
-        self.routings.memory = self.memory
-        self.failure_log = FailureLog()
-        """The front ends record each request that failed in it."""
-        self.access_log: AccessLog | None = None
-        """The front ends record each request in it, if it is there when they start."""
-        self.metrics_place = ""
-        """Where the metrics are served, for people; empty if nowhere."""
-        self.around_app: Callable[[Any], Any] = lambda app: app
-        """What the HTTP port puts in front of its application: one of several workers shares some calls with others."""
-        self.around_rpcs: Callable[[Any], Any] = lambda rpcs: rpcs
-        """The same for the gRPC port's table of calls."""
-        self.others_figures: Callable[[], Awaitable[tuple[list[Any], Mapping[str, int]]]] | None = None
-        """What the console shows of the other workers, with how many there are; None for the only process."""
+        self._logs = services.logs
+        self.tracer = services.tracer
+        self.shared_memory = services.shared_memory
+        self.memory = services.memory
+        self.model_memory = services.model_memory
+        self.failure_log = services.failure_log
+        self.access_log = services.access_log
+        if self._logs is not None:
+            self.tracer.change_verbosity(self._logs.settings.verbose_level)
 
     def _check_running(self) -> None:
         if self.phase is Phase.STOPPING:
@@ -203,19 +193,11 @@ class Server:
 
     # Version routing
 
-    def routing(self, name: str) -> dict[str, Any]:
-        """How the requests for a model are routed, with what that has done so far, in values that JSON has.
-
-        Raises NOT_FOUND, or UNAVAILABLE if no version is READY.
-        """
+    async def routing(self, name: str) -> dict[str, Any]:
         self._table.get(name, None)
         return self.routings.report(name, lambda version: self._trouble(name, version))
 
-    def set_routing(self, name: str, document: object) -> None:
-        """Route the requests for a model as `document`, an object in JSON's values, says; None: as its configuration.
-
-        It lasts until no version of the model is READY any more. Raises INVALID_ARG, and what `routing` raises.
-        """
+    async def set_routing(self, name: str, document: object) -> None:
         self._check_running()
         self.routings.set(name, self._table.latest(name), document)
         self._table.rank(name)
@@ -258,6 +240,17 @@ class Server:
         if not isinstance(servable, ReadinessChecker):
             return servable is not None
         return await servable.check_ready() and self._table.is_ready(name, version)
+
+    async def readiness(self) -> Readiness:
+        return Readiness(True) if self.ready else Readiness(False, self.unready_reasons())
+
+    async def model_trouble(self, name: str, version: int | None) -> str | None:
+        if await self.check_model_ready(name, version):
+            return None
+        try:
+            return self.model(name, version).unready_reason or ""
+        except ModserveError as error:
+            return error.message
 
     # What there is
 
@@ -314,6 +307,18 @@ class Server:
                 raise invalid(f"requested model version is not available for model '{name}'") from None
             raise invalid(f"requested model '{name}' is not available") from None
 
+    async def statistics(self, name: str = "", version: int | None = None) -> pb.ModelStatisticsResponse:
+        return statistics.message(self.with_statistics(name, version))
+
+    async def regions(self, kind: type[RegionT], name: str = "") -> Sequence[RegionT]:
+        return self.shared_memory.status(kind, name)
+
+    async def failures(self) -> list[dict[str, Any]]:
+        return [asdict(failure) for failure in self.failure_log.recent.latest()]
+
+    async def readings_of_others(self) -> tuple[list[Any], Mapping[str, int] | None]:
+        return [], None
+
     # Control by clients
 
     @property
@@ -353,13 +358,33 @@ class Server:
             raise unavailable("the server does not support dynamic logging")
         return self._logs
 
+    async def change_log_settings(self, change: Mapping[str, Any]) -> None:
+        settings = replace(self.logs.settings, **change)
+        self.logs.change(settings)
+        self.tracer.change_verbosity(settings.verbose_level)
+
+    async def change_trace_settings(self, change: TraceChange, model: str) -> None:
+        self.tracer_for(model).change(change, model)
+
+    async def register_region(self, region: Region, handle: bytes = b"") -> None:
+        if isinstance(region, CudaRegion):
+            await asyncio.to_thread(self.shared_memory.register_cuda, region, handle)  # the first may take a second
+        else:
+            self.shared_memory.register_system(region)
+
+    async def unregister_region(self, kind: type[Region], name: str) -> None:
+        self.shared_memory.unregister(kind, name)
+
     def tracer_for(self, model: str) -> Tracer:
-        """The tracer, for calls about a model, or all if empty. Raises INVALID_ARG for a model that is not READY."""
         if model and not self._table.ready_versions(model):
             raise invalid(f"Request for unknown model : {model}")
         return self.tracer
 
     # Life
+
+    def announce_metrics(self, port: int) -> None:
+        """The metrics are served at a port."""
+        self.metrics_place = f"port {port}, path /metrics"
 
     async def load(self) -> None:
         """Load what is to be loaded at the start, and be RUNNING. Models that fail are states with reasons.

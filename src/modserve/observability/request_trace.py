@@ -1,0 +1,207 @@
+"""The trace of one request that is sampled: its activities, and those of the requests that a model made for it."""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, Protocol
+
+from modserve.core.configuration.trace_settings import TraceLevel
+from modserve.core.errors import Code, ModserveError
+from modserve.core.requests.inflight import RequestTrace
+from modserve.core.requests.response import InferenceResponse, Outcome
+from modserve.core.requests.timing import ExecutionTiming
+from modserve.core.tensors.tensor import Tensor
+from modserve.core.version import ModelId
+
+from .span_ids import Batches, SpanIds
+from .trace_records import Record, render
+from .trace_sampling import Setting
+
+_log = logging.getLogger(__name__)
+
+MOST_OF_ONE = 32 * 1024 * 1024
+"""Bytes of tensors that one trace keeps, and as many again of stamps; the rest is left out."""
+
+_STAMP_SIZE = 256
+"""Roughly the bytes of memory that a stamp takes."""
+_CANCELLED = "nobody waits for the response any more"
+
+
+class Failure(NamedTuple):
+    """How a request failed."""
+
+    code: str
+    message: str
+
+
+def failure_of(code: Code, message: str) -> Failure:
+    return Failure(code.name, message or (_CANCELLED if code is Code.CANCELLED else code.value))
+
+
+class TraceOwner(Protocol):
+    """What a trace needs of the tracer."""
+
+    batches: Batches
+    ids: Iterator[int]
+
+    def ended(self, setting: Setting, trace: "Trace") -> None: ...
+
+
+class Trace:
+    """Implements `core.requests.inflight.RequestTrace`: the records of one request, and those of its children.
+
+    `spans` are the ids of its spans, None where it goes to a file.
+
+    The front end adds its own stamps, and calls `end` when the response is sent or nobody waits for it any more. The
+    children, requests that a model made for this one, are written with it.
+    """
+
+    def __init__(
+        self,
+        owner: TraceOwner,
+        setting: Setting,
+        model: ModelId,
+        trace_id: int,
+        parent: "Trace | None" = None,
+        spans: SpanIds | None = None,
+    ) -> None:
+        self._owner = owner
+        self._setting = setting
+        self._parent = parent
+        self._ended = False
+        self.model = model
+        self.children: list[Trace] = []
+        self.records: list[Record] = []
+        self.timing: ExecutionTiming | None = None
+        self.failure: Failure | None = None
+        self.refusal: Failure | None = None
+        self.request_id = ""
+        self.spans = spans
+        self.start_ns = time.monotonic_ns()
+        self.end_ns = 0
+        self.id = trace_id
+        self.size = 0
+
+    @property
+    def context(self) -> str:
+        return "" if self.spans is None else self.spans.own.as_json()
+
+    @property
+    def parent_id(self) -> int:
+        return 0 if self._parent is None else self._parent.id
+
+    @property
+    def trace_id(self) -> str:
+        return str(self.id) if self.spans is None else f"{self.spans.own.trace_id:032x}"
+
+    def stamp(self, activity: str, ns: int = 0) -> None:
+        if TraceLevel.TIMESTAMPS not in self._setting.level or self._ended:
+            return
+        if self.size <= 2 * MOST_OF_ONE:
+            self.size += _STAMP_SIZE
+            self.records.append(Record(ns or time.monotonic_ns(), activity))
+
+    def submitted(self, inputs: Mapping[str, Tensor], start_ns: int, queue_start_ns: int) -> None:
+        self.stamp("REQUEST_START", start_ns)
+        self.stamp("QUEUE_START", queue_start_ns)
+        self._tensors("TENSOR_QUEUE_INPUT", inputs, queue_start_ns)
+
+    def batched(self, timing: ExecutionTiming) -> None:
+        if self.spans is not None and not self._ended:
+            self._owner.batches.join(self.spans, self.model, timing)
+
+    def settled(self, outcome: Outcome, final: bool, timing: ExecutionTiming | None) -> None:
+        now_ns = time.monotonic_ns()
+        if isinstance(outcome, InferenceResponse):
+            self.model = ModelId(self.model.name, outcome.model_version)  # one of those that a routing chooses from
+            self._tensors("TENSOR_BACKEND_OUTPUT", outcome.outputs, now_ns)
+        elif isinstance(outcome, ModserveError):
+            self.failure = failure_of(outcome.code, outcome.message)
+        inner = self._parent is not None or self._is_continued
+        # As in Triton it belongs to the client's call: not to requests of models, nor to a call that nobody waits for.
+        if outcome is not None and not inner and not _is_cancellation(outcome):
+            self.stamp("INFER_RESPONSE_COMPLETE", now_ns)
+        if final:
+            self.stamp("REQUEST_END", now_ns)
+            self.timing = timing
+            if inner:  # nobody else ends the trace of such a request
+                self.end()
+
+    def child(self, model: ModelId) -> "Trace":
+        spans = None if self.spans is None else self.spans.child()
+        child = Trace(self._owner, self._setting, model, next(self._owner.ids), self, spans)
+        if not self._ended:
+            self.children.append(child)
+        return child
+
+    def link(self, other: RequestTrace) -> None:
+        if self.spans is not None and isinstance(other, Trace) and other.spans is not None:
+            self.spans.links.append(other.spans.own)
+
+    def failed(self, error: ModserveError) -> None:
+        self.refusal = failure_of(error.code, error.message)
+
+    def end(self) -> None:
+        if not self._ended:
+            for child in self.children:
+                child.end()
+            self._execution()
+            self._ended = True
+            self.end_ns = time.monotonic_ns()
+            if self.spans is not None:
+                self._owner.batches.leave(self.spans)
+            if self._parent is None:
+                self._owner.ended(self._setting, self)
+
+    def render(self) -> bytes:
+        """Its records and those of its children. For any thread, once it has ended."""
+        own = render(self.id, self.model, self.request_id, self.records, self.parent_id)
+        return b",".join([own, *(child.render() for child in self.children)])
+
+    @property
+    def whole_size(self) -> int:
+        """About what it keeps of memory, with its children."""
+        return self.size + sum(child.whole_size for child in self.children)
+
+    @property
+    def span_count(self) -> int:
+        """About as many spans as it makes, with its children: of the call, the model's request and its execution."""
+        return 3 + sum(child.span_count for child in self.children)
+
+    @property
+    def _is_continued(self) -> bool:
+        """Whether the call has its span in another process."""
+        return self.spans is not None and self.spans.root is None
+
+    def _tensors(self, activity: str, tensors: Mapping[str, Tensor], ns: int) -> None:
+        if TraceLevel.TENSORS not in self._setting.level or self._ended:
+            return
+        for name, tensor in tensors.items():
+            raw = tensor.raw
+            size = memoryview(raw).nbytes
+            if self.size + size > MOST_OF_ONE:
+                _log.warning("trace %d: tensor '%s' of %d bytes is left out, it is too much", self.id, name, size)
+                continue
+            self.size += size
+            # A copy: the memory may be the client's, or the engine's to use again.
+            copy = Tensor.from_raw(tensor.datatype, tensor.shape, bytes(raw))
+            self.records.append(Record(ns, activity, name, copy))
+
+    def _execution(self) -> None:
+        """Stamps of the execution as far as it has come: it may still be under way."""
+        timing = self.timing
+        executed = self.spans is not None and self.spans.batch is not None
+        if timing is None or (self.children and not executed):  # the executions are the children's
+            return
+        for activity, ns in (
+            ("COMPUTE_START", timing.compute_start_ns),
+            ("COMPUTE_INPUT_END", timing.compute_input_end_ns),
+            ("COMPUTE_OUTPUT_START", timing.compute_output_start_ns),
+            ("COMPUTE_END", timing.compute_end_ns),
+        ):
+            if ns:
+                self.stamp(activity, ns)
+
+
+def _is_cancellation(outcome: Outcome) -> bool:
+    return isinstance(outcome, ModserveError) and outcome.code is Code.CANCELLED

@@ -1,0 +1,132 @@
+"""Child processes of a supervisor: how they start, what their ends mean, and the signals that it gets."""
+
+import ctypes
+import os
+import select
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+"""Signals that request the end. They are passed on to the server, which knows what to finish first."""
+
+_PASSED_ON = (*_STOPPING, signal.SIGHUP)
+"""SIGHUP has log files opened anew, here and in the server: those who rotate them send it."""
+
+_DELIBERATE = frozenset({0, 1, 2})
+"""Exit codes after which another start would not help: an orderly stop, a failed start, a wrong command line."""
+
+_HEALTHY_S = 60.0
+"""A server that has run for this many seconds is healthy: its next crash counts as the first."""
+
+_LONGEST_DELAY_S = 60.0
+
+_MEANINGS: Mapping[int, str] = {
+    signal.SIGABRT: "native code gave up, after a failed check or allocation",
+    signal.SIGBUS: "native code used memory that is not there; a mapped file may have been cut, or /dev/shm is full",
+    signal.SIGFPE: "an engine divided by zero or overflowed natively",
+    signal.SIGILL: "native code used an instruction that this CPU does not have",
+    signal.SIGKILL: "somebody ended it by force, mostly the kernel for lack of memory",
+    signal.SIGSEGV: "an engine or a library used memory that is not its own",
+    signal.SIGSYS: "a system call was made that is forbidden here",
+}
+
+_PR_SET_PDEATHSIG = 1
+"""Of prctl(2): the signal a process gets when its parent dies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a process ended. `code` is that of a shell: 128 plus the signal's number if a signal ended it."""
+
+    code: int
+    crashed: bool
+    text: str
+
+
+def ending(status: int) -> Ending:
+    """The meaning of a status from wait(2)."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            name = signal.Signals(number).name
+        except ValueError:
+            name = f"signal {number}"
+        meaning = _MEANINGS.get(number)
+        text = f"was killed by {name}" + (f": {meaning}" if meaning else "")
+        return Ending(128 + number, True, text)
+    code = os.waitstatus_to_exitcode(status)
+    return Ending(code, code not in _DELIBERATE, f"ended with exit code {code}")
+
+
+class BackOff:
+    """The delay before the next start: none after the first crash, then 1, 2, 4 … 60 seconds."""
+
+    def __init__(self) -> None:
+        self._crashes = 0
+
+    def delay(self, lived_s: float) -> float:
+        """Seconds to wait after a crash of a process that had lived for `lived_s` seconds."""
+        self._crashes = 1 if lived_s >= _HEALTHY_S else self._crashes + 1
+        return 0.0 if self._crashes == 1 else min(_LONGEST_DELAY_S, 2.0 ** min(self._crashes - 2, 16))
+
+
+class Signals:
+    """A stream of signal numbers, of those that are passed on and of SIGCHLD; `next` waits for one."""
+
+    def __init__(self) -> None:
+        self._read, write = os.pipe()
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        for number in (*_PASSED_ON, signal.SIGCHLD):
+            signal.signal(number, lambda number, frame: None)
+
+    def next(self, timeout_s: float | None) -> int | None:
+        """The next signal's number; None after `timeout_s` seconds without one."""
+        readable, _, _ = select.select([self._read], [], [], timeout_s)
+        return os.read(self._read, 1)[0] if readable else None
+
+
+def start(command: Sequence[str]) -> int:
+    """Starts `command` as a child and returns its process id.
+
+    The child has a process group of its own: a Ctrl-C in the terminal reaches only this process, which passes it on, so
+    that the server gets one signal and not two. On Linux, the child gets SIGTERM if this process dies.
+    """
+    # Blocked meanwhile: a signal that reaches the child before the exec would run this process's handlers.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        return pid
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (*_STOPPING, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it has a handler of its own: nobody means to end it
+        os.setpgid(0, 0)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+            if os.getppid() != parent:
+                os._exit(1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.execv(command[0], list(command))
+    except BaseException as error:
+        os.write(2, f"modserve: cannot start {command[0]}: {error}\n".encode())
+    finally:
+        os._exit(1)
+
+
+def reaped() -> list[tuple[int, Ending]]:
+    """Every child that has ended, orphans included, by its process id."""
+    endings: list[tuple[int, Ending]] = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return endings
+        if not pid:
+            return endings
+        endings.append((pid, ending(status)))

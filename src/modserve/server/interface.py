@@ -1,0 +1,210 @@
+"""What front ends see of a server: that of one process, or several processes that act as one.
+
+An inference, and whatever else needs the models themselves, concerns the process that the call came in at. The calls
+that are coroutines concern the whole server.
+"""
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from modserve.core.changes import Changes
+from modserve.core.configuration.trace_settings import TraceChange
+from modserve.core.lifecycle import IndexEntry
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.memory import MemoryBudget
+from modserve.core.residency import MemoryReport
+from modserve.core.servable import Handle, Servable
+from modserve.core.tensors.shared_memory import CudaRegion, SystemRegion
+from modserve.observability.access_log import AccessLog
+from modserve.observability.failure_log import FailureLog
+from modserve.observability.logging import Logs
+from modserve.observability.trace import Tracer
+from modserve.pb import inference as pb
+from modserve.resources.shared_memory import SharedMemory
+from modserve.routing.routings import Routings
+
+Region: TypeAlias = SystemRegion | CudaRegion
+RegionT = TypeVar("RegionT", bound=Region)
+
+
+class Phase(enum.Enum):
+    """Where a server is in its life."""
+
+    STARTING = "starting"
+    """Until every model of the first load is READY or has failed. Models that are READY are served."""
+    RUNNING = "running"
+    STOPPING = "stopping"
+    """Nothing new is accepted; what was accepted is finished."""
+
+
+class Readiness(NamedTuple):
+    """Whether inference may be sent to a server, and what keeps it from being ready."""
+
+    ready: bool
+    reasons: Sequence[IndexEntry] = ()
+
+
+class Server(Protocol):
+    """A server, for the event loop's thread. All methods that take a model's name may raise NOT_FOUND."""
+
+    name: str
+    version: str
+    changes: Changes
+    """Notified whenever the readiness of this process or of a model in it may have changed."""
+    memory: MemoryBudget
+    """What requests hold, against the limit."""
+    shared_memory: SharedMemory
+    """The regions that clients have registered, for the requests that use them."""
+    tracer: Tracer
+    """For requests, and for settings as they are; `change_trace_settings` changes these."""
+    routings: Routings
+    failure_log: FailureLog
+    """The front ends record each request that failed in it."""
+    access_log: AccessLog | None
+    """The front ends record each request in it, if it is there when they start."""
+
+    # This process
+
+    @property
+    def phase(self) -> Phase: ...
+
+    @property
+    def retiring(self) -> bool:
+        """It is about to stop: what arrives is still served, and those who watch are told."""
+        ...
+
+    @property
+    def leaving(self) -> bool:
+        """It is about to stop, or stops, with nobody to take its place."""
+        ...
+
+    @property
+    def live(self) -> bool: ...
+
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def extensions(self) -> Sequence[str]: ...
+
+    @property
+    def control_mode(self) -> str:
+        """The model control mode: ``explicit`` if clients may load and unload models."""
+        ...
+
+    @property
+    def metrics_place(self) -> str:
+        """Where the metrics are served, for people; empty if nowhere."""
+        ...
+
+    @property
+    def logs(self) -> Logs:
+        """The log, with its settings as they are. Raises UNAVAILABLE if they are not this server's to change."""
+        ...
+
+    def model(self, name: str, version: int | None = None) -> Servable:
+        """The READY model version that serves requests, by its `submit`. Raises UNAVAILABLE if it is not READY."""
+        ...
+
+    def borrow(self, name: str, version: int | None = None) -> Handle:
+        """Like `model`, but keeps the version alive until the handle is released."""
+        ...
+
+    def pace(self, inflight: Inflight) -> None:
+        """Keep the engine of a request with many responses from running ahead of its client."""
+        ...
+
+    def models(self, name: str | None = None, version: int | None = None) -> list[Servable]:
+        """The READY versions of a model, or of all models for None, by name and version."""
+        ...
+
+    def ready_models(self) -> list[Servable]:
+        """Every READY version of every model, whatever the phase."""
+        ...
+
+    def model_names(self) -> list[str]: ...
+
+    def index(self) -> list[IndexEntry]:
+        """Every version of every model that was ever loaded, by name and version."""
+        ...
+
+    def model_memory(self) -> MemoryReport:
+        """What models hold, against their limit."""
+        ...
+
+    def tracer_for(self, model: str) -> Tracer:
+        """The tracer, for calls about a model, or all if empty. Raises INVALID_ARG for a model that is not READY."""
+        ...
+
+    async def check_model_ready(self, name: str, version: int | None) -> bool:
+        """Whether a model (version) takes requests in this process, also as its engine says."""
+        ...
+
+    # Questions to the whole server
+
+    async def readiness(self) -> Readiness: ...
+
+    async def model_trouble(self, name: str, version: int | None) -> str | None:
+        """Why a model (version) takes no requests: empty where nobody knows why, None if it takes them."""
+        ...
+
+    async def statistics(self, name: str = "", version: int | None = None) -> pb.ModelStatisticsResponse:
+        """Those of a READY model version, or of all. Raises INVALID_ARG, as Triton does here."""
+        ...
+
+    async def repository_index(self, only_ready: bool) -> list[IndexEntry]:
+        """`index` with the models in the repositories that were never loaded. Raises UNAVAILABLE when stopping."""
+        ...
+
+    async def regions(self, kind: type[RegionT], name: str = "") -> Sequence[RegionT]:
+        """The registered regions of a kind, or the named one."""
+        ...
+
+    async def routing(self, name: str) -> dict[str, Any]:
+        """How the requests for a model are routed, with what that has done so far, in values that JSON has.
+
+        Raises UNAVAILABLE if no version is READY.
+        """
+        ...
+
+    async def failures(self) -> list[dict[str, Any]]:
+        """The requests that failed lately, those that failed alike as one, the latest first."""
+        ...
+
+    async def readings_of_others(self) -> tuple[list[Any], Mapping[str, int] | None]:
+        """What the console shows of the other workers, with how many there are; None for the only process."""
+        ...
+
+    # Changes to the whole server
+
+    async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        """Load a model of the repositories, or load it again; on return it is READY. As `LocalServer.load_model`."""
+        ...
+
+    async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
+        """Take a model out of service. As `LocalServer.unload_model`."""
+        ...
+
+    async def set_routing(self, name: str, document: object) -> None:
+        """Route the requests for a model as `document`, an object in JSON's values, says; None: as its configuration.
+
+        It lasts until no version of the model is READY any more. Raises INVALID_ARG, and what `routing` raises.
+        """
+        ...
+
+    async def change_log_settings(self, change: Mapping[str, Any]) -> None:
+        """New values of fields of `LogSettings`."""
+        ...
+
+    async def change_trace_settings(self, change: TraceChange, model: str) -> None:
+        """Those of a model, or for an empty name of all that have none of their own."""
+        ...
+
+    async def register_region(self, region: Region, handle: bytes = b"") -> None:
+        """`handle` is that of a GPU's memory. Raises as `SharedMemory.register_system` does."""
+        ...
+
+    async def unregister_region(self, kind: type[Region], name: str) -> None:
+        """The named region, or all of a kind. An unknown name is not an error."""
+        ...

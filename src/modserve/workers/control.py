@@ -1,0 +1,147 @@
+"""What a worker serves at its own socket: calls of the other workers, and HTTP as at the port."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from modserve.frontends.errors import to_client_error
+from modserve.frontends.http.wire.context import AsgiApp, Message
+from modserve.routing.router import RouteRollback
+from modserve.server import Phase
+from modserve.server.local import LocalServer
+
+from . import values
+from .client import CALL, GONE
+from .journal import Journal, ServerChange
+
+_WHILE_STOPPING = frozenset({"status", "state", "page", "reading"})
+"""The calls that a worker still responds to when it is about to end."""
+
+
+class WorkerControl:
+    """What the other workers may call in this one. `page` makes its metrics page; `leave` begins its end."""
+
+    def __init__(
+        self,
+        server: LocalServer,
+        page: Callable[[bool], Awaitable[bytes]],
+        restarts: int,
+        leave: Callable[[], None],
+    ) -> None:
+        self._server = server
+        self._restarts = restarts
+        self._leave = leave
+        self._one = asyncio.Lock()
+        """Held by the change that is made: nobody may undo it before it is complete."""
+        self._journal = Journal(server)
+        self._reader: Any = None
+        self.caught_up = asyncio.Event()
+        """The worker has the state of the others."""
+        self._calls: Mapping[str, Callable[..., Awaitable[Any]]] = {
+            "status": self._status,
+            "state": self._state,
+            "page": page,
+            "reading": self._reading,
+            "change": self.change,
+            "undo": self._undo,
+            "roll_back": self.roll_back,
+            "leave": self._end,
+            "model_trouble": server.model_trouble,
+            "statistics": self._statistics,
+            "repository_index": server.repository_index,
+            "regions": server.regions,
+            "routing": server.routing,
+            "failures": server.failures,
+        }
+
+    def answers(self, method: str) -> bool:
+        """Whether a call still gets a response; otherwise the caller goes on without this worker."""
+        return self._server.phase is not Phase.STOPPING or method in _WHILE_STOPPING
+
+    async def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        """What a method returns, or the ModserveError that it raises."""
+        try:
+            return await self._calls[method](*arguments)
+        except Exception as error:
+            return values.plain_error(to_client_error(error, method))
+
+    async def change(self, change: ServerChange, number: str = "") -> None:
+        """Make a change of a client's, which waits until this worker has the state of the others."""
+        await self.caught_up.wait()
+        async with self._one:
+            await self._make(change, number)
+
+    async def replay(self, change: ServerChange) -> None:
+        """Make a change that another worker has made before."""
+        async with self._one:
+            await self._make(change, "")
+
+    async def _make(self, change: ServerChange, number: str) -> None:
+        before = self._journal.before(change)
+        await getattr(self._server, change.method)(*change.arguments)
+        self._journal.record(change, before, number)
+
+    async def _undo(self, change: ServerChange, number: str) -> None:
+        await self.caught_up.wait()
+        async with self._one:
+            for each in self._journal.undo(change, number):
+                await self._make(each, "")
+
+    async def roll_back(self, rollback: RouteRollback) -> None:
+        """Do what a rule of a routing has done in another worker."""
+        self._server.routings.roll_back(rollback)
+
+    async def _end(self) -> None:
+        self._leave()
+
+    async def _status(self) -> tuple[Any, ...]:
+        """The fields of `WorkerStatus`."""
+        server = self._server
+        reasons = [] if server.ready else server.unready_reasons()
+        return server.ready, server.phase.value, self.caught_up.is_set(), self._restarts, reasons
+
+    async def _state(self) -> tuple[list[ServerChange], list[RouteRollback]]:
+        return self._journal.state(), self._server.routings.rollbacks
+
+    async def _statistics(self, name: str, version: int | None) -> bytes:
+        return (await self._server.statistics(name, version)).SerializeToString()
+
+    async def _reading(self) -> tuple[int, Any]:
+        """How often this worker was started anew, and what the console shows of it."""
+        if self._reader is None:
+            from modserve.frontends.http.console.counters import (
+                CounterReader,
+            )  # only while somebody looks at the console
+
+            self._reader = CounterReader(self._server)
+        return self._restarts, self._reader.read()
+
+
+def worker_app(control: WorkerControl, app: AsgiApp) -> AsgiApp:
+    """The application at a worker's own socket: calls of the others, and `app` for people."""
+
+    async def serve(scope: Message, receive: Callable[[], Awaitable[Message]], send: Any) -> None:
+        if scope["path"] != CALL:
+            await app(scope, receive, send)
+            return
+        if (body := await _whole_body(receive)) is None:
+            return  # the other worker has ended
+        method, arguments = values.loads(body)
+        answers = control.answers(method)
+        body = values.dumps(await control.call(method, arguments)) if answers else b""
+        await send({"type": "http.response.start", "status": 200 if answers else GONE, "headers": []})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    return serve
+
+
+async def _whole_body(receive: Callable[[], Awaitable[Message]]) -> bytes | None:
+    """None where the connection is lost before."""
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)

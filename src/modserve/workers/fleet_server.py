@@ -1,0 +1,172 @@
+"""Several workers as one server: what front ends see of them, in whichever worker a call comes in."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from modserve.core.configuration.trace_settings import TraceChange
+from modserve.core.errors import ModserveError, unavailable
+from modserve.core.lifecycle import IndexEntry, State
+from modserve.observability.logging import Logs
+from modserve.pb import inference as pb
+from modserve.server import Phase, Readiness
+from modserve.server.interface import Region, RegionT
+from modserve.server.local import LocalServer
+
+from . import sums
+from .client import PeerGoneError
+from .coordinator import Coordinator
+from .identity import WorkerIdentity
+from .journal import ServerChange
+from .peers import Peers
+
+
+class FleetServer:
+    """Implements `Server`: inferences are served by this worker, questions answered by all, changes made in all.
+
+    This worker answers first, since it knows what is wrong with a call. One that is stopping answers for itself.
+    """
+
+    def __init__(self, server: LocalServer, identity: WorkerIdentity, peers: Peers, coordinator: Coordinator) -> None:
+        self._server = server
+        self._identity = identity
+        self._peers = peers
+        self._coordinator = coordinator
+        self.name, self.version = server.name, server.version
+        self.changes, self.routings = server.changes, server.routings
+        self.memory, self.shared_memory, self.model_memory = server.memory, server.shared_memory, server.model_memory
+        self.tracer, self.failure_log, self.access_log = server.tracer, server.failure_log, server.access_log
+        self.model, self.borrow, self.pace = server.model, server.borrow, server.pace  # without a call in between
+        self.models, self.ready_models, self.model_names = server.models, server.ready_models, server.model_names
+        self.index, self.tracer_for = server.index, server.tracer_for
+        self.check_model_ready = server.check_model_ready
+
+    @property
+    def phase(self) -> Phase:
+        return self._server.phase
+
+    @property
+    def retiring(self) -> bool:
+        return self._server.retiring
+
+    @property
+    def leaving(self) -> bool:
+        return self._server.leaving
+
+    @property
+    def live(self) -> bool:
+        return self._server.live
+
+    @property
+    def ready(self) -> bool:
+        return self._server.ready
+
+    @property
+    def extensions(self) -> Sequence[str]:
+        return self._server.extensions
+
+    @property
+    def control_mode(self) -> str:
+        return self._server.control_mode
+
+    @property
+    def metrics_place(self) -> str:
+        return self._server.metrics_place
+
+    @property
+    def logs(self) -> Logs:
+        return self._server.logs
+
+    # Questions
+
+    async def readiness(self) -> Readiness:
+        own = await self._server.readiness()
+        if not own.ready:
+            return own
+        reasons = await self._peers.unready()
+        return Readiness(not reasons, reasons)
+
+    async def model_trouble(self, name: str, version: int | None) -> str | None:
+        own = await self._server.model_trouble(name, version)
+        if own is not None or self.phase is Phase.STOPPING:
+            return own
+        for answer in (await self._peers.ask("model_trouble", name, version)).values():
+            if isinstance(answer, ModserveError):
+                raise answer
+            if answer is not None:
+                return str(answer)
+        return None
+
+    async def statistics(self, name: str = "", version: int | None = None) -> pb.ModelStatisticsResponse:
+        own = await self._server.statistics(name, version)
+        others = await self._others("statistics", name, version)
+        return sums.statistics([own, *map(pb.ModelStatisticsResponse.FromString, others.values())])
+
+    async def repository_index(self, only_ready: bool) -> list[IndexEntry]:
+        own = await self._server.repository_index(False)
+        others = await self._others("repository_index", False)
+        index = sums.index({self._identity.index: own} | others)
+        return [entry for entry in index if entry.state is State.READY or not only_ready]
+
+    async def regions(self, kind: type[RegionT], name: str = "") -> Sequence[RegionT]:
+        """A region that was unregistered while a request uses it is still there, in that worker."""
+        others = await self._others("regions", kind, name)
+        try:
+            own = await self._server.regions(kind, name)
+        except ModserveError:
+            if not others:
+                raise
+            own = []
+        regions = {each.name: each for regions in (own, *others.values()) for each in regions}
+        return sorted(regions.values(), key=lambda region: region.name)
+
+    async def routing(self, name: str) -> dict[str, Any]:
+        return sums.routing([await self._server.routing(name), *(await self._others("routing", name)).values()])
+
+    async def failures(self) -> list[dict[str, Any]]:
+        return sums.failures([await self._server.failures(), *(await self._others("failures")).values()])
+
+    async def readings_of_others(self) -> tuple[list[Any], Mapping[str, int] | None]:
+        answers = (await self._peers.ask_all("reading")).values()
+        readings = [answer for answer in answers if not isinstance(answer, ModserveError)]
+        restarts = self._identity.starts + sum(count for count, _ in readings)
+        workers = {"serving": 1 + len(readings), "count": self._identity.count, "restarts": restarts}
+        return [reading for _, reading in readings], workers
+
+    async def _others(self, method: str, *arguments: object) -> dict[int, Any]:
+        """What the other workers that do not refuse say."""
+        if self.phase is Phase.STOPPING:
+            return {}
+        answers = await self._peers.ask(method, *arguments)
+        return {index: answer for index, answer in answers.items() if not isinstance(answer, ModserveError)}
+
+    # Changes
+
+    async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        await self._change("load_model", name, config, files)
+
+    async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
+        await self._change("unload_model", name, unload_dependents)
+
+    async def set_routing(self, name: str, document: object) -> None:
+        await self._change("set_routing", name, document)
+
+    async def change_log_settings(self, change: Mapping[str, Any]) -> None:
+        await self._change("change_log_settings", change)
+
+    async def change_trace_settings(self, change: TraceChange, model: str) -> None:
+        await self._change("change_trace_settings", change, model)
+
+    async def register_region(self, region: Region, handle: bytes = b"") -> None:
+        await self._change("register_region", region, handle)
+
+    async def unregister_region(self, kind: type[Region], name: str) -> None:
+        await self._change("unregister_region", kind, name)
+
+    async def _change(self, method: str, *arguments: Any) -> None:
+        if self.phase is Phase.STOPPING:
+            await getattr(self._server, method)(*arguments)
+            return
+        try:
+            await self._coordinator.change(ServerChange(method, arguments))
+        except PeerGoneError:  # this worker is about to end
+            raise unavailable("Server not ready") from None

@@ -1,0 +1,104 @@
+"""The other workers, as one of them sees them."""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from modserve.core.errors import ModserveError
+from modserve.core.lifecycle import IndexEntry, State
+
+from . import client
+from .client import PeerGoneError
+from .identity import WorkerIdentity
+
+_PATIENCE = 2.0
+"""Seconds that a worker may take to say how it is. One that takes longer is left out."""
+
+_LONG_PATIENCE = 20.0
+"""The same for what it knows."""
+
+
+class WorkerStatus(NamedTuple):
+    """What a worker says of itself."""
+
+    ready: bool
+    phase: str
+    caught_up: bool
+    restarts: int
+    reasons: list[IndexEntry]
+
+
+class Peers:
+    """Calls of the methods of `WorkerControl` in other workers."""
+
+    def __init__(self, identity: WorkerIdentity) -> None:
+        self._identity = identity
+
+    async def call(self, index: int, method: str, *arguments: object) -> Any:
+        """Raises PeerGoneError, and the ModserveError that the worker raises, which may be this one."""
+        return await client.call(self._identity.control_socket(index), method, *arguments)
+
+    async def tell(self, method: str, *arguments: object) -> None:
+        """Call each of the others that is there."""
+        for index in self._identity.others:
+            with suppress(PeerGoneError):
+                await self.call(index, method, *arguments)
+
+    async def ask(self, method: str, *arguments: object) -> dict[int, Any]:
+        """What the others that serve return, or the ModserveError that they raise, by their numbers."""
+        statuses = await self.statuses()
+        serving = [index for index, status in statuses.items() if status is not None and status.caught_up]
+        return await self._gather(serving, _LONG_PATIENCE, method, *arguments)
+
+    async def ask_all(self, method: str, *arguments: object) -> dict[int, Any]:
+        """The same of all others that are there and respond soon, whatever they say of themselves."""
+        return await self._gather(self._identity.others, _PATIENCE, method, *arguments)
+
+    async def statuses(self) -> dict[int, WorkerStatus | None]:
+        """What each of the others says of itself; None for one that is not there."""
+        others = self._identity.others
+        return dict(zip(others, await asyncio.gather(*map(self.status, others)), strict=True))
+
+    async def status(self, index: int) -> WorkerStatus | None:
+        status = await _in_time(self.call(index, "status"), _PATIENCE)
+        return None if status is None else WorkerStatus(*status)
+
+    async def unready(self) -> list[IndexEntry]:
+        """What of the others keeps the server from being ready.
+
+        A worker counts from its first start on, until it dies: others serve while another takes its place.
+        """
+        reasons: list[IndexEntry] = []
+        for index, status in (await self.statuses()).items():
+            if status is None:
+                if not self._identity.mark(index).exists():
+                    reasons.append(_reason(index, "it is starting"))
+            elif status.caught_up and not status.ready and status.phase != "stopping":
+                reasons += [
+                    IndexEntry(each.name, each.version, each.state, f"worker {index}: {each.reason}")
+                    for each in status.reasons
+                ] or [_reason(index, status.phase)]
+        return reasons
+
+    async def _gather(self, indexes: list[int], seconds: float, method: str, *arguments: object) -> dict[int, Any]:
+        outcomes = await asyncio.gather(
+            *(_in_time(self.call(index, method, *arguments), seconds) for index in indexes), return_exceptions=True
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, ModserveError):
+                raise outcome
+        return {index: outcome for index, outcome in zip(indexes, outcomes, strict=True) if outcome is not None}
+
+
+async def _in_time(calling: Coroutine[Any, Any, Any], seconds: float) -> Any:
+    """None for a worker that is not there, or does not respond."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await calling
+    except (PeerGoneError, TimeoutError):
+        return None
+
+
+def _reason(index: int, text: str) -> IndexEntry:
+    return IndexEntry(f"worker {index}", None, State.LOADING, text)
