@@ -255,9 +255,9 @@ class FrameReader:
         before = padding = 0
         if kind == HEADERS:
             before = _before(flags)
-            if start + before > len(data) and before <= length:
+            if before <= length and start + before > len(data):
                 return 0
-            if flags & PADDED and length:
+            if before <= length and flags & PADDED:
                 padding = data[start]
             if before + padding > length:
                 raise Http2Error(PROTOCOL_ERROR, _TOO_MUCH_PADDING)

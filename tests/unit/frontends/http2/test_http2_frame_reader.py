@@ -123,15 +123,21 @@ WRONG = {
         GREETING + frame(HEADERS, 0, 1, b"a") + frame(CONTINUATION, 0, 1, b"a") * (LIMITS.continuations + 1),
         frames.ENHANCE_YOUR_CALM,
     ),
+    "padding and priority in fewer bytes than they take": (
+        GREETING + frame(HEADERS, PADDED | WITH_PRIORITY, 1, b"\x7f\xff\xff\xff"),
+        PROTOCOL_ERROR,
+    ),
+    "padding longer than its part of a block": (GREETING + frame(HEADERS, PADDED, 1, b"\3ab"), PROTOCOL_ERROR),
     "too long": (GREETING + (LIMITS.frame + 1).to_bytes(3, "big") + b"\0\0\0\0\0\1", frames.FRAME_SIZE_ERROR),
 }
 
 
+@pytest.mark.parametrize("size", [0, 1])
 @pytest.mark.parametrize("name", WRONG)
-def test_what_ends_the_connection(name: str) -> None:
+def test_what_ends_the_connection(name: str, size: int) -> None:
     sent, code = WRONG[name]
     with pytest.raises(Http2Error) as raised:
-        FrameReader(LIMITS).read(sent, Recorder())
+        read(sent, size)
     assert raised.value.code == code
 
 
