@@ -69,10 +69,10 @@ class Host(Protocol):
 
 @runtime_checkable
 class ResponseIterator(Protocol):
-    """The responses of a decoupled model; the same again gives those that have come once more.
+    """The responses of a decoupled model. Iterating again repeats those already received.
 
-    The last one has no outputs where the end came alone. After `cancel` it is an error with the code CANCELLED,
-    unless the called model has ended before.
+    The last one has no outputs if the end came alone. After `cancel` it is an error with the code CANCELLED, unless the
+    called model had already ended.
     """
 
     def __iter__(self) -> "Iterator[InferenceResponse]": ...
