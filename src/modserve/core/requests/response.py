@@ -107,7 +107,7 @@ class SingleResponseSink(ABC):
             return
         held = self._held
         if outcome is None:
-            outcome = held or internal("the model gave no response")
+            outcome = held or internal("the model sent no response")
         elif isinstance(outcome, InferenceResponse):
             if held is not None:
                 outcome = unsupported(

@@ -196,8 +196,8 @@ class DeviceTensor(Tensor):
                 if array.shape != self.shape or array.dtype != self.datatype.numpy:
                     expected = f"{self.datatype} {format_shape(self.shape)}"
                     raise internal(
-                        f"a tensor on device {tuple(self._device)} is {expected}, but the array that came to the host "
-                        f"is {array.dtype} {format_shape(array.shape)}"
+                        f"a tensor on device {tuple(self._device)} is {expected}, but its copy on the host is "
+                        f"{array.dtype} {format_shape(array.shape)}"
                     )
                 self._array = array
             return array
