@@ -17,7 +17,7 @@ from modserve.pb import inference as pb
 from ..text.problems import Faults, FieldPath, Problems, show
 from . import checksums
 
-_OWN_MEMORY = "the model gives each new state in memory of its own"
+_OWN_MEMORY = "each new state has its own memory"
 
 
 class Setting(NamedTuple):
@@ -39,20 +39,20 @@ SETTINGS = (
     Setting("output.is_shape_tensor", True, "it is for TensorRT"),
     Setting("input.is_non_linear_format_io", True, "it is for TensorRT"),
     Setting("output.is_non_linear_format_io", True, "it is for TensorRT"),
-    Setting("model_repository_agents", True, "of the agents, there is only 'checksum'", checksums.others),
-    Setting("model_operations", True, "the model would miss these operations", supported_by=_WITH_OPERATORS),
+    Setting("model_repository_agents", True, "'checksum' is the only supported agent", checksums.others),
+    Setting("model_operations", True, "the model would lack these operations", supported_by=_WITH_OPERATORS),
     Setting("instance_group.passive", True, "the instances would take requests"),
-    Setting("ensemble_scheduling.step.model_namespace", True, "a step takes the one model of its name"),
+    Setting("ensemble_scheduling.step.model_namespace", True, "a step uses the only model of its name"),
     Setting("runtime", False, "each backend has one implementation", supported_by=frozenset({"pytorch"})),
     Setting("cc_model_filenames", False, "default_model_filename is used on every device"),
     Setting("optimization.priority", False, "all models have the same priority"),
     Setting("optimization.cuda", False, "no CUDA graphs are captured"),
     Setting("optimization.execution_accelerators", False, "the engine runs without them", supported_by=_ONNX_RUNTIME),
-    Setting("optimization.input_pinned_memory.enable", False, "no pinned memory is used anyway", not_),
-    Setting("optimization.output_pinned_memory.enable", False, "no pinned memory is used anyway", not_),
+    Setting("optimization.input_pinned_memory.enable", False, "pinned memory is never used", not_),
+    Setting("optimization.output_pinned_memory.enable", False, "pinned memory is never used", not_),
     Setting("optimization.gather_kernel_buffer_threshold", False, "inputs are gathered by copying"),
     Setting("optimization.eager_batching", False, "a batch is formed when an instance is free"),
-    Setting("instance_group.secondary_devices", False, "no secondary devices are used"),
+    Setting("instance_group.secondary_devices", False, "secondary devices are not used"),
     Setting("instance_group.host_policy", False, "instances are not pinned to cores or memory"),
     Setting("sequence_batching.state.use_same_buffer_for_input_output", False, _OWN_MEMORY),
 )
