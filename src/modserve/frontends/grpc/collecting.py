@@ -122,9 +122,9 @@ class Collecting(Stream):
         if most and size > most:
             self.fail(RESOURCE_EXHAUSTED, f"Received message larger than max ({size} vs. {most})")
         elif compressed > 1:
-            self.fail(INTERNAL, f"a message begins with {compressed}; 0 or 1 says whether it is compressed")
+            self.fail(INTERNAL, f"a message begins with {compressed}; expected 0 or 1, its compression flag")
         elif compressed and self.call_head.encoding not in heads.CODINGS:
-            self.fail(INTERNAL, "a message is compressed, and the call has no grpc-encoding that says how")
+            self.fail(INTERNAL, "a message is compressed, but the call has no grpc-encoding")
         else:
             return True
         return False
@@ -193,9 +193,9 @@ class Collecting(Stream):
         limits = self.connection.site.limits
         slow = limits.silence * limits.silences
         if self.connection.site.seconds - self.advanced > slow:
-            text = f"the request has not come on by {limits.part} bytes within {slow:g} s"
+            text = f"the request has not advanced by {limits.part} bytes within {slow:g} s"
         else:
-            text = f"no more of the request has come for {limits.silence:g} s"
+            text = f"nothing more of the request has arrived for {limits.silence:g} s"
         self.fail(DEADLINE_EXCEEDED, text)
 
     def hold(self, size: int) -> int:

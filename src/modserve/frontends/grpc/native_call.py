@@ -387,7 +387,7 @@ class NativeCall(Collecting):
         except asyncio.CancelledError:
             self.end(heads.CANCELLED, "the call was cancelled")
         except Exception:
-            _logger.exception("a gRPC call could not be served, unforeseen")
+            _logger.exception("a gRPC call failed unexpectedly")
             self.end(INTERNAL, "internal error")
         finally:
             self._task = None

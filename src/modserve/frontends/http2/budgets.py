@@ -63,7 +63,7 @@ TOO_MUCH_NOISE: Final = Ending(
 )
 TOO_MANY_RESETS: Final = Ending(
     "resets",
-    "too many streams that end before their time",
+    "too many streams that end early",
     _gains(LIMITS.resets, LIMITS.resets_a_second, "1 for each call that ends"),
 )
 TOO_MANY_PINGS: Final = Ending(

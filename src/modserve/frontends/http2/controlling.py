@@ -31,7 +31,7 @@ class Controlling(Keeping):
             self.count_noise()
         if flags & ACK:
             if payload:
-                raise Http2Error(FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS says something")
+                raise Http2Error(FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS has content")
             return
         self._settled = True
         initial_window = self.initial_window
@@ -77,7 +77,7 @@ class Controlling(Keeping):
             self.window += size
             if not size or self.window > LARGEST_WINDOW:
                 code = FLOW_CONTROL_ERROR if size else PROTOCOL_ERROR
-                raise Http2Error(code, "the connection's window grows by nothing, or beyond 2^31-1")
+                raise Http2Error(code, "the connection's window grows by 0, or beyond 2^31-1")
             return
         stream = self.streams.get(number)
         if stream is not None:
@@ -87,11 +87,11 @@ class Controlling(Keeping):
             else:
                 self.opened_window(stream)
         elif number > self.highest:
-            raise Http2Error(PROTOCOL_ERROR, f"WINDOW_UPDATE is on stream {number}, which nobody has opened")
+            raise Http2Error(PROTOCOL_ERROR, f"WINDOW_UPDATE is on stream {number}, which was never opened")
 
     def _on_reset(self, number: int) -> None:
         if number > self.highest:
-            raise Http2Error(PROTOCOL_ERROR, f"RST_STREAM is on stream {number}, which nobody has opened")
+            raise Http2Error(PROTOCOL_ERROR, f"RST_STREAM is on stream {number}, which was never opened")
         stream = self.streams.pop(number, None)
         if stream is None:
             self.count_noise()

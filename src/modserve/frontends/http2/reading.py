@@ -100,7 +100,7 @@ class Reading(Opening):
         except Http2Error as error:
             self.fail(error.code, error.message, error.ending)
         except Exception:
-            _log.exception("a gRPC connection is closed, since what came on it had an effect unforeseen")
+            _log.exception("closing a gRPC connection: handling its input failed unexpectedly")
             self.fail(frames.INTERNAL_ERROR, INTERNAL.text, INTERNAL)
         self.site.received += 1
         if self.ready:
@@ -112,7 +112,7 @@ class Reading(Opening):
                     try:
                         stream.begin()
                     except Exception:  # it is the end of this stream, and of no other
-                        _log.exception("a gRPC call is ended, since it could not be begun, unforeseen")
+                        _log.exception("ending a gRPC call: starting it failed unexpectedly")
                         stream.broken()
             turn.end()
         if self._received >= self.site.connection_window // 2 and not self.failed:
@@ -146,7 +146,7 @@ class Reading(Opening):
             self._greeted = True
             return len(PREFACE)
         if not PREFACE.startswith(data):
-            raise Http2Error(PROTOCOL_ERROR, "this port speaks HTTP/2 only, and this is something else")
+            raise Http2Error(PROTOCOL_ERROR, "this port accepts only HTTP/2")
         return len(data) + 1  # nothing can be read yet
 
     def _read(self, data: bytes, at: int) -> int:
@@ -176,7 +176,7 @@ class Reading(Opening):
             if self._block is not None and (kind != CONTINUATION or number != self._block_stream):
                 raise Http2Error(PROTOCOL_ERROR, "a header block is interrupted by another frame")
             if not self._settled and (kind != frames.SETTINGS or flags & ACK):
-                raise Http2Error(PROTOCOL_ERROR, "the first frame is no SETTINGS")
+                raise Http2Error(PROTOCOL_ERROR, "the first frame is not SETTINGS")
             if kind == DATA:
                 if flags & PADDED and size - at <= HEAD_SIZE:
                     return at
@@ -276,7 +276,7 @@ class Reading(Opening):
         stream = self.streams.get(number)
         if stream is None:
             if number > self.highest:
-                raise Http2Error(PROTOCOL_ERROR, f"DATA is on stream {number}, which nobody has opened")
+                raise Http2Error(PROTOCOL_ERROR, f"DATA is on stream {number}, which was never opened")
             if not length:
                 self.count_noise()
             return None

@@ -182,7 +182,7 @@ class Site:
             try:
                 connection.flush()
             except Exception:  # others have something to say as well
-                _log.exception("a gRPC connection is dropped, since it could not be written to, unforeseen")
+                _log.exception("dropping a gRPC connection: writing to it failed unexpectedly")
                 connection.drop_all(INTERNAL)
 
     def _tick(self) -> None:
@@ -196,7 +196,7 @@ class Site:
             try:
                 connection.check(self.seconds, passed)
             except Exception:  # others have time that passes as well
-                _log.exception("a gRPC connection is dropped, since it could not be looked at, unforeseen")
+                _log.exception("dropping a gRPC connection: checking it failed unexpectedly")
                 connection.drop_all(INTERNAL)
 
 

@@ -225,10 +225,10 @@ class Connection(asyncio.Protocol):
         elif self._reader.part != self._part:
             self._part, self._part_since = self._reader.part, now
         elif state is BODY and 0 < client_timeout <= silent:
-            self._refuse(408, f"no more of the request's body has come for {client_timeout:g} s")
+            self._refuse(408, f"nothing more of the request's body has arrived for {client_timeout:g} s")
         elif 0 < (patience := client_timeout * (SILENCES if state is BODY else 1)) <= now - self._part_since:
             # However much of it has come: some clients send a byte from time to time.
-            what = f"body has not come on by {PART} bytes" if state is BODY else "head has not come to its end"
+            what = f"body has not advanced by {PART} bytes" if state is BODY else "head has not ended"
             self._refuse(408, f"the request's {what} within {patience:g} s")
 
     # Requests in
@@ -391,7 +391,7 @@ class Connection(asyncio.Protocol):
     def _fail(self, error: BaseException) -> None:
         """Something of ours has raised while a request was read: it costs this connection only."""
         try:
-            _log.error("an HTTP request could not be read, unforeseen", exc_info=error)
+            _log.error("reading an HTTP request failed unexpectedly", exc_info=error)
             if self._call is not None:
                 self.abort()
             elif isinstance(error, MemoryError):
