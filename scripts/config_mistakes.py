@@ -217,8 +217,8 @@ output [ { name: "output_0" data_type: TYPE_FP32 dims: [ 10 ] } ]
     Mistake(
         "ensemble",
         "Unconnected steps",
-        "In the maps of an ensemble's step, `key` is the tensor's name in the step's model, and `value` its name in the "
-        "ensemble. Both ends must have the same `value`.",
+        "In the maps of an ensemble's step, `key` is the tensor's name in the step's model, and `value` its name in "
+        "the ensemble. Both ends must have the same `value`.",
         "The message shows each loose end and its probable counterpart. Use the same name at both ends.",
         {
             "pipeline/config.pbtxt": """\
