@@ -204,7 +204,7 @@ def test_a_bucket_that_is_gone_for_a_while(bucket: Bucket, relay: Relay, options
         ("cut", r"cannot download 'same/1/data' from 's3://.*': the transfer "),
         ("stall", r"cannot download 'same/1/data' from 's3://.*': the store does not respond in time"),
         ("403", r"permission denied \(AccessDenied: Access Denied\): check AWS_ACCESS_KEY_ID"),
-        ("wrong", r"it arrives damaged: its MD5 is not its ETag"),
+        ("wrong", r"it arrives damaged: its MD5 does not match its ETag"),
     ],
 )
 def test_a_download_that_fails(bucket: Bucket, relay: Relay, options: list[str], fault: str, reason: str) -> None:
