@@ -426,7 +426,9 @@ def test_an_archive(site: Web, models: Path, options: list[str], kind: str) -> N
     site.files[f"a/models.{kind}"] = packed(models, kind)
     site.password = "hidden word"
     repository = f"--model-repository=http://me:hidden%20word@{site.address}/a/models.{kind}?signature=hidden"
-    with serving(options=[repository, *options, *POLL], environment={"no_proxy": "*"}, errors=["loaded models stay"]) as server:
+    with serving(
+        options=[repository, *options, *POLL], environment={"no_proxy": "*"}, errors=["loaded models stay"]
+    ) as server:
         assert_serving(server)
         assert ready(server) == {("simple", "1"), ("same", "1")}
         eventually(lambda: site.statuses.count(304) > 1)
