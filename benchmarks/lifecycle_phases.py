@@ -239,7 +239,7 @@ async def lose_bucket(control: Control, time_: int) -> str:
     """The bucket is gone for a while; what serves goes on, and a version that comes afterwards is loaded."""
     store, latest = control.site.store, control.target.latest
     assert store is not None
-    gone, back = "what is loaded stays", "can be read again"
+    gone, back = "loaded models stay", "can be read again"
     before = control.logged(gone), control.logged(back)
 
     async def noticed() -> bool:

@@ -35,13 +35,13 @@ DIGITS, RESIZE = _EXAMPLES / "digits" / "1" / "model.onnx", _EXAMPLES / "digits_
 @dataclass(frozen=True)
 class Mistake:
     name: str
-    """Of the picture."""
+    """The picture's."""
     title: str
     what: str
-    """How one comes to make it."""
-    way_out: str
+    """How it happens."""
+    remedy: str
     files: Mapping[str, str | Path]
-    """What lies in the repository: texts, and copies of files."""
+    """The files in the repository: texts, and copies of files."""
     load: bool = False
     """Whether only the engine can tell."""
 
@@ -57,9 +57,9 @@ class Mistake:
 MISTAKES = (
     Mistake(
         "data_type",
-        "A data type by another name",
+        "Another name for a data type",
         "numpy and PyTorch say `float32`, the protocol says `FP32`, and configurations say `TYPE_FP32`.",
-        "Take the suggested name. Of texts it is `TYPE_STRING`, also where clients say `BYTES`.",
+        "Use the suggested name. Texts are `TYPE_STRING`, although clients say `BYTES`.",
         {
             "resnet50/config.pbtxt": """\
 backend: "onnxruntime"
@@ -84,10 +84,10 @@ output [
     ),
     Mistake(
         "punctuation",
-        "A comma or a bracket that is not there",
-        "One is soon lost when sizes and blocks are copied and changed.",
-        "Elements of a list have a comma between them, blocks and numbers alike; fields need none. All that is wrong "
-        "with a file is said at once, so that one look is enough.",
+        "A missing comma or bracket",
+        "They get lost when sizes and blocks are copied and edited.",
+        "Separate the elements of a list by commas, blocks and numbers alike; fields need none. The message lists all "
+        "mistakes of the file.",
         {
             "detector/config.pbtxt": """\
 backend: "onnxruntime"
@@ -107,10 +107,10 @@ instance_group [ { count: 2 } ]
     ),
     Mistake(
         "template",
-        "A template that was not filled in",
-        "Configurations for language models often come as templates, with a script that puts in the values; it leaves "
-        "out those that it is not told.",
-        "Put a value in the place of each `${…}`, or leave the field out: most have defaults.",
+        "An unfilled template",
+        "Configurations for language models often come as templates, with a script that fills in the values; it skips "
+        "those that it does not get.",
+        "Replace each `${…}` by a value, or leave the field out: most have defaults.",
         {
             "postprocessing/config.pbtxt": """\
 backend: "python"
@@ -126,8 +126,8 @@ instance_group [ { count: ${postprocessing_instance_count} kind: KIND_CPU } ]
     Mistake(
         "field",
         "A misspelt field",
-        "Most lists have names in the singular here, and other servers and libraries have other names for the same.",
-        "Take the suggested names. A field that is known, but stands in the wrong block, is said to belong elsewhere.",
+        "Most lists have singular names here, and other servers and libraries use other names.",
+        "Use the suggested names. For a known field in the wrong block, the message names the right one.",
         {
             "classifier/config.pbtxt": """\
 backend: "onnxruntime"
@@ -141,9 +141,9 @@ dynamic_batching { max_batch_size: 8 }
     ),
     Mistake(
         "name",
-        "A copied folder with the old name in it",
-        "A model is copied to be changed, and its configuration still has the name of the other.",
-        "The folder is the name. Leave `name` out, and it cannot be wrong.",
+        "The old name in a copied folder",
+        "A model was copied, and its configuration still has the original's name.",
+        "The folder determines the name. Leave `name` out, and it cannot be wrong.",
         {
             "resnet50_int8/config.pbtxt": 'name: "resnet50"\nbackend: "onnxruntime"\n',
             "resnet50_int8/1/model.onnx": DIGITS,
@@ -151,9 +151,9 @@ dynamic_batching { max_batch_size: 8 }
     ),
     Mistake(
         "version",
-        "No folder for the version",
-        "The model file lies beside the configuration.",
-        "Make a folder with a number as its name, `1`, and move the file there; a model may have several versions.",
+        "No version folder",
+        "The model file is beside the configuration.",
+        "Make a folder named by a number, `1`, and move the file there; a model may have several versions.",
         {
             "diabetes/config.pbtxt": 'backend: "onnxruntime"\nmax_batch_size: 0\n',
             "diabetes/model.onnx": DIGITS,
@@ -161,11 +161,11 @@ dynamic_batching { max_batch_size: 8 }
     ),
     Mistake(
         "gpu",
-        "A GPU that is not there",
-        "The configuration comes from a machine with a GPU; or there is one, and the container, or the build of the "
-        "engine, knows nothing of it.",
-        "`KIND_AUTO`, or no `kind` at all, takes GPUs where there are any. Where there should be one, "
-        "[docs/engines/gpu.md](engines/gpu.md) says what it needs.",
+        "A missing GPU",
+        "The configuration comes from a machine with a GPU; or there is a GPU, but the container or the build of the "
+        "engine cannot use it.",
+        "`KIND_AUTO`, or no `kind` at all, uses GPUs only where they exist. If there should be one, "
+        "[engines/gpu.md](engines/gpu.md) lists what it needs.",
         {
             "resnet50/config.pbtxt": """\
 backend: "onnxruntime"
@@ -182,10 +182,10 @@ instance_group [
     ),
     Mistake(
         "batch",
-        "The batch dimension given twice",
+        "A duplicate batch dimension",
         "A `max_batch_size` above 0 says that the first dimension of every tensor is the batch. `dims` are the others.",
-        "Leave the batch dimension out of `dims`; or take `max_batch_size: 0`, and requests have all dimensions and "
-        "are never put together. `modserve config model.onnx` writes what is right for a file.",
+        "Leave the batch dimension out of `dims`; or set `max_batch_size: 0`, and requests have all dimensions and "
+        "are never batched. `modserve config model.onnx` writes the right configuration for a file.",
         {
             "digits/config.pbtxt": """\
 backend: "onnxruntime"
@@ -199,9 +199,9 @@ output [ { name: "probabilities" data_type: TYPE_FP32 dims: [ 10 ] } ]
     ),
     Mistake(
         "tensor",
-        "A tensor that the model does not have",
-        "Exporters number outputs anew, or the names and types are guessed.",
-        "Take a name of those that are listed, and the type of the model; or leave out `input` and `output`: they are "
+        "A tensor unknown to the model",
+        "Exporters renumber outputs, or names and types were guessed.",
+        "Use one of the listed names, and the model's type; or leave out `input` and `output`: they are "
         "then [filled in](#what-is-filled-in) from the model.",
         {
             "digits/config.pbtxt": """\
@@ -216,10 +216,10 @@ output [ { name: "output_0" data_type: TYPE_FP32 dims: [ 10 ] } ]
     ),
     Mistake(
         "ensemble",
-        "Steps that are not connected",
-        "In the maps of an ensemble's step, `key` is the name that the step's model knows, and `value` the name in the "
-        "ensemble. Both ends must have the same `value`.",
-        "Each loose end is shown where it is, with the one that may be meant. Write the same name at both.",
+        "Unconnected steps",
+        "In the maps of an ensemble's step, `key` is the tensor's name in the step's model, and `value` its name in "
+        "the ensemble. Both ends must have the same `value`.",
+        "The message shows each loose end and its probable counterpart. Use the same name at both ends.",
         {
             "pipeline/config.pbtxt": """\
 platform: "ensemble"
@@ -289,7 +289,7 @@ def section() -> str:
         link = f"configuration/{mistake.picture.name}"
         parts.append(
             f"### {number}. {mistake.title}\n\n{_filled(mistake.what)}\n\n![modserve check says: {alt}]({link})\n\n"
-            f"{_filled(f'**The way out:** {mistake.way_out}')}\n"
+            f"{_filled(f'**Remedy:** {mistake.remedy}')}\n"
         )
     return "\n".join(["", *parts, ""])
 

@@ -41,8 +41,8 @@ def fields() -> str:
     for setting in sorted(SETTINGS, key=lambda setting: not setting.fails):
         verdict = "the model does not load" if setting.fails else "a warning"
         but = ", ".join(sorted(setting.supported_by))
-        rows.append(f"| `{setting.path}` | {verdict}{f', but for backend {but}' if but else ''} | {setting.why} |")
-    return "\n".join(["", "| field | | since |", "|---|---|---|", *rows, "", ""])
+        rows.append(f"| `{setting.path}` | {verdict}{f', except for backend {but}' if but else ''} | {setting.why} |")
+    return "\n".join(["", "| field | effect | reason |", "|---|---|---|", *rows, "", ""])
 
 
 def renewed(page: str) -> str:

@@ -1,4 +1,4 @@
-"""An inference server that speaks KServe v2 as NVIDIA Triton speaks it, and a library to embed it."""
+"""An inference server with the KServe v2 protocol, compatible with NVIDIA Triton, and a library to embed it."""
 
 import importlib
 import sys

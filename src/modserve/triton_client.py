@@ -1,8 +1,8 @@
-"""The names that code written for `tritonclient` uses, over any target of `modserve.connect`.
+"""The names that code for `tritonclient` uses, for any target of `modserve.connect`.
 
 Such code changes one line: ``from modserve import triton_client as httpclient`` in place of ``import tritonclient.http
-as httpclient`` (or ``tritonclient.grpc``). `tritonclient` need not be installed. Where it is, its own `InferInput` and
-`InferRequestedOutput` are taken too, and failures are its `InferenceServerException`.
+as httpclient`` (or ``tritonclient.grpc``). `tritonclient` need not be installed. If it is, its own `InferInput` and
+`InferRequestedOutput` are accepted too, and failures are its `InferenceServerException`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,7 +59,7 @@ else:
 
 
 class InferInput:
-    """An input of a request: `shape` and `datatype` as the protocol writes them."""
+    """An input of a request. `shape` and `datatype` are in the protocol's form."""
 
     def __init__(self, name: str, shape: Sequence[int], datatype: str) -> None:
         self._name = name
@@ -81,7 +81,7 @@ class InferInput:
         return self
 
     def set_data_from_numpy(self, input_tensor: Array, binary_data: bool = True) -> "InferInput":
-        """Raises InferenceServerException for an array of another shape or datatype."""
+        """Raises InferenceServerException for an array with another shape or datatype."""
         datatype = dtypes.from_numpy(input_tensor.dtype)
         if datatype is None or datatype.name != self._datatype:
             name = input_tensor.dtype if datatype is None else datatype.name
@@ -119,7 +119,7 @@ class InferResult:
         self._result = result
 
     def as_numpy(self, name: str) -> Array | None:
-        """The output; None if there is none of this name."""
+        """The output with this name, or None."""
         return self._result.get(name)
 
     def get_output(self, name: str) -> dict[str, Any] | None:
@@ -136,9 +136,9 @@ class InferResult:
 
 
 class InferenceServerClient:
-    """A server, with the methods of `tritonclient.http`; `url` is also anything that `modserve.connect` takes.
+    """A server, with the methods of `tritonclient.http`. `url` is anything that `modserve.connect` accepts.
 
-    An address without a scheme, as `tritonclient` wants it, is taken as HTTP. Methods raise InferenceServerException.
+    An address without a scheme, as in `tritonclient`, means HTTP. Methods raise InferenceServerException.
     """
 
     def __init__(
@@ -220,7 +220,9 @@ class InferenceServerClient:
         parameters: Mapping[str, ParameterValue] | None = None,
         **_: Any,
     ) -> InferResult:
-        """Run one inference. `timeout` (microseconds) bounds the wait in the queue, `client_timeout` (seconds) all."""
+        """Run one inference. `timeout` (microseconds) limits the wait in the queue, `client_timeout` (seconds) the
+        whole call.
+        """
         values: dict[str, ParameterValue] = dict(parameters or {})
         if sequence_id:
             values |= {"sequence_id": sequence_id, "sequence_start": sequence_start, "sequence_end": sequence_end}
@@ -241,7 +243,7 @@ class InferenceServerClient:
 
 
 def _tensor(tensor: Any) -> Tensor:
-    """Of our `InferInput`, or of one of `tritonclient`'s, for HTTP or gRPC."""
+    """From our `InferInput`, or one of `tritonclient`'s, for HTTP or gRPC."""
     if isinstance(tensor, InferInput):
         return tensor.tensor()
     name, datatype, shape = tensor.name(), dtypes.BY_NAME[tensor.datatype()], tuple(tensor.shape())
@@ -256,7 +258,7 @@ def _tensor(tensor: Any) -> Tensor:
 
 
 def _requested(tensor: Any) -> str:
-    """The name of an output. Raises for classes and shared memory, of which the results have no place."""
+    """The name of an output. Raises for classes and shared memory, which results cannot represent."""
     described = None if isinstance(tensor, InferRequestedOutput) else tensor._get_tensor()
     keys = described.get("parameters", {}) if isinstance(described, dict) else getattr(described, "parameters", {})
     if "classification" in keys or "shared_memory_region" in keys:

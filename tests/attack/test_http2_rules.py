@@ -359,7 +359,7 @@ def test_the_wrong_protocol(server: ServerProcess) -> None:
     for data in (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03", b"\0" * 100):
         with dialled(server.grpc_port) as connection:
             connection.sendall(data)
-            assert b"this port speaks HTTP/2 only" in read_to_end(connection)
+            assert b"this port accepts only HTTP/2" in read_to_end(connection)
     assert_serving(server)
 
 

@@ -979,12 +979,12 @@ HTTP: dict[str, Row] = {
     "no gzip": Row(
         infer(spoilt(), {"Content-Encoding": "gzip"}),
         INVALID,
-        "failed to decompress the request body, which is no gzip data: Error -3 while decompressing data: incorrect header check",
+        "failed to decompress the request body, which is not gzip data: Error -3 while decompressing data: incorrect header check",
     ),
     "no deflate": Row(
         infer(spoilt(), {"Content-Encoding": "deflate"}),
         INVALID,
-        "failed to decompress the request body, which is no deflate data: Error -3 while decompressing data: incorrect header check",
+        "failed to decompress the request body, which is not deflate data: Error -3 while decompressing data: incorrect header check",
     ),
     "gzip cut": Row(
         infer(gzip.compress(spoilt(), mtime=0)[:-9], {"Content-Encoding": "gzip"}),
@@ -1151,7 +1151,7 @@ HTTP: dict[str, Row] = {
     "v1: an unknown input": Row(
         post("/v1/models/simple:predict", {"instances": [{"A": 1}]}),
         INVALID,
-        "instances[0] has the key 'A', which is no input of model 'simple': its inputs are 'INPUT0', 'INPUT1'",
+        "instances[0] has the key 'A', which is not an input of model 'simple': its inputs are 'INPUT0', 'INPUT1'",
     ),
     "v1: a missing input": Row(
         post("/v1/models/simple:predict", {"inputs": {"INPUT0": [[1] * 16]}}),
@@ -1176,7 +1176,7 @@ HTTP: dict[str, Row] = {
     "v1: no base64": Row(
         post("/v1/models/identity_BYTES:predict", {"instances": [[{"b64": "?"}]]}),
         INVALID,
-        "instances[0][0] is no valid base64",
+        "instances[0][0] is not valid base64",
     ),
     "v1: a number too large": Row(
         post("/v1/models/identity_INT8:predict", {"instances": [[128]]}),
@@ -1386,7 +1386,7 @@ FRAMING: dict[str, Row] = {
         raw(b"GET /v2 HTTP/1.1", "Host: localhost"), INVALID, "a request needs exactly one Host header, this one has 2"
     ),
     "a Host that is none": Row(
-        Wire(b"GET /v2 HTTP/1.1\r\nHost: a b\r\n\r\n"), INVALID, "the Host header is no host and port: 'a b'"
+        Wire(b"GET /v2 HTTP/1.1\r\nHost: a b\r\n\r\n"), INVALID, "the Host header is not a host and port: 'a b'"
     ),
     "HTTP/2 without its preface": Row(
         raw(b"GET /v2 HTTP/2.0"), NO_VERSION, "HTTP/2.0 is not supported on this port, only HTTP/1.1 and HTTP/1.0 are"

@@ -67,9 +67,9 @@ def _nothing(folder: Path) -> None:
 
 BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "version_is_a_file": (_file, "at least one version must be available"),
-    "loop": (_loop, r"1/model.onnx' is a symbolic link to 'model.onnx', which leads nowhere"),
+    "loop": (_loop, r"1/model.onnx' is a symbolic link to 'model.onnx', which does not exist"),
     "empty_file": (_empty, r"1/model.onnx' is empty"),
-    "sparse": (_sparse, r"1/model.onnx' is no model: it begins with zeros"),
+    "sparse": (_sparse, r"1/model.onnx' is not a model: it begins with zeros"),
     "config_is_a_folder": (_folder, "Is a directory"),
     "weights_are_a_folder": (_weights_folder, r"model.onnx"),
     "another_name": (_renamed, "unexpected directory name 'another_name' for model 'another'"),
@@ -156,7 +156,7 @@ def test_folders_that_are_spoilt_serve_on(server: ServerProcess, repository: Pat
 def test_a_repository_that_goes_and_comes(server: ServerProcess, repository: Path) -> None:
     away = repository.with_name("away")
     repository.rename(away)
-    server.wait_for("cannot read model repository .*; what is loaded stays")
+    server.wait_for("cannot read model repository .*; loaded models stay")
     assert_serving(server)
     away.rename(repository)
     add(repository, "after", lambda folder: None)

@@ -62,10 +62,10 @@ ARTIFACTS: dict[str, tuple[dict[str, bytes], str]] = {
     "llama": ({"1/llama.gguf": b"x"}, r"'1/llama.gguf' is a file of llama.cpp: no engine of modserve runs it"),
     "plan": ({"1/model.plan": b"ptrt"}, r"is a TensorRT engine, which needs an NVIDIA GPU .* Serve the ONNX file that"),
     "flat": ({"resnet.onnx": b"x"}, r"move 'resnet.onnx' to '1/model.onnx'"),
-    "v": ({"v1/model.onnx": b"x"}, r"folder 'v1' is no version: versions are called by whole numbers, such as '1'"),
+    "v": ({"v1/model.onnx": b"x"}, r"folder 'v1' is not a version: versions are named by whole numbers, such as '1'"),
     "pointer": (
         {"1/model.onnx": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"},
-        r"'\S+/1/model.onnx' is no model: it is the pointer of Git LFS .*'git lfs pull'",
+        r"'\S+/1/model.onnx' is not a model: it is the pointer of Git LFS .*'git lfs pull'",
     ),
 }
 
@@ -100,7 +100,7 @@ def test_unknown_artifacts_and_names_of_backends(artifacts: Path) -> None:
             assert "\ninstalled backends: " in index[name]["reason"]
             assert "'onnxruntime' takes <version>/model.onnx" in index[name]["reason"]
         assert re.search(
-            r"Protobuf parsing failed(.|\n)*1/model.onnx' is cut off: it should have", index["cut"]["reason"]
+            r"Protobuf parsing failed(.|\n)*1/model.onnx' is truncated: it should have", index["cut"]["reason"]
         )
         assert "unable to find backend 'vllm', installed backends are: " in index["unknown"]["reason"]
         for name, written in (("other_name", "'onnx_runtime'"), ("misspelt", "'onnxruntim'")):
@@ -159,7 +159,7 @@ def test_directories_that_are_no_versions_are_none(server: ServerProcess) -> Non
         "Invalid argument: at least one version must be available under the version policy of model 'no_versions'"
     )
     assert held.endswith("no_versions' holds: 01/ (model.onnx), config.pbtxt, x/ (empty)")
-    assert mistakes == ["folder '01' is no version: versions are called by whole numbers, such as '1'"]
+    assert mistakes == ["folder '01' is not a version: versions are named by whole numbers, such as '1'"]
     assert http(server.http_port, "GET", "/v2/models/odd_versions").json["versions"] == ["2"]
     assert http_infer(server.http_port, Ask(model="odd_versions")).status == 200
     answer = http_infer(server.http_port, Ask(model="odd_versions", version="01"))

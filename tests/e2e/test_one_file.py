@@ -97,7 +97,7 @@ def test_what_is_no_model(tmp_path: Path) -> None:
     said = {
         "absent.onnx": f"there is no file '{tmp_path}/absent.onnx'",
         "weights.safetensors": "is a file of weights without the model's graph",
-        "empty": "is no model: no engine knows a file in it by its name",
+        "empty": "is not a model: no engine recognises a file in it by its name",
         "models": f"'{tmp_path}/models' is a repository, with models in it: modserve serve --model-repository",
         "x=models/simple": "is called 'simple', as its directory: it cannot be 'x'",
     }

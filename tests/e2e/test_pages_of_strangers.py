@@ -130,7 +130,7 @@ def test_a_stranger_s_form_orders_nothing(browser: webdriver.Chrome, server: Ser
         """,
         f"http://localhost:{server.http_port}/v2/repository/models/simple/load",
     )
-    WebDriverWait(browser, SECONDS).until(lambda browser: "may order nothing of this server" in browser.page_source)
+    WebDriverWait(browser, SECONDS).until(lambda browser: "may not call this server" in browser.page_source)
     assert not loaded(server)
 
 

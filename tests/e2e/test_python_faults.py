@@ -215,7 +215,7 @@ ENDINGS = {
 READY = {
     "ready_raises": (method("is_ready(self)", "raise ValueError('in is_ready')"), "ValueError: in is_ready"),
     "ready_dies": (method("is_ready(self)", "os._exit(17)"), "exited with status 17"),
-    "ready_hangs": (method("is_ready(self)", "time.sleep(600)"), "has not said within 5 s whether it is ready"),
+    "ready_hangs": (method("is_ready(self)", "time.sleep(600)"), "has not reported within 5 s whether it is ready"),
 }
 ASYNC = {
     "async_raises": ("raise ValueError('x')", 500, r"Failed .*: ValueError: x\n\nAt:\n  .*\(9\): execute\n"),

@@ -171,14 +171,14 @@ def test_a_bucket_that_is_gone_for_a_while(bucket: Bucket, relay: Relay, options
                 failures.append(answer)
 
     with serving(
-        local, options=[place(bucket, relay), *options, *POLL], environment=KEYS, errors=["what is loaded stays"]
+        local, options=[place(bucket, relay), *options, *POLL], environment=KEYS, errors=["loaded models stay"]
     ) as server:
         callers = [threading.Thread(target=ask, args=(server.http_port,)) for _ in range(2)]
         for each in callers:
             each.start()
         try:
             relay.faults[""] = "down"
-            server.wait_for("the store cannot be reached.*; what is loaded stays")
+            server.wait_for("the store cannot be reached.*; loaded models stay")
             write_identity(local, "late")
             eventually(lambda: ("late", "1") in ready(server))
             before = len(relay.requests)
@@ -193,7 +193,7 @@ def test_a_bucket_that_is_gone_for_a_while(bucket: Bucket, relay: Relay, options
             over.set()
             for each in callers:
                 each.join()
-        assert server.log.count("what is loaded stays") == 1
+        assert server.log.count("loaded models stay") == 1
     assert failures == []
     assert len(answers) > 10
 
@@ -204,7 +204,7 @@ def test_a_bucket_that_is_gone_for_a_while(bucket: Bucket, relay: Relay, options
         ("cut", r"cannot download 'same/1/data' from 's3://.*': the transfer "),
         ("stall", r"cannot download 'same/1/data' from 's3://.*': the store does not respond in time"),
         ("403", r"permission denied \(AccessDenied: Access Denied\): check AWS_ACCESS_KEY_ID"),
-        ("wrong", r"it arrives damaged: its MD5 is not its ETag"),
+        ("wrong", r"it arrives damaged: its MD5 does not match its ETag"),
     ],
 )
 def test_a_download_that_fails(bucket: Bucket, relay: Relay, options: list[str], fault: str, reason: str) -> None:
@@ -259,7 +259,7 @@ def test_a_client_loads_what_is_elsewhere_during_an_outage(
 def test_a_store_that_lies_about_sizes(bucket: Bucket, relay: Relay, options: list[str]) -> None:
     relay.faults["list-type=2"] = "more"
     with started(options=[place(bucket, relay), *options], environment=KEYS) as server:
-        server.wait_for(r"the store lists \d+ bytes, and would send \d+")
+        server.wait_for(r"the store lists \d+ bytes, but would send \d+")
         server.wait_for("^model +version +state")
         assert ready(server) == set()
         server.stop(errors=["the store lists"])
@@ -426,7 +426,9 @@ def test_an_archive(site: Web, models: Path, options: list[str], kind: str) -> N
     site.files[f"a/models.{kind}"] = packed(models, kind)
     site.password = "hidden word"
     repository = f"--model-repository=http://me:hidden%20word@{site.address}/a/models.{kind}?signature=hidden"
-    with serving(options=[repository, *options, *POLL], environment={"no_proxy": "*"}, errors=["stays"]) as server:
+    with serving(
+        options=[repository, *options, *POLL], environment={"no_proxy": "*"}, errors=["loaded models stay"]
+    ) as server:
         assert_serving(server)
         assert ready(server) == {("simple", "1"), ("same", "1")}
         eventually(lambda: site.statuses.count(304) > 1)
@@ -438,7 +440,7 @@ def test_an_archive(site: Web, models: Path, options: list[str], kind: str) -> N
         eventually(lambda: ready(server) == {("simple", "1"), ("more", "1")})
         assert server.log.count("model 'simple', version 1: ready") == 1
         del site.files[f"a/models.{kind}"]
-        server.wait_for("there is no such archive; what is loaded stays")
+        server.wait_for("there is no such archive; loaded models stay")
         assert_serving(server)
         assert "hidden" not in server.log
 
@@ -446,10 +448,10 @@ def test_an_archive(site: Web, models: Path, options: list[str], kind: str) -> N
 @pytest.mark.parametrize(
     ("content", "password", "said"),
     [
-        (b"no archive", "", "it is damaged, or no archive of this kind"),
-        (b"", "", "it is damaged, or no archive of this kind"),
+        (b"no archive", "", "it is damaged or not an archive of this kind"),
+        (b"", "", "it is damaged or not an archive of this kind"),
         (None, "", "there is no such archive"),
-        (DAMAGED_LZMA, "", "it is damaged, or no archive of this kind"),
+        (DAMAGED_LZMA, "", "it is damaged or not an archive of this kind"),
         (b"x", "another", "the store does not accept the credentials: check user and password"),
     ],
 )

@@ -321,7 +321,7 @@ def in_use(context: ssl.SSLContext) -> str:
         (
             "key",
             "other",
-            "cannot use certificate '{certificate}' with private key '{key}': they do not belong together",
+            "cannot use certificate '{certificate}' with private key '{key}': they do not match",
         ),
         ("certificate", "cut", "cannot use certificate '{certificate}' with private key '{key}': "),
         ("root", "cut", "cannot use root certificate '{root}': "),

@@ -206,4 +206,4 @@ def test_off_and_auto(tmp_path: Path) -> None:
     with serving(tmp_path, options=["--warmup=auto"]) as server:
         assert [len(each["rows"]) for each in lines(tmp_path / "m_process")] == [1, 4]
         assert [len(each["rows"]) for each in lines(tmp_path / "says_process")] == [1]
-        server.wait_for(r"warm-up sample 'made up, 4 rows' ran once in ")
+        server.wait_for(r"warm-up sample 'generated, 4 rows' ran once in ")

@@ -32,7 +32,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "engines" / "tensorflow.md"
 BAD: dict[str, tuple[str, str]] = {
     "cut": ("", r"it is cut off, or no file of TensorFlow.*\n.*saved_model.pb' is cut off: it should have"),
     "weightless": ("", r"The folder 'variables'"),
-    "pointer": ("", r"failed to load.*(.|\n)*is no model: it is the pointer of Git LFS"),
+    "pointer": ("", r"failed to load.*(.|\n)*is not a model: it is the pointer of Git LFS"),
     "type": (
         'backend: "tensorflow" input [ { name: "x" data_type: TYPE_INT32 dims: [ 4 ] } ]\n'
         'output [ { name: "y" data_type: TYPE_FP32 dims: [ 2 ] } ]',

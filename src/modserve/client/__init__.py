@@ -1,7 +1,7 @@
-"""Clients of a server, by its address or in this process: arrays in, arrays out. `modserve.connect` makes them.
+"""Clients of a server at an address or in this process: arrays in, arrays out. `modserve.connect` creates them.
 
-`Client` and `AsyncClient` are what users hold. Behind each is a transport (`transport.py`): HTTP, gRPC, or a server of
-this process. What goes over a wire is made and read by plain functions (`http_messages.py`, `grpc_messages.py`).
+`Client` and `AsyncClient` are the public classes. Each uses a transport (`transport.py`): HTTP, gRPC, or a server in
+this process. Functions without I/O write and read the messages (`http_messages.py`, `grpc_messages.py`).
 """
 
 from .errors import ClientError, ClientTimeoutError

@@ -1,4 +1,4 @@
-"""The one exception of clients."""
+"""The exceptions of clients."""
 
 import http.client
 import ssl
@@ -14,10 +14,10 @@ CODES = {404: Code.NOT_FOUND, 500: Code.INTERNAL, 501: Code.UNSUPPORTED, 503: Co
 
 
 class ClientError(ModserveError):
-    """What went wrong with a call.
+    """A failed call.
 
-    `message` is the server's text, `code` says what kind of failure it is, and `status` is the HTTP status: the one
-    that came, or over gRPC and in process the one that HTTP would have had. `status` is None if no server responded.
+    `message` is the server's text and `code` the kind of failure. `status` is the HTTP status: the received one, or,
+    over gRPC and in process, the one that HTTP would have had. It is None if no server responded.
     """
 
     def __init__(self, code: Code, message: str, status: int | None = None) -> None:
@@ -29,7 +29,7 @@ class ClientError(ModserveError):
 
 
 class ClientTimeoutError(ClientError, TimeoutError):
-    """The call took longer than its `timeout`. It is a TimeoutError, too."""
+    """The call took longer than its `timeout`. This is also a TimeoutError."""
 
     def __init__(self, code: Code, message: str, status: int | None = None) -> None:
         ClientError.__init__(self, code, message, status)

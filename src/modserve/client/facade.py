@@ -1,4 +1,4 @@
-"""`Client` and `AsyncClient`: the calls as users make them, the same over every transport."""
+"""`Client` and `AsyncClient`: the public calls, the same over every transport."""
 
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
@@ -17,7 +17,7 @@ _WRONG = (Code.INVALID_ARG, Code.NOT_FOUND)
 
 
 class _Base:
-    """What is known of models, and the time that calls have by default."""
+    """Cached metadata of models, and the default timeout of calls."""
 
     def __init__(self, timeout: float | None) -> None:
         self._timeout = timeout
@@ -64,10 +64,10 @@ def _unmarked(result: Result) -> Result:
 
 
 class Client(_Base):
-    """A server, for threads. `modserve.connect` makes one; use it in a ``with`` block, or call `close`.
+    """A server, for threads. Created by `modserve.connect`; use it in a ``with`` block, or call `close`.
 
-    Several threads may use it at the same time. All methods raise `ClientError`; `timeout` is in seconds, and bounds
-    the whole call (the one given to `connect` by default, infinity for none).
+    Several threads may share a client. All methods raise `ClientError`. `timeout` is in seconds and covers the whole
+    call; the default is that of `connect`, and infinity means no limit.
     """
 
     def __init__(self, transport: Transport, timeout: float | None = None) -> None:
@@ -83,7 +83,7 @@ class Client(_Base):
         self.close()
 
     def close(self) -> None:
-        """Let go of connections. A server that this client has started finishes what it has, and ends."""
+        """Close the connections. If this client started the server, the server finishes its requests and stops."""
         self._transport.close()
 
     def infer(
@@ -99,9 +99,9 @@ class Client(_Base):
     ) -> Result:
         """Run one inference.
 
-        Arrays are sent as they are, with the batch dimension if the model has one. Numbers, texts and lists become
-        arrays of the datatype that the model says; dimensions of 1 are added in front. `outputs` names those to return,
-        all by default; `version` is the latest by default.
+        Arrays are sent unchanged, with the batch dimension if the model has one. Numbers, texts and lists become arrays
+        of the model's datatype, with missing leading dimensions of 1. `outputs` names the outputs to return, all by
+        default. `version` defaults to the latest.
         """
         self._learn(model, version, inputs, timeout)
         call = self._call(model, inputs, outputs, version, request_id, parameters, timeout)
@@ -122,9 +122,9 @@ class Client(_Base):
         parameters: Mapping[str, ParameterValue] | None = None,
         timeout: float | None = None,
     ) -> Generator[Result]:
-        """Run one inference and iterate over its responses as they come: any number for decoupled models.
+        """Run one inference and iterate over its responses as they arrive. Decoupled models have any number of them.
 
-        All is as in `infer`. Closing the iterator cancels the request.
+        Arguments are those of `infer`. Closing the iterator cancels the request.
         """
         self._learn(model, version, inputs, timeout)
         return self._stream(self._call(model, inputs, outputs, version, request_id, parameters, timeout))
@@ -141,7 +141,7 @@ class Client(_Base):
     def generate(
         self, model: str, fields: Mapping[str, Value], *, version: int | None = None, timeout: float | None = None
     ) -> dict[str, Any]:
-        """Run one inference on plain values, for models of texts: outputs as texts, numbers, or lists of them.
+        """Run one inference on plain values, for example for text models. Outputs are texts, numbers, or lists of them.
 
         `fields` that are no inputs are parameters of the request.
         """
@@ -151,7 +151,7 @@ class Client(_Base):
     def generate_stream(
         self, model: str, fields: Mapping[str, Value], *, version: int | None = None, timeout: float | None = None
     ) -> Generator[dict[str, Any]]:
-        """The same for models with any number of responses, as they come."""
+        """Like `generate`, for models with any number of responses, as they arrive."""
         inputs, parameters = flat.split(fields, self.metadata(model, version, timeout=timeout))
         stream = self.stream(model, inputs, version=version, parameters=parameters, timeout=timeout)
         return flat.each(stream)
@@ -161,7 +161,7 @@ class Client(_Base):
             self.metadata(model, version, timeout=timeout)
 
     def metadata(self, model: str, version: int | None = None, *, timeout: float | None = None) -> ModelMetadata:
-        """What a model takes and returns; asked for once, and again after a request that was wrong."""
+        """A model's inputs and outputs. Fetched once, and again after an invalid request."""
         known = self._known.get((model, version))
         if known is None:
             known = values.metadata_of(self._ask(transport.METADATA, model, version, timeout=timeout))
@@ -169,15 +169,15 @@ class Client(_Base):
         return known
 
     def live(self) -> bool:
-        """Whether the server runs."""
+        """Whether the server is running."""
         return bool(self._ask(transport.LIVE))
 
     def ready(self) -> bool:
-        """Whether the server and all its models take requests."""
+        """Whether the server and all its models accept requests."""
         return bool(self._ask(transport.READY))
 
     def model_ready(self, model: str, version: int | None = None) -> bool:
-        """Whether a model takes requests; False for one that is not there."""
+        """Whether a model accepts requests; False for an unknown model."""
         return bool(self._ask(transport.MODEL_READY, model, version))
 
     def server(self) -> dict[str, Any]:
@@ -193,11 +193,11 @@ class Client(_Base):
         return dict(self._ask(transport.CONFIG, model, version))
 
     def statistics(self, model: str, version: int | None = None) -> list[dict[str, Any]]:
-        """Counts and durations of each of its versions since they were loaded."""
+        """Counts and durations of each version of a model since it was loaded."""
         return list(self._ask(transport.STATISTICS, model, version)["model_stats"])
 
     def load(self, model: str, *, config: str | None = None, timeout: float | None = None) -> None:
-        """Load a model of the repository, or load it again; it is READY on return. The control mode is explicit."""
+        """Load a model of the repository, or load it again. It is READY on return. Needs the control mode explicit."""
         self._forget(model)
         self._ask(transport.LOAD, model, parameters=None if config is None else {"config": config}, timeout=timeout)
 
@@ -218,9 +218,10 @@ class Client(_Base):
 
 
 class AsyncClient(_Base):
-    """A server, for one event loop. `modserve.connect_async` makes one; use it in an ``async with`` block.
+    """A server, for one event loop. Created by `modserve.connect_async`; use it in an ``async with`` block.
 
-    Or await `start` and, at the end, `close`. The calls are those of `Client`; cancelling one cancels its request.
+    Alternatively, await `start` and finally `close`. The calls are those of `Client`; cancelling one cancels its
+    request.
     """
 
     def __init__(self, transport: AsyncTransport, timeout: float | None = None) -> None:
@@ -237,11 +238,11 @@ class AsyncClient(_Base):
         await self.close()
 
     async def start(self) -> None:
-        """Start a server in this process that has not been started; nothing for others."""
+        """Start a server in this process, if it is not running. Does nothing for other servers."""
         await self._transport.start()
 
     async def close(self) -> None:
-        """Let go of connections. A server that this client has started finishes what it has, and ends."""
+        """Close the connections. If this client started the server, the server finishes its requests and stops."""
         await self._transport.close()
 
     async def infer(
@@ -255,7 +256,7 @@ class AsyncClient(_Base):
         parameters: Mapping[str, ParameterValue] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - it goes to the server as well
     ) -> Result:
-        """As `Client.infer`."""
+        """Like `Client.infer`."""
         await self._learn(model, version, inputs, timeout)
         call = self._call(model, inputs, outputs, version, request_id, parameters, timeout)
         try:
@@ -275,7 +276,7 @@ class AsyncClient(_Base):
         parameters: Mapping[str, ParameterValue] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - it goes to the server as well
     ) -> AsyncGenerator[Result]:
-        """As `Client.stream`; close it with `contextlib.aclosing` if it is left early."""
+        """Like `Client.stream`; use `contextlib.aclosing` if you leave it early."""
         await self._learn(model, version, inputs, timeout)
         call = self._call(model, inputs, outputs, version, request_id, parameters, timeout)
         try:
@@ -294,7 +295,7 @@ class AsyncClient(_Base):
         version: int | None = None,
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> dict[str, Any]:
-        """As `Client.generate`."""
+        """Like `Client.generate`."""
         inputs, parameters = flat.split(fields, await self.metadata(model, version, timeout=timeout))
         return flat.joined(await self.infer(model, inputs, version=version, parameters=parameters, timeout=timeout))
 
@@ -306,7 +307,7 @@ class AsyncClient(_Base):
         version: int | None = None,
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> AsyncGenerator[dict[str, Any]]:
-        """As `Client.generate_stream`."""
+        """Like `Client.generate_stream`."""
         inputs, parameters = flat.split(fields, await self.metadata(model, version, timeout=timeout))
         stream = self.stream(model, inputs, version=version, parameters=parameters, timeout=timeout)
         async with aclosing(stream) as results:
@@ -326,7 +327,7 @@ class AsyncClient(_Base):
         *,
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> ModelMetadata:
-        """As `Client.metadata`."""
+        """Like `Client.metadata`."""
         known = self._known.get((model, version))
         if known is None:
             known = values.metadata_of(await self._ask(transport.METADATA, model, version, patience=timeout))
@@ -334,7 +335,7 @@ class AsyncClient(_Base):
         return known
 
     async def live(self) -> bool:
-        """As `Client.live`, and so with all below."""
+        """Like `Client.live`; the methods below also match those of `Client`."""
         return bool(await self._ask(transport.LIVE))
 
     async def ready(self) -> bool:

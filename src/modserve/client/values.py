@@ -1,4 +1,4 @@
-"""What goes into a call and what comes out: values, their datatypes by the model's metadata, and results."""
+"""The inputs and results of a call, and the conversion of values by the model's metadata."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from modserve.core.tensors.tensor import Array, Shape, Tensor
 from .errors import ClientError, not_understood
 
 Value: TypeAlias = object
-"""An input: an array (or `Tensor`) goes as it is; numbers, texts and lists become one of the model's datatype.
+"""An input. An array or `Tensor` is sent unchanged; numbers, texts and lists become an array of the model's datatype.
 
-Any object to type checkers, for which a dictionary of arrays and lists is one of objects.
+For type checkers this is any object, because they treat a dictionary of arrays and lists as one of objects.
 """
 
 FINAL = "triton_final_response"
@@ -34,7 +34,7 @@ class TensorMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """What a model takes and returns. `versions` are those that serve, as the server writes them."""
+    """A model's inputs and outputs. `versions` are the ready versions, as the server writes them."""
 
     name: str
     versions: tuple[str, ...]
@@ -45,9 +45,9 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """One inference. `timeout` (seconds) bounds all of it.
+    """One inference. `timeout` (seconds) covers all of it.
 
-    `classes` above 0 asks for so many best classes of each of `outputs`, in place of its values.
+    `classes` above 0 requests that many top classes of each of `outputs`, in place of its values.
     """
 
     model: str
@@ -63,7 +63,7 @@ class Call:
 class Result(Mapping[str, Array]):
     """The outputs of one response, as arrays by name. BYTES are object arrays of ``bytes``.
 
-    `version` is None if the server does not say it.
+    `version` is None if the server does not report it.
     """
 
     __slots__ = ("_tensors", "id", "model", "parameters", "version")
@@ -109,9 +109,10 @@ class Result(Mapping[str, Array]):
         return self._tensors[name].datatype.name
 
     def plain(self, name: str) -> Any:
-        """The output as Python numbers, or texts, in lists nested as deep as the array; one element is itself.
+        """The output as Python numbers or texts, in lists nested like the array. A one-element output is a single
+        value.
 
-        BYTES are decoded as UTF-8; what is none becomes the replacement character.
+        BYTES are decoded as UTF-8, with replacement characters for invalid bytes.
         """
         values = self[name].tolist() if self[name].size != 1 else self[name].reshape(-1).tolist()[0]
         return _decoded(values) if self._tensors[name].datatype is dtypes.BYTES else values

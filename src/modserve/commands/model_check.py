@@ -145,7 +145,7 @@ async def check(
             await control.stop()
     if not models:
         places = ", ".join(f"'{repository}'" for repository in repositories)
-        remarks.append(f"there are no models in {places}: each folder in it would be one")
+        remarks.append(f"there are no models in {places}: a model is a folder in it")
     for report in models.values():
         report.notes.sort(key=lambda note: (note.line or 0, note.column or 0))
     return Report([models[name] for name in sorted(models)], remarks, load, "" if against is None else against.url)

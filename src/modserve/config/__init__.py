@@ -125,7 +125,7 @@ def finish(
     if description is not None:
         features.compare(message, description, problems, shapes=fits)  # else each tensor would repeat the problem
     elif not message.input and not message.output:
-        problems.add((), f"must specify 'input' and 'output' for '{message.name}': its backend cannot tell them")
+        problems.add((), f"must specify 'input' and 'output' for '{message.name}': its backend cannot determine them")
     problems.raise_if_any()
     return Complete(features.to_model_config(message, context), message, problems.warnings, problems.notes)
 

@@ -66,7 +66,9 @@ def apply_traits(message: pb.ModelConfig, description: ModelDescription, problem
             try:
                 json_format.ParseDict(dict(description.sequence_batching), message.sequence_batching)
             except json_format.ParseError as error:
-                problems.add((), f"the engine of model '{message.name}' describes no sequence_batching: {error}")
+                problems.add(
+                    (), f"the engine of model '{message.name}' describes an invalid sequence_batching: {error}"
+                )
             message.sequence_batching.SetInParent()
         elif description.dynamic_batching:
             message.dynamic_batching.SetInParent()
@@ -102,8 +104,8 @@ def _batching(message: pb.ModelConfig, description: ModelDescription, problems: 
         message.max_batch_size = description.default_max_batch_size
         problems.warn(
             ("max_batch_size",),
-            f"max_batch_size of model '{message.name}' becomes {message.max_batch_size}: the model can batch, and its "
-            "configuration does not say how much",
+            f"max_batch_size of model '{message.name}' is set to {message.max_batch_size}: the model can batch, and "
+            "its configuration does not set it",
         )
     may_merge = description.dynamic_batching is not False
     if message.max_batch_size > 1 and may_merge and message.WhichOneof("scheduling_choice") is None:

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Code(enum.Enum):
-    """What kind of failure it is, and thereby whose fault. The value is the text used inside reasons."""
+    """The kind of a failure, which also tells whose fault it is. The value is the text used in reasons."""
 
     UNKNOWN = "Unknown"
     INTERNAL = "Internal"
@@ -19,7 +19,9 @@ class Code(enum.Enum):
 
 
 class ModserveError(Exception):
-    """A failure that a client gets to know: `code` says what kind, `message` what, where and what would be right."""
+    """A failure that is reported to the client. `code` is its kind; `message` says what is wrong, where, and what would
+    be right.
+    """
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
@@ -39,9 +41,9 @@ class ModserveError(Exception):
 
 
 class OverloadedError(ModserveError):
-    """There is too much to do: UNAVAILABLE or, where a protocol distinguishes the two, too many requests.
+    """The server has too much to do: UNAVAILABLE or, where a protocol distinguishes the two, too many requests.
 
-    `retry_after_ns`: when trying again is likely to help; 0 = nobody knows.
+    `retry_after_ns`: when another attempt is likely to succeed; 0 if unknown.
     """
 
     def __init__(self, message: str, retry_after_ns: int = 0, *, too_many: bool = False) -> None:
@@ -76,9 +78,10 @@ cancelled = partial(ModserveError, Code.CANCELLED, "")
 
 
 def from_exception(error: BaseException, doing: str) -> ModserveError:
-    """A foreign exception at the border: ours pass as they are, all others become INTERNAL with what was being done.
+    """Convert a foreign exception: a ModserveError passes unchanged, all others become INTERNAL with the current
+    activity.
 
-    Never raises, whatever the exception does when it is looked at.
+    Never raises, even if the exception misbehaves when it is formatted.
     """
     try:
         if isinstance(error, ModserveError):

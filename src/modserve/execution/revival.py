@@ -72,7 +72,7 @@ class Revival:
         return self._try_later(number, close)
 
     def forget(self, number: int) -> bool:
-        """A lost instance is not wanted any more. Whether it is still to be closed.
+        """A lost instance is no longer wanted. Whether it is still to be closed.
 
         If not, `close` of it was called or is about to be; what comes of an attempt under way goes to `take`.
         """

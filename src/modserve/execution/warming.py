@@ -177,5 +177,5 @@ def failure_of(ran: Sequence[Ran]) -> ModserveError | None:
     error = ran[-1].error if ran else None
     if error is None or not ran[-1].made_up:
         return error
-    _log.warning("%s. This data was made up; model_warmup in the configuration can describe better", error.message)
+    _log.warning("%s. This data was generated; model_warmup in the configuration can describe better", error.message)
     return error if isinstance(error, InstanceLostError) else None

@@ -57,8 +57,8 @@ def name_refusal(host: bytes, marks: Mapping[bytes, bytes], allowed: Collection[
     if name in allowed or name in _machine or _is_private(name):
         return ""
     return (
-        f"a browser has called this server by the name '{_shown(name)}', which may be a stranger's: "
-        f"--http-allow-host={_shown(name)} says that it is the server's own"
+        f"a browser used the host name '{_shown(name)}', which may belong to another site: "
+        f"--http-allow-host={_shown(name)} allows it"
     )
 
 
@@ -92,9 +92,9 @@ def order_refusal(
     elif site in _OWN_SITES:
         return ""
     if not text:
-        return "a page of another site may order nothing of this server: --http-cors-allow-origin=ORIGIN allows it"
+        return "pages of other sites may not call this server; --http-cors-allow-origin=ORIGIN allows it"
     shown = _shown(text)
-    return f"a page of '{shown}' may order nothing of this server: --http-cors-allow-origin={shown} allows it"
+    return f"a page of '{shown}' may not call this server; --http-cors-allow-origin={shown} allows it"
 
 
 def _is_own(origin: str, host: str, secure: bool) -> bool:

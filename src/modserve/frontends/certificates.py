@@ -48,9 +48,9 @@ class Certificates:
                 self._seen = stamp
                 try:
                     self._context = _load(self._files, self._protocols)
-                    _log.info("certificate '%s' was read again", self._files.certificate)
+                    _log.info("certificate '%s' was reloaded", self._files.certificate)
                 except CertificateError as error:
-                    _log.error("%s; the certificates read before stay in use", error)
+                    _log.error("%s; the previous certificates stay in use", error)
             return self._context
 
     def server_context(self) -> ssl.SSLContext:
@@ -114,7 +114,7 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
         ) from None
     if files.mutual:
         if files.root is None:
-            raise CertificateError("mutual TLS needs a root certificate, which says whose clients are accepted")
+            raise CertificateError("mutual TLS needs a root certificate, which decides which clients are accepted")
         try:
             context.load_verify_locations(files.root)
         except (OSError, ValueError) as error:
@@ -130,7 +130,7 @@ def _no_password() -> str:
     raise ValueError("the key is encrypted; it must not be")
 
 
-_REASONS = dict.fromkeys(("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"), "they do not belong together")
+_REASONS = dict.fromkeys(("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"), "they do not match")
 
 
 def _reason(error: OSError | ValueError) -> str:

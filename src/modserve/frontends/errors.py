@@ -15,5 +15,5 @@ def to_client_error(error: BaseException, what: str) -> ModserveError:
     if isinstance(error, ModserveError):
         error.__traceback__ = error.__context__ = None
         return error
-    _log.error("%s failed unforeseen", what, exc_info=error)
-    return internal(f"unforeseen {type(error).__name__}: {error}")
+    _log.error("%s failed unexpectedly", what, exc_info=error)
+    return internal(f"unexpected {type(error).__name__}: {error}")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from modserve.settings import Settings
 
 Target: TypeAlias = "str | Path | Settings | InferenceServer"
-"""What a client can be of."""
+"""Everything that a client can connect to."""
 
 
 def connect(
@@ -31,14 +31,14 @@ def connect(
 ) -> Client:
     """A client for threads.
 
-    `target` is the address of a server (``http://``, ``https://``, ``grpc://``, ``grpcs://``), or what a server in
-    this process is to serve: a model repository, a model file, or `Settings`. That server runs on a thread of its own,
-    has loaded its models on return, and ends when the client is closed. An `InferenceServer` may have been started by
-    somebody else, on another thread's event loop; then it goes on.
+    `target` is the address of a server (``http://``, ``https://``, ``grpc://``, ``grpcs://``), or something to serve in
+    this process: a model repository, a model file, or `Settings`. That server runs on its own thread, has loaded its
+    models on return, and stops when the client is closed. `target` may also be an `InferenceServer`. If it is already
+    running, on another thread's event loop, it keeps running.
 
-    `timeout` (seconds) is that of calls which name none; none by default. `headers` go with every call (metadata over
-    gRPC). The files (PEM) are for TLS: the roots to trust in place of the system's, and a certificate with its key.
-    Raises `ClientError`.
+    `timeout` (seconds) is the default for calls; without it there is no limit. `headers` are sent with every call
+    (metadata over gRPC). The PEM files are for TLS: roots to trust in place of the system's, and a certificate with its
+    key. Raises `ClientError`.
     """
     if isinstance(target, str) and is_url(target):
         access = _access(headers, root_cert, client_cert, client_key)
@@ -64,7 +64,7 @@ def connect_async(
 ) -> AsyncClient:
     """A client for an event loop: ``async with modserve.connect_async(target) as client``.
 
-    All is as with `connect`, but that a server in this process runs on the caller's event loop.
+    Arguments are those of `connect`, but a server in this process runs on the caller's event loop.
     """
     if isinstance(target, str) and is_url(target):
         access = _access(headers, root_cert, client_cert, client_key)

@@ -1,4 +1,4 @@
-"""The HTTP surface inside somebody else's ASGI application."""
+"""The HTTP surface inside another ASGI application."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -32,9 +32,8 @@ def asgi(models: str | Path | Settings | InferenceServer) -> "Mounted":
         app = FastAPI(lifespan=models.lifespan)
         app.mount("/models", models)
 
-    `models` is a model repository, a model file, settings, or a server. Of the settings, those of the HTTP port that
-    concern connections (address, TLS, CORS, time-outs) are the other application's business. Raises `ClientError` where
-    there are no models.
+    `models` is a model repository, a model file, settings, or a server. Settings about HTTP connections (address, TLS,
+    CORS, time-outs) have no effect: the other application controls these. Raises `ClientError` if there are no models.
     """
     if isinstance(models, InferenceServer):
         return Mounted(models)
@@ -45,8 +44,8 @@ def asgi(models: str | Path | Settings | InferenceServer) -> "Mounted":
 class Mounted:
     """The HTTP surface of `server` as an ASGI application.
 
-    The server starts and ends with the block ``async with`` the object, with `lifespan`, or, where the object is the
-    whole application, with the ASGI lifespan. One that has been started already is left alone.
+    The server runs during an ``async with`` block of this object, during `lifespan`, or, if the object is the whole
+    application, during the ASGI lifespan. A server that is already running is left alone.
     """
 
     def __init__(self, server: InferenceServer) -> None:
@@ -72,7 +71,7 @@ class Mounted:
 
     @asynccontextmanager
     async def lifespan(self, app: Any = None) -> AsyncIterator[None]:
-        """For ``FastAPI(lifespan=models.lifespan)``, and Starlette's likewise."""
+        """For ``FastAPI(lifespan=models.lifespan)``, and the same in Starlette."""
         async with self:
             yield
 

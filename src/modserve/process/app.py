@@ -67,11 +67,11 @@ class InferenceServer(LocalServer):
             response = await server.infer("simple", {"INPUT0": a, "INPUT1": b})
             print(response.outputs["OUTPUT0"].array)
 
-    Functions and classes with `modserve.model` above them are models, too: ``Settings(python_model=double)``.
+    Functions and classes decorated with `modserve.model` are models, too: ``Settings(python_model=double)``.
 
-    Entering loads all models; `index` lists those that fail, with the reason. Leaving finishes what is in flight, for
-    at most `exit_timeout_secs`, and unloads. `backends` adds engines by name to the installed ones. Clients may change
-    `logs` by the log settings calls, which are refused without it. `member` is there in one of several workers.
+    Entering loads all models; `index` lists failed ones with the reason. Leaving finishes requests in flight, for at
+    most `exit_timeout_secs`, and unloads. `backends` adds engines by name to the installed ones. `logs` lets clients
+    change log settings; without it these calls are refused. `member` is set in one of several workers.
     """
 
     def __init__(
@@ -175,9 +175,9 @@ class InferenceServer(LocalServer):
         await self.shut_down()
 
     async def shut_down(self, seconds: float | None = None) -> bool:
-        """Finish what is in flight, then unload, in so many `seconds` at most; False if the time was too short.
+        """Finish requests in flight, then unload, within `seconds`; False if the time was too short.
 
-        Without them it is `exit_timeout_secs`. May be called again: there is one end, and its outcome.
+        The default is `exit_timeout_secs`. May be called again: all calls return the same outcome.
         """
         async with self._ending:
             if self._ended_in_time is None:
@@ -208,13 +208,14 @@ async def serve(
 ) -> int:
     """Serve until SIGTERM or SIGINT, and return the process's exit code.
 
-    The ports open first and `on_open` is called, then the models load and `on_loaded` is called. On the first signal:
-    not ready, accept nothing new, finish what is in flight for at most `exit_timeout_secs`, return 0 (1 if the time was
-    too short). On a second signal the process exits at once. Also 1 if a port or repository cannot be opened, or, with
-    `exit_on_error`, a model fails to load. Clients may change `logs` by the log settings calls.
+    The ports open first and `on_open` is called; then the models load and `on_loaded` is called. On the first signal
+    the server becomes not ready, accepts nothing new, finishes requests in flight for at most `exit_timeout_secs`, and
+    returns 0 (1 if the time was too short). On a second signal the process exits at once. Returns 1 if a port or
+    repository cannot be opened, or, with `exit_on_error`, if a model fails to load. `logs` lets clients change log
+    settings.
 
-    As one of several workers (`member`), it takes part in what they do together; `on_loaded` is called when all have
-    loaded. One that replaces another opens its ports last, when it has loaded what the others have.
+    As one of several workers (`member`), it takes part in their common operations; `on_loaded` is called when all have
+    loaded. A replacement worker opens its ports last, after it has loaded the same models as the others.
     """
     stopping = asyncio.Event()
     _handle_signals(stopping, logs)

@@ -41,7 +41,7 @@ def grpc_settings(settings: Settings) -> GrpcSettings:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The ports that are open; None for a front end that is switched off."""
+    """The open ports; None for a disabled front end."""
 
     http: int | None
     grpc: int | None

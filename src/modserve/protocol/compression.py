@@ -44,7 +44,7 @@ class Inflater:
             try:
                 part = self._reader.decompress(self._rest, limit + 1 - self._size)
             except zlib.error as error:
-                text = f"failed to decompress the request body, which is no {self._name} data: {error}"
+                text = f"failed to decompress the request body, which is not {self._name} data: {error}"
                 raise invalid(text) from None
             self._rest = self._reader.unconsumed_tail
             self._size += len(part)

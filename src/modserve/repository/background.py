@@ -30,7 +30,7 @@ class Background:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, ModserveError):  # which the caller hears, if it is still there
-            _log.error("a task failed unforeseen", exc_info=error)
+            _log.error("a background task failed unexpectedly", exc_info=error)
 
     async def settle(self) -> None:
         """Wait until all tasks have ended; if this call is cancelled, cancel them and wait."""

@@ -65,7 +65,7 @@ async def scan(repositories: Sequence[Repository], names: Collection[str] | None
     if failure is not None:
         if not names or not set(names).issubset({name for look in looks for name in look}):
             raise failure
-        _log.warning("%s; the other repositories have what is to be loaded", failure.message)
+        _log.warning("%s; the models to load are in the other repositories", failure.message)
     return together(looks)
 
 
@@ -144,7 +144,7 @@ class ModelControl:
                 _log.warning("%s", remark)
         if not counts:
             places = ", ".join(f"'{repository}'" for repository in self._repositories)
-            _log.warning("there are no models in %s: each folder in it would be one", places)
+            _log.warning("there are no models in %s: a model is a folder in it", places)
         for name in chosen & set(present.duplicates):
             _log.error("model '%s' appears in two or more repositories, none of them is served", name)
             self._table.refuse(name, DUPLICATE)
@@ -164,7 +164,7 @@ class ModelControl:
         if self.waiting:
             more = f", and {len(self.waiting) - _MOST_NAMES} more" if len(self.waiting) > _MOST_NAMES else ""
             names = ", ".join(self.waiting[:_MOST_NAMES]) + more
-            _log.info("not loaded until a call or --load-model asks for them: %s", names)
+            _log.info("not loaded until requested by a call or --load-model: %s", names)
 
     async def stop(self) -> None:
         """End polling and the operations of clients, finish what is in flight, and then unload everything."""
@@ -273,7 +273,7 @@ class ModelControl:
         try:
             present = together(await self._outages.look(self._repositories))
         except ModserveError as error:
-            _log.error("%s; what is loaded stays", error.message)
+            _log.error("%s; loaded models stay", error.message)
             return
         listings = changes(self._seen, present.models)
         self._seen = dict(present.models)
@@ -297,7 +297,7 @@ class ModelControl:
             try:
                 await self.poll()
             except Exception:  # the next look may go better
-                _log.exception("looking through the model repositories failed unforeseen")
+                _log.exception("scanning the model repositories failed unexpectedly")
 
     # What there is
 
@@ -307,7 +307,7 @@ class ModelControl:
         try:
             counts = await self._names()
         except ModserveError as error:
-            _log.warning("the repository index has only models that were loaded: %s", error.message)
+            _log.warning("the repository index lists only models that were loaded: %s", error.message)
         entries = self._table.index()
         for name in counts.keys() - {entry.name for entry in entries}:
             entries.append(IndexEntry(name, None, State.UNKNOWN, DUPLICATE if counts[name] > 1 else ""))

@@ -117,7 +117,7 @@ class LocalRepository:
             if os.path.commonpath([root, target]) != root and not _is_interpreter(link, target):
                 return invalid(
                     f"model '{name}' is not loaded: '{link}' is a link out of the model repository, to '{target}'. If "
-                    "those who can write to the repository may read that, start the server with "
+                    "everyone who can write to the repository may read the target, start the server with "
                     "--allow-outside-symlinks"
                 )
         return None

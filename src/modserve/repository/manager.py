@@ -87,7 +87,7 @@ class ModelManager:
         try:
             return await self._loader.inspect(listing)
         except Exception as error:  # whatever a backend does to one model, the others are loaded
-            failure = from_exception(error, f"failed to look at model '{listing.name}'")
+            failure = from_exception(error, f"failed to examine model '{listing.name}'")
             foreign = None if isinstance(error, ModserveError) else error
             # A configuration that came with a call is the mistake of its caller, who hears of it.
             level = logging.ERROR if listing.config is None else logging.WARNING
@@ -306,7 +306,7 @@ class ModelManager:
         name, version = loaded.servable.id
         if loaded.change is not None:
             self.table.changed(loaded._replace(servable=loaded.change.apply(), change=None))
-            what = ", ".join(loaded.change.fields) or "a configuration that says the same"
+            what = ", ".join(loaded.change.fields) or "an equivalent configuration"
             _log.info("model '%s', version %d: applied in place: %s", name, version, what)
             return
         replaced = self.table.take(loaded, blueprint.needs)

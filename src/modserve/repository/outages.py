@@ -32,7 +32,7 @@ class Outages:
                 if not patient or repository not in self._last:
                     raise
                 if self._said.get(repository) != error.message:
-                    _log.error("%s; what is loaded stays", error.message)
+                    _log.error("%s; loaded models stay", error.message)
                 self._said[repository] = error.message
             else:
                 if self._said.pop(repository, ""):

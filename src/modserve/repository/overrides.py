@@ -77,7 +77,7 @@ def normalized(files: Mapping[str, bytes]) -> dict[str, bytes]:
     for path, name in names.items():
         for above in path.parents:
             if above in names:
-                raise invalid(f"file override '{names[above]}' is a directory of file override '{name}', too")
+                raise invalid(f"file override '{names[above]}' is also a directory of file override '{name}'")
     return contents
 
 
@@ -101,7 +101,7 @@ def _check_size(path: str) -> None:
     try:
         size = len(path.encode())
     except UnicodeEncodeError:
-        raise invalid(f"{what}: it is no valid Unicode text") from None
+        raise invalid(f"{what}: it is not valid Unicode text") from None
     parts = path.split("/")
     longest = max(len(_encoded(part)) for part in parts)
     for unit, count, most in (

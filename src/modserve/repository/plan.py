@@ -150,8 +150,8 @@ def decide(
     renewed = stale or (blueprint is not None and not circle and is_renewed(blueprint.needs))
     if not is_requested and not renewed:
         return Action(name)
-    if blueprint is None:  # the problem of a replacement that failed goes, for that is not wanted any more
-        return Action(name, "is not wanted any more", problem="" if served else None, retire=served)
+    if blueprint is None:  # the problem of a replacement that failed goes, for that is no longer wanted
+        return Action(name, "is no longer wanted", problem="" if served else None, retire=served)
     # A model that was not there before a client's load failed is not there after it: the client is told.
     unlisted = update.together and is_requested and not served
     if blueprint.failure is not None:
@@ -167,12 +167,13 @@ def decide(
         failure = invalid(f"load failed for model '{name}': {unmet.message}\n")
         reason = f"cannot be loaded: {unmet.message}"
         if served and not stale:
-            return Action(name, reason, f"served as it was, for it failed to load: {unmet.reason}", failure)
+            return Action(name, reason, f"served as before, because it failed to load: {unmet.reason}", failure)
         problem = "" if unlisted or model.versions else unmet.reason
         return Action(name, reason, problem, failure, retire=served, state_reason=unmet.reason)
     return Action(
         name,
-        f"loads versions {list(missing)} of {list(blueprint.versions)}{', as what it needs has changed' * renewed}",
+        f"loads versions {list(missing)} of {list(blueprint.versions)}"
+        f"{', because a model that it needs has changed' * renewed}",
         problem="",
         blueprint=blueprint,
         load=missing,

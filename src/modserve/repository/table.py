@@ -78,7 +78,7 @@ class ModelTable:
         model = self.models.get(name)
         if model is None and self._expected is None:
             return unavailable(
-                f"Request for unknown model: '{name}' is not found: the server is starting and has not looked through "
+                f"Request for unknown model: '{name}' is not found: the server is starting and has not scanned "
                 "its model repositories yet"
             )
         if self._is_coming(name):
@@ -281,7 +281,7 @@ class ModelTable:
         if model.versions[version].servable is None:
             self._step(model.versions[version], State.UNAVAILABLE, reason)
         else:
-            model.problem = f"version {version} is served as it was, for it failed to load: {reason}"
+            model.problem = f"version {version} is served as before, because it failed to load: {reason}"
 
     # The servables that these return take nothing new, and have to be drained and closed.
 

@@ -1,7 +1,7 @@
-"""For tests, ours and users': a whole server (`serve`), a clock turned by hand, a runner and an engine whose work is
-done by hand, a device.
+"""Tools for tests, ours and users': a whole server (`serve`), a manual clock, a runner and an engine whose work the
+test ends, a fake device.
 
-What a server takes is imported when `serve` is used.
+The server itself is imported when `serve` is used.
 """
 
 import importlib

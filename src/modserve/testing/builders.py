@@ -1,4 +1,4 @@
-"""Short ways to make the values that tests need."""
+"""Short builders for the values that tests need."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,17 +18,17 @@ from modserve.core.tensors.tensor import Shape, Tensor
 
 
 class RecordingSink:
-    """Keeps what it receives."""
+    """Records its outcomes."""
 
     def __init__(self) -> None:
         self.responses: list[InferenceResponse] = []
         self.errors: list[ModserveError] = []
         self.ended = 0
-        """How many final outcomes there were."""
+        """The number of final outcomes."""
 
     @property
     def settled(self) -> int:
-        """How many responses and failures there were: 1 when all is well with a model that is not decoupled."""
+        """The number of responses and failures: 1 for a healthy request of a model that is not decoupled."""
         return len(self.responses) + len(self.errors)
 
     def settle(self, outcome: Outcome, final: bool) -> None:
@@ -40,7 +40,9 @@ class RecordingSink:
 
 
 class RecordedInflight(Inflight):
-    """Keeps a `RecordingSink` after it is settled, also one behind a sink that keeps the order: tests ask it."""
+    """Keeps its `RecordingSink` after settlement, even behind a sink that preserves order, so that tests can inspect
+    it.
+    """
 
     __slots__ = ()
 

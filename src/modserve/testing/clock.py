@@ -1,4 +1,4 @@
-"""Time that passes when a test says so."""
+"""Time under the control of a test."""
 
 import heapq
 import itertools
@@ -15,7 +15,7 @@ class _Timer:
 
 
 class FakeClock:
-    """Implements `scheduling.scheduler.Clock`. Starts at one second, so that no stamp is mistaken for "not set"."""
+    """Implements `scheduling.scheduler.Clock`. Starts at one second, so that no stamp looks unset."""
 
     def __init__(self) -> None:
         self._now_ns = 1_000_000_000
@@ -35,13 +35,13 @@ class FakeClock:
         return timer
 
     def next_timer_ns(self) -> int | None:
-        """When the earliest timer that was not cancelled goes off."""
+        """When the earliest timer fires that was not cancelled."""
         while self._timers and self._timers[0][2].callback is None:
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else None
 
     def run(self) -> None:
-        """Run what is due now, and what that makes due."""
+        """Run everything that is due now, and everything that becomes due by that."""
         while True:
             if self._soon:
                 self._soon.popleft()()
@@ -54,7 +54,7 @@ class FakeClock:
             callback()
 
     def advance(self, ns: int) -> None:
-        """Let time pass, stopping at each timer on the way."""
+        """Advance the time, stopping at each timer on the way."""
         end_ns = self._now_ns + ns
         self.run()
         while (when_ns := self.next_timer_ns()) is not None and when_ns <= end_ns:

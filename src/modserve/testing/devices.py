@@ -1,4 +1,4 @@
-"""A device that is none: arrays in the memory of the host that say they are elsewhere, and count their copies."""
+"""A fake device: arrays in host memory that claim to be elsewhere, and count their copies."""
 
 import ctypes
 from typing import Any
@@ -33,7 +33,7 @@ class FakeDevice:
         return FakeDeviceArray(self, array.copy())
 
     def tensor(self, array: Array) -> DeviceTensor:
-        """What an engine returns that has computed `array` on the device."""
+        """The output of an engine that has computed `array` on the device."""
         source = FakeDeviceArray(self, array)
         tensor = Tensor.from_dlpack(source, source.download)
         assert isinstance(tensor, DeviceTensor), f"device type {self.type} is host memory"
@@ -41,7 +41,7 @@ class FakeDevice:
 
 
 class FakeDeviceArray:
-    """An array on a `FakeDevice`; `there` is it for those who compute on the device."""
+    """An array on a `FakeDevice`; `there` gives engines on the device access to it."""
 
     def __init__(self, device: FakeDevice, there: Array) -> None:
         self.device = device

@@ -1,4 +1,4 @@
-"""Work that is finished by hand: in place of an instance pool, and in place of an engine."""
+"""Work that a test ends: in place of an instance pool, and in place of an engine."""
 
 import queue
 import threading
@@ -21,18 +21,18 @@ _PATIENCE = 30.0
 
 
 class PuppetRunner:
-    """Implements `scheduling.scheduler.PinnedRunner`: keeps the batches it is given until the test finishes them."""
+    """Implements `scheduling.scheduler.PinnedRunner`: holds batches until the test ends them."""
 
     def __init__(self, slots: int = 1) -> None:
         self.count = slots
         self.batches: list[list[Inflight]] = []
         """Every batch, in order of dispatch."""
         self.reasons: list[str] = []
-        """Why each of them did not grow any more."""
+        """Why each batch was closed."""
         self.rows: list[list[Inflight]] = []
-        """What the model gets of each of them: the batch with its fillers."""
+        """What the model gets: each batch with its padding rows."""
         self.slots: list[int] = []
-        """Where each of them ran."""
+        """The slot of each batch."""
         self.running: dict[int, list[Inflight]] = {}
         self._free = deque(range(slots))
         self._scheduler: Scheduler | None = None
@@ -64,7 +64,7 @@ class PuppetRunner:
         self.running[slot] = batch
 
     def finish(self, slot: int | None = None) -> list[Inflight]:
-        """End the execution in `slot`, the oldest one by default; its requests are returned unsettled."""
+        """End the execution in `slot`, by default the oldest one, and return its unsettled requests."""
         slot = next(iter(self.running)) if slot is None else slot
         batch = self.running.pop(slot)
         self._free.append(slot)
@@ -79,7 +79,7 @@ class PuppetRunner:
             self._scheduler.dispatch()
 
     def again(self, slot: int) -> None:
-        """End the execution in `slot`; all of it is to run again."""
+        """End the execution in `slot`; all of its requests are to run again."""
         batch = self.running.pop(slot)
         assert isinstance(self._scheduler, SequenceScheduler), "only requests of sequences run again"
         for inflight in batch:
@@ -89,7 +89,7 @@ class PuppetRunner:
 
     @property
     def sizes(self) -> list[int]:
-        """How many requests each batch had."""
+        """The number of requests in each batch."""
         return [len(batch) for batch in self.batches]
 
 
@@ -97,7 +97,7 @@ class PuppetRunner:
 class Execution:
     """One call of a puppet instance, which blocks its thread until the test ends it.
 
-    `requests` are those the instance got if its backend works by request; `inputs` and `outputs` are empty then.
+    With a backend that works by request, `requests` are the instance's requests, and `inputs` and `outputs` are empty.
     """
 
     inputs: Mapping[str, Array]
@@ -124,10 +124,10 @@ class Execution:
 
 
 class PuppetBackend:
-    """An engine whose executions the test takes with `next_execution` and ends by hand.
+    """An engine whose executions the test gets with `next_execution` and ends.
 
-    `description` is what its models tell of themselves; `fail_to_open` is raised by every load. With `by_request` its
-    instances get single requests, which the test answers before or after it ends the execution.
+    `description` is the description of its models; every load raises `fail_to_open`. With `by_request` its instances
+    get single requests, which the test answers before or after it ends the execution.
     """
 
     default_model_filename = ""
@@ -136,7 +136,7 @@ class PuppetBackend:
     in_place: Collection[str] = ()
 
     code = ""
-    """What it runs of the model repository, in words."""
+    """The code of the model repository that it runs, in words."""
 
     def code_in(self, config: ModelConfig, path: Path) -> str:
         return self.code
@@ -167,7 +167,7 @@ class PuppetBackend:
         return _PuppetModel(self)
 
     def next_execution(self, timeout: float = _PATIENCE) -> Execution:
-        """The next execution, when an instance has begun it; blocks. Raises queue.Empty."""
+        """The next execution, once an instance has begun it. Blocks; raises queue.Empty."""
         return self._executions.get(timeout=timeout)
 
     def begin(self, execution: Execution) -> Mapping[str, Array]:

@@ -1,6 +1,6 @@
 """Fixtures for tests that call a server: ``pytest_plugins = ["modserve.testing.pytest_plugin"]`` in a ``conftest.py``.
 
-It is no plugin that pytest loads by itself: that would have it rewrite the assertions of all of modserve, in every test
+pytest does not load this plugin automatically: it would then rewrite the assertions of all of modserve in every test
 run where modserve is installed.
 """
 
@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def modserve_models(pytestconfig: pytest.Config) -> "str | Path | Settings":
-    """What `modserve_server` serves: the option ``modserve_models``. Override it to serve something else."""
+    """The models of `modserve_server`: the option ``modserve_models``. Override it to serve others."""
     value = str(pytestconfig.getini(_OPTION))
     if not value:
         raise pytest.UsageError(
@@ -35,7 +35,7 @@ def modserve_models(pytestconfig: pytest.Config) -> "str | Path | Settings":
 
 @pytest.fixture(scope="session")
 def modserve_server(modserve_models: "str | Path | Settings") -> "Iterator[Serving]":
-    """A server on free ports, the same for all tests of the session: `modserve.testing.Serving`."""
+    """A server on free ports, shared by all tests of the session: `modserve.testing.Serving`."""
     from .serving import serve
 
     with serve(modserve_models) as serving:

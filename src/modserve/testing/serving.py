@@ -1,4 +1,4 @@
-"""A whole server for the tests of those who call one: in this process, on free ports."""
+"""A whole server for tests of client code: in this process, on free ports."""
 
 import asyncio
 import threading
@@ -23,7 +23,7 @@ _HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A server that serves. `client` calls it without a wire; `connect` makes clients of its addresses."""
+    """A running server. `client` calls it in process; `connect` makes clients of its addresses."""
 
     server: InferenceServer
     client: Client
@@ -31,7 +31,7 @@ class Serving:
 
     @property
     def http_url(self) -> str:
-        """``http://127.0.0.1:PORT``; `http_address` is without the scheme, as `tritonclient` takes it."""
+        """``http://127.0.0.1:PORT``. `http_address` has no scheme, as `tritonclient` needs it."""
         return f"http{_secure(self.server.settings.http)}://{self.http_address}"
 
     @property
@@ -63,11 +63,11 @@ def _address(port: int | None, setting: str) -> str:
 
 @contextmanager
 def serve(models: str | Path | Settings, **settings: Any) -> Iterator[Serving]:
-    """Serve a model repository, a model file, or what `Settings` say, over HTTP, gRPC and for metrics.
+    """Serve a model repository, a model file, or `Settings`, over HTTP, gRPC and with metrics.
 
-    On free ports of the loopback, in this process, on a thread of its own; until the block ends. `settings` are those
-    of `Settings`, beside a repository or file. Models that fail to load raise AssertionError with all the reasons:
-    a test would fail later, and say less. Raises `ClientError` where there are no models.
+    The server uses free ports of the loopback, in this process, on its own thread, until the block ends. `settings` are
+    keywords of `Settings`, in addition to a repository or file. Models that fail to load raise AssertionError with all
+    reasons, rather than failing a test later with less information. Raises `ClientError` if there are no models.
     """
     if settings and isinstance(models, Settings):
         raise TypeError("settings beside a Settings object: put them into it")
@@ -86,7 +86,7 @@ def _on_free_ports(settings: Settings) -> Settings:
 
 
 class _Thread:
-    """Where the server runs."""
+    """The thread that runs the server."""
 
     server: InferenceServer
     ports: Ports

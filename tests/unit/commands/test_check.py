@@ -150,7 +150,10 @@ def test_a_folder_that_is_being_copied(folder: Path, capsys: pytest.CaptureFixtu
     code, out = said(capsys, "model_repository")
     assert code == 1
     assert "unable to find backend 'tmp'" in out
-    assert "\n    that is the end of the folder's name, since it has neither config.pbtxt nor a model file; " in out
+    assert (
+        "\n    it comes from the end of the folder's name, since that has neither config.pbtxt nor a model file; "
+        in out
+    )
     assert "bert" not in out
 
 
@@ -191,7 +194,7 @@ def test_no_models(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out = said(capsys, "model_repository")
     assert code == 0
     assert out == (
-        "note: there are no models in 'model_repository': each folder in it would be one\n"
+        "note: there are no models in 'model_repository': a model is a folder in it\n"
         "0 models checked: no problems, 1 note\n"
     )
 
@@ -337,7 +340,7 @@ def test_a_model_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "sums.onnx").write_bytes(MODEL)
     code, out = said(capsys, "--model-file", "sums.onnx", "--load")
     assert code == 0
-    assert out.startswith(f"{folder}/sums.onnx: note: max_batch_size of model 'sums' becomes 4")
+    assert out.startswith(f"{folder}/sums.onnx: note: max_batch_size of model 'sums' is set to 4")
 
 
 # Places and advice

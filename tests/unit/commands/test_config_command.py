@@ -143,8 +143,8 @@ def test_nothing_is_left_behind(
         (["FILE", "--max-batch-size"], "option '--max-batch-size' requires a value"),
         (["FILE", "--nosuch"], "unknown option '--nosuch'"),
         (["FOLDER/weights.pth"], "no engine takes '.*weights.pth': 'weights.pth' is a PyTorch file"),
-        (["FOLDER/notes.md"], "no engine takes '.*notes.md'; the formats are listed by: modserve engines"),
-        (["FOLDER"], "'.*' is no model: no engine knows a file in it by its name"),
+        (["FOLDER/notes.md"], "no engine takes '.*notes.md'; 'modserve engines' lists the formats"),
+        (["FOLDER"], "'.*' is not a model: no engine recognises a file in it by its name"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -22,11 +22,11 @@ def test_the_digests_are_values() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "text"),
     [
-        ("model.onnx", MD5, "expected ALGORITHM:PATH, of the algorithms MD5, SHA1, SHA256, SHA512"),
+        ("model.onnx", MD5, "expected ALGORITHM:PATH with one of the algorithms MD5, SHA1, SHA256, SHA512"),
         ("CRC32:1/model.onnx", "00", "expected ALGORITHM:PATH"),
-        ("MD5:", MD5, "is no path below the directory"),
-        ("MD5:../other/1/model.onnx", MD5, "'../other/1/model.onnx' is no path below the directory"),
-        ("MD5:/etc/passwd", MD5, "'/etc/passwd' is no path below the directory"),
+        ("MD5:", MD5, "is not a path below the directory"),
+        ("MD5:../other/1/model.onnx", MD5, "'../other/1/model.onnx' is not a path below the directory"),
+        ("MD5:/etc/passwd", MD5, "'/etc/passwd' is not a path below the directory"),
         ("MD5:1/model.onnx", "xyz", "its value is 'xyz'; expected 32 hexadecimal digits"),
         ("SHA256:1/model.onnx", MD5, "has a value of 32 digits; expected 64"),
     ],
@@ -39,4 +39,4 @@ def test_parameters_that_are_none(key: str, value: str, text: str) -> None:
 
 def test_other_agents_are_refused() -> None:
     (problem,) = problems(f"{TENSORS}\n{agent('key', 'value', 'decryption')}")
-    assert "there is only 'checksum'" in problem
+    assert "'checksum' is the only supported agent" in problem

@@ -44,8 +44,7 @@ def test_an_empty_configuration() -> None:
         dynamic_batching { preferred_batch_size: 4 }
     """)
     assert complete.warnings == [
-        f"{PATH}: max_batch_size of model 'foo' becomes 4: the model can batch, and its configuration does not say how "
-        "much"
+        f"{PATH}: max_batch_size of model 'foo' is set to 4: the model can batch, and its configuration does not set it"
     ]
 
 
@@ -332,7 +331,9 @@ def test_auto_falls_back_to_the_cpu() -> None:
     found = finish("instance_group { count: 1 gpus: [ 0, 7 ] }" + ONE_EACH, gpu_count=2)
 
     assert found.config.instance_groups == (InstanceGroup("foo_0", InstanceKind.CPU, 1),)
-    assert found.warnings == [f"{PATH}:1:27: instance group foo_0 runs on the CPU: the GPUs it lists are not all there"]
+    assert found.warnings == [
+        f"{PATH}:1:27: instance group foo_0 runs on the CPU: some of the GPUs it lists are missing"
+    ]
 
 
 def test_provisional() -> None:
@@ -414,7 +415,7 @@ def test_shapes_without_batch_dimension_of_a_model_that_does_not_batch() -> None
             {"decoupled": True},
             "the model is decoupled, but the configuration of model 'foo' says the opposite",
         ),
-        ("", {"sequence_batching": {"oldes": {}}}, "the engine of model 'foo' describes no sequence_batching"),
+        ("", {"sequence_batching": {"oldes": {}}}, "the engine of model 'foo' describes an invalid sequence_batching"),
     ],
 )
 def test_an_engine_that_contradicts_the_configuration(text: str, described: dict[str, Any], problem: str) -> None:

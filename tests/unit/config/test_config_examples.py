@@ -186,7 +186,7 @@ def test_the_examples_of_different_lengths_are_real() -> None:
 
 
 def test_the_report_in_the_documentation_is_real() -> None:
-    text, report, difference = section_examples("What is wrong is all said at once")
+    text, report, difference = section_examples("Error messages")
 
     with pytest.raises(ModserveError) as caught:
         config.parse(text, Path("model_repository/resnet/config.pbtxt"), "resnet")

@@ -102,7 +102,7 @@ SWITCH = scheduling(step("a", "x=IN", "y=OUT z=kind"), step("b", "x=IN", "y=TWO"
         ),
         pytest.param(
             HEAD + scheduling(step("a", "x=IN", "y=OUT z=IN")),
-            "ensemble tensor 'IN' is an input of ensemble 'foo' and cannot be given by step 0",
+            "ensemble tensor 'IN' is an input of ensemble 'foo' and cannot be produced by step 0",
             id="input given",
         ),
         pytest.param(
@@ -113,12 +113,12 @@ SWITCH = scheduling(step("a", "x=IN", "y=OUT z=kind"), step("b", "x=IN", "y=TWO"
         pytest.param(
             HEAD + 'output { name: "MORE" data_type: TYPE_FP32 dims: 4 }\n' + ONE,
             "ensemble output 'MORE' for ensemble 'foo' is not used: it is the value of no output_map; "
-            "the steps give: 'OUT'",
+            "the steps produce: 'OUT'",
             id="output not used",
         ),
         pytest.param(
             HEAD + scheduling(step("a", "x=IN", "y=OUT z=SPARE")),
-            "ensemble tensor 'SPARE' is unused in ensemble 'foo': step 0 gives it, and nothing takes it",
+            "ensemble tensor 'SPARE' is unused in ensemble 'foo': step 0 produces it, and nothing uses it",
             id="nobody reads it",
         ),
         pytest.param(
@@ -137,13 +137,14 @@ SWITCH = scheduling(step("a", "x=IN", "y=OUT z=kind"), step("b", "x=IN", "y=TWO"
         ),
         pytest.param(
             HEAD + scheduling(step("a", "x=IN w=u", "y=OUT")),
-            "ensemble tensor 'u' is unused in ensemble 'foo': no step gives it, and it is no input of the ensemble; "
+            "ensemble tensor 'u' is unused in ensemble 'foo': no step produces it, and it is not an input of the "
+            "ensemble; "
             "there are: 'IN'",
             id="nobody gives it",
         ),
         pytest.param(
             HEAD + scheduling(step("a", "x=IN w=u", "y=v"), step("b", "x=v", "y=OUT")),
-            "ensemble tensor 'v' is unused in ensemble 'foo': step 0, which gives it, never has all of its inputs",
+            "ensemble tensor 'v' is unused in ensemble 'foo': step 0, which produces it, never gets all of its inputs",
             id="given by a step that cannot run",
         ),
     ],
@@ -215,11 +216,11 @@ def test_conditions(key: str, value: str, expected: Condition) -> None:
         (
             "0",
             "IN != nan",
-            "'ensemble.when.0' is 'IN != nan': nothing compares with nan; put it in quotes if it is a text",
+            "'ensemble.when.0' is 'IN != nan': cannot compare with nan; quote it if it is a text",
         ),
         ("3", "k == 1", "parameter 'ensemble.when.3': there is no step '3'; steps are: 0 (a), 1 (a)"),
-        ("a", "k == 1", "parameter 'ensemble.when.a': steps [0, 1] ask model 'a', say which by its number"),
-        ("1", "u == 1", "ensemble tensor 'u' is unused in ensemble 'foo': no step gives it"),
+        ("a", "k == 1", "parameter 'ensemble.when.a': steps [0, 1] use model 'a'; name the step by its number"),
+        ("1", "u == 1", "ensemble tensor 'u' is unused in ensemble 'foo': no step produces it"),
     ],
 )
 def test_conditions_that_are_wrong(key: str, value: str, expected: str) -> None:

@@ -79,7 +79,10 @@ def test_admission(batching: str, text: str, expected: Admission) -> None:
             BATCHING + parameter("scheduling.lookahead", "1"),
             "unknown parameter 'scheduling.lookahead'; did you mean 'scheduling.look_ahead'?",
         ),
-        (BATCHING + parameter("scheduling.xyz", "1"), "unknown parameter 'scheduling.xyz'; known are: scheduling."),
+        (
+            BATCHING + parameter("scheduling.xyz", "1"),
+            "unknown parameter 'scheduling.xyz'; known parameters are: scheduling.",
+        ),
         (
             BATCHING + parameter("scheduling.look_ahead", "-1"),
             "parameter 'scheduling.look_ahead' is '-1', expected a whole number from 0 to 999999999999999",

@@ -52,7 +52,7 @@ def test_first_responses_have_buckets_of_their_own() -> None:
 def test_a_family_that_is_not_here() -> None:
     built = finish(control("nv_inference_other_histogram_ms", "[1, 2]") + ONE_EACH)
     (warning,) = built.warnings
-    assert "'nv_inference_other_histogram_ms' has no buckets to set here and is ignored" in warning
+    assert "'nv_inference_other_histogram_ms' has no configurable buckets and is ignored" in warning
     assert "modserve_request_duration_seconds" in warning
     assert built.config.histogram_buckets == {}
 
@@ -68,7 +68,7 @@ def test_a_family_that_is_not_here() -> None:
         (
             "model_metrics { metric_control { metric_identifier { family: 'modserve_batch_size' } histogram_options { "
             "buckets: 1 } } metric_control { metric_identifier { family: 'modserve_batch_size' } } }\n",
-            "'modserve_batch_size' is there twice",
+            "'modserve_batch_size' is listed twice",
         ),
     ],
 )

@@ -151,7 +151,7 @@ RAGGED = MODEL.replace('"word" data_type: TYPE_STRING', '"word" allow_ragged_bat
         ),
         (
             MODEL + AXIS + parameters(padding__mask="mask", padding__value__mask="1"),
-            "parameter 'padding.mask' names input 'mask', which is filled up with zeros",
+            "parameter 'padding.mask' names input 'mask', which is padded with zeros",
         ),
         (
             MODEL + AXIS + parameters(padding__buckets="0"),

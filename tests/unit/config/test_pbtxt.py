@@ -92,7 +92,7 @@ MISTAKES = {
     ],
     # JSON
     '{ "name": "foo" }': [
-        "1:1: expected a field name, found '{'; the fields of a model stand outside all braces",
+        "1:1: expected a field name, found '{'; the fields of a model are not inside braces",
         "1:3: field names are written without quotes: name",
     ],
     # Colons and values
@@ -104,7 +104,7 @@ MISTAKES = {
     "max_batch_size:": ["1:1: 'max_batch_size' has no value"],
     "name: foo": ["1:7: 'name' takes a string in quotes, found 'foo'"],
     "name: ['foo']": ["1:7: 'name' takes one value, not a list"],
-    "name { }": ["1:6: 'name' takes a plain value, not a block or list"],
+    "name { }": ["1:6: 'name' takes a single value, not a block or list"],
     "max_batch_size: 8.0": ["1:17: 'max_batch_size' takes an integer, found the number 8.0"],
     "max_batch_size: 2147483648": [
         "1:17: 'max_batch_size' takes int32, from -2147483648 to 2147483647; 2147483648 is out of range"
@@ -118,22 +118,21 @@ MISTAKES = {
     "instance_group { kind: CPU }": ["1:24: unknown value 'CPU' for 'kind'; did you mean 'KIND_CPU'?"],
     # Templates that were not filled in
     "max_batch_size: ${size}\nname: '${name}'": [
-        "1:17: 'max_batch_size' takes an integer, found the placeholder ${size} of a template, which is to be filled in"
+        "1:17: 'max_batch_size' takes an integer, found the placeholder ${size} of a template; fill it in"
     ],
     "instance_group [ { count: ${n} kind: ${kind} } ]\n${more}": [
-        "1:27: 'count' takes an integer, found the placeholder ${n} of a template, which is to be filled in",
-        "1:38: 'kind' takes KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL, found the placeholder ${kind} of a template, "
-        "which is to be filled in",
-        "2:1: expected a field name, found the placeholder ${more} of a template, which is to be filled in",
+        "1:27: 'count' takes an integer, found the placeholder ${n} of a template; fill it in",
+        "1:38: 'kind' takes KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL, found the placeholder ${kind} of a template; "
+        "fill it in",
+        "2:1: expected a field name, found the placeholder ${more} of a template; fill it in",
     ],
     "input { dims: [ ${a}, 3 ] }\ndynamic_batching ${b}": [
-        "1:17: 'dims' takes an integer, found the placeholder ${a} of a template, which is to be filled in",
-        "2:18: 'dynamic_batching' takes a block { … }, found the placeholder ${b} of a template, which is to be filled "
-        "in",
+        "1:17: 'dims' takes an integer, found the placeholder ${a} of a template; fill it in",
+        "2:18: 'dynamic_batching' takes a block { … }, found the placeholder ${b} of a template; fill it in",
     ],
     "max_batch_size: ${": [
         "1:17: 'max_batch_size' takes an integer, found '$'",
-        "1:18: expected a field name, found '{'; the fields of a model stand outside all braces",
+        "1:18: expected a field name, found '{'; the fields of a model are not inside braces",
         "1:18: '{' is never closed with '}'",
     ],
     "instance_group { kind: 99999999999 }": ["1:24: 'kind' has no value with number 99999999999"],
@@ -144,7 +143,7 @@ MISTAKES = {
     "name: 'foo'\nname: 'foo'": ["2:1: 'name' is given twice, first on line 1"],
     "optimization { }\noptimization { }": ["2:1: 'optimization' is given twice, first on line 1"],
     "version_policy { all { } latest { } }": [
-        "1:26: 'latest' and 'all' exclude each other: give only one of latest, all, specific"
+        "1:26: 'latest' and 'all' are mutually exclusive: use only one of latest, all, specific"
     ],
     # Strings
     "name: 'foo": ["1:7: a string that starts with ' must end with it on the same line"],
@@ -153,7 +152,7 @@ MISTAKES = {
         "2:17: 'max_batch_size' takes an integer, found 'x'",
     ],
     r'name: "a\qb"': [r"1:9: unknown escape \q in a string; a backslash itself is written \\"],
-    r'name: "\xe6"': ["1:7: a string whose escapes do not make UTF-8"],
+    r'name: "\xe6"': ["1:7: a string whose escapes are not valid UTF-8"],
     # Brackets
     "input {\n  name: 'a'\n": ["1:7: '{' is never closed with '}'"],
     "input {\n  name: 'a'\noutput {\n  name: 'b'\n}\n": ["1:7: '{' is never closed with '}'"],
@@ -166,7 +165,7 @@ MISTAKES = {
         "4:17: 'max_batch_size' takes an integer, found 'x'",
     ],
     "input { dims: [ 1, 2\n  name: 'a' }": ["1:15: '[' is never closed with ']'"],
-    "name: 'a' }": ["1:11: unexpected '}': nothing is open that it could close"],
+    "name: 'a' }": ["1:11: unexpected '}': there is no open block or list"],
     "input [\n  name: 'a'\n]": ["2:3: expected '{' in the list of 'input', each element is a block { … }"],
     # Lists
     "input { dims: [1, 2,] }": ["1:20: a list must not end with ','"],
@@ -176,7 +175,7 @@ MISTAKES = {
     "input { qqqq: } name: 'a'": ["1:9: unknown field 'qqqq'"],
     "[ } ]": [
         "1:1: expected a field name, found '['",
-        "1:5: unexpected ']': nothing is open that it could close",
+        "1:5: unexpected ']': there is no open block or list",
     ],
     "name: 'a',;": ["1:11: expected a field name, found ';'"],
 }

@@ -40,7 +40,7 @@ RULES = {
         "sequence batching control tensor 'C' is specified for multiple control kinds for foo"
     ),
     control(f"{START} int32_false_true: [0, 1]", "IN"): (
-        "sequence batching control tensor 'IN' is an input of clients too for foo"
+        "sequence batching control tensor 'IN' is also an input that clients send for foo"
     ),
     control(f"{START} int32_false_true: [0, 1]") + control(f"{START} int32_false_true: [0, 1]", "D"): (
         "sequence batching specifies multiple CONTROL_SEQUENCE_START tensors for foo"

@@ -9,7 +9,7 @@ from modserve import config
 from modserve.core.errors import ModserveError
 
 NO_GPU = (
-    "instance group foo_0 of model foo has kind KIND_GPU but no GPUs are available; KIND_AUTO takes the CPU where "
+    "instance group foo_0 of model foo has kind KIND_GPU but no GPUs are available; KIND_AUTO uses the CPU if "
     "there is none"
 )
 
@@ -222,7 +222,7 @@ def test_an_ensemble_has_no_backend(backend: str) -> None:
 
 
 def test_tensors_must_be_told_if_the_engine_can_not() -> None:
-    assert problems("") == ["must specify 'input' and 'output' for 'foo': its backend cannot tell them"]
+    assert problems("") == ["must specify 'input' and 'output' for 'foo': its backend cannot determine them"]
     assert finish("output { name: 'a' data_type: TYPE_FP32 dims: 1 }").config.inputs == ()
 
 

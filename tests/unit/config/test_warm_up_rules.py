@@ -75,7 +75,7 @@ WRONG = {
         "1:40: warm-up sample 'w', input 'IN': it has no data; expected one of zero_data, random_data, input_data_file"
     ],
     sample(value("data_type: TYPE_FP32 dims: 4 zero_data: true random_data: true")): [
-        "1:112: 'random_data' and 'zero_data' exclude each other: give only one of zero_data, random_data, "
+        "1:112: 'random_data' and 'zero_data' are mutually exclusive: use only one of zero_data, random_data, "
         "input_data_file"
     ],
     sample(value("data_type: TYPE_FP32 dims: 5 zero_data: true")): [

@@ -107,7 +107,7 @@ async def test_a_model_that_gives_no_state_fails_its_requests(bench: SequenceBen
     execution = bench.run(entry)
     execution.finish(copied(execution))
     await bench.until_settled(1)
-    assert refused(entry) == (Code.INTERNAL, "model 'model' gave no state 'STATE_OUT'")
+    assert refused(entry) == (Code.INTERNAL, "model 'model' returned no state 'STATE_OUT'")
     assert bench.done == [entry]
 
 

@@ -61,7 +61,7 @@ def test_orders_that_are_no_strangers(marks: dict[str, str]) -> None:
     ],
 )
 def test_orders_of_strangers(marks: dict[str, str]) -> None:
-    assert "may order nothing of this server: --http-cors-allow-origin=" in order(marks)
+    assert "may not call this server; --http-cors-allow-origin=" in order(marks)
     for method in ("PUT", "DELETE", "PATCH", "TRACE", "get"):
         assert order(marks, method)
     for method in ("GET", "HEAD", "OPTIONS"):
@@ -71,11 +71,11 @@ def test_orders_of_strangers(marks: dict[str, str]) -> None:
 
 def test_the_texts() -> None:
     assert order(FOREIGN) == (
-        "a page of 'https://page.example' may order nothing of this server: "
+        "a page of 'https://page.example' may not call this server; "
         "--http-cors-allow-origin=https://page.example allows it"
     )
     assert order({"sec-fetch-site": "cross-site"}) == (
-        "a page of another site may order nothing of this server: --http-cors-allow-origin=ORIGIN allows it"
+        "pages of other sites may not call this server; --http-cors-allow-origin=ORIGIN allows it"
     )
     assert len(order({"origin": "x" * 10_000})) < 400
 
@@ -121,8 +121,7 @@ OURS = [
 def test_names_that_may_be_strangers(host: str, marks: dict[bytes, bytes]) -> None:
     name = host.partition(":")[0]
     assert name_refusal(host.encode(), marks, ()) == (
-        f"a browser has called this server by the name '{name}', which may be a stranger's: "
-        f"--http-allow-host={name} says that it is the server's own"
+        f"a browser used the host name '{name}', which may belong to another site: --http-allow-host={name} allows it"
     )
     assert name_refusal(host.encode(), marks, {name}) == ""
     assert name_refusal(host.encode(), marks, {"*"}) == ""

@@ -509,7 +509,7 @@ async def test_an_application_that_fails(tmp_path: Path, caplog: pytest.LogCaptu
         client.send(GET)
         (answer,) = await client.receive()
         assert (answer.status, answer.body) == (500, b'{"error":"Internal Server Error"}')
-        assert "GET /hello failed unforeseen" in caplog.text
+        assert "GET /hello failed unexpectedly" in caplog.text
         assert not client.transport.closing
 
 

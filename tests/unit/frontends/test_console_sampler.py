@@ -142,7 +142,7 @@ async def test_a_reading_that_fails_ends_the_pages_and_is_logged(
     stage.failure = RuntimeError("broken")
     await stage.tick()
     assert (await next_event(page))[0] == "end"
-    assert "the console's figures could not be read, unforeseen" in caplog.text
+    assert "reading the console's figures failed unexpectedly" in caplog.text
     stage.sampler.close(page)
     stage.failure = None
     page = stage.sampler.open()

@@ -275,8 +275,8 @@ async def test_what_nobody_foresaw_is_internal_and_logged(
     simple.config_message = b"\xff"
     code, details = await call.failure("ModelConfig", pb.ModelConfigRequest(name="simple"))
     assert code is grpc.StatusCode.INTERNAL
-    assert details.startswith("unforeseen DecodeError: ")
-    assert "ModelConfig failed unforeseen" in caplog.text
+    assert details.startswith("unexpected DecodeError: ")
+    assert "ModelConfig failed unexpectedly" in caplog.text
 
 
 @pytest.mark.parametrize("rpc", ["ModelMetadata", "ModelConfig", "ModelInfer"])

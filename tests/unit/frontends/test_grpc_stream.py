@@ -607,8 +607,8 @@ async def test_what_nobody_foresaw_is_told_and_logged(
     exchange = open_stream()
     exchange.send(asked("x"))
     await turns()
-    assert exchange.answers == [refused("x", "unforeseen ZeroDivisionError: oops")]
-    assert "failed unforeseen" in caplog.text
+    assert exchange.answers == [refused("x", "unexpected ZeroDivisionError: oops")]
+    assert "failed unexpectedly" in caplog.text
 
 
 @pytest.mark.parametrize(

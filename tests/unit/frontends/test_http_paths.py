@@ -176,7 +176,7 @@ async def test_an_answer_that_can_not_be_compressed(
     monkeypatch.setattr(compression, "encode", broken)
     async with stage(tmp_path, options=HttpSettings(max_json=MAX_JSON, limits=Limits(elements=limit))) as on:
         answer = await through_a_connection(on, [wire(*REQUESTS["answer in gzip"])])
-    assert (answer.status, answer.body) == (500, b'{"error":"unforeseen MemoryError: "}')
+    assert (answer.status, answer.body) == (500, b'{"error":"unexpected MemoryError: "}')
 
 
 async def test_the_answers_compared_are_of_all_kinds(app: FastAPI) -> None:

@@ -138,12 +138,12 @@ def head(*lines: str, first: str = "POST /v2/models/simple/infer HTTP/1.1") -> b
         (head(), 400, "a request needs exactly one Host header, this one has 0"),
         (head("Host: a", "Host: a"), 400, "a request needs exactly one Host header, this one has 2"),
         (head("Host: a", "hOST: b"), 400, "a request needs exactly one Host header, this one has 2"),
-        (head("Host: a b"), 400, "the Host header is no host and port: 'a b'"),
-        (head("Host: a/b"), 400, "the Host header is no host and port: 'a/b'"),
-        (head("Host: user@a"), 400, "the Host header is no host and port: 'user@a'"),
-        (head("Host: a:b"), 400, "the Host header is no host and port: 'a:b'"),
-        (head("Host: [::1"), 400, "the Host header is no host and port: '[::1'"),
-        (head("Host: " + "/" * 500), 400, "the Host header is no host and port: '" + "/" * 100 + "…'"),
+        (head("Host: a b"), 400, "the Host header is not a host and port: 'a b'"),
+        (head("Host: a/b"), 400, "the Host header is not a host and port: 'a/b'"),
+        (head("Host: user@a"), 400, "the Host header is not a host and port: 'user@a'"),
+        (head("Host: a:b"), 400, "the Host header is not a host and port: 'a:b'"),
+        (head("Host: [::1"), 400, "the Host header is not a host and port: '[::1'"),
+        (head("Host: " + "/" * 500), 400, "the Host header is not a host and port: '" + "/" * 100 + "…'"),
         (head("Host: a", "Host: a", first="POST / HTTP/1.0"), 400, "a request needs exactly one Host header"),
         (head("Host: a", first="GET / HTTP/2.0"), 505, "HTTP/2.0 is not supported on this port"),
         (head("Host: a", first="GET / HTTP/0.9"), 505, "HTTP/0.9 is not supported on this port"),
@@ -250,7 +250,7 @@ async def test_a_failure_of_ours_is_not_the_client_s(
             client = on.connect()
             client.send(data)
         assert refused(client, status) == text
-        assert "an HTTP request could not be read" in caplog.text
+        assert "reading an HTTP request failed unexpectedly" in caplog.text
         assert type(error).__name__ in caplog.text
         bystander = on.connect()
         bystander.send(infer())
@@ -316,7 +316,7 @@ async def test_an_application_that_raises_what_is_no_exception(
         client = on.connect()
         client.send(GET)
         await client.transport.until(lambda: client.transport.closing)
-        assert "GET /hello failed unforeseen" in caplog.text
+        assert "GET /hello failed unexpectedly" in caplog.text
 
 
 async def test_a_response_that_cannot_be_written_costs_its_connection_only(
@@ -372,7 +372,7 @@ async def test_half_a_head_has_its_time(tmp_path: Path, busy: bool) -> None:
             look(on, now)
         assert not client.answers
         look(on, 1010)
-        assert refused(client, 408) == "the request's head has not come to its end within 10 s"
+        assert refused(client, 408) == "the request's head has not ended within 10 s"
 
 
 async def test_half_a_body_has_its_time(tmp_path: Path) -> None:
@@ -386,7 +386,7 @@ async def test_half_a_body_has_its_time(tmp_path: Path) -> None:
                 look(on, now)
             assert not client.answers
             look(on, 1037)
-            assert refused(client, 408) == "no more of the request's body has come for 10 s"
+            assert refused(client, 408) == "nothing more of the request's body has arrived for 10 s"
             client.transport.lose()
             if not on.site.heads.exact:
                 client = on.connect()
@@ -407,7 +407,7 @@ async def test_a_body_that_trickles(tmp_path: Path) -> None:
             look(on, second)
             client.send(b" " * 16384 if second in (1049, 1098) else b" ")
             assert bool(client.answers) is (second >= 1149)
-        assert refused(client, 408) == "the request's body has not come on by 16384 bytes within 50 s"
+        assert refused(client, 408) == "the request's body has not advanced by 16384 bytes within 50 s"
         assert on.site.memory.held == 0
 
 
@@ -612,7 +612,7 @@ async def test_beyond_the_budget_a_request_is_refused_at_once(tmp_path: Path, wh
             second.send(whole[sent : sent + 10_000])
             sent += 10_000
         assert sent < 200 * KIB
-        assert refused(second, 503).startswith("the server is out of memory for requests: those under way hold ")
+        assert refused(second, 503).startswith("the server is out of memory for requests: those in flight hold ")
         assert memory.held == held
         assert memory.refused == 1
         first.send(whole[-1000:])

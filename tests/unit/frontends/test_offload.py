@@ -169,5 +169,5 @@ def test_errors_that_are_not_ours_become_internal(caplog: pytest.LogCaptureFixtu
     assert to_client_error(ours, "a call") is ours
     assert not caplog.records
     error = to_client_error(ValueError("oops"), "a call")
-    assert (error.code, error.message) == (Code.INTERNAL, "unforeseen ValueError: oops")
-    assert [record.getMessage() for record in caplog.records] == ["a call failed unforeseen"]
+    assert (error.code, error.message) == (Code.INTERNAL, "unexpected ValueError: oops")
+    assert [record.getMessage() for record in caplog.records] == ["a call failed unexpectedly"]

@@ -35,15 +35,15 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], list[str]]] = {
         {"1/": b"", "model.onnx": b"x"},
         [
             "'{at}' holds: 1/ (empty), model.onnx",
-            "move 'model.onnx' to '1/model.onnx': model files lie in the folder of",
+            "move 'model.onnx' to '1/model.onnx': model files belong in the folder of",
         ],
     ),
     "no version folder": ({"resnet.onnx": b"x"}, ["move 'resnet.onnx' to '1/model.onnx'"]),
     "a version folder that is none": (
         {"v1/model.onnx": b"x"},
-        ["folder 'v1' is no version: versions are called by whole numbers, such as '1'"],
+        ["folder 'v1' is not a version: versions are named by whole numbers, such as '1'"],
     ),
-    "a version with zeros": ({"01/model.onnx": b"x"}, ["folder '01' is no version", "such as '1'"]),
+    "a version with zeros": ({"01/model.onnx": b"x"}, ["folder '01' is not a version", "such as '1'"]),
     "empty": ({}, ["'{at}' is empty"]),
     "pytorch": (
         {"1/model.pth": b"x"},
@@ -149,12 +149,12 @@ def test_a_directory_that_is_gone(tmp_path: Path) -> None:
 
 def test_the_versions_that_there_are(tmp_path: Path) -> None:
     directory = made(tmp_path, {"1/model.onnx": b"x", "3/model.onnx": b"x"})
-    assert advice.versions(directory, (1, 3), INSTALLED) == "the versions that are there: 1, 3"
+    assert advice.versions(directory, (1, 3), INSTALLED) == "the available versions: 1, 3"
     (directory / "1").rename(directory / "v1")
     (directory / "3").rename(directory / "latest")
     assert advice.versions(directory, (), INSTALLED) == (
         f"'{directory}' holds: latest/ (model.onnx), v1/ (model.onnx)\n"
-        "folder 'v1' is no version: versions are called by whole numbers, such as '1'"
+        "folder 'v1' is not a version: versions are named by whole numbers, such as '1'"
     )
 
 
@@ -171,10 +171,10 @@ def test_the_versions_that_there_are(tmp_path: Path) -> None:
         ({"1/model.onnx": b""}, "'{at}/1/model.onnx' is empty"),
         (
             {"1/model.onnx": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"},
-            "'{at}/1/model.onnx' is no model: it is the pointer of Git LFS to a file that was not fetched",
+            "'{at}/1/model.onnx' is not a model: it is the pointer of Git LFS to a file that was not fetched",
         ),
-        ({"1/model.onnx": b"\x80\x04\x95rest"}, "'{at}/1/model.onnx' is no model: it is a pickle"),
-        ({"1/model.onnx": b"<!doctype html>"}, "'{at}/1/model.onnx' is no model: it is a web page"),
+        ({"1/model.onnx": b"\x80\x04\x95rest"}, "'{at}/1/model.onnx' is not a model: it is a pickle"),
+        ({"1/model.onnx": b"<!doctype html>"}, "'{at}/1/model.onnx' is not a model: it is a web page"),
         ({"1/model.onnx": b"\x08\x08\x12\x00"}, ""),
     ],
     ids=["nothing", "another name", "another kind", "no bytes", "git lfs", "pickle", "web page", "onnx"],
@@ -191,7 +191,7 @@ def test_the_file_that_the_engine_read_in_place_of_the_default(tmp_path: Path) -
     directory = made(tmp_path, {"1/model.pt": b"PK\x03\x04cut off", "1/model.onnx": b"\x08\x08\x12\x00"})
     default, read, whole = (directory / "1" / name for name in ("model.xml", "model.pt", "model.onnx"))
     text = advice.model_file(directory, 1, default, INSTALLED, f"failed to load '{read}'")
-    assert text == f"'{read}' is cut off: the directory at the end of a zip archive is missing; copy it anew"
+    assert text == f"'{read}' is truncated: the directory at the end of a zip archive is missing; copy it again"
     assert advice.model_file(directory, 1, default, INSTALLED, f"failed to load '{whole}'") == ""
     assert "holds: model.onnx, model.pt" in advice.model_file(directory, 1, default, INSTALLED, "it has no file")
 
@@ -217,7 +217,7 @@ def test_a_model_of_mlflow_below_its_version(tmp_path: Path) -> None:
         ("tensorrt_plan", ""),
         ("tensorflow_savedmodel", "did you mean 'tensorflow'? It needs TensorFlow: pip install 'modserve[tensorflow]'"),
         ("xgboost", "did you mean 'fil'? It needs Treelite: pip install 'modserve[trees]'"),
-        ("vllm", "engines for language models are not among those of this version"),
+        ("vllm", "this version has no engines for language models"),
         ("nosuch", ""),
     ],
 )

@@ -44,7 +44,7 @@ async def test_a_failure_is_passed_on(error: BaseException, kind: type[Exception
 
 async def test_after_the_limit_it_is_left_to_itself() -> None:
     go_on = threading.Event()
-    with pytest.raises(ModserveError, match=r"model 'm': the engine has not closed within 0\.01 s, and is left to it"):
+    with pytest.raises(ModserveError, match=r"model 'm': the engine has not closed within 0\.01 s, and is abandoned"):
         await close_aside(until(go_on), "model 'm'", 0.01)
     go_on.set()
 

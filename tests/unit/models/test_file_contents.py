@@ -50,25 +50,25 @@ WRONG = {
     "git lfs": (
         "model.onnx",
         LFS,
-        "is no model: it is the pointer of Git LFS to a file that was not fetched: run 'git",
+        "is not a model: it is the pointer of Git LFS to a file that was not fetched: run 'git",
     ),
-    "zeros": ("model.onnx", bytes(10_000), "is no model: it begins with zeros"),
-    "a web page": ("model.pt", b"<!DOCTYPE html><html>", "is no model: it is a web page"),
-    "gzip": ("model.onnx", b"\x1f\x8b\x08", "is no model: it is compressed by gzip"),
-    "a zip archive": ("model.onnx", zipped("readme"), "is no model: it is a zip archive"),
+    "zeros": ("model.onnx", bytes(10_000), "is not a model: it begins with zeros"),
+    "a web page": ("model.pt", b"<!DOCTYPE html><html>", "is not a model: it is a web page"),
+    "gzip": ("model.onnx", b"\x1f\x8b\x08", "is not a model: it is compressed by gzip"),
+    "a zip archive": ("model.onnx", zipped("readme"), "is not a model: it is a zip archive"),
     "torchscript": (
         "model.onnx",
         TORCHSCRIPT,
-        "it is TorchScript: call it 'model.pt', for backend 'pytorch', or export",
+        "it is TorchScript: name it 'model.pt', for backend 'pytorch', or export",
     ),
     "weights of torch": (
         "model.pt",
         STATE,
-        "it is what torch.save makes, which no engine runs: save the model as Torch",
+        "it is a file of torch.save, which no engine runs: save the model as Torch",
     ),
-    "keras": ("model.onnx", KERAS, "it is what Keras makes: save the model with model.export('model.savedmodel')"),
-    "a pickle": ("model.onnx", b"\x80\x04\x95", "is no model: it is a pickle"),
-    "hdf5": ("model.onnx", hdf5(0, 100), "is no model: it is an HDF5 file"),
+    "keras": ("model.onnx", KERAS, "it is a Keras file: save the model with model.export('model.savedmodel')"),
+    "a pickle": ("model.onnx", b"\x80\x04\x95", "is not a model: it is a pickle"),
+    "hdf5": ("model.onnx", hdf5(0, 100), "is not a model: it is an HDF5 file"),
     "empty": ("model.onnx", b"", "is empty"),
 }
 
@@ -83,13 +83,13 @@ def test_what_is_no_model(tmp_path: Path, name: str, content: bytes, expected: s
 
 
 CUT = {
-    "onnx": ("model.onnx", onnx_model(), 10, "bytes or more, and has"),
-    "a frozen graph": ("model.graphdef", onnx_model(), 10, "bytes or more, and has"),
+    "onnx": ("model.onnx", onnx_model(), 10, "bytes or more, but has"),
+    "a frozen graph": ("model.graphdef", onnx_model(), 10, "bytes or more, but has"),
     "torchscript": ("model.pt", TORCHSCRIPT, 30, "the directory at the end of a zip archive is missing"),
     "keras": ("model.keras", KERAS, 30, "the directory at the end of a zip archive is missing"),
-    "hdf5 0": ("model.h5", hdf5(0, 112), 30, "it should have 112 bytes, and has"),
-    "hdf5 1": ("model.h5", hdf5(1, 116), 30, "it should have 116 bytes, and has"),
-    "hdf5 3": ("model.h5", hdf5(3, 100), 30, "it should have 100 bytes, and has"),
+    "hdf5 0": ("model.h5", hdf5(0, 112), 30, "it should have 112 bytes, but has"),
+    "hdf5 1": ("model.h5", hdf5(1, 116), 30, "it should have 116 bytes, but has"),
+    "hdf5 3": ("model.h5", hdf5(3, 100), 30, "it should have 100 bytes, but has"),
     "openvino": ("model.xml", b'<?xml version="1.0"?><net><layers></layers></net>\n', 10, "there is no '>' at its end"),
     "xgboost": ("xgboost.json", b'{"learner": {}}', 2, "there is no '}' at its end"),
     "safetensors": ("a.safetensors", safetensors(0), 10, "its header has"),
@@ -103,9 +103,9 @@ def test_what_is_cut_off(tmp_path: Path, name: str, content: bytes, missing: int
     assert file_contents.problem(path) == ""
     path.write_bytes(content[:-missing])
     text = file_contents.problem(path)
-    assert text.startswith(f"'{path}' is cut off: ")
+    assert text.startswith(f"'{path}' is truncated: ")
     assert expected in text
-    assert text.endswith("; copy it anew")
+    assert text.endswith("; copy it again")
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 8, 9, 12, 20, 40])
@@ -127,7 +127,7 @@ def test_the_files_of_a_directory(tmp_path: Path) -> None:
     (saved / "saved_model.pb").write_bytes(b"\x08\x01")
     (saved / "variables" / "variables.index").write_bytes(LFS)
     text = file_contents.problem(saved)
-    assert text.startswith(f"'{saved}/variables/variables.index' is no model: it is the pointer of Git LFS")
+    assert text.startswith(f"'{saved}/variables/variables.index' is not a model: it is the pointer of Git LFS")
 
 
 def test_files_beside_a_model_may_be_of_any_kind(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_weights_beside_the_model(tmp_path: Path) -> None:
     assert file_contents.beside(tmp_path / "model.xml") == ""
     (tmp_path / "model.bin").write_bytes(LFS)
     text = file_contents.beside(tmp_path / "model.xml")
-    assert text.startswith(f"'{tmp_path}/model.bin' is no model: it is the pointer of Git LFS")
+    assert text.startswith(f"'{tmp_path}/model.bin' is not a model: it is the pointer of Git LFS")
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:

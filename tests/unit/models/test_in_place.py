@@ -98,7 +98,7 @@ async def until(what: Callable[[], object]) -> None:
         (TWO + SLOW, "dynamic_batching, instance_group"),
         (ONE + DYNAMIC + "version_policy { all {} }", "version_policy"),
         (ONE + DYNAMIC + "response_cache { enable: true }", "response_cache"),
-        ("# only a remark\n" + ONE + DYNAMIC, "a configuration that says the same"),
+        ("# only a remark\n" + ONE + DYNAMIC, "an equivalent configuration"),
     ],
 )
 async def test_applied_in_place(bench: Bench, caplog: pytest.LogCaptureFixture, text: str, fields: str) -> None:
@@ -293,7 +293,7 @@ async def test_an_instance_that_cannot_be_made_changes_nothing(
     assert (bench.opened, bench.backend.open_instances) == (1, 1)
     [entry] = await bench.server.repository_index(False)
     assert (entry.state.value, entry.version) == ("READY", 1)
-    assert "version 1 is served as it was, for it failed to load: " in entry.reason
+    assert "version 1 is served as before, because it failed to load: " in entry.reason
     await bench.run()
 
 

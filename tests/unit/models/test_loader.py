@@ -324,12 +324,12 @@ async def test_a_configuration_that_is_called_otherwise(bench: Bench, caplog: py
     ("text", "versions", "files", "lines"),
     [
         ("", ("1",), {"1/resnet.onnx": b""}, ["Invalid model name: Could not determine backend", "rename '1/resnet.o"]),
-        (CONFIG, (), {"v1/x": b""}, ["at least one version must be available", "folder 'v1' is no version"]),
+        (CONFIG, (), {"v1/x": b""}, ["at least one version must be available", "folder 'v1' is not a version"]),
         (
             CONFIG + "version_policy { specific { versions: [ 7 ] } }",
             ("1",),
             {},
-            ["at least one version must be available", "the versions that are there: 1"],
+            ["at least one version must be available", "the available versions: 1"],
         ),
         ('backend: "vllm"' + TENSORS, ("1",), {}, ["unable to find backend 'vllm'", "engines for language models"]),
         ('backend: "pupet"' + TENSORS, ("1",), {}, ["unable to find backend 'pupet'", "did you mean 'puppet'?"]),
@@ -337,7 +337,7 @@ async def test_a_configuration_that_is_called_otherwise(bench: Bench, caplog: py
             'backend: "onnxruntime"' + TENSORS,
             ("1",),
             {"1/model.onnx": b"version https://git-lfs.github.com/spec/v1"},
-            ["Protobuf parsing failed", "is no model: it is the pointer of Git LFS"],
+            ["Protobuf parsing failed", "is not a model: it is the pointer of Git LFS"],
         ),
         ('backend: "onnxruntime"' + TENSORS, ("1",), {"1/a.onnx": b""}, ["unable to find model file", "rename '1/a.o"]),
     ],

@@ -153,9 +153,9 @@ async def test_the_log_has_a_line_for_each_change(caplog: pytest.LogCaptureFixtu
     not_ready = "model 'm', version 1: not ready: instance 'm_0' "
     assert caplog.messages == [
         not_ready + "says so",
-        not_ready + "failed to say whether it is: OSError: no database",
-        not_ready + "has not said within 0.01 s whether it is ready",
-        not_ready + "failed to say whether it is: TypeError: 'check_ready' returned 'yes', expected True or False",
+        not_ready + "failed to report whether it is: OSError: no database",
+        not_ready + "has not reported within 0.01 s whether it is ready",
+        not_ready + "failed to report whether it is: TypeError: 'check_ready' returned 'yes', expected True or False",
         "model 'm', version 1: its instances say that it is ready again",
         not_ready + "says so",
     ]

@@ -148,7 +148,7 @@ def test_off() -> None:
 
 def test_auto() -> None:
     one, most = samples(model(inputs=(TensorSpec("IN", dtypes.FP32, (-1, 3)), TEXT)), mode=WarmUpMode.AUTO)
-    assert (one.name, most.name, one.made_up, most.made_up) == ("made up, 1 row", "made up, 4 rows", True, True)
+    assert (one.name, most.name, one.made_up, most.made_up) == ("generated, 1 row", "generated, 4 rows", True, True)
     assert [len(each.requests(NOBODY)) for each in (one, most)] == [1, 4]
     [request] = one.requests(NOBODY)
     assert {name: tensor.shape for name, tensor in request.inputs.items()} == {"IN": (1, 64, 3), "TEXT": (1, 1)}
@@ -166,7 +166,7 @@ def test_auto_does_not_start_streams() -> None:
 def test_auto_takes_no_more_than_so_much_memory() -> None:
     large = model(inputs=(TensorSpec("IN", dtypes.FP32, (1 << 20,)),), max_batch_size=1000)
     _, most = samples(large, mode=WarmUpMode.AUTO)
-    assert most.name == "made up, 16 rows"
+    assert most.name == "generated, 16 rows"
 
 
 def test_auto_with_a_shape_that_does_not_fit_is_only_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -295,7 +295,7 @@ async def test_data_that_is_made_up_may_fail(caplog: pytest.LogCaptureFixture) -
     task = bench.warm_up()
     (await bench.execution()).fail(invalid("I take primes only"))
     await task
-    assert "warm-up sample 'made up, 1 row' failed: I take primes only. This data was made up" in caplog.text
+    assert "warm-up sample 'generated, 1 row' failed: I take primes only. This data was generated" in caplog.text
     await bench.model.close()
 
 

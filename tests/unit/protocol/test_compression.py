@@ -43,8 +43,8 @@ def test_other_codings_are_unsupported(encoding: str) -> None:
 @pytest.mark.parametrize(
     ("body", "encoding", "text"),
     [
-        (DATA, "gzip", "failed to decompress the request body, which is no gzip data: .*"),
-        (gzip.compress(DATA), "deflate", "failed to decompress the request body, which is no deflate data: .*"),
+        (DATA, "gzip", "failed to decompress the request body, which is not gzip data: .*"),
+        (gzip.compress(DATA), "deflate", "failed to decompress the request body, which is not deflate data: .*"),
         (gzip.compress(DATA)[:-9], "gzip", "failed to decompress the request body: the gzip data ends early"),
         (b"", "gzip", "failed to decompress the request body: the gzip data ends early"),
         (zlib.compress(DATA) + b"xy", "deflate", "failed to decompress the request body: 2 bytes follow the .*"),

@@ -119,7 +119,7 @@ NAMES = "its inputs are 'a', 'b'"
             "instances[1] is a list where instances[0] is an object: give either objects by input name or values, "
             "not both"),
         (ONE, '{"instances": [{"y": [1, 2]}]}',
-            "instances[0] has the key 'y', which is no input of model 'm': its inputs are 'x'"),
+            "instances[0] has the key 'y', which is not an input of model 'm': its inputs are 'x'"),
         (ONE, '{"instances": [[1, 2], [3, 4.5]]}',
             "instances[1][1] is the number 4.5, but input 'x' of datatype INT32 takes integers"),
         (ONE, '{"instances": [[1, true]]}', "instances[0][1] is true, but input 'x' of datatype INT32 takes integers"),
@@ -149,10 +149,10 @@ NAMES = "its inputs are 'a', 'b'"
         (TEXTS, '{"instances": [["a", {"b64": 1}]]}',
             "instances[0][1] is an object, but input 'x' of datatype BYTES takes strings, or "
             '{"b64": "<base64>"} for bytes of any kind'),
-        (TEXTS, '{"instances": [["a"], [{"b64": "Y"}]]}', "instances[1][0] is no valid base64"),
-        (TEXTS, '{"instances": [{"x": [{"b64": "/wA"}, {"b64": "_"}]}]}', "instances[0]['x'][1] is no valid base64"),
-        (TEXTS, '{"instances": [{"b64": "Y*=="}]}', "instances[0] is no valid base64"),
-        (TEXTS, '{"instances": [{"b64": "\u00e9"}]}', "instances[0] is no valid base64"),
+        (TEXTS, '{"instances": [["a"], [{"b64": "Y"}]]}', "instances[1][0] is not valid base64"),
+        (TEXTS, '{"instances": [{"x": [{"b64": "/wA"}, {"b64": "_"}]}]}', "instances[0]['x'][1] is not valid base64"),
+        (TEXTS, '{"instances": [{"b64": "Y*=="}]}', "instances[0] is not valid base64"),
+        (TEXTS, '{"instances": [{"b64": "\u00e9"}]}', "instances[0] is not valid base64"),
         (TWO, '{"instances": [[1, 2]]}',
             "'instances' is a list of values, but model 'm' has 2 inputs: give a list of objects with the keys "
             "'a', 'b'"),
@@ -166,7 +166,7 @@ NAMES = "its inputs are 'a', 'b'"
         (TWO, '{"instances": [{"a": [1, 2]}, {"a": [1, 2], "b": [1]}]}',
             "instances[0] lacks the key 'b', a required input of model 'm'"),
         (TWO, '{"instances": [{"a": [1, 2], "b": [1]}, {"a": [1, 2], "b": [1], "c": 1}]}',
-            f"instances[1] has the key 'c', which is no input of model 'm': {NAMES}"),
+            f"instances[1] has the key 'c', which is not an input of model 'm': {NAMES}"),
         (TWO, '{"instances": [{}]}', "instances[0] lacks the key 'a', a required input of model 'm'"),
         (TWO, '{"instances": [{"a": [1, 2], "b": [1]}, {"a": [1], "b": [1]}]}',
             "instances[1]['a'] has 1 elements where instances[0]['a'] has 2: lists of one depth must have one length"),
@@ -174,7 +174,7 @@ NAMES = "its inputs are 'a', 'b'"
             "instances[1]['b'][0] is a string, but input 'b' of datatype FP32 takes numbers"),
         (TWO, '{"inputs": {"a": [[1, 2]]}}', "'inputs' lacks the key 'b', a required input of model 'm'"),
         (TWO, '{"inputs": {"a": [[1, 2]], "b": [[1]], "c": 1}}',
-            f"'inputs' has the key 'c', which is no input of model 'm': {NAMES}"),
+            f"'inputs' has the key 'c', which is not an input of model 'm': {NAMES}"),
         (TWO, '{"inputs": {"a": [[1, 2], [3]], "b": [[1]]}}',
             "inputs['a'][1] has 1 elements where inputs['a'][0] has 2: lists of one depth must have one length"),
         (OPTIONAL, '{"instances": [{"a": [1, 2]}, {"a": [1, 2], "b": [1]}]}',
@@ -259,7 +259,7 @@ def test_many_numbers_that_are_no_tensor(case: str) -> None:
     for body, name in zip(bodies(UNEVEN[case]), ("instances", "inputs", "inputs['x']", "inputs"), strict=True):
         code, message = outcome(FLOATS, body)
         assert code is Code.INVALID_ARG
-        assert message.startswith(f"the lists in {name} are not nested evenly, as shows at element ")
+        assert message.startswith(f"the lists in {name} are not nested evenly, see element ")
 
 
 @pytest.mark.parametrize(

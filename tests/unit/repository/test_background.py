@@ -46,4 +46,4 @@ async def test_a_failure_of_one_is_logged_and_harms_no_other(caplog: pytest.LogC
     tasks.append(background.start(asyncio.sleep(0)))
     await background.settle()
     assert [task.exception() is None for task in tasks] == [False, False, True]
-    assert caplog.messages == ["a task failed unforeseen"]
+    assert caplog.messages == ["a background task failed unexpectedly"]

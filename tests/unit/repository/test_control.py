@@ -90,14 +90,14 @@ async def test_what_is_no_model_is_told_at_the_start(tmp_path: Path, caplog: pyt
     await ModelControl(ModelManager(ModelTable(), FakeLoader(), 4), repositories_at([tmp_path]), EXPLICIT).start()
     assert caplog.messages == [
         f"'{tmp_path}/resnet.onnx' is ignored: a model is a folder, such as 'resnet/1/model.onnx'",
-        f"there are no models in '{tmp_path}': each folder in it would be one",
+        f"there are no models in '{tmp_path}': a model is a folder in it",
     ]
 
 
 async def test_models_that_wait_for_a_call_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "modserve.repository.control")
     await Bench(tmp_path, ControlOptions(ControlMode.EXPLICIT, ("a",))).control.start()
-    assert caplog.messages == ["loading 1 model", "not loaded until a call or --load-model asks for them: b"]
+    assert caplog.messages == ["loading 1 model", "not loaded until requested by a call or --load-model: b"]
 
 
 # Calls

@@ -194,7 +194,7 @@ async def test_they_go_if_they_no_longer_fit(bench: Bench) -> None:
     assert bench.ready() == "abe"
 
 
-SERVES_ON = "served as it was, for it failed to load: Invalid argument: "
+SERVES_ON = "served as before, because it failed to load: Invalid argument: "
 MISSING = "ensemble e contains models that are not available or ambiguous: z"
 
 

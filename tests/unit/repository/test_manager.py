@@ -131,7 +131,7 @@ async def test_a_model_is_loading_from_the_moment_it_is_wanted(bench: Bench) -> 
     bench.table.expect(None)
     code, message = bench.refusal("a", None)
     assert code is Code.UNAVAILABLE
-    assert message.startswith("Request for unknown model: 'a' is not found: the server is starting and has not looked")
+    assert message.startswith("Request for unknown model: 'a' is not found: the server is starting and has not scanned")
     with pytest.raises(ModserveError) as caught:
         bench.table.state("a", None)
     assert caught.value.code is Code.UNAVAILABLE
@@ -525,7 +525,7 @@ async def test_the_old_serves_on_if_the_new_fails(bench: Bench) -> None:
     assert bench.table.get("a", None) is old
     assert bench.states() == {("a", 1): READY}
     assert bench.reasons() == {
-        ("a", 1): "version 1 is served as it was, for it failed to load: Internal: broken",
+        ("a", 1): "version 1 is served as before, because it failed to load: Internal: broken",
     }
     assert bench.table.unready() == []
     bench.loader.failures.clear()

@@ -58,8 +58,8 @@ async def test_the_last_look_counts_and_the_log_says_so_once(caplog: pytest.LogC
         assert [set(look) for look in await outages.look([one, two])] == [set(), {"b", "c"}]
         await outages.look([one, two])
     assert caplog.messages == [
-        "one is gone; what is loaded stays",
-        "one is forbidden; what is loaded stays",
+        "one is gone; loaded models stay",
+        "one is forbidden; loaded models stay",
         "model repository 'one' can be read again",
     ]
 
@@ -81,7 +81,7 @@ async def test_a_load_of_what_others_have(caplog: pytest.LogCaptureFixture) -> N
     one, two = Shelf("one", "a"), Shelf("two", "b", "c")
     one.failure = "one is gone"
     assert set((await scan([one, two], ["b"])).models) == {"b"}
-    assert "one is gone; the other repositories have what is to be loaded" in caplog.messages
+    assert "one is gone; the models to load are in the other repositories" in caplog.messages
     for names in (["b", "a"], ["a"], [], None):
         with pytest.raises(ModserveError, match="one is gone"):
             await scan([one, two], names)

@@ -77,7 +77,7 @@ def test_two_paths_of_one_file() -> None:
         ("1/" + "a" * 300, "it has 300 bytes in one of its parts, at most 255 are allowed"),
         ("1/" + "ü" * 128, "it has 256 bytes in one of its parts, at most 255 are allowed"),
         ("1" + ("/" + "a" * 200) * 30, "it has 6031 bytes, at most 4096 are allowed"),
-        ("1/\ud800", "it is no valid Unicode text"),
+        ("1/\ud800", "it is not valid Unicode text"),
     ],
     ids=["deep", "long part", "long part in bytes", "long", "half a character"],
 )
@@ -101,7 +101,7 @@ def test_the_longest_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_file_that_is_a_directory() -> None:
-    with pytest.raises(ModserveError, match="file override '1' is a directory of file override '1/a/b', too"):
+    with pytest.raises(ModserveError, match="file override '1' is also a directory of file override '1/a/b'"):
         overrides.normalized({"1/a/b": b"", "1": b""})
 
 

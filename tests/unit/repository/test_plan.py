@@ -96,7 +96,7 @@ def test_versions_that_differ_are_loaded_and_the_others_retired(
 
 def test_what_is_not_wanted_is_retired() -> None:
     action = first("a", {"a": None}, model("a", 1, 2))
-    assert action == Action("a", "is not wanted any more", problem="", retire=(1, 2))
+    assert action == Action("a", "is no longer wanted", problem="", retire=(1, 2))
     assert first("a", {"a": None}).retire == ()
 
 
@@ -151,7 +151,7 @@ def test_a_dependent_is_loaded_again_with_what_it_needs() -> None:
     replaced(below.models, "a")
     action = below.decide()
     assert (action.load, action.stale, action.together) == ((1,), True, True)
-    assert action.reason.endswith("as what it needs has changed")
+    assert action.reason.endswith("because a model that it needs has changed")
 
 
 def test_what_may_yet_change_counts_as_changed() -> None:
@@ -161,7 +161,7 @@ def test_what_may_yet_change_counts_as_changed() -> None:
 def test_a_dependent_goes_if_what_it_is_made_of_is_replaced_and_what_it_needs_is_missing() -> None:
     below = Below(e=blueprint("e", 1, mark="new", needs="z"))
     action = below.decide()
-    assert (action.retire, action.problem) == ((), f"served as it was, for it failed to load: {MISSING}")
+    assert (action.retire, action.problem) == ((), f"served as before, because it failed to load: {MISSING}")
     replaced(below.models, "a")
     action = below.decide()
     assert (action.retire, action.problem, action.state_reason) == ((1,), "", MISSING)

@@ -205,7 +205,7 @@ async def test_a_store_that_disappears_leaves_what_serves(
         store.failure = unavailable("the bucket cannot be reached")
         await bench.control.poll()
         assert bench.ready == [("m", 1), ("m", 2), ("m", 3)]
-        assert "the bucket cannot be reached; what is loaded stays" in caplog.text
+        assert "the bucket cannot be reached; loaded models stay" in caplog.text
         assert [entry.name for entry in await bench.control.index()] == ["m"] * 3
 
 

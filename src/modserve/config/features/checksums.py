@@ -39,7 +39,7 @@ def _fault(key: str, value: str) -> str:
     size = SIZES.get(algorithm.lower())
     if not colon or size is None:
         takes = ", ".join(name.upper() for name in SIZES)
-        return f"the checksum agent has a parameter '{key}'; expected ALGORITHM:PATH, of the algorithms {takes}"
+        return f"the checksum agent has a parameter '{key}'; expected ALGORITHM:PATH with one of the algorithms {takes}"
     try:
         relative(path)
         digest = bytes.fromhex(value)

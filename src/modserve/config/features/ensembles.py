@@ -93,7 +93,7 @@ def _flow_faults(message: pb.ModelConfig) -> Faults:
             rule = f"can appear in an output map only once for ensemble '{name}' step {index}"
             yield (*_HERE, index, "output_map"), f"ensemble tensor '{tensor}' {rule}"
         elif indices and tensor in inputs:
-            rule = f"is an input of ensemble '{name}' and cannot be given by step {indices[0]}"
+            rule = f"is an input of ensemble '{name}' and cannot be produced by step {indices[0]}"
             yield (*_HERE, indices[0], "output_map"), f"ensemble tensor '{tensor}' {rule}"
     for position, model_input in enumerate(message.input):
         if model_input.name not in writers:
@@ -104,7 +104,7 @@ def _flow_faults(message: pb.ModelConfig) -> Faults:
     ready = _ready(steps, writers, inputs)
     for position, output in enumerate(message.output):
         if output.name not in writers:
-            hint = _which(output.name, [tensor for tensor, indices in writers.items() if indices], "the steps give")
+            hint = _which(output.name, [tensor for tensor, indices in writers.items() if indices], "the steps produce")
             text = f"ensemble output '{output.name}' for ensemble '{name}' is not used"
             yield ("output", position), f"{text}: it is the value of no output_map{hint}"
         elif output.name not in ready:
@@ -158,12 +158,12 @@ def _loose_end(
     if writers[tensor]:
         giver = f"step {writers[tensor][0]}"
         if any(tensor in step.needs for step in steps):
-            return f"{giver}, which gives it, never has all of its inputs"
+            return f"{giver}, which produces it, never gets all of its inputs"
         lacking = {name for name, indices in writers.items() if not indices} - inputs | outputs - writers.keys()
-        return f"{giver} gives it, and nothing takes it{_which(tensor, lacking, '')}"
+        return f"{giver} produces it, and nothing uses it{_which(tensor, lacking, '')}"
     takers = {index for index, step in enumerate(steps) if tensor in step.needs}
     givers = [*inputs, *(name for name, indices in writers.items() if set(indices) - takers)]
-    return f"no step gives it, and it is no input of the ensemble{_which(tensor, givers, 'there are')}"
+    return f"no step produces it, and it is not an input of the ensemble{_which(tensor, givers, 'there are')}"
 
 
 def _which(name: str, names: Collection[str], otherwise: str) -> str:
@@ -197,7 +197,7 @@ def _conditions(message: pb.ModelConfig) -> tuple[dict[int, Condition], list[tup
         try:
             index = _step(key, message)
             if index in conditions:
-                raise ValueError(f"parameter '{key}': step {index} has a condition already")
+                raise ValueError(f"parameter '{key}': step {index} already has a condition")
             conditions[index] = _condition(key, parameter.string_value)
         except ValueError as error:
             faults.append((("parameters", key), str(error)))
@@ -208,7 +208,7 @@ def _step(key: str, message: pb.ModelConfig) -> int:
     """The step that a parameter is for."""
     if not key.startswith(WHEN):
         near = difflib.get_close_matches(key[: len(WHEN)], [WHEN], n=1, cutoff=0.7)
-        hint = f"did you mean '{WHEN}<step>'?" if near else f"known is: {WHEN}<step>"
+        hint = f"did you mean '{WHEN}<step>'?" if near else f"the known parameter is {WHEN}<step>"
         raise ValueError(f"unknown parameter '{key}'; {hint}")
     if not message.HasField("ensemble_scheduling"):
         raise ValueError(f"parameter '{key}' needs ensemble_scheduling")
@@ -219,7 +219,7 @@ def _step(key: str, message: pb.ModelConfig) -> int:
     if len(indices) == 1:
         return indices[0]
     if indices:
-        raise ValueError(f"parameter '{key}': steps {indices} ask model '{name}', say which by its number")
+        raise ValueError(f"parameter '{key}': steps {indices} use model '{name}'; name the step by its number")
     known = ", ".join(f"{index} ({step.model_name})" for index, step in enumerate(steps))
     raise ValueError(f"parameter '{key}': there is no step '{name}'; steps are: {known}")
 
@@ -253,6 +253,6 @@ def _operand(text: str) -> Operand:
             except ValueError:
                 continue
             if math.isnan(number):
-                raise ValueError(f"nothing compares with {text}; put it in quotes if it is a text")
+                raise ValueError(f"cannot compare with {text}; quote it if it is a text")
             return number
     return text.encode()

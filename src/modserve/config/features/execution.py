@@ -43,7 +43,7 @@ def _resolve(group: pb.ModelInstanceGroup, index: int, problems: Problems, gpu_c
     group.kind = pb.ModelInstanceGroup.KIND_CPU
     if group.gpus:
         # Triton keeps the list, and then refuses a group on the CPU that lists GPUs.
-        text = f"instance group {group.name} runs on the CPU: the GPUs it lists are not all there"
+        text = f"instance group {group.name} runs on the CPU: some of the GPUs it lists are missing"
         problems.warn(("instance_group", index, "gpus"), text)
         del group.gpus[:]
 
@@ -77,7 +77,7 @@ def _group_faults(group: pb.ModelInstanceGroup, platform: str, gpu_count: int | 
     if group.kind in (kinds.KIND_CPU, kinds.KIND_MODEL) and group.gpus:
         yield ("gpus",), f"has kind {kinds.Kind.Name(group.kind)} but specifies one or more GPUs"
     if group.kind == kinds.KIND_GPU and gpu_count == 0:
-        advice = "KIND_AUTO takes the CPU where there is none"
+        advice = "KIND_AUTO uses the CPU if there is none"
         yield ("kind",), f"has kind KIND_GPU but no GPUs are available; {advice}"
     for place, gpu in enumerate(group.gpus):
         path: FieldPath = ("gpus", place)

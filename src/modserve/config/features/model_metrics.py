@@ -29,7 +29,7 @@ def warn(message: pb.ModelConfig, problems: Problems) -> None:
             path: FieldPath = (_HERE, "metric_control", index, "metric_identifier", "family")
             problems.warn(
                 path,
-                f"'{family}' has no buckets to set here and is ignored; the metrics page has "
+                f"'{family}' has no configurable buckets and is ignored; expected one of "
                 f"{', '.join(HISTOGRAM_FAMILIES)}",
             )
 
@@ -42,7 +42,7 @@ def validate(message: pb.ModelConfig) -> Faults:
         if not family:
             yield path, "a metric_control needs the name of a histogram: metric_identifier { family: … }"
         elif family in seen:
-            yield path, f"'{family}' is there twice"
+            yield path, f"'{family}' is listed twice"
         elif text := _fault(control):
             yield (*path, "histogram_options"), f"'{family}': {text}"
         seen.add(family)

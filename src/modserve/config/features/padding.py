@@ -182,7 +182,7 @@ def _mask_faults(tensor: pb.ModelInput, message: pb.ModelConfig, partial: bool) 
     if tensor.data_type == pb.TYPE_STRING:
         yield " of data type TYPE_STRING, where a mask needs numbers"
     if f"{VALUE}{tensor.name}" in message.parameters:
-        yield f", which is filled up with zeros: '{VALUE}{tensor.name}' cannot be given"
+        yield f", which is padded with zeros: '{VALUE}{tensor.name}' cannot be set"
     yield from (f", which {clause}" for clause in _unpaddable(tensor))
 
 

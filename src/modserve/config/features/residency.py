@@ -25,7 +25,7 @@ def validate(message: pb.ModelConfig) -> Faults:
             continue
         path: FieldPath = ("parameters", key)
         if key not in _SETTINGS:
-            hint = did_you_mean(key, _SETTINGS, f"known are: {', '.join(_SETTINGS)}")
+            hint = did_you_mean(key, _SETTINGS, f"known parameters are: {', '.join(_SETTINGS)}")
             yield path, f"unknown parameter '{key}'; {hint}"
         elif text := fault(key, parameter.string_value, _SETTINGS[key].read):
             yield path, text

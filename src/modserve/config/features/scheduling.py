@@ -136,7 +136,7 @@ def validate_parameters(message: pb.ModelConfig) -> Faults:
 def _faults(key: str, text: str, message: pb.ModelConfig) -> Iterator[str]:
     setting = SETTINGS.get(key)
     if setting is None:
-        hint = did_you_mean(key, SETTINGS, f"known are: {', '.join(SETTINGS)}")
+        hint = did_you_mean(key, SETTINGS, f"known parameters are: {', '.join(SETTINGS)}")
         yield f"unknown parameter '{key}'; {hint}"
         return
     if key in BATCHER and not message.HasField(_BATCHING):

@@ -164,7 +164,7 @@ def _control_faults(message: pb.ModelConfig) -> Faults:
         elif tensor.name in seen_tensors or len(tensor.control) > 1:
             yield (*here, "name"), f"{who} is specified for multiple control kinds for {name}"
         elif tensor.name in client_inputs:
-            yield (*here, "name"), f"{who} is an input of clients too for {name}"
+            yield (*here, "name"), f"{who} is also an input that clients send for {name}"
         seen_tensors.add(tensor.name)
         for place, control in enumerate(tensor.control):
             path: FieldPath = (*here, "control", place)

@@ -17,7 +17,7 @@ from modserve.pb import inference as pb
 from ..text.problems import Faults, FieldPath, Problems, show
 from . import checksums
 
-_OWN_MEMORY = "the model gives each new state in memory of its own"
+_OWN_MEMORY = "each new state has its own memory"
 
 
 class Unsupported(NamedTuple):
@@ -39,10 +39,10 @@ SETTINGS = (
     Unsupported("output.is_shape_tensor", True, "it is for TensorRT"),
     Unsupported("input.is_non_linear_format_io", True, "it is for TensorRT"),
     Unsupported("output.is_non_linear_format_io", True, "it is for TensorRT"),
-    Unsupported("model_repository_agents", True, "of the agents, there is only 'checksum'", checksums.others),
-    Unsupported("model_operations", True, "the model would miss these operations", supported_by=_WITH_OPERATORS),
+    Unsupported("model_repository_agents", True, "'checksum' is the only supported agent", checksums.others),
+    Unsupported("model_operations", True, "the model would lack these operations", supported_by=_WITH_OPERATORS),
     Unsupported("instance_group.passive", True, "the instances would take requests"),
-    Unsupported("ensemble_scheduling.step.model_namespace", True, "a step takes the one model of its name"),
+    Unsupported("ensemble_scheduling.step.model_namespace", True, "a step uses the only model of its name"),
     Unsupported("runtime", False, "each backend has one implementation", supported_by=frozenset({"pytorch"})),
     Unsupported("cc_model_filenames", False, "default_model_filename is used on every device"),
     Unsupported("optimization.priority", False, "all models have the same priority"),
@@ -50,11 +50,11 @@ SETTINGS = (
     Unsupported(
         "optimization.execution_accelerators", False, "the engine runs without them", supported_by=_ONNX_RUNTIME
     ),
-    Unsupported("optimization.input_pinned_memory.enable", False, "no pinned memory is used anyway", not_),
-    Unsupported("optimization.output_pinned_memory.enable", False, "no pinned memory is used anyway", not_),
+    Unsupported("optimization.input_pinned_memory.enable", False, "pinned memory is never used", not_),
+    Unsupported("optimization.output_pinned_memory.enable", False, "pinned memory is never used", not_),
     Unsupported("optimization.gather_kernel_buffer_threshold", False, "inputs are gathered by copying"),
     Unsupported("optimization.eager_batching", False, "a batch is formed when an instance is free"),
-    Unsupported("instance_group.secondary_devices", False, "no secondary devices are used"),
+    Unsupported("instance_group.secondary_devices", False, "secondary devices are not used"),
     Unsupported("instance_group.host_policy", False, "instances are not pinned to cores or memory"),
     Unsupported("sequence_batching.state.use_same_buffer_for_input_output", False, _OWN_MEMORY),
 )

@@ -58,7 +58,7 @@ class Token(NamedTuple):
         if self.is_string:
             return f"the string {self.text}"
         if self.is_placeholder:
-            return f"the placeholder {self.text} of a template, which is to be filled in"
+            return f"the placeholder {self.text} of a template; fill it in"
         return f"the number {self.text}" if re.match(r"[0-9+-]|\.[0-9]", self.text) else f"'{self.text}'"
 
 

@@ -117,7 +117,7 @@ class _Walker:
                 return True
             if token.text not in _CLOSERS.values():
                 return False
-            self._problem(self._advance(), f"unexpected '{token.text}': nothing is open that it could close")
+            self._problem(self._advance(), f"unexpected '{token.text}': there is no open block or list")
 
     def _never_closed(self, scope: _Scope) -> None:
         self._problem(scope.opener, f"'{scope.opener.text}' is never closed with '{scope.closer}'")
@@ -193,7 +193,7 @@ class _Walker:
             self._problem(token, f"field names are written without quotes: {token.text.strip(token.text[0])}")
             return token._replace(text=token.text.strip(token.text[0]))
         if token.text == "{" and not scope.closer:
-            self._problem(token, "expected a field name, found '{'; the fields of a model stand outside all braces")
+            self._problem(token, "expected a field name, found '{'; the fields of a model are not inside braces")
             self.block(_Scope(token, scope.fields, scope.path))
             return None
         self._problem(token, f"expected a field name, found {token.describe()}")
@@ -226,7 +226,7 @@ class _Walker:
         other = scope.oneofs.setdefault(oneof.name, field.name) if oneof is not None else field.name
         if other != field.name and oneof is not None:
             members = ", ".join(member.name for member in oneof.fields)
-            self._problem(name, f"'{field.name}' and '{other}' exclude each other: give only one of {members}")
+            self._problem(name, f"'{field.name}' and '{other}' are mutually exclusive: use only one of {members}")
         elif first is not None:
             self._problem(name, f"'{field.name}' is given twice, first on line {first.line}")
         return first is None
@@ -316,7 +316,7 @@ class _Walker:
         """Reads a single value. Reports one that does not fit, and returns None."""
         token = self._token
         if token.text in _CLOSERS:
-            self._problem(token, f"'{field.name}' takes a plain value, not a block or list")
+            self._problem(token, f"'{field.name}' takes a single value, not a block or list")
             self._skip_value()
             return None
         self._advance()
@@ -341,7 +341,7 @@ class _Walker:
         try:
             return b"".join(map(text_encoding.CUnescape, raw)).decode()
         except ValueError:
-            self._problem(parts[0], "a string whose escapes do not make UTF-8")
+            self._problem(parts[0], "a string whose escapes are not valid UTF-8")
             return None
 
     def _skip_value(self) -> None:

@@ -263,26 +263,26 @@ class DescribedTensor:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """What an engine can tell of a model, to fill in what its configuration leaves out.
+    """An engine's description of a model, to fill in what its configuration leaves out.
 
-    None leaves the decision to the configuration and to what the tensors suggest.
+    None leaves the decision to the configuration and the tensors.
     """
 
     inputs: tuple[DescribedTensor, ...]
     outputs: tuple[DescribedTensor, ...]
     default_max_batch_size: int = 0
-    """The max_batch_size to fill in when every tensor has a variable first dimension and the configuration says 0."""
+    """The max_batch_size to fill in if every tensor has a variable first dimension and the configuration says 0."""
     max_batch_size: int | None = None
-    """The largest batch, where the model itself says so; it takes the place of a configured 0."""
+    """The largest batch, if the model itself knows it; replaces a configured 0."""
     batch_dimension: bool = True
-    """Whether the shapes include the batch dimension of a model that batches. False: it is to be put before them."""
+    """Whether the shapes include the batch dimension of a model that batches. False: it is added in front."""
     decoupled: bool | None = None
     """Whether a request may have any number of responses."""
     dynamic_batching: bool | None = None
-    """Whether requests are merged into batches; None: if the model can batch."""
+    """Whether requests are batched; None: if the model can batch."""
     cpu_instances: int = 0
-    """How many instances there are on the CPU where the configuration does not say it; 0: the backend's default."""
+    """The number of CPU instances unless configured; 0: the backend's default."""
     adds_tensors: bool = False
-    """Whether those of its inputs and outputs that the configuration does not list are added to those it does."""
+    """Whether its inputs and outputs that the configuration does not list are added to the listed ones."""
     sequence_batching: Mapping[str, object] | None = None
-    """``sequence_batching`` as the JSON form of a configuration has it, for a model that keeps state."""
+    """``sequence_batching`` in the JSON form of a configuration, for a stateful model."""

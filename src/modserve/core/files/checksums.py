@@ -29,7 +29,7 @@ def relative(path: str) -> str:
     """A path in its simplest form. Raises ValueError for one that leads elsewhere, and for none."""
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in path:
-        raise ValueError(f"'{path}' is no path below the directory")
+        raise ValueError(f"'{path}' is not a path below the directory")
     return str(pure)
 
 

@@ -70,7 +70,7 @@ def parse_place(text: str) -> RemotePlace | None:
         return None
     shown = without_secrets(text)
     if match[1] is None:
-        raise ValueError(f"expected two slashes behind the first colon, got: {shown}; write remote places as texts")
+        raise ValueError(f"expected two slashes after the first colon, got: {shown}; write remote places as texts")
     scheme = match[1].lower()
     rest = text[match.end() :]
     if scheme in ("http", "https"):
@@ -87,7 +87,7 @@ def parse_place(text: str) -> RemotePlace | None:
         endpoint, rest = _server(rest, shown)
     parts = [part for part in rest.split("/") if part]
     if any(part in (".", "..") or "\\" in part for part in parts):
-        raise ValueError(f"'.', '..' and backslashes lead nowhere in a bucket, got: {shown}")
+        raise ValueError(f"a place in a bucket cannot have '.', '..' or backslashes, got: {shown}")
     names = 2 if scheme == "as" else 1
     if len(parts) < names or not all(_NAME.fullmatch(part) for part in parts[:names]):
         raise ValueError(f"expected {_FORMS}, got: {shown}")

@@ -54,7 +54,7 @@ class MemoryBudget:
 
     def give_back(self, size: int) -> None:
         self.held -= size
-        assert self.held >= 0, "more memory came back than was taken: this is a bug"
+        assert self.held >= 0, "more memory was returned than taken: this is a bug"
 
     def exhausted(self, size: int) -> MemoryExhaustedError:
         """The refusal of a request that needs `size` more bytes."""
@@ -63,7 +63,7 @@ class MemoryBudget:
             advice = "Send a smaller request, or raise --request-memory-limit."
             return MemoryExhaustedError(f"the request needs {size} bytes of memory, and {limit}. {advice}")
         return MemoryExhaustedError(
-            f"the server is out of memory for requests: those under way hold {self.held} of {self.limit} bytes, and "
+            f"the server is out of memory for requests: those in flight hold {self.held} of {self.limit} bytes, and "
             f"this one needs {size} more. Try again later, or raise --request-memory-limit."
         )
 

@@ -24,10 +24,10 @@ class RequestForm:
 class InferenceRequest:
     """One call as decoded. Tensors have the client's shapes; `core.requests.normalize` checks them against the model.
 
-    `version` None stands for the latest ready one. `outputs` names the requested outputs, empty for all.
-    `deadline_ns` is on the monotonic clock; past it the request is dropped wherever it waits; 0 = none. `timeout_ns` is
-    how long the client lets it wait in a queue, whose policy says what happens then; 0 = for ever. Nobody changes one,
-    but for `request_id`: the id of `core.requests.request_ids`, empty while nobody needs it.
+    `version` None stands for the latest ready one. `outputs` names the requested outputs, empty for all. `deadline_ns`
+    is on the monotonic clock; after it the request is dropped wherever it waits; 0 = none. `timeout_ns` is the client's
+    limit for the wait in a queue, whose policy decides what follows; 0 = none. Immutable, except `request_id`: the id
+    of `core.requests.request_ids`, empty until it is needed.
     """
 
     model_name: str

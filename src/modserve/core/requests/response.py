@@ -16,11 +16,10 @@ from .request import ParameterValue
 
 @dataclass(init=False, slots=True, eq=False)
 class InferenceResponse:
-    """One response. `outputs` are in the order in which the client requested them, or that of the configuration.
+    """One response. `outputs` are in the order of the request, or of the configuration.
 
-    `skipped` and `waited_ns` are set by ensembles, for an ensemble around them: the requested outputs that no step
-    produced because of conditions, and how long the steps behind this response waited in queues, one after the other.
-    Nobody changes one.
+    Ensembles set `skipped` and `waited_ns` for an outer ensemble: the requested outputs that no step produced because
+    of conditions, and the total queue time of the consecutive steps behind this response. Immutable.
     """
 
     model_name: str
@@ -50,12 +49,12 @@ class InferenceResponse:
         self.waited_ns = waited_ns
 
     def elements(self, names: Iterable[str]) -> int:
-        """How many elements the outputs with these names have together."""
+        """The total number of elements in the outputs with these names."""
         return sum(math.prod(self.outputs[name].shape) for name in names)
 
     @property
     def size(self) -> int:
-        """Bytes that its tensors hold, about."""
+        """Approximate bytes of its tensors."""
         return sum(tensor.size for tensor in self.outputs.values())
 
 

@@ -117,7 +117,7 @@ def file_state(state: State, initial: InitialState, content: bytes) -> Tensor:
     except TruncatedError as error:
         elements = error.complete
     if elements != count:
-        expected = f"{count} strings, each behind its length in 4 bytes"
+        expected = f"{count} strings, each preceded by its length in 4 bytes"
         provided = f"the data provided from {initial.file} has {elements}"
         raise invalid(f"initial_state setting expects {expected}, but {provided}")
     return Tensor.from_raw(datatype, dims, content)
@@ -170,7 +170,7 @@ class SequenceStates:
             if array is None:
                 if some:
                     continue
-                raise internal(f"model '{model}' gave no state '{state.output_name}'")
+                raise internal(f"model '{model}' returned no state '{state.output_name}'")
             if row is not None:
                 if not array.shape or array.shape[0] != rows:
                     raise _wrong(model, state, f"has shape {format_shape(array.shape)}, expected {rows} rows")

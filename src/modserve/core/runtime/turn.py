@@ -85,7 +85,9 @@ class Turn:
             except Exception as error:  # as the event loop has it: it costs nobody else anything
                 loop = self._loop()
                 if loop is not None:
-                    loop.call_exception_handler({"message": "what a turn left to do failed", "exception": error})
+                    loop.call_exception_handler(
+                        {"message": "a callback at the end of an event loop turn failed", "exception": error}
+                    )
 
 
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, Turn] = WeakKeyDictionary()

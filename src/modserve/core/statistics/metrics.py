@@ -125,7 +125,7 @@ class StoredMetrics:
             self._check_open()
             declared = self._families.get(family)
             if declared is None:
-                raise invalid(f"metric family '{family}' is not one that this model has declared")
+                raise invalid(f"metric family '{family}' was not declared by this model")
             key = _checked_labels(declared, labels or {})
             bounds = _checked_buckets(declared, buckets)
             series = declared.series.get(key)
@@ -161,7 +161,7 @@ class StoredMetrics:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise internal("the model has been unloaded, and has no metrics any more")
+            raise internal("the model has been unloaded and no longer has metrics")
 
     def _declared(self, name: str, help: str, kind: MetricKind) -> _Family:
         """The family of this name, new or of another model. The first one to declare it says its help text."""
@@ -171,7 +171,7 @@ class StoredMetrics:
                 raise _other_kind(store.families[name], kind)
             return store.families[name]
         if name.startswith(store.reserved):
-            raise invalid(f"metric family '{name}': names that begin like this are those of the server's own metrics")
+            raise invalid(f"metric family '{name}': this prefix is reserved for the server's own metrics")
         for other in store.families.values():
             for sample in sorted(_sample_names(name, kind) & other.sample_names):
                 raise invalid(
@@ -230,7 +230,7 @@ class StoredMetric:
 
     def _live(self) -> _Series:
         if self._series is None:
-            raise internal(f"a metric of family '{self._family.name}' is used after it was closed")
+            raise internal(f"a metric of family '{self._family.name}' was used after it was closed")
         return self._series
 
     def _refuse(self, done: str, right: str) -> NoReturn:
@@ -243,7 +243,7 @@ def _sample_names(name: str, kind: MetricKind) -> set[str]:
 
 
 def _other_kind(family: _Family, kind: str) -> Exception:
-    return invalid(f"metric family '{family.name}' is a {family.kind} already, and cannot be a {kind} too")
+    return invalid(f"metric family '{family.name}' is already a {family.kind} and cannot also be a {kind}")
 
 
 def _check_family(name: str, help: str, kind: str) -> None:
@@ -251,7 +251,8 @@ def _check_family(name: str, help: str, kind: str) -> None:
         raise invalid(f"metric family '{name}' is of kind '{kind}', expected one of {', '.join(_KINDS)}")
     if not _NAME.fullmatch(name):
         raise invalid(
-            f"'{name}' is no name for a metric family: it takes letters, digits, '_' and ':', and no digit at first"
+            f"'{name}' is not a name for a metric family: it takes letters, digits, '_' and ':', and does not "
+            "start with a digit"
         )
     _check_text(help, f"the description of metric family '{name}'")
 
@@ -261,8 +262,8 @@ def _checked_labels(family: _Family, labels: Mapping[str, str]) -> _Labels:
     for name, value in cast(Mapping[object, object], labels).items():  # what engines pass is not checked by mypy alone
         if not isinstance(name, str) or not _LABEL.fullmatch(name) or (name, family.kind) == ("le", "histogram"):
             raise invalid(
-                f"'{name}' is no name for a label of {family.kind} '{family.name}': it takes letters, digits and '_', "
-                "no digit and no '__' at first, and 'le' is that of a histogram's buckets"
+                f"'{name}' is not a name for a label of {family.kind} '{family.name}': it takes letters, digits and "
+                "'_', does not start with a digit or '__', and 'le' is reserved for histogram buckets"
             )
         _check_text(value, f"label '{name}' of {family.kind} '{family.name}'")
     return tuple(sorted(labels.items()))
@@ -283,7 +284,7 @@ def _checked_buckets(family: _Family, buckets: Sequence[float] | None) -> tuple[
     who = f"{family.kind} '{family.name}'"
     if family.kind != "histogram":
         if buckets is not None:
-            raise invalid(f"{who} has no buckets, but some were passed for a metric of it")
+            raise invalid(f"{who} has no buckets, but buckets were passed for one of its metrics")
         return None
     if buckets is None:
         raise invalid(f"a metric of {who} needs buckets: their upper bounds, ascending")

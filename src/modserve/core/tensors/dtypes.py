@@ -11,10 +11,10 @@ import numpy as np
 class Datatype:
     """One tensor element type of the v2 protocol.
 
-    `name` is the protocol's spelling, `config_name` that of ``inference.DataType`` in config.pbtxt. `size` is in bytes
-    and 0 for BYTES, whose elements vary. `own_numpy` is numpy's own type for it, None for BF16. `contents_field` names
-    the field of ``InferTensorContents`` that may carry it over gRPC, None where only raw may.
-    `json_kind` is the kind of JSON value that stands for an element.
+    `name` is the protocol's spelling, `config_name` that of ``inference.DataType`` in config.pbtxt. `size` is in bytes,
+    and 0 for BYTES, whose elements vary. `own_numpy` is numpy's own type, None for BF16. `contents_field` names the
+    field of ``InferTensorContents`` that may carry it over gRPC, None if only raw data may. `json_kind` is the kind of
+    JSON value of an element.
     """
 
     name: str

@@ -38,7 +38,7 @@ class Sizes:
             name, _, dims = part.rpartition(":")
             if not re.fullmatch(r"[1-9][0-9]{0,8}( *x *[1-9][0-9]{0,8})*", dims.strip()):
                 raise invalid(
-                    f"model '{model}': sample_shape is '{text}', expected such as '128', '3x480x640' or "
+                    f"model '{model}': sample_shape is '{text}', expected a value like '128', '3x480x640' or "
                     "'input_ids:128; pixels:3x480x640'"
                 )
             self._by_name[name.strip()] = tuple(int(size) for size in dims.split("x"))
@@ -131,7 +131,7 @@ def file_size_fault(path: Path, datatype: Datatype, dims: Shape) -> str:
 def file_tensor(path: Path, datatype: Datatype, dims: Shape) -> Tensor:
     """The elements of a file: those of one row, and what comes after them is ignored, as by Triton.
 
-    BYTES are strings, each behind its length in 4 bytes, little-endian. Raises INVALID_ARG.
+    BYTES are strings, each preceded by its length in 4 bytes, little-endian. Raises INVALID_ARG.
     """
     if fault := file_size_fault(path, datatype, dims):
         raise invalid(fault)
@@ -143,12 +143,12 @@ def file_tensor(path: Path, datatype: Datatype, dims: Shape) -> Tensor:
     if datatype.size:
         return Tensor.from_raw(datatype, dims, content[: count * datatype.size])
     tensor = Tensor.from_raw(datatype, dims, content)
-    layout = "each behind its length in 4 bytes, little-endian"
+    layout = "each preceded by its length in 4 bytes, little-endian"
     try:
         elements = tensor.count_elements()
     except TruncatedError as error:
         raise invalid(
-            f"'{path}' breaks off in a string, after {error.complete} of them; expected {count}, {layout}"
+            f"'{path}' ends within a string, after {error.complete} of them; expected {count}, {layout}"
         ) from None
     if elements != count:
         raise invalid(f"'{path}' has {elements} strings, but dims {list(dims)} take {count}, {layout}")

@@ -1,7 +1,7 @@
 """Tensors: a datatype, a shape, and the received bytes, an array, or an array in the memory of a device.
 
-Buffers stay views of what was received until somebody needs an array; BYTES tensors stay in their raw form until
-somebody reads elements; what is on a device stays there until somebody reads it on the host.
+Buffers stay views of the received data until an array is needed; BYTES tensors stay in their raw form until elements
+are read; device tensors stay on the device until they are read on the host.
 """
 
 import hashlib
@@ -33,8 +33,8 @@ _BYTES = {bytes}
 class Tensor:
     """An immutable n-dimensional array of one datatype, in row-major order.
 
-    Make one with `from_raw` (bytes in the protocol's raw form), `from_array` or `from_dlpack`. The other views are made
-    when they are first read and then kept. Reading `array` of a numeric tensor made from bytes copies nothing.
+    Created by `from_raw` (bytes in the protocol's raw form), `from_array` or `from_dlpack`. The other views are made on
+    first use and kept. Reading `array` of a numeric tensor made from bytes copies nothing.
     """
 
     __slots__ = ("_array", "_counted", "_digest", "_raw", "datatype", "shape")
@@ -48,12 +48,12 @@ class Tensor:
 
     @classmethod
     def from_raw(cls, datatype: Datatype, shape: Shape, raw: Buffer) -> "Tensor":
-        """A tensor over `raw`, which nobody may change afterwards. Sizes are checked by `core.requests.normalize`."""
+        """A tensor over `raw`, which must not change afterwards. `core.requests.normalize` checks sizes."""
         return cls(datatype, shape, raw, None)
 
     @classmethod
     def from_array(cls, array: Array, datatype: Datatype | None = None) -> "Tensor":
-        """A tensor over `array`, or of it as `datatype`. Raises INVALID_ARG for a type which the protocol lacks."""
+        """A tensor over `array`, or of it as `datatype`. Raises INVALID_ARG for a type that the protocol lacks."""
         datatype = datatype or dtypes.from_numpy(array.dtype)
         if datatype is None:
             raise invalid(
@@ -67,10 +67,10 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(source: dlpack.Exporter, to_host: Callable[[], Array] | None = None) -> "Tensor":
-        """A tensor over an array of another library: a plain one if it is in host memory, else a `DeviceTensor`.
+        """A tensor over an array of another library: a plain one in host memory, otherwise a `DeviceTensor`.
 
-        `source` may not change afterwards. `to_host` copies it to the host; without one, `source` must know the
-        ``dl_device`` argument of ``__dlpack__``, and numpy its type. Raises INVALID_ARG as `from_array` does.
+        `source` must not change afterwards. `to_host` copies it to the host. Without it, `source` must support the
+        ``dl_device`` argument of ``__dlpack__``, and numpy its type. Raises INVALID_ARG like `from_array`.
         """
         if dlpack.device_of(source).type in dlpack.HOST_TYPES:
             return Tensor.from_array(_on_host(source) if to_host is None else to_host())
@@ -78,14 +78,14 @@ class Tensor:
 
     @property
     def device(self) -> dlpack.Device | None:
-        """Where the elements are, if that is no host memory."""
+        """The device of the elements, if they are not in host memory."""
         return None
 
     @property
     def array(self) -> Array:
-        """The elements, of shape `shape`; BYTES tensors give an object array of ``bytes``. Read-only over raw bytes.
+        """The elements, of shape `shape`. BYTES tensors give an object array of ``bytes``. Read-only over raw bytes.
 
-        Raises INVALID_ARG when the raw bytes are no such tensor.
+        Raises INVALID_ARG if the raw bytes do not match.
         """
         array = self._array
         if array is None:
@@ -103,7 +103,7 @@ class Tensor:
 
     @property
     def raw(self) -> Buffer:
-        """The protocol's raw form: little-endian, row-major; BYTES elements each behind a 4-byte length."""
+        """The protocol's raw form: little-endian, row-major; BYTES elements are preceded by a 4-byte length."""
         raw = self._raw
         if raw is None:
             array = self._array
@@ -119,11 +119,11 @@ class Tensor:
 
     @property
     def received(self) -> Buffer | None:
-        """The bytes this tensor was made from, unchecked; None if it was made from an array."""
+        """The bytes of this tensor, unchecked; None if it was made from an array."""
         return self._raw if self._array is None else None
 
     def count_elements(self) -> int:
-        """How many elements the raw form of BYTES has, one too many standing for more. Raises `TruncatedError`."""
+        """The number of elements in the raw form of BYTES; one too many stands for more. Raises `TruncatedError`."""
         counted = self._counted
         if counted is None:
             try:
@@ -136,7 +136,7 @@ class Tensor:
         return counted
 
     def digest(self) -> bytes:
-        """256 bits of a cryptographic hash of the raw form, reckoned once: 85 ms for 100 MiB."""
+        """256 bits of a cryptographic hash of the raw form, computed once: 85 ms for 100 MiB."""
         digest: bytes | None = getattr(self, "_digest", None)
         if digest is None:
             digest = self._digest = hashlib.blake2b(self.raw, digest_size=32).digest()
@@ -144,7 +144,7 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        """Bytes that the elements hold, about."""
+        """Approximate bytes of the elements."""
         array = self._array
         if array is None:
             return 0 if self._raw is None else len(self._raw)
@@ -162,9 +162,9 @@ class Tensor:
 
 
 class DeviceTensor(Tensor):
-    """A tensor in the memory of a device, which `source` holds: the third form, beside raw bytes and arrays.
+    """A tensor in the memory of a device, held by `source`: the third form, beside raw bytes and arrays.
 
-    Whoever reads `array` or `raw` copies it to the host, once, on the reader's thread. Usable from any thread.
+    Reading `array` or `raw` copies it to the host, once, on the reader's thread. Usable from any thread.
     """
 
     __slots__ = ("_device", "_lock", "_to_host", "source")
@@ -183,12 +183,12 @@ class DeviceTensor(Tensor):
 
     @property
     def on_host(self) -> bool:
-        """Whether somebody has read it on the host: it is in both memories."""
+        """Whether it has been read on the host, and so is in both memories."""
         return self._array is not None
 
     @property
     def array(self) -> Array:
-        """The elements, copied to the host when they are first read. Raises INTERNAL if what comes is another array."""
+        """The elements, copied to the host on first use. Raises INTERNAL if the copy is another array."""
         with self._lock:
             array = self._array
             if array is None:
@@ -196,8 +196,8 @@ class DeviceTensor(Tensor):
                 if array.shape != self.shape or array.dtype != self.datatype.numpy:
                     expected = f"{self.datatype} {format_shape(self.shape)}"
                     raise internal(
-                        f"a tensor on device {tuple(self._device)} is {expected}, but the array that came to the host "
-                        f"is {array.dtype} {format_shape(array.shape)}"
+                        f"a tensor on device {tuple(self._device)} is {expected}, but its copy on the host is "
+                        f"{array.dtype} {format_shape(array.shape)}"
                     )
                 self._array = array
             return array
@@ -211,7 +211,7 @@ class DeviceTensor(Tensor):
         return math.prod(self.shape) * self.datatype.size
 
     def reshaped(self, shape: Shape) -> Tensor:
-        """As `Tensor.reshaped`; under another shape it is on the host, where it is copied when that one is read."""
+        """Like `Tensor.reshaped`. Reading the result copies it to the host."""
         return self if shape == self.shape else _Reshaped(self, shape)
 
 

@@ -1,4 +1,4 @@
-"""BYTES in the protocol's raw form: elements, each behind its length in 4 bytes, little-endian.
+"""BYTES in the protocol's raw form: elements, each preceded by its length in 4 bytes, little-endian.
 
 Long ones are counted and decoded in parts, between which other threads run.
 """
@@ -116,7 +116,7 @@ def _decode_some(data: bytes) -> Iterator[list[bytes]]:
             yield some
             some = []
     if position > end:
-        raise ValueError("the last element is cut")
+        raise ValueError("the last element is incomplete")
     yield some
 
 

@@ -61,7 +61,7 @@ def value_span(data: Buffer, position: int, end: int, key: int) -> tuple[int, in
     if key < 8:
         raise WireError("a field has the number 0")
     if position > end:
-        raise WireError("a field ends behind its message")
+        raise WireError("a field extends beyond its message")
     return start, position
 
 

@@ -69,7 +69,7 @@ class Dispatcher:
         except asyncio.CancelledError:
             call.end_call(CANCELLED, "the call was cancelled")
         except Exception:
-            _log.exception("a gRPC call could not be served, unforeseen")
+            _log.exception("a gRPC call failed unexpectedly")
             call.end_call(INTERNAL, "internal error")
 
     async def unary(self, rpc: Rpc, call: RpcCall) -> Response | Refusal:

@@ -81,7 +81,7 @@ class GrpcHead(Head):
             elif name == b"grpc-timeout":
                 match = _TIMEOUT.fullmatch(value)
                 if match is None:
-                    raise MalformedError(f"{value!r} is no grpc-timeout")
+                    raise MalformedError(f"{value!r} is not a grpc-timeout")
                 self.timeout_ns = int(match[1]) * _UNITS[match[2]]
             elif name == _REQUEST_ID:
                 self.request_id = request_ids.received(value.decode("latin-1"))

@@ -139,5 +139,5 @@ def overdue_text(stream: Stream, limits: ConnectionLimits) -> str:
     """What a client is told whose message does not come."""
     slow = limits.silence * limits.silences
     if stream.connection.clock.seconds - stream.advanced > slow:
-        return f"the request has not come on by {limits.part} bytes within {slow:g} s"
-    return f"no more of the request has come for {limits.silence:g} s"
+        return f"the request has not advanced by {limits.part} bytes within {slow:g} s"
+    return f"nothing more of the request has arrived for {limits.silence:g} s"

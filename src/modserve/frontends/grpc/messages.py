@@ -43,9 +43,9 @@ def check_prefix(compressed: int, size: int, most: int, coding: str) -> None:
     if most and size > most:
         raise MessageError(RESOURCE_EXHAUSTED, f"Received message larger than max ({size} vs. {most})")
     if compressed > 1:
-        raise MessageError(INTERNAL, f"a message begins with {compressed}; 0 or 1 says whether it is compressed")
+        raise MessageError(INTERNAL, f"a message begins with {compressed}; expected 0 or 1, its compression flag")
     if compressed and coding not in CODINGS:
-        raise MessageError(INTERNAL, "a message is compressed, and the call has no grpc-encoding that says how")
+        raise MessageError(INTERNAL, "a message is compressed, but the call has no grpc-encoding")
 
 
 @final

@@ -44,7 +44,7 @@ class ReflectionService:
         """The response to a request; that a name is not there is a response, too."""
         make = self._makers.get(request.WhichOneof("message_request") or "")
         if make is None:
-            response = _error(_INVALID_ARGUMENT, "the request asks for nothing that this server knows of")
+            response = _error(_INVALID_ARGUMENT, "the request is of no kind that this server supports")
         else:
             try:
                 response = make(request)

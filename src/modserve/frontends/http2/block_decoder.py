@@ -17,7 +17,7 @@ try:
 
     _STATIC: Final = [(bytes(name), bytes(value)) for name, value in HeaderTable.STATIC_TABLE]
     if len(_STATIC) != 61 or decode_huffman(bytes.fromhex("f1e3c2e5f23a6ba0ab90f4ff")) != b"www.example.com":
-        raise ImportError("they do not do what they did")
+        raise ImportError("they behave differently")
 except (ImportError, AttributeError, TypeError) as error:
     raise ImportError(
         f"hpack {_version} lacks what modserve uses of it, hpack.table.HeaderTable.STATIC_TABLE and "

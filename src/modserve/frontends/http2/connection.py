@@ -129,7 +129,7 @@ class Connection(PortConnection):
         except Http2Error as error:
             self._fail(error.code, error.message, error.ending)
         except Exception:
-            _log.exception("a gRPC connection is closed, since what came on it had an effect unforeseen")
+            _log.exception("closing a gRPC connection: handling its input failed unexpectedly")
             self._fail(frames.INTERNAL_ERROR, INTERNAL.text, INTERNAL)
         self._port.received += 1
         if sender.ready:
@@ -140,7 +140,7 @@ class Connection(PortConnection):
                     try:
                         stream.begin()
                     except Exception:  # it is the end of this stream, and of no other
-                        _log.exception("a gRPC call is ended, since it could not be begun, unforeseen")
+                        _log.exception("ending a gRPC call: starting it failed unexpectedly")
                         stream.broken()
             sender.ready.clear()
             turn.end()

@@ -165,7 +165,7 @@ class FrameReader:
             if self._block and (kind != CONTINUATION or number != self._block):
                 raise Http2Error(PROTOCOL_ERROR, "a header block is interrupted by another frame")
             if not self.settled and (kind != SETTINGS or flags & ACK):
-                raise Http2Error(PROTOCOL_ERROR, "the first frame is no SETTINGS")
+                raise Http2Error(PROTOCOL_ERROR, "the first frame is not SETTINGS")
             if kind == DATA:
                 if not number or length > self._longest:
                     code = FRAME_SIZE_ERROR if number else PROTOCOL_ERROR
@@ -209,7 +209,7 @@ class FrameReader:
             self._greeted = True
             return len(PREFACE)
         if not PREFACE.startswith(data):
-            raise Http2Error(PROTOCOL_ERROR, "this port speaks HTTP/2 only, and this is something else")
+            raise Http2Error(PROTOCOL_ERROR, "this port accepts only HTTP/2")
         return 0
 
     def _check(self, kind: int, number: int, length: int) -> None:

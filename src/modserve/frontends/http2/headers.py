@@ -45,12 +45,12 @@ def pseudo_fields(fields: Fields) -> dict[bytes, bytes]:
     for name, value in fields:
         if name[:1] == b":":
             if regular or name in pseudo or name not in _PSEUDO:
-                raise MalformedError(f"the field {name!r} is twice there, unknown or behind others")
+                raise MalformedError(f"the field {name!r} is duplicate, unknown, or after other fields")
             pseudo[name] = value
             continue
         regular = True
         if not name or not _NAME.issuperset(name):
-            raise MalformedError(f"{name!r} is no field's name")
+            raise MalformedError(f"{name!r} is not a field name")
         if name in _OF_CONNECTIONS or (name == b"te" and value != b"trailers"):
             raise MalformedError(f"HTTP/2 has no field {name!r}")
         if b"\n" in value or b"\r" in value or b"\0" in value:
@@ -67,7 +67,7 @@ def content_length(fields: Fields) -> int:
     if not values:
         return -1
     if len(values) > 1 or not values[0].isdigit() or len(values[0]) > _DIGITS:
-        raise MalformedError("the request has a content-length that is no number of bytes, or two of them")
+        raise MalformedError("the request has a content-length that is not a number of bytes, or two of them")
     return int(values[0])
 
 

@@ -131,7 +131,7 @@ class Receiver(FrameHandler):
         self._windows.received(length)
         stream = self._streams.get(number)
         if stream is None and number > self.highest:
-            raise Http2Error(PROTOCOL_ERROR, f"DATA is on stream {number}, which nobody has opened")
+            raise Http2Error(PROTOCOL_ERROR, f"DATA is on stream {number}, which was never opened")
         if length == padding and not ends:
             self._budgets.spend_noise()
         if stream is not None:
@@ -174,7 +174,7 @@ class Receiver(FrameHandler):
             elif stream.pending:
                 self._sender.window_opened(stream)
         elif number > self.highest:
-            raise Http2Error(PROTOCOL_ERROR, f"WINDOW_UPDATE is on stream {number}, which nobody has opened")
+            raise Http2Error(PROTOCOL_ERROR, f"WINDOW_UPDATE is on stream {number}, which was never opened")
 
     def on_control(self, kind: int, flags: int, number: int, payload: bytes) -> int:
         if kind == frames.RST_STREAM:
@@ -192,7 +192,7 @@ class Receiver(FrameHandler):
     def _on_settings(self, flags: int, payload: bytes) -> None:
         if flags & ACK:
             if payload:
-                raise Http2Error(frames.FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS says something")
+                raise Http2Error(frames.FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS has content")
             return
         values = dict(frames.read_settings(payload))  # of several, the last one counts
         writer = self._sender.writer
@@ -219,7 +219,7 @@ class Receiver(FrameHandler):
 
     def _on_reset(self, number: int) -> None:
         if number > self.highest:
-            raise Http2Error(PROTOCOL_ERROR, f"RST_STREAM is on stream {number}, which nobody has opened")
+            raise Http2Error(PROTOCOL_ERROR, f"RST_STREAM is on stream {number}, which was never opened")
         stream = self._streams.pop(number, None)
         if stream is None:
             self._budgets.spend_noise()

@@ -39,7 +39,7 @@ class Windows:
         self.left += size
         if not size or self.left > LARGEST_WINDOW:
             code = FLOW_CONTROL_ERROR if size else PROTOCOL_ERROR
-            raise Http2Error(code, "the connection's window grows by nothing, or beyond 2^31-1")
+            raise Http2Error(code, "the connection's window grows by 0, or beyond 2^31-1")
 
     def sent(self, size: int) -> None:
         self.left -= size

@@ -24,16 +24,14 @@ _MOST_BELOW = 5
 
 _NOT_SUPPORTED: Mapping[str, str] = {
     "dali": "DALI pipelines do not run here",
-    **dict.fromkeys(
-        ("vllm", "tensorrtllm", "llm", "llamacpp"), "engines for language models are not among those of this version"
-    ),
+    **dict.fromkeys(("vllm", "tensorrtllm", "llm", "llamacpp"), "this version has no engines for language models"),
     "ensemble": 'an ensemble has no backend: write platform: "ensemble", and ensemble_scheduling',
 }
 """Why a backend of Triton's is not there, and what to do. The keys are folded."""
 
 NAMED_BY_FOLDER = (
-    "that is the end of the folder's name, since it has neither config.pbtxt nor a model file; a folder that is still "
-    "being copied is not looked at while its name begins with '.'"
+    "it comes from the end of the folder's name, since that has neither config.pbtxt nor a model file; folders whose "
+    "names begin with '.' are ignored, for example while they are being copied"
 )
 
 _GLOBAL_OPTIONS: Mapping[str, str] = {
@@ -101,7 +99,7 @@ def layout(directory: Path, installed: Collection[str]) -> str:
 def versions(directory: Path, present: Sequence[int], installed: Collection[str]) -> str:
     """What to say where the version policy selects none of the versions that are there."""
     if present:
-        return f"the versions that are there: {', '.join(map(str, present))}"
+        return f"the available versions: {', '.join(map(str, present))}"
     return "\n".join([contents(directory), *_mistakes(directory, installed)])
 
 
@@ -156,9 +154,9 @@ def _mistakes(directory: Path, installed: Collection[str]) -> Iterator[str]:
     for name in names:
         path = directory / name
         if path.is_dir() and not has_version and _digits(name):
-            yield f"folder '{name}' is no version: versions are called by whole numbers, such as '{_digits(name)}'"
+            yield f"folder '{name}' is not a version: versions are named by whole numbers, such as '{_digits(name)}'"
         elif not path.is_dir() and path.suffix in suffixes:
-            yield f"move '{name}' to '1/{suffixes[path.suffix]}': model files lie in the folder of their version"
+            yield f"move '{name}' to '1/{suffixes[path.suffix]}': model files belong in the folder of their version"
     for name in names:
         if parse_directory(name) is not None:
             below = _listed(directory / name)

@@ -24,7 +24,7 @@ _RAW = (".bin", ".data")
 
 _LFS = b"version https://git-lfs"
 _WEB_PAGE = "a web page, not what the download should have been"
-_PICKLE = "a pickle, as joblib makes, and torch.save before PyTorch 1.6"
+_PICKLE = "a pickle, such as files of joblib, or of torch.save before PyTorch 1.6"
 _ZIP = b"PK\x03\x04"
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _CONTENTS: tuple[tuple[bytes, str, str], ...] = (
@@ -41,16 +41,20 @@ _CONTENTS: tuple[tuple[bytes, str, str], ...] = (
     (b"\x80\x03", _PICKLE, ".pkl .pickle .joblib"),
     (b"\x80\x04", _PICKLE, ".pkl .pickle .joblib"),
     (b"\x80\x05", _PICKLE, ".pkl .pickle .joblib"),
-    (b"\x89hdf", "an HDF5 file, as Keras makes: save the model with model.export('model.savedmodel')", ".h5 .hdf5"),
+    (
+        b"\x89hdf",
+        "an HDF5 file, as written by Keras: save the model with model.export('model.savedmodel')",
+        ".h5 .hdf5",
+    ),
 )
 """How files begin that are often in the place of a model, in lower case; what they are; and where that is right."""
 
 _IN_ZIP = (
-    ("constants.pkl", f"TorchScript: call it 'model.pt', for backend 'pytorch', or {EXPORT_TORCH}", ".pt .pt2"),
-    ("data.pkl", f"what torch.save makes, which no engine runs: {SAVE_TORCH}, or {EXPORT_TORCH}", ""),
-    ("archive_format", "what torch.export.save makes: call it 'model.pt2', for backend 'pytorch'", ".pt .pt2"),
-    ("schema.json", "what skops makes: call it 'model.skops', for backend 'sklearn'", ".skops"),
-    ("metadata.json", "what Keras makes: save the model with model.export('model.savedmodel')", ".keras"),
+    ("constants.pkl", f"TorchScript: name it 'model.pt', for backend 'pytorch', or {EXPORT_TORCH}", ".pt .pt2"),
+    ("data.pkl", f"a file of torch.save, which no engine runs: {SAVE_TORCH}, or {EXPORT_TORCH}", ""),
+    ("archive_format", "a file of torch.export.save: name it 'model.pt2', for backend 'pytorch'", ".pt .pt2"),
+    ("schema.json", "a file of skops: name it 'model.skops', for backend 'sklearn'", ".skops"),
+    ("metadata.json", "a Keras file: save the model with model.export('model.savedmodel')", ".keras"),
 )
 """The name of a file in a zip archive; what makes such archives; and where that is right."""
 
@@ -58,7 +62,7 @@ _IN_ZIP = (
 def problem(path: Path) -> str:
     """Why a model file, or a directory of them, cannot be a model; empty if nothing is wrong at first sight."""
     if path.is_symlink() and not os.path.exists(path):
-        return f"'{path}' is a symbolic link to '{os.readlink(path)}', which leads nowhere"
+        return f"'{path}' is a symbolic link to '{os.readlink(path)}', which does not exist"
     try:
         files = _files(path)
     except OSError:
@@ -90,16 +94,16 @@ def _problem(path: Path, *, of_model: bool = True) -> str:
             head = file.read(_HEAD_BYTES)
             what = _foreign(path, head)
             if what and (of_model or head.startswith(_LFS)):
-                return f"'{path}' is no model: it is {what}"
+                return f"'{path}' is not a model: it is {what}"
             if not of_model:
                 return ""
             if not any(head) and path.suffix.lower() not in _RAW:  # weights may begin with zeros
-                return f"'{path}' is no model: it begins with zeros, like a file of which only the size was written"
+                return f"'{path}' is not a model: it begins with zeros, like a file whose content was never written"
             cut = _cut(path.suffix.lower(), head)
             missing = cut(file, head, size) if cut is not None else ""
     except (OSError, ValueError, IndexError):
         return ""
-    return f"'{path}' is cut off: {missing}; copy it anew" if missing else ""
+    return f"'{path}' is truncated: {missing}; copy it again" if missing else ""
 
 
 def _foreign(path: Path, head: bytes) -> str:
@@ -154,7 +158,7 @@ def _cut_hdf5(file: io.BufferedReader, head: bytes, size: int) -> str:
         width = head[9]
         place = 12 + 2 * width
     end = int.from_bytes(head[place : place + width], "little")
-    return f"it should have {end} bytes, and has {size}" if size < end < 1 << 62 else ""
+    return f"it should have {end} bytes, but has {size}" if size < end < 1 << 62 else ""
 
 
 def _cut_protobuf(file: io.BufferedReader, head: bytes, size: int) -> str:
@@ -170,13 +174,13 @@ def _cut_protobuf(file: io.BufferedReader, head: bytes, size: int) -> str:
             return ""  # no field of any model's format: it is another kind of file
         position += value_span(start, at, sys.maxsize, key)[1]
         if position > size:
-            return f"it should have {position} bytes or more, and has {size}"
+            return f"it should have {position} bytes or more, but has {size}"
     return ""
 
 
 def _cut_safetensors(file: io.BufferedReader, head: bytes, size: int) -> str:
     length = 8 + int.from_bytes(head[:8], "little")
-    return f"its header has {length} bytes, and the file {size}" if head[8:9] == b"{" and length > size else ""
+    return f"its header has {length} bytes, but the file {size}" if head[8:9] == b"{" and length > size else ""
 
 
 def _ends_with(*texts: bytes) -> Cut:

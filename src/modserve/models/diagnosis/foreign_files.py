@@ -89,7 +89,9 @@ def advice(file: str, kind: ForeignFile, installed: Collection[str]) -> str:
     ways = []
     engine = BY_BACKEND.get(kind.backend)
     if kind.backend in installed:
-        ways.append(f"{kind.how}, for backend '{kind.backend}'" if kind.how else f"backend '{kind.backend}' takes such")
+        ways.append(
+            f"{kind.how}, for backend '{kind.backend}'" if kind.how else f"backend '{kind.backend}' runs such files"
+        )
     elif engine is not None:
         ways.append(f"{engine.install} for backend '{engine.backend}'" + (f", and {kind.how}" if kind.how else ""))
     return f"'{file}' is {kind.what}: " + "; or ".join([*ways, *filter(None, [kind.otherwise])])

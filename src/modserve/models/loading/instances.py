@@ -47,7 +47,7 @@ def gpu_count(name: str, backend: Backend) -> int:
     except Exception as error:
         raise internal(f"backend '{name}' cannot tell how many GPUs there are: {error}") from error
     if not isinstance(count, int) or count < 0:
-        raise internal(f"backend '{name}' says that there are {count!r} GPUs, expected a number of 0 or more")
+        raise internal(f"backend '{name}' reports {count!r} GPUs, expected a number of 0 or more")
     return count
 
 

@@ -58,7 +58,7 @@ class Loader:
 
     async def inspect(self, listing: Listing) -> Blueprint:
         loop = asyncio.get_running_loop()
-        doing = f"failed to look at model '{listing.name}'"
+        doing = f"failed to examine model '{listing.name}'"
         design = await loop.run_in_executor(self._executor, mapped, doing, self._reader.inspect, listing)
         # Known before the first model loads, so that each gets its share of the cores from the start.
         self._cpu_instances[listing.name] = design.cpu_instances

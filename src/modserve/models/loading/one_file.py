@@ -47,7 +47,7 @@ def model_file(path: Path, installed: Collection[str]) -> StandaloneModel:
     if path.is_dir() and path.suffix != ".savedmodel":
         folder, filename = path, next((row.filename for row in FORMATS if (path / row.filename).exists()), "")
         if not filename:
-            raise invalid(f"'{path}' is no model: no engine knows a file in it by its name")
+            raise invalid(f"'{path}' is not a model: no engine recognises a file in it by its name")
     ours = [
         row for row in FORMATS if row.filename == filename or (row.by_suffix and _ends_alike(row.filename, filename))
     ]
@@ -55,8 +55,8 @@ def model_file(path: Path, installed: Collection[str]) -> StandaloneModel:
         from ..diagnosis.foreign_files import BY_SUFFIX, advice
 
         kind = BY_SUFFIX.get(path.suffix.lower())
-        why = "" if kind is None else f": {advice(filename, kind, installed)}"
-        raise invalid(f"no engine takes '{path}'{why or '; the formats are listed by: modserve engines'}")
+        why = "; 'modserve engines' lists the formats" if kind is None else f": {advice(filename, kind, installed)}"
+        raise invalid(f"no engine takes '{path}'{why}")
     in_repository = parse_directory(folder.name) is not None
     name = folder.parent.name if in_repository else path.stem
     return StandaloneModel(name, folder, filename, in_repository, ours[0].backend)

@@ -241,7 +241,7 @@ def close_untaken(
             for _, instance in instances:
                 stack.callback(instance.close)
     except BaseException:
-        _log.exception("closing a model that was not taken failed")
+        _log.exception("closing an unused model failed")
 
 
 def close_instances(instances: Sequence[tuple[str, Executor]]) -> None:
@@ -251,7 +251,7 @@ def close_instances(instances: Sequence[tuple[str, Executor]]) -> None:
             for _, instance in instances:
                 stack.callback(instance.close)
     except BaseException:
-        _log.exception("closing instances that were not taken failed")
+        _log.exception("closing unused instances failed")
 
 
 def _nothing_to_check() -> None: ...

@@ -102,7 +102,7 @@ class ModelReader:
 
         def tried(look: Callable[[model_config.Draft, Listing], Result]) -> Result | None:
             try:
-                return mapped(f"failed to look at model '{listing.name}'", look, draft, listing)
+                return mapped(f"failed to examine model '{listing.name}'", look, draft, listing)
             except ModserveError as error:
                 failures.append(error)
                 return None

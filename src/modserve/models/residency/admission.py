@@ -108,8 +108,8 @@ class Residency:
 async def _make(load: LoadVersion, path: Path, version: int, files: Files, statistics: ModelStatistics) -> Servable:
     if await asyncio.to_thread(files_of, path / str(version)) != files:
         _log.warning(
-            "the files in '%s' have changed since the version was loaded, and come into memory as they are now. Load "
-            "the model anew to have them checked beside the ones that serve",
+            "the files in '%s' have changed since the version was loaded; the new ones are loaded now. To check "
+            "changes before they serve, load the model again",
             path / str(version),
         )
     return await load(path, version, statistics)

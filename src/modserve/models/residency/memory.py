@@ -340,7 +340,7 @@ class ModelMemory:
     def _refusal(self, tenant: Tenant, size: int) -> OverloadedError:
         holders = sorted((each for each in self._tenants if each is not tenant), key=lambda each: -each.held)
         said = [
-            f"'{each.id.name}' version {each.id.version} ({_mb(each)}: {each.holds or 'comes or goes'})"
+            f"'{each.id.name}' version {each.id.version} ({_mb(each)}: {each.holds or 'loading or being evicted'})"
             for each in holders[:_MOST_NAMED]
         ]
         if more := len(holders) - len(said):

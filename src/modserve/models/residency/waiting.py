@@ -70,7 +70,7 @@ class WaitingRequests:
             try:
                 inner = servable.submit(inflight.request, relay, inflight.request_start_ns)
             except Exception as error:  # the model has counted it
-                inflight.settle(from_exception(error, "failed to submit a request that has waited for its model"))
+                inflight.settle(from_exception(error, "failed to submit a request that waited for its model"))
                 continue
             relay.inner = inner
             inner.callers, inner.flow = inflight.callers, inflight.flow

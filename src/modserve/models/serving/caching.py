@@ -117,7 +117,7 @@ def _identity(model_id: ModelId, path: Path, config: bytes, parts: Iterable[byte
             _add_file(digest, file, str(file.relative_to(path)))
     except OSError as error:
         _log.warning(
-            "model '%s': its responses are shared with no other server, since a file cannot be read: %s",
+            "model '%s': its responses are not shared with other servers, since a file cannot be read: %s",
             model_id.name,
             error,
         )

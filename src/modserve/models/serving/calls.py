@@ -101,7 +101,7 @@ class ModelCalls:
             elif final and responses:
                 future.set_result(responses[0])
             elif final:
-                future.set_exception(internal(f"model '{request.model_name}' gave no response"))
+                future.set_exception(internal(f"model '{request.model_name}' sent no response"))
 
         call = self.submit(request, take, parent=parent, trace=trace)
         future.add_done_callback(lambda _: call.cancel())  # which does nothing to a call that is over
@@ -141,7 +141,7 @@ class ModelCalls:
                 settle(unavailable("the server has ended"))
                 raise
             except Exception as error:
-                failure = from_exception(error, f"failed to see whether model '{name}' is ready")
+                failure = from_exception(error, f"failed to check whether model '{name}' is ready")
                 settle(False if failure.code is Code.NOT_FOUND else failure)
             else:
                 settle(ready)

@@ -45,4 +45,4 @@ async def close_aside(close: Callable[[], None], who: str, limit: float = LIMIT_
     except TimeoutError as error:
         if closed.done() and not closed.cancelled():
             raise
-        raise internal(f"{who}: the engine has not closed within {limit:g} s, and is left to itself") from error
+        raise internal(f"{who}: the engine has not closed within {limit:g} s, and is abandoned") from error

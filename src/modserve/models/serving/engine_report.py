@@ -29,6 +29,6 @@ def _reported(backend: str, engine: BackendModel) -> Mapping[str, object]:
         if not isinstance(said, dict):
             raise TypeError(f"a {type(said).__name__} in place of an object")
     except Exception as error:
-        _log.warning("backend '%s' reports nothing of use about its model: %s", backend, error)
+        _log.warning("backend '%s' returned an unusable report of its model: %s", backend, error)
         return {}
     return said

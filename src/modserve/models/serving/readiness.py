@@ -89,11 +89,13 @@ class ReadinessCheck:
     def _reason(self, name: str, task: asyncio.Task[bool]) -> _Reason | None:
         if not task.done():
             task.cancel()
-            return _Reason(name, "late", f"has not said within {self._limit_seconds:g} s whether it is ready")
+            return _Reason(name, "late", f"has not reported within {self._limit_seconds:g} s whether it is ready")
         if task.cancelled():
             return _Reason(name, "cancelled", "was closed meanwhile")
         if (error := task.exception()) is not None:
-            return _Reason(name, type(error).__name__, f"failed to say whether it is: {type(error).__name__}: {error}")
+            return _Reason(
+                name, type(error).__name__, f"failed to report whether it is: {type(error).__name__}: {error}"
+            )
         return None if task.result() else _Reason(name, "no", "says so")
 
     def _forget(self, name: str, task: asyncio.Task[bool]) -> None:

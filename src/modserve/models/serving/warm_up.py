@@ -48,7 +48,7 @@ def make_samples(
     if config.warm_ups or mode is WarmUpMode.CONFIG:
         return [_configured(config, warm_up, directory, initial_states) for warm_up in config.warm_ups]
     if config.decoupled:
-        _log.info("model '%s' is decoupled: it is not warmed up with made-up data", config.name)
+        _log.info("model '%s' is decoupled: it is not warmed up with generated data", config.name)
         return []
     try:
         return _made_up(config, initial_states)
@@ -98,7 +98,7 @@ def _made_up(config: ModelConfig, initial_states: Mapping[str, Tensor]) -> list[
     most = max(1, min(config.max_batch_size, _MOST_MADE_UP // max(1, size)))
     samples: list[Sample] = []
     for rows in sorted({1, most}):
-        name = f"made up, {rows} row{'s' * (rows > 1)}" if config.batching else "made up"
+        name = f"generated, {rows} row{'s' * (rows > 1)}" if config.batching else "generated"
         requests = _Requests(config, name, tensors, rows, initial_states)
         requests(NOBODY)
         samples.append(Sample(name, 1, requests, made_up=True))

@@ -55,7 +55,7 @@ def split(data: bytes, most: int = 0) -> tuple[pb.ModelInferRequest, Tensors] | 
             return None
         raise
     except (WireError, IndexError):
-        raise DecodeError("a field ends behind the message, or is none") from None
+        raise DecodeError("a field extends beyond the message or is malformed") from None
 
 
 class _Splitter:

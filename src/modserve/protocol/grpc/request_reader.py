@@ -250,7 +250,7 @@ def _long_length(data: bytes, position: int) -> tuple[int, int]:
     if not data[position - 1]:
         raise WireError("a length has more bytes than it needs")
     if length > _LONGEST:
-        raise WireError("a field ends behind its message")
+        raise WireError("a field extends beyond its message")
     return length, position
 
 

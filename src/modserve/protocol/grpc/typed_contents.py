@@ -77,7 +77,7 @@ def decode(contents: Buffer, datatype: Datatype, count: int, name: str, take: Ca
             return _texts(contents, count, take)
         return _numbers(contents, datatype, count, name, take)
     except (WireError, IndexError) as error:
-        why = str(error) if isinstance(error, WireError) else "a field ends behind the message"
+        why = str(error) if isinstance(error, WireError) else "a field extends beyond the message"
         raise DecodeError(why) from None
 
 
@@ -101,7 +101,7 @@ def _texts(contents: Buffer, count: int, take: Callable[[int], None]) -> Buffer 
             size, position = read_varint(data, position - 1)
         stop = position + size
         if stop > end:
-            raise DecodeError("an element ends behind the message")
+            raise DecodeError("an element extends beyond the message")
         raw += size.to_bytes(4, "little")
         raw += data[position:stop]
         position = stop
@@ -118,14 +118,14 @@ def _numbers(contents: Buffer, datatype: Datatype, count: int, name: str, take: 
         return None
     if field in _FIXED:
         if len(packed) % datatype.size:
-            raise DecodeError("an element is not whole")
+            raise DecodeError("an element is incomplete")
         return packed  # little-endian, as in the raw form
     data = np.frombuffer(packed, np.uint8)
     elements_sent = sum(
         int(np.count_nonzero(data[start : start + _BLOCK] < 0x80)) for start in range(0, len(data), _BLOCK)
     )
     if data[-1] > 0x7F:
-        raise DecodeError("an element is not whole")
+        raise DecodeError("an element is incomplete")
     if elements_sent != count:
         raise ElementsError(elements_sent)
     take(count * datatype.size)
@@ -183,7 +183,7 @@ def _packed(contents: Buffer, field: str) -> Buffer | None:
             position = _other_field(contents, position, end, field, piece is not None)
             continue
         if position > end:
-            raise DecodeError("an element ends behind the message")
+            raise DecodeError("an element extends beyond the message")
         if start == position:
             continue
         if piece is None:

@@ -27,8 +27,8 @@ _DTYPES = {"FP16": "DT_HALF", "BF16": "DT_BFLOAT16", "FP32": "DT_FLOAT", "FP64":
 
 _METHODS = {
     "explain": "no model here has an explainer",
-    "classify": "it takes tf.Example records, which no model here does; use :predict",
-    "regress": "it takes tf.Example records, which no model here does; use :predict",
+    "classify": "it takes tf.Example records, which no model here accepts; use :predict",
+    "regress": "it takes tf.Example records, which no model here accepts; use :predict",
 }
 
 

@@ -218,7 +218,7 @@ def _check_names(config: ModelConfig, names: Any, place: str) -> None:
     for name in names:
         if name not in config.inputs_by_name:
             raise invalid(
-                f"{place} has the key '{name}', which is no input of model '{config.name}': its inputs are "
+                f"{place} has the key '{name}', which is not an input of model '{config.name}': its inputs are "
                 f"{_quoted(config.inputs_by_name)}"
             )
     for spec in config.inputs:
@@ -260,7 +260,7 @@ def _from_pieces(place: _Place, spec: TensorSpec, data: LongArray) -> Tensor:
 
 def _uneven(place: _Place, element: int) -> ModserveError:
     return invalid(
-        f"the lists in {place.of(0, ())} are not nested evenly, as shows at element {element}: lists of one depth must "
+        f"the lists in {place.of(0, ())} are not nested evenly, see element {element}: lists of one depth must "
         "have one length"
     )
 
@@ -346,7 +346,7 @@ def _bytes(place: _Place, spec: TensorSpec, shape: Shape, flat: list[Any]) -> Ar
             try:
                 array[index] = _from_base64(element[_BASE64])
             except ValueError:  # binascii's too
-                raise invalid(f"{place.of(index, shape)} is no valid base64") from None
+                raise invalid(f"{place.of(index, shape)} is not valid base64") from None
         else:
             raise _wrong_element(place.of(index, shape), spec, element)
     return array.reshape(shape)

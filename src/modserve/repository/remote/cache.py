@@ -282,7 +282,7 @@ def source_of(digest: str) -> str:
 
 def unwritable(root: Path, error: OSError) -> ModserveError:
     return internal(
-        f"cannot use '{root}', where the files of remote repositories are kept: {error.strerror or error}; "
+        f"cannot use '{root}', the cache of remote repositories: {error.strerror or error}; "
         "--repository-cache-dir names another folder"
     )
 

@@ -70,7 +70,7 @@ def _section(place: RemotePlace, file: str) -> dict[str, object]:
     except OSError as error:
         raise unreadable(place, f"cannot read '{file}', which {PATH} names: {error.strerror}") from error
     except ValueError as error:
-        raise unreadable(place, f"'{file}', which {PATH} names, is no JSON") from error
+        raise unreadable(place, f"'{file}', which {PATH} names, is not JSON") from error
     section = content.get(place.scheme, {}) if isinstance(content, dict) else None
     if not isinstance(section, dict):
         raise unreadable(place, f"'{file}', which {PATH} names, must be an object with objects 's3', 'gs' and 'as'")

@@ -73,7 +73,7 @@ def reason(error: BaseException, place: RemotePlace) -> tuple[str, bool]:
     if code in _OTHER_REGION or status == 301:
         return f"the bucket is in another region{said}: set AWS_DEFAULT_REGION", False
     if isinstance(error, FileNotFoundError):
-        return "it is not there any more", True
+        return "it no longer exists", True
     if kind == "UnauthenticatedError" or status == 401:
         return f"the store does not accept the credentials{said}: check {_CREDENTIALS[place.scheme]}", False
     if kind == "PermissionDeniedError" or status == 403:
@@ -84,21 +84,21 @@ def reason(error: BaseException, place: RemotePlace) -> tuple[str, bool]:
     if status in _TRANSIENT:
         return f"the store fails with status {status}{said}", True
     if "kind: Body" in text and "TimedOut" not in text:
-        return "the transfer broke off", True
+        return "the transfer was interrupted", True
     if isinstance(error, TimeoutError) or _CONNECTING.search(text):
         slow = isinstance(error, TimeoutError) or "Timeout" in text or "TimedOut" in text or "timed out" in text.lower()
         how = "the store does not respond in time" if slow else "the store cannot be reached"
         where = f" at {place.endpoint}" if place.endpoint else ""
         return f"{how}{where}; check the network and the server's address", True
     if "certificate" in text.lower():
-        return "the certificate of the server is not trusted: add its authority to those of the system", False
+        return "the certificate of the server is not trusted: add its certificate authority to the system's", False
     if "builder error" in text or "BadScheme" in text:
-        return "the address of the server is no valid http:// or https:// URL", False
+        return "the address of the server is not a valid http:// or https:// URL", False
     if status:
         return f"the store responds with status {status}{said}", False
     if _credentials_missing(text):
-        return f"there are no credentials that the library finds: set {_CREDENTIALS[place.scheme]}", False
-    return f"the transfer broke off ({kind})", True
+        return f"the library found no credentials: set {_CREDENTIALS[place.scheme]}", False
+    return f"the transfer was interrupted ({kind})", True
 
 
 def _credentials_missing(text: str) -> bool:

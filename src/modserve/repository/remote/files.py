@@ -71,7 +71,7 @@ def trick(path: str) -> str:
         if len(part.encode("utf-8", "surrogatepass")) > _MOST_PART_BYTES:
             return f"'{path[:80]}…' has a part of more than {_MOST_PART_BYTES} bytes"
         if any(0xD800 <= ord(letter) < 0xE000 for letter in part):
-            return f"{path!r} is no valid text"
+            return f"{path!r} is not valid text"
     return ""
 
 

@@ -175,7 +175,7 @@ class RemoteRepository:
             return None
         if file.size > MOST_CONFIG_BYTES:
             most = in_bytes(MOST_CONFIG_BYTES)
-            raise invalid(f"'{file.path}' has {in_bytes(file.size)}, and no configuration more than {most}")
+            raise invalid(f"'{file.path}' has {in_bytes(file.size)}; a configuration may have at most {most}")
         for _ in range(_PLACING_ATTEMPTS):
             digest = await self._source.bring(file, lambda count: None)
             try:
@@ -280,4 +280,4 @@ def _remove(placing: "asyncio.Future[Placed | None]") -> None:
 
 
 def _cleaned(name: str) -> ModserveError:
-    return unavailable(f"the files of model '{name}' are thrown away again and again by another process: try again")
+    return unavailable(f"another process keeps removing the files of model '{name}': try again")

@@ -121,7 +121,7 @@ class Transfer:
                 attempt += 1
                 if not error.transient or attempt >= self.patience.attempts:
                     raise
-                _log.info("%s; this was attempt %d of %d", error.message, attempt, self.patience.attempts)
+                _log.info("%s; attempt %d of %d", error.message, attempt, self.patience.attempts)
                 await asyncio.sleep(self.patience.pause_s * 2 ** (attempt - 1))
         return await self.blocking(self.cache.keep, file.source, claim)
 
@@ -136,15 +136,15 @@ class Transfer:
         incoming = await self._in_time(place, file, open_at(claim.size))
         if incoming.mark != file.mark:
             await self._restart(claim, on_bytes)
-            raise broken(place, file.path, "it changed while it was read; the next look will show it as it is now")
+            raise broken(place, file.path, "it changed while it was read; the next scan will find its new state")
         if incoming.size != file.size:
-            why = f"the store lists {file.size} bytes, and would send {incoming.size}"
+            why = f"the store lists {file.size} bytes, but would send {incoming.size}"
             raise broken(place, file.path, why)
         blocks = aiter(incoming.blocks)
         while (block := await self._in_time(place, file, _next(blocks))) is not None:
             if claim.size + len(block) > file.size:
                 await self._restart(claim, on_bytes)
-                raise broken(place, file.path, f"the store lists {file.size} bytes, and sends more")
+                raise broken(place, file.path, f"the store lists {file.size} bytes, but sends more")
             await self.blocking(claim.write, block)
             on_bytes(len(block))
         if claim.size < file.size:
@@ -152,7 +152,7 @@ class Transfer:
         if incoming.sha256 and incoming.sha256 != claim.sha256:
             arrived = claim.sha256
             await self._restart(claim, on_bytes)
-            raise broken(place, file.path, f"its SHA-256 is {arrived}, and its metadata say {incoming.sha256}")
+            raise broken(place, file.path, f"its SHA-256 is {arrived}, but its metadata says {incoming.sha256}")
 
     async def _in_time(self, place: RemotePlace, file: RemoteFile, reading: Awaitable[Result]) -> Result:
         try:
@@ -174,10 +174,10 @@ class Transfer:
         if _MD5.fullmatch(file.mark) is None or file.mark == claim.md5 or place in self._plain_marks:
             return True
         if doubted and doubted != claim.sha256:
-            raise broken(place, file.path, "it arrives damaged: its MD5 is not its ETag, and differs each time")
+            raise broken(place, file.path, "it arrives damaged: its MD5 does not match its ETag and differs each time")
         if doubted:
             self._plain_marks.add(place)
-            _log.info("the ETags of '%s' are no MD5, as where a store encrypts: only sizes are compared", place)
+            _log.info("the ETags of '%s' are not MD5 digests, as with encryption: only sizes are compared", place)
         return bool(doubted)
 
 

@@ -90,7 +90,7 @@ def _reading() -> Iterator[None]:
     try:
         yield
     except _DAMAGE as error:
-        raise ArchiveError(f"it is damaged, or no archive of this kind: {error}") from error
+        raise ArchiveError(f"it is damaged or not an archive of this kind: {error}") from error
 
 
 def _readable(entries: Iterator[_Entry]) -> Iterator[_Entry]:
@@ -114,7 +114,7 @@ def _blocks(file: _Readable, left: int) -> Iterator[bytes]:
             return
         left -= len(block)
         if left < 0:
-            raise ArchiveError(f"unpacked it is more than {_MOST_TIMES} times as large")
+            raise ArchiveError(f"it unpacks to more than {_MOST_TIMES} times its size")
         yield block
 
 

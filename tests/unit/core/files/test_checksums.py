@@ -38,10 +38,10 @@ def test_what_sha256sum_writes(tmp_path: Path) -> None:
     [
         ("abc  model.onnx", "expected a line of sha256sum"),
         (A, "expected a line of sha256sum"),
-        (f"{A}  /etc/passwd", "'/etc/passwd' is no path below the directory"),
-        (f"{A}  1/../../other", "'1/../../other' is no path below the directory"),
-        (f"{A}  a\0b", "is no path below the directory"),
-        (f"{A}  .", "'.' is no path below the directory"),
+        (f"{A}  /etc/passwd", "'/etc/passwd' is not a path below the directory"),
+        (f"{A}  1/../../other", "'1/../../other' is not a path below the directory"),
+        (f"{A}  a\0b", "is not a path below the directory"),
+        (f"{A}  .", "'.' is not a path below the directory"),
     ],
 )
 def test_lines_that_are_none(line: str, text: str) -> None:

@@ -50,7 +50,8 @@ def test_a_state_from_a_file(state: State, content: bytes, expected: list[Any]) 
         (
             TEXTS,
             b"\x01\0\0\0a\x09\0\0\0b",
-            "initial_state setting expects 2 strings, each behind its length in 4 bytes, but the data provided from f "
+            "initial_state setting expects 2 strings, each preceded by its length in 4 bytes, but the data provided "
+            "from f "
             "has 1",
         ),
     ],
@@ -88,7 +89,7 @@ NOT_AS_SAID = "but the model configuration says [1,2]; a dimension whose size ma
 @pytest.mark.parametrize(
     ("outputs", "expected"),
     [
-        ({}, "model 'm' gave no state 'OUT'"),
+        ({}, "model 'm' returned no state 'OUT'"),
         ({"OUT": ROWS[:1]}, "state 'OUT' of model 'm' has shape [1,2], expected 2 rows"),
         ({"OUT": np.float32(1)}, "state 'OUT' of model 'm' has shape [], expected 2 rows"),
         ({"OUT": ROWS.astype(np.int64)}, "state 'OUT' of model 'm' is of type int64, expected TYPE_INT32"),

@@ -46,7 +46,7 @@ def test_a_response_waits_for_the_end() -> None:
 @pytest.mark.parametrize(
     ("tell", "code", "text"),
     [
-        (lambda sink: sink.settle(None, True), Code.INTERNAL, "the model gave no response"),
+        (lambda sink: sink.settle(None, True), Code.INTERNAL, "the model sent no response"),
         (
             lambda sink: (sink.settle(FIRST, False), sink.settle(SECOND, True)),
             Code.UNSUPPORTED,

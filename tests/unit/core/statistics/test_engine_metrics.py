@@ -87,7 +87,7 @@ def test_models_share_what_they_both_have(store: MetricStore, metrics: StoredMet
     other.close()
     assert values(store) == {"hits": [({}, 1.0)]}
     assert store.read()[0].help == "How often."
-    with pytest.raises(ModserveError, match="a metric of family 'hits' is used after it was closed") as caught:
+    with pytest.raises(ModserveError, match="a metric of family 'hits' was used after it was closed") as caught:
         theirs.increment()
     assert caught.value.code is Code.INTERNAL
     metrics.close()
@@ -100,7 +100,7 @@ def test_a_family_stays_with_the_model_that_declared_it_and_no_longer(
 ) -> None:
     metrics.metric("hits").close()
     other = store.of_model()
-    with pytest.raises(ModserveError, match="'hits' is a counter already, and cannot be a gauge too"):
+    with pytest.raises(ModserveError, match="'hits' is already a counter and cannot also be a gauge"):
         other.family("hits", "", "gauge")
     metrics.close()
     other.family("hits", "", "gauge")
@@ -161,12 +161,12 @@ def test_a_counter_does_not_go_down(metrics: StoredMetrics) -> None:
     ("arguments", "text"),
     [
         (("x", "", "summary"), "is of kind 'summary', expected one of counter, gauge, histogram"),
-        (("hits", "", "gauge"), "'hits' is a counter already, and cannot be a gauge too"),
-        (("2x", "", "gauge"), "'2x' is no name for a metric family"),
-        (("x-y", "", "gauge"), "'x-y' is no name for a metric family"),
-        (("", "", "gauge"), "'' is no name for a metric family"),
-        (("nv_inference_count", "", "counter"), "those of the server's own metrics"),
-        (("process_x", "", "counter"), "those of the server's own metrics"),
+        (("hits", "", "gauge"), "'hits' is already a counter and cannot also be a gauge"),
+        (("2x", "", "gauge"), "'2x' is not a name for a metric family"),
+        (("x-y", "", "gauge"), "'x-y' is not a name for a metric family"),
+        (("", "", "gauge"), "'' is not a name for a metric family"),
+        (("nv_inference_count", "", "counter"), "reserved for the server's own metrics"),
+        (("process_x", "", "counter"), "reserved for the server's own metrics"),
         (("sizes_sum", "", "gauge"), "has samples named 'sizes_sum', as histogram 'sizes' has"),
         (("x", "\ud800", "gauge"), "the description of metric family 'x' cannot be written as UTF-8"),
         (("x", None, "gauge"), "the description of metric family 'x' is of type NoneType, expected a string"),
@@ -189,12 +189,12 @@ def test_a_histogram_beside_a_family_with_the_name_of_one_of_its_samples(metrics
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("nobody's",), "metric family 'nobody's' is not one that this model has declared"),
-        (("hits", {"": "x"}), "'' is no name for a label of counter 'hits'"),
-        (("hits", {"a-b": "x"}), "'a-b' is no name for a label"),
-        (("hits", {"__name": "x"}), "'__name' is no name for a label"),
-        (("hits", {7: "x"}), "'7' is no name for a label"),
-        (("sizes", {"le": "x"}, [1]), "'le' is no name for a label of histogram 'sizes'"),
+        (("nobody's",), "metric family 'nobody's' was not declared by this model"),
+        (("hits", {"": "x"}), "'' is not a name for a label of counter 'hits'"),
+        (("hits", {"a-b": "x"}), "'a-b' is not a name for a label"),
+        (("hits", {"__name": "x"}), "'__name' is not a name for a label"),
+        (("hits", {7: "x"}), "'7' is not a name for a label"),
+        (("sizes", {"le": "x"}, [1]), "'le' is not a name for a label of histogram 'sizes'"),
         (("hits", {"a": 7}), "label 'a' of counter 'hits' is of type int, expected a string"),
         (("hits", {"a": "\udc80"}), "label 'a' of counter 'hits' cannot be written as UTF-8"),
         (("hits", {}, [1]), "counter 'hits' has no buckets"),

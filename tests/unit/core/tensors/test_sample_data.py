@@ -87,17 +87,17 @@ WRONG: dict[str, tuple[bytes | None, Datatype, str]] = {
     "few texts": (
         texts(b"one"),
         dtypes.BYTES,
-        "'{}' has 1 strings, but dims [2] take 2, each behind its length in 4 bytes, little-endian",
+        "'{}' has 1 strings, but dims [2] take 2, each preceded by its length in 4 bytes, little-endian",
     ),
     "many texts": (
         texts(b"one", b"two", b""),
         dtypes.BYTES,
-        "'{}' has 3 strings, but dims [2] take 2, each behind its length in 4 bytes, little-endian",
+        "'{}' has 3 strings, but dims [2] take 2, each preceded by its length in 4 bytes, little-endian",
     ),
     "plain text": (
         b"just a text",
         dtypes.BYTES,
-        "'{}' breaks off in a string, after 0 of them; expected 2, each behind its length in 4 bytes, little-endian",
+        "'{}' ends within a string, after 0 of them; expected 2, each preceded by its length in 4 bytes, little-endian",
     ),
 }
 

@@ -56,8 +56,8 @@ def test_fields_of_every_kind() -> None:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"\x0a\x02a", "a field ends behind its message"),
-        (b"\x09" + bytes(7), "a field ends behind its message"),
+        (b"\x0a\x02a", "a field extends beyond its message"),
+        (b"\x09" + bytes(7), "a field extends beyond its message"),
         (b"\x00\x00", "a field has the number 0"),
         (b"\x0b\x08\x01", "a field has wire type 3"),
         (b"\x0e", "a field has wire type 6"),

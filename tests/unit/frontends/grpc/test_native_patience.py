@@ -52,7 +52,7 @@ async def test_a_message_that_trickles(port: Port, client: Client, pass_time: Pa
         pass_time(1)
         client.wire.send(data(stream, b"\0"))
     answer = await client.answer(stream)
-    assert (answer.status, answer.text) == (4, "the request has not come on by 16384 bytes within 300 s")
+    assert (answer.status, answer.text) == (4, "the request has not advanced by 16384 bytes within 300 s")
     for _ in range(3):
         await asyncio.sleep(0)
     assert port.held == 0
@@ -66,7 +66,7 @@ async def test_a_message_that_stops(client: Client, pass_time: Pass) -> None:
     assert not client.look().get(stream, Answer()).fields
     pass_time(3)
     answer = await client.answer(stream)
-    assert (answer.status, answer.text) == (4, "no more of the request has come for 60 s")
+    assert (answer.status, answer.text) == (4, "nothing more of the request has arrived for 60 s")
 
 
 async def test_a_stream_between_messages_has_all_the_time(client: Client, pass_time: Pass) -> None:

@@ -41,7 +41,7 @@ BLOCK = frame(frames.HEADERS, 0, 1, b"\x82") + frame(frames.CONTINUATION, 0, 1, 
 LIMITED = {
     "window_updates": (UPDATES, "too many WINDOW_UPDATE frames for what was sent", "2000 to begin with"),
     "noise": (NOISE, "too many frames that do nothing", "2000 to begin with"),
-    "resets": (RESETS, "too many streams that end before their time", "1000 to begin with"),
+    "resets": (RESETS, "too many streams that end early", "1000 to begin with"),
     "pings": (PINGS, "too_many_pings", "--grpc-http2-max-ping-strikes"),
     "header_block": (BLOCK, "a header block is too long", "1048576 bytes"),
 }
@@ -218,7 +218,7 @@ def test_a_stream_that_cannot_be_begun_ends_alone(loop: Loop, caplog: pytest.Log
     assert [each.stream_id for each in received if "END_STREAM" in each.flags] == [3, 7]
     assert [each.log[-1] for each in port.streams] == ["finished"] * 4
     assert not wire.connection.streams
-    assert "could not be begun" in caplog.text
+    assert "starting it failed unexpectedly" in caplog.text
     wire.ask(11, b"y")
     assert "END_STREAM" in wire.frames()[-1].flags
 

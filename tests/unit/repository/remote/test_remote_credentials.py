@@ -66,7 +66,7 @@ def test_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ([], "must be an object with objects"),
         ({"s3": "SECRET"}, "must be an object with objects"),
         ({"s3": {"": "SECRET"}}, "'s3' has for '' no object of the texts key_id, secret_key"),

@@ -127,7 +127,7 @@ async def test_what_is_old_goes_when_nobody_serves_it(shop: Shop) -> None:
 async def test_a_file_that_is_gone_before_it_is_fetched(shop: Shop) -> None:
     m = (await look(shop))["m"]
     shop.delete("m/2/model.onnx")
-    with pytest.raises(ModserveError, match=r"cannot download 'm/2/model.onnx' from .*: it is not there any more"):
+    with pytest.raises(ModserveError, match=r"cannot download 'm/2/model.onnx' from .*: it no longer exists"):
         await shop.repository.fetch(m, 2)
     await (await shop.repository.fetch(m, 1)).release()
 
@@ -197,7 +197,7 @@ async def test_a_configuration_that_cannot_be_had(shop: Shop, monkeypatch: pytes
     whole = shop.repository._source.bring
 
     async def fails(*args: object) -> str:
-        raise unreadable(PLACE, "the transfer broke off", transient=True)
+        raise unreadable(PLACE, "the transfer was interrupted", transient=True)
 
     monkeypatch.setattr(shop.repository._source, "bring", fails)
     during = await look(shop)
@@ -247,7 +247,7 @@ async def test_the_digest_that_an_uploader_has_left(shop: Shop) -> None:
     shop.put("m/2/model.onnx", b"two", sha256="0" * 64)
     m = (await look(shop))["m"]
     await (await shop.repository.fetch(m, 1)).release()
-    with pytest.raises(ModserveError, match="and its metadata say 0000"):
+    with pytest.raises(ModserveError, match="but its metadata says 0000"):
         await shop.repository.fetch(m, 2)
 
 

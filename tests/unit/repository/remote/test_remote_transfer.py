@@ -79,7 +79,7 @@ async def test_an_empty_file(transfer: Transfer) -> None:
 
 async def test_a_transfer_that_breaks_off_goes_on_from_there(transfer: Transfer) -> None:
     file = a_file("m/1/model", CONTENT)
-    off = broken(PLACE, file.path, "the transfer broke off")
+    off = broken(PLACE, file.path, "the transfer was interrupted")
     sender = Sender(incoming(file, b"0123", off), incoming(file, b"45"), incoming(file, b"6789"))
     assert await bring(transfer, file, sender) == (CONTENT, 10)
     assert sender.offsets == [0, 4, 6]
@@ -105,13 +105,13 @@ async def test_what_nobody_can_repair_is_not_tried_again(transfer: Transfer) -> 
 async def test_a_store_that_lies_about_sizes(transfer: Transfer, size: int) -> None:
     file = a_file("m/1/model", CONTENT)
     failure = await fails(transfer, file, Sender(*(incoming(file, CONTENT, size=size) for _ in range(3))))
-    assert failure.message.endswith(f"the store lists 10 bytes, and would send {size}")
+    assert failure.message.endswith(f"the store lists 10 bytes, but would send {size}")
 
 
 async def test_a_store_that_sends_more_than_it_says(transfer: Transfer) -> None:
     file = a_file("m/1/model", CONTENT)
     failure = await fails(transfer, file, Sender(*(incoming(file, CONTENT, b"more") for _ in range(3))))
-    assert failure.message.endswith("the store lists 10 bytes, and sends more")
+    assert failure.message.endswith("the store lists 10 bytes, but sends more")
 
 
 async def test_a_file_that_changes_while_it_is_read(transfer: Transfer) -> None:
@@ -129,7 +129,7 @@ async def test_the_digest_of_the_metadata(transfer: Transfer) -> None:
     assert await bring(transfer, file, sender) == (CONTENT, 10)
     file = a_file("m/2/model", CONTENT)
     failure = await fails(transfer, file, Sender(*(incoming(file, CONTENT, sha256=wrong) for _ in range(3))))
-    assert failure.message.endswith(f"its SHA-256 is {right}, and its metadata say {wrong}")
+    assert failure.message.endswith(f"its SHA-256 is {right}, but its metadata says {wrong}")
 
 
 async def test_an_etag_that_is_the_md5(transfer: Transfer) -> None:

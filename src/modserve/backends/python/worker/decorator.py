@@ -45,22 +45,21 @@ def model(
     isolation: str = "process",
     config: Optional[Mapping[str, Any]] = None,
 ) -> Any:
-    """Make a model of a function, or of a class with ``predict`` or ``__call__``; it stays callable as it is.
+    """Make a model of a function, or of a class with ``predict`` or ``__call__``. The object itself does not change.
 
-    `inputs` and `outputs` declare tensors as ``(datatype, shape)``, the shape without the batch dimension; where they
-    are left out, type hints say them. With a `max_batch_size` above 0 the function gets arrays with a batch dimension
-    in front, requests are merged up to that size (`dynamic_batching` switches that off, or is the part of that name in
-    a configuration), and outputs must have as many rows as the inputs. A function that takes or returns single values
-    (``str``, ``float``, …) is called once for each row. It returns one value, a tuple or a dict; a generator
-    streams one response for each value; ``async def`` works for both.
+    `inputs` and `outputs` declare tensors as ``(datatype, shape)``, the shape without the batch dimension; by default
+    they come from type hints. With a `max_batch_size` above 0 the function gets arrays with a batch dimension in front,
+    requests are batched up to that size, and outputs must have as many rows as the inputs. `dynamic_batching` switches
+    batching off, or is that part of a configuration. A function that takes or returns single values (``str``,
+    ``float``, …) is called once for each row. It returns one value, a tuple or a dict; a generator streams one response
+    for each value; both may be ``async def``.
 
-    `instances` is a number, or the ``instance_group`` of a configuration; `isolation` is ``"process"`` (each instance
-    in a process of its own), ``"thread"`` (in the server's) or ``"inline"`` (on the server's event loop, for some
-    microseconds of work). `config` has other parts of a configuration, as JSON.
-    A class is made once for each instance; its ``__init__`` takes nothing or a `Context`; ``close()`` and
-    ``is_ready()`` are optional.
+    `instances` is a number, or the ``instance_group`` of a configuration. `isolation` is ``"process"`` (each instance
+    in its own process), ``"thread"`` (in the server's) or ``"inline"`` (on the server's event loop, for some
+    microseconds of work). `config` has other parts of a configuration, as JSON. Each instance makes one object of a
+    class; ``__init__`` takes nothing or a `Context`; ``close()`` and ``is_ready()`` are optional.
 
-    Raises TypeError for what cannot be a model.
+    Raises TypeError for anything that cannot be a model.
     """
     options = Options(
         inputs, outputs, max_batch_size, dynamic_batching, instances, isolation, {} if config is None else config

@@ -26,12 +26,12 @@ Instances = Union[int, Mapping[str, Any], Sequence[Mapping[str, Any]]]
 
 @dataclass(frozen=True)
 class Context:
-    """Where an instance of a decorated class runs: for a class whose ``__init__`` takes it as its one parameter."""
+    """Where an instance of a decorated class runs; passed to ``__init__`` if that has one parameter."""
 
     model_name: str
     version: int
     directory: str
-    """Where the source of the class is: its weights may lie beside it."""
+    """The directory of the source file, for example to find weights."""
     instance_name: str = ""
     kind: str = "CPU"
     """CPU, GPU or MODEL."""

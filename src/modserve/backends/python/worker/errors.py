@@ -1,4 +1,4 @@
-"""The errors that models make and get, with the codes that Triton has for them."""
+"""The errors that models raise and receive, with Triton's codes."""
 
 import enum
 from typing import Optional, Union
@@ -21,7 +21,7 @@ class ErrorCode(enum.IntEnum):
 
 
 class TritonError(Exception):
-    """Why a response has no outputs. Beyond Triton's, it can be raised: the request then fails with its code."""
+    """Why a response has no outputs. Unlike in Triton, it can be raised: the request then fails with its code."""
 
     UNKNOWN = ErrorCode.UNKNOWN
     INTERNAL = ErrorCode.INTERNAL
@@ -60,9 +60,9 @@ class TritonError(Exception):
 
 
 class TritonModelException(Exception):
-    """What a call of this module raises where it cannot be done, and what models raise to fail a request.
+    """Raised by failed calls of this module, and by models to fail a request.
 
-    Beyond Triton's, it may have a `code`; INTERNAL where it has none.
+    Unlike Triton's, it may have a `code`; INTERNAL by default.
     """
 
     code = ErrorCode.INTERNAL

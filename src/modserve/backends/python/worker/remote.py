@@ -167,7 +167,7 @@ class RemoteServer:
             return _response(responses[-1])
         who = f"model '{request.model_name}'"
         if not responses:
-            error = TritonError(f"{who} gave no response", ErrorCode.INTERNAL)
+            error = TritonError(f"{who} sent no response", ErrorCode.INTERNAL)
         else:
             error = TritonError(
                 f"{who} responded more than once; use exec(decoupled=True) or async_exec(decoupled=True)",

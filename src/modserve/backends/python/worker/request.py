@@ -1,4 +1,4 @@
-"""`InferenceRequest`: what a model gets, and what it makes to call other models. And what belongs to it."""
+"""`InferenceRequest`, which a model receives, and makes to call other models; and its parts."""
 
 import asyncio
 import enum
@@ -15,7 +15,7 @@ RELEASE_RESCHEDULE = 2
 
 
 class MemoryType(enum.IntEnum):
-    """Where outputs of a called model should be."""
+    """Where to put outputs of a called model."""
 
     TRITONSERVER_MEMORY_GPU = 0
     TRITONSERVER_MEMORY_CPU = 1
@@ -25,7 +25,7 @@ class MemoryType(enum.IntEnum):
 
 
 class PreferredMemory:
-    """Where a model that calls another one would like the outputs. They are always in the memory of the host here."""
+    """A caller's preference for the memory of outputs. Here they are always in host memory."""
 
     __slots__ = ("device_id", "memory_type")
 
@@ -42,7 +42,7 @@ class PreferredMemory:
 
 
 class InferenceTrace:
-    """The trace that a request belongs to. `parent` is the host's; a call to another model may take it along."""
+    """The trace of a request. `parent` is the host's. Calls to other models may pass it on."""
 
     __slots__ = ("_context", "parent")
 
@@ -51,7 +51,7 @@ class InferenceTrace:
         self.parent = parent
 
     def get_context(self) -> Optional[str]:
-        """The OpenTelemetry context as JSON text, None where there is none."""
+        """The OpenTelemetry context as JSON text, or None."""
         return self._context or None
 
 
@@ -59,8 +59,10 @@ _NO_TRACE = InferenceTrace()
 
 
 class InferenceRequest:
-    """Its methods are Triton's. For hosts, `values` are its parameters (None for none), and `model_name`,
-    `model_version` (-1: the latest), `preferred_memory` and `priority` are plain attributes.
+    """A request with Triton's methods.
+
+    For hosts, `values` are its parameters (or None); `model_name`, `model_version` (-1: the latest), `preferred_memory`
+    and `priority` are attributes.
     """
 
     __slots__ = (
@@ -106,7 +108,7 @@ class InferenceRequest:
     ) -> None:
         """A request for another model; `timeout` is in microseconds, 0 for none.
 
-        Raises TypeError where an argument is missing or has another type, and TritonModelException as Triton does.
+        Raises TypeError for a missing argument or one of a wrong type, and TritonModelException like Triton.
         """
         model_name = _text("model_name", model_name)
         request_id = _text("request_id", request_id)
@@ -227,19 +229,19 @@ class InferenceRequest:
         return set(self._names)
 
     def exec(self, decoupled: bool = False) -> Any:
-        """Run it on its model and wait: an InferenceResponse, or with `decoupled` a ResponseIterator."""
+        """Run it on its model and wait for an InferenceResponse, or with `decoupled` a ResponseIterator."""
         here = host.current()
         return here.call_decoupled(self) if decoupled else here.call(self)
 
     def async_exec(self, decoupled: bool = False) -> "asyncio.Future[Any]":
-        """As `exec`, for the running event loop. It begins at once. Raises RuntimeError where no loop runs."""
+        """Like `exec`, for the running event loop. It begins at once. Raises RuntimeError if no loop runs."""
         asyncio.get_running_loop()
         here = host.current()
         call: Awaitable[Any] = here.call_decoupled_async(self) if decoupled else here.call_async(self)
         return asyncio.ensure_future(call)
 
     def get_response_sender(self) -> InferenceResponseSender:
-        """The same one each time."""
+        """Always the same sender."""
         sender = self._sender
         if sender is None:
             if self._handle is None:
@@ -268,13 +270,13 @@ class InferenceRequest:
         return self._release_flags == RELEASE_RESCHEDULE
 
     def end(self) -> None:
-        """It has ended in another way than by its sender, which may send nothing more."""
+        """The request has ended other than through its sender, which may send nothing more."""
         self._ended = True
         if self._sender is not None:
             self._sender.close()
 
     def reschedule(self) -> None:
-        """Hand it back to the server to run again."""
+        """Return it to the server to run again."""
         handle = self._handle
         self.end()
         if handle is not None:

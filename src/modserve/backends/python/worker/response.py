@@ -11,7 +11,7 @@ COMPLETE_FINAL = 1
 
 
 class InferenceResponse:
-    """Outputs, or an error in place of them. `values` are the parameters, None for none."""
+    """Outputs, or an error in place of them. `values` are the parameters, or None."""
 
     __slots__ = ("__weakref__", "_error", "_tensors", "values")
 
@@ -25,7 +25,7 @@ class InferenceResponse:
         error: Optional[TritonError] = None,
         parameters: Optional[Mapping[str, Any]] = None,
     ) -> None:
-        """Raises TypeError where an argument has another type, and TritonModelException as Triton does."""
+        """Raises TypeError for an argument of a wrong type, and TritonModelException like Triton."""
         if type(output_tensors) is not list:
             if isinstance(output_tensors, (str, bytes, dict, Tensor)) or not hasattr(output_tensors, "__iter__"):
                 raise TypeError(
@@ -69,7 +69,7 @@ class InferenceResponse:
         return _parameters.as_json(self.values)
 
     def pruned(self, names: Collection[str]) -> "InferenceResponse":
-        """This response with no other outputs than those named; itself where it has no other."""
+        """This response with only the named outputs; the response itself if it has no others."""
         for tensor in self._tensors:
             if tensor._name not in names:
                 kept = [tensor for tensor in self._tensors if tensor._name in names]
@@ -142,7 +142,7 @@ class RequestHandle(Protocol):
 class InferenceResponseSender:
     """Sends the responses of one request. Threads may share it.
 
-    If the last reference to it goes before the final response, the server hears of that.
+    If the last reference to it disappears before the final response, the server is notified.
     """
 
     __slots__ = ("__weakref__", "_closed", "_decoupled", "_handle", "_lock", "_names", "_sent")
@@ -156,9 +156,10 @@ class InferenceResponseSender:
         self._sent = 0
 
     def send(self, response: Optional[InferenceResponse] = None, flags: int = 0) -> None:
-        """Send a response, the last with TRITONSERVER_RESPONSE_COMPLETE_FINAL; the flag may also come alone at the end.
+        """Send a response, the last with TRITONSERVER_RESPONSE_COMPLETE_FINAL; the flag may also be sent alone at the
+        end.
 
-        May block while a slow client has too much to take. Raises TypeError and TritonModelException.
+        May block while a slow client still has much to read. Raises TypeError and TritonModelException.
         """
         if response is not None and not isinstance(response, InferenceResponse):
             raise TypeError(f"send(): response must be an InferenceResponse, not {type_name(response)}")
@@ -173,7 +174,7 @@ class InferenceResponseSender:
         self._handle.send(None if response is None else response.pruned(self._names), final)
 
     def count(self, is_response: bool, final: bool) -> None:
-        """A response goes out, or the end alone. Raises TritonModelException where that cannot be."""
+        """Count a response, or the end alone, before it is sent. Raises TritonModelException if it must not be sent."""
         with self._lock:
             if not self._decoupled:
                 if is_response and self._sent > 0:
@@ -197,7 +198,7 @@ class InferenceResponseSender:
         return self._closed
 
     def close(self) -> None:
-        """Nothing more may be sent: the request has ended in another way."""
+        """Nothing more may be sent: the request has ended otherwise."""
         with self._lock:
             self._closed = True
 

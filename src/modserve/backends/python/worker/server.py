@@ -1,4 +1,4 @@
-"""What models ask of the server beside calls: a line in the log, custom metrics, loading and unloading of models."""
+"""What models use of the server beside calls: log lines, custom metrics, loading and unloading of models."""
 
 import enum
 import json
@@ -22,7 +22,7 @@ class LogLevel(enum.IntEnum):
 
 
 class Logger:
-    """Writes into the server's log. Where no server runs the model, to standard error."""
+    """Writes to the server's log, or to standard error without a server."""
 
     INFO = LogLevel.INFO
     WARNING = LogLevel.WARNING
@@ -31,7 +31,7 @@ class Logger:
 
     @staticmethod
     def log(message: str, level: LogLevel = LogLevel.INFO) -> None:
-        """Raises TypeError for what is no text, or no level."""
+        """Raises TypeError for a message that is no text, or an invalid level."""
         if isinstance(message, bytes):
             message = message.decode("utf-8", "replace")
         if not isinstance(message, str):
@@ -84,7 +84,9 @@ _OPERATIONS = {
 
 
 class Metric:
-    """One series of a `MetricFamily`, which makes it. Its methods raise TritonModelException where that cannot be."""
+    """One series of a `MetricFamily`, which makes it. Its methods raise TritonModelException if the operation is not
+    possible.
+    """
 
     __slots__ = ("__weakref__", "_family", "_host", "_number")
 
@@ -124,7 +126,7 @@ class Metric:
 
 
 class MetricFamily:
-    """A name on the server's metrics port. Another model may have made it before, of the same kind."""
+    """A name on the server's metrics port. Another model may have created it, with the same kind."""
 
     COUNTER = MetricKind.COUNTER
     GAUGE = MetricKind.GAUGE
@@ -143,7 +145,7 @@ class MetricFamily:
         host.current().control("metric_family", {"name": name, "description": description, "kind": kind.name})
 
     def Metric(self, labels: Optional[Mapping[str, str]] = None, buckets: Optional[List[float]] = None) -> Metric:
-        """The series with these labels. A histogram needs `buckets`, the upper bounds; the others have none."""
+        """The series with these labels. A histogram needs `buckets`, the upper bounds; other kinds have none."""
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
         for label, value in (labels or {}).items():
@@ -170,9 +172,9 @@ def _real(what: str, value: Any) -> float:
 
 
 def load_model(model_name: str, config: str = "", files: Optional[Dict[str, bytes]] = None) -> None:
-    """Load a model, as a client may: `config` is JSON text, `files` have names such as ``file:1/model.onnx``.
+    """Load a model like a client: `config` is JSON text, `files` have names such as ``file:1/model.onnx``.
 
-    Raises TritonModelException where it does not load.
+    Raises TritonModelException if it does not load.
     """
     if files is not None and not isinstance(files, dict):
         raise TritonModelException(
@@ -190,13 +192,13 @@ def load_model(model_name: str, config: str = "", files: Optional[Dict[str, byte
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Unload a model, and with `unload_dependents` the models of an ensemble."""
+    """Unload a model, and with `unload_dependents` an ensemble's models."""
     arguments = {"name": _name("unload_model", model_name), "unload_dependents": bool(unload_dependents)}
     host.current().control("unload", arguments)
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Whether a version of a model takes requests; by default the one that calls without a version get."""
+    """Whether a version of a model accepts requests; by default the version that calls without one get."""
     if not isinstance(model_version, str):
         raise TypeError(f"is_model_ready(): model_version must be a str, not {type_name(model_version)}")
     arguments = {"name": _name("is_model_ready", model_name), "version": model_version or None}

@@ -1,8 +1,8 @@
 """`Tensor`: a name, a datatype, a shape, and its values as raw memory, as an array, or both.
 
-Received tensors begin as raw memory; the array is a view of it, made when the model asks. It is writable where the
-memory is, and keeps the memory alive. Tensors that a model makes begin as arrays. The two share memory except for
-BYTES, whose raw form is made at once, as in Triton: later changes to the array do not show.
+Received tensors begin as raw memory; the array is a view of it, made on demand. It is writable if the memory is, and
+keeps the memory alive. Tensors of a model begin as arrays. The two share memory except for BYTES, whose raw form is
+made at once, as in Triton: later changes to the array have no effect.
 """
 
 from typing import Any, List, Optional, Tuple, Union
@@ -29,7 +29,7 @@ class Tensor:
     dims: Tuple[int, ...]
 
     def __init__(self, name: Union[str, bytes], numpy_array: "np.ndarray[Any, Any]") -> None:
-        """Raises TypeError where an argument has another type, and TritonModelException where it cannot be a tensor."""
+        """Raises TypeError for an argument of a wrong type, and TritonModelException if it cannot be a tensor."""
         self._name = name if type(name) is str and name else checked_name(name)
         if not isinstance(numpy_array, np.ndarray):
             raise TypeError(
@@ -74,7 +74,7 @@ class Tensor:
         return DataType[self.datatype]
 
     def is_cpu(self) -> bool:
-        """Always: tensors reach models in the memory of the host."""
+        """Always true: models get tensors in host memory."""
         return True
 
     def as_numpy(self) -> "np.ndarray[Any, Any]":
@@ -103,7 +103,7 @@ class Tensor:
         return np.ndarray(self.dims, dtype, raw)
 
     def raw_form(self) -> Buffer:
-        """The values as the protocol has them on the wire, without a copy where that is possible."""
+        """The values in the protocol's raw form, without a copy if possible."""
         raw = self._raw
         if raw is not None:
             return raw
@@ -132,7 +132,7 @@ class Tensor:
         return np.ndarray(self.dims, np.uint16, raw)
 
     def to_dlpack(self) -> object:
-        """A "dltensor" capsule over the same memory, a copy of it where that is read-only."""
+        """A "dltensor" capsule over the same memory, or over a copy if that is read-only."""
         return dlpack.capsule(self._as_bits(), self.datatype)
 
     def __dlpack__(
@@ -151,10 +151,10 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: Union[str, bytes], tensor: object) -> "Tensor":
-        """A tensor over the memory of a "dltensor" capsule or of an object that has `__dlpack__`.
+        """A tensor over the memory of a "dltensor" capsule or of an object with `__dlpack__`.
 
-        Memory that is not contiguous, or is on a GPU, is copied. Raises TritonModelException where the object cannot
-        be a tensor.
+        Memory that is not contiguous, or is on a GPU, is copied. Raises TritonModelException if the object cannot be a
+        tensor.
         """
         name = checked_name(name)
         bits, datatype = dlpack.array(tensor)

@@ -107,7 +107,7 @@ class Sampler:
             raise unavailable("Server not ready")
         if len(self._pages) >= MOST_PAGES:
             raise OverloadedError(
-                f"{MOST_PAGES} pages of the console are open, which is the most there may be; close some of them",
+                f"{MOST_PAGES} pages of the console are open, which is the limit; close some of them",
                 _RETRY_NS,
             )
         page = Page(self)
@@ -138,7 +138,7 @@ class Sampler:
             try:
                 await self._keep_reading()
             except Exception:
-                _log.exception("the console's figures could not be read, unforeseen")
+                _log.exception("reading the console's figures failed unexpectedly")
                 self._end("the figures could not be read; the server's log says why")
 
     async def _keep_reading(self) -> None:

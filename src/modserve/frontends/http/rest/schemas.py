@@ -18,7 +18,7 @@ _BODIES: dict[str, tuple[str, str]] = {
     ),
     "IndexedVersion": (
         "name: string, version?: string, state?: string, reason?: string",
-        "A model version; what there is nothing to say about is left out.",
+        "A model version; empty members are omitted.",
     ),
     "InferenceRequestBody": ("id?: string, parameters?: object, inputs: [TensorData], outputs?: [RequestedOutput]", ""),
     "InferenceResponseBody": (
@@ -35,7 +35,7 @@ _BODIES: dict[str, tuple[str, str]] = {
         "model_name: string, model_version: string, backend: string, engine: string, instances?: object, "
         "version?: string, precision?: string, device?: string, threads?: integer, reason?: string, "
         "candidates?: [object]",
-        "What runs a model; engines add what else there is to say. `candidates` are those that were measured.",
+        "What runs a model; engines may add members. `candidates` are those that were measured.",
     ),
     "ModelList": ("models: [string]", ""),
     "ModelMemory": (
@@ -71,7 +71,7 @@ _BODIES: dict[str, tuple[str, str]] = {
     ),
     "ReadinessReason": (
         "name: string, version: string, state: string, reason: string",
-        "A model version that is not READY. `version` is empty where the model has none to speak of.",
+        "A model version that is not READY. `version` is empty if the model has none.",
     ),
     "Ready": (
         "ready: boolean, reasons?: [ReadinessReason]",

@@ -106,7 +106,7 @@ class AsgiCall:
         self._done(self._complete and not self._closing)
 
     def _log_failure(self) -> None:
-        _log.exception("%s %s failed unforeseen", self._scope["method"], self._scope["path"])
+        _log.exception("%s %s failed unexpectedly", self._scope["method"], self._scope["path"])
 
     def cancel(self) -> None:
         """The client has gone: the application reads ``http.disconnect``."""

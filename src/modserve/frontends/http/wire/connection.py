@@ -381,7 +381,7 @@ class Connection(asyncio.Protocol):
     def _fail(self, error: BaseException) -> None:
         """Something of ours has raised while a request was read: it costs this connection only."""
         try:
-            _log.error("an HTTP request could not be read, unforeseen", exc_info=error)
+            _log.error("reading an HTTP request failed unexpectedly", exc_info=error)
             if self._call is not None:
                 self.abort()
             elif isinstance(error, MemoryError):

@@ -149,7 +149,7 @@ def _check_host(hosts: list[bytes], old: bool) -> None:
     if len(hosts) > 1 or (not hosts and not old):
         raise RefusedRequestError(400, f"a request needs exactly one Host header, this one has {len(hosts)}")
     if hosts and _HOST.fullmatch(hosts[0]) is None:
-        raise RefusedRequestError(400, f"the Host header is no host and port: '{_shown(hosts[0])}'")
+        raise RefusedRequestError(400, f"the Host header is not a host and port: '{_shown(hosts[0])}'")
 
 
 def _check_browser(method: bytes, host: bytes, marks: dict[bytes, bytes], options: HttpSettings) -> None:
@@ -165,7 +165,7 @@ def _check_browser(method: bytes, host: bytes, marks: dict[bytes, bytes], option
 def _length(value: bytes) -> int:
     digits = value.rstrip(b" \t").lstrip(b"0")
     if len(digits) > _LONGEST_NUMBER:
-        raise RefusedRequestError(400, f"the Content-Length is no length: '{_shown(value)}'")
+        raise RefusedRequestError(400, f"the Content-Length is not a length: '{_shown(value)}'")
     return int(digits or b"0")
 
 

@@ -57,7 +57,7 @@ class TimeOuts:
         if part != self._part:
             self._part_since = now
         elif in_body and 0 < client_timeout <= silent:
-            return f"no more of the request's body has come for {client_timeout:g} s"
+            return f"nothing more of the request's body has arrived for {client_timeout:g} s"
         elif 0 < (patience := client_timeout * (_SILENCES if in_body else 1)) <= now - self._part_since:
             # However much of it has come: some clients send a byte from time to time.
             what = f"body has not come on by {PART} bytes" if in_body else "head has not come to its end"
