@@ -266,11 +266,10 @@ def loops_table(options: argparse.Namespace) -> str:
     """The server against the best of several bare loops, with texts of full length."""
     cores = available_cores()
     lines = [
-        f"Texts of {LONGEST} tokens, {BUSY} clients over HTTP against the best of several bare loops (callers × "
-        f"batch), {options.rounds} pairs of {options.seconds} s. With a thread for each of {cores} cores, the server "
-        "shares with its clients what the loop has to itself; OpenVINO has a stream for each core there "
-        "(`NUM_STREAMS`), as a busy server should. With one thread in both, the clients and the server's event loop "
-        "have a core of their own.",
+        f"Texts of {LONGEST} tokens; {BUSY} clients over HTTP, compared with the best of several bare loops (callers × "
+        f"batch); {options.rounds} pairs of {options.seconds} s. With {cores} threads, the server shares the cores "
+        "with its clients, and the loop does not; OpenVINO has a stream per core (`NUM_STREAMS`), as a busy server should. "
+        "With one thread, the clients and the server's event loop have a core of their own.",
         "",
         "| model | threads | engine | best loop | texts/s in the loop | through the server | median (least, most) |",
         "|---|---|---|---|---|---|---|",
@@ -288,8 +287,8 @@ def loops_table(options: argparse.Namespace) -> str:
                 row, alone[target.model, threads, target.variant.name] = compared_with_loops(target, threads, options)
                 print(row, file=sys.stderr, flush=True)
                 lines.append(row)
-    lines += ["", "The fastest loop of a model against those of two engines that people take by habit:", ""]
-    lines += [f"| model | threads | the fastest loop | against {EAGER} | against {ORT} |", "|---|---|---|---|---|"]
+    lines += ["", "The fastest loop, relative to the loops of two common engines:", ""]
+    lines += [f"| model | threads | fastest loop | relative to {EAGER} | relative to {ORT} |", "|---|---|---|---|---|"]
     for model in options.models:
         for threads in dict.fromkeys((cores, 1)):
             rates = {name: rate for (*key, name), rate in alone.items() if key == [model, threads]}
@@ -421,9 +420,9 @@ def _clients(count: int) -> str:
 
 
 def ratios(points: Sequence[Point], models: Sequence[str]) -> list[str]:
-    """How much faster the measured choice is than two engines that people take by habit."""
+    """How much faster the measured choice is than two common engines."""
     lines = [
-        "| texts/s of `auto` against | " + " | ".join(_clients(count) for count in CLIENTS) + " |",
+        "| texts/s of `auto` relative to | " + " | ".join(_clients(count) for count in CLIENTS) + " |",
         "|---" * (len(CLIENTS) + 1) + "|",
     ]
     for model in models:

@@ -255,9 +255,9 @@ def main() -> None:
     which = f"all-MiniLM-L6-v2 on {arguments.engine}, {real_encoder.TEXTS}.\n\n" if arguments.engine else ""
     text = "\n".join(
         [
-            f"{which}p99 from call to answer (median of those of {WINDOW:g} s each, or of {REQUESTS} requests where "
-            f"that is longer),\nand the engine's time for one request, in {arguments.seconds:g} s of each phase, or "
-            f"{WINDOWS} such times, after {arguments.settle:g} s of it, or\n{arguments.tune:g} s when tuned.\n",
+            f"{which}p99 from call to answer (median of windows of {WINDOW:g} s, or of {REQUESTS} requests if "
+            f"that is longer),\nand the engine's time per request. Each phase lasts {arguments.seconds:g} s, or "
+            f"{WINDOWS} windows, after {arguments.settle:g} s of settling,\nor {arguments.tune:g} s if tuned.\n",
             f"| | {heads} | {goal} held within {WITHIN:.0%} |",
             "|---|" + "---|" * (len(subject.rates) + 1),
             *rows,
