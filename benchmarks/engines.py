@@ -268,8 +268,8 @@ def loops_table(options: argparse.Namespace) -> str:
     lines = [
         f"Texts of {LONGEST} tokens; {BUSY} clients over HTTP, compared with the best of several bare loops (callers × "
         f"batch); {options.rounds} pairs of {options.seconds} s. With {cores} threads, the server shares the cores "
-        "with its clients, and the loop does not; OpenVINO has a stream per core (`NUM_STREAMS`), as a busy server should. "
-        "With one thread, the clients and the server's event loop have a core of their own.",
+        "with its clients, and the loop does not; OpenVINO has a stream per core (`NUM_STREAMS`), as a busy server "
+        "should. With one thread, the clients and the server's event loop have a core of their own.",
         "",
         "| model | threads | engine | best loop | texts/s in the loop | through the server | median (least, most) |",
         "|---|---|---|---|---|---|---|",
