@@ -39,6 +39,7 @@ LONGEST = 128
 SMALL = EncoderSize(layers=4, width=256, heads=4, feed_forward=1024, sequence=LONGEST)
 SIZES: Mapping[str, EncoderSize] = {"encoder": SMALL, "bert": BERT_BASE}
 CLIENTS = (1, 2, 4, 8, 16, 32)
+SUMMARY_CLIENTS = (1, 8, 32)
 BUSY = 16
 """The clients of the comparison with a bare loop."""
 MOST_ROWS = 16
@@ -265,11 +266,10 @@ def loops_table(options: argparse.Namespace) -> str:
     """The server against the best of several bare loops, with texts of full length."""
     cores = available_cores()
     lines = [
-        f"Texts of {LONGEST} tokens, {BUSY} clients over HTTP against the best of several bare loops (callers × "
-        f"batch), {options.rounds} pairs of {options.seconds} s. With a thread for each of {cores} cores, the server "
-        "shares with its clients what the loop has to itself; OpenVINO has a stream for each core there "
-        "(`NUM_STREAMS`), as a busy server should. With one thread in both, the clients and the server's event loop "
-        "have a core of their own.",
+        f"Texts of {LONGEST} tokens; {BUSY} clients over HTTP, compared with the best of several bare loops (callers × "
+        f"batch); {options.rounds} pairs of {options.seconds} s. With {cores} threads, the server shares the cores "
+        "with its clients, and the loop does not; OpenVINO has a stream per core (`NUM_STREAMS`), as a busy server "
+        "should. With one thread, the clients and the server's event loop have a core of their own.",
         "",
         "| model | threads | engine | best loop | texts/s in the loop | through the server | median (least, most) |",
         "|---|---|---|---|---|---|---|",
@@ -287,8 +287,8 @@ def loops_table(options: argparse.Namespace) -> str:
                 row, alone[target.model, threads, target.variant.name] = compared_with_loops(target, threads, options)
                 print(row, file=sys.stderr, flush=True)
                 lines.append(row)
-    lines += ["", "The fastest loop of a model against those of two engines that people take by habit:", ""]
-    lines += [f"| model | threads | the fastest loop | against {EAGER} | against {ORT} |", "|---|---|---|---|---|"]
+    lines += ["", "The fastest loop, relative to the loops of two common engines:", ""]
+    lines += [f"| model | threads | fastest loop | relative to {EAGER} | relative to {ORT} |", "|---|---|---|---|---|"]
     for model in options.models:
         for threads in dict.fromkeys((cores, 1)):
             rates = {name: rate for (*key, name), rate in alone.items() if key == [model, threads]}
@@ -395,10 +395,34 @@ def curves_table(points: Sequence[Point], models: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def ratios(points: Sequence[Point], models: Sequence[str]) -> list[str]:
-    """How much faster the measured choice is than two engines that people take by habit."""
+def curves_summary(points: Sequence[Point], models: Sequence[str]) -> str:
+    """The part of the curves that docs/performance.md shows: rates with the fewest, some and the most clients."""
+    first, *_ = curves_table(points, models).splitlines()
+    columns = [(padding, clients) for padding in PADDINGS for clients in SUMMARY_CLIENTS]
     lines = [
-        "| texts/s of `auto` against | " + " | ".join(f"{count} clients" for count in CLIENTS) + " |",
+        first.replace("Texts/s, and below them the median and the 99th percentile of the latency in ms.", "Texts/s."),
+        "",
+        "| model | engine | "
+        + " | ".join(f"{PADDINGS[padding]}, {_clients(count)}" for padding, count in columns)
+        + " |",
+        "|---" * (len(columns) + 2) + "|",
+    ]
+    for model in models:
+        rates = {(p.engine, p.padding, p.clients): p.texts_per_second for p in points if p.model == model}
+        for variant in VARIANTS:
+            cells = [f"{rates[variant.name, *column]:.4g}" for column in columns]
+            lines.append(f"| {model} | {variant.name} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *ratios(points, models)])
+
+
+def _clients(count: int) -> str:
+    return f"{count} client{'s' * (count > 1)}"
+
+
+def ratios(points: Sequence[Point], models: Sequence[str]) -> list[str]:
+    """How much faster the measured choice is than two common engines."""
+    lines = [
+        "| texts/s of `auto` relative to | " + " | ".join(_clients(count) for count in CLIENTS) + " |",
         "|---" * (len(CLIENTS) + 1) + "|",
     ]
     for model in models:
@@ -462,7 +486,7 @@ def main() -> None:
             FIGURES.write_text(json.dumps([asdict(point) for point in points], indent=1) + "\n")
             PICTURE.write_text(picture(points, options.models))
             link = f"![Texts a second and latency of each engine](performance/{PICTURE.name})"
-            overhead.put_into_report("engines.py curves", f"{link}\n\n{text}")
+            overhead.put_into_report("engines.py curves", f"{link}\n\n{curves_summary(points, options.models)}")
     if options.only != "curves":
         text = loops_table(options)
         print(text)

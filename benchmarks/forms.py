@@ -1,4 +1,4 @@
-"""What the compiled form gains: server CPU a request of both forms, side by side, and the size of each compiled module.
+"""What the compiled form gains: server CPU a request of both forms, side by side, and the size of the compiled form.
 
     python benchmarks/forms.py             # prints the report; `scripts/compile` comes first
     python benchmarks/forms.py --write     # and puts it into docs/performance.md
@@ -56,7 +56,8 @@ def path(folder: Path) -> Iterator[None]:
             os.environ["PYTHONPATH"] = before
 
 
-def speed_table(runs: int, seconds: int) -> list[str]:
+def speed_tables(runs: int, seconds: int) -> tuple[list[str], list[str]]:
+    """The figures of both forms, and their ratios."""
     ways = [way for way in overhead.paths(seconds) if way.connections == overhead.CONNECTIONS]
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         repository = overhead.write_repository(Path(directory) / "onnx")
@@ -72,7 +73,7 @@ def speed_table(runs: int, seconds: int) -> list[str]:
                 for run in range(runs):
                     for each in servers if run % 2 == 0 else reversed(servers):
                         each.loads.setdefault((way.name, count), []).append(way.load(each.target, count))
-        return [*rows(servers), *overhead.ratio_table(servers)]
+        return rows(servers), overhead.ratio_table(servers)
 
 
 def rows(servers: list[overhead.Contender]) -> list[str]:
@@ -120,7 +121,7 @@ def module_rows(servers: Sequence[overhead.Contender]) -> list[str]:
     lines = [f"| left out | modules | {names} |", "|---|---|" + "---|---|" * len(whole.loads)]
     for each in servers:
         packages = each.name.split(",") if each.name else []
-        columns = [", ".join(f"`{name}`" for name in packages) or "nothing"]
+        columns = [", ".join(sorted({f"`{'.'.join(name.split('.')[:2])}`" for name in packages})) or "nothing"]
         columns.append(str(sum(compiled_form.within(name, packages) for name in listed)))
         for way, loads in each.loads.items():
             ratios = [mine.cpu_us / all_.cpu_us for mine, all_ in zip(loads, whole.loads[way], strict=True)]
@@ -129,21 +130,12 @@ def module_rows(servers: Sequence[overhead.Contender]) -> list[str]:
     return lines
 
 
-def size_table(built: Path = BUILT) -> list[str]:
-    """What compiling took, and the machine code of each module, the largest first."""
-    listed = compiled_form.modules().compiled
-    sizes = {}
-    for file in (built / "objects").rglob("__native_modserve___*.o"):
-        name = file.stem.removeprefix("__native_modserve___").replace("___", ".")
-        if name in listed:  # others are left over from former lists
-            sizes[name] = file.stat().st_size
-    made = f"{len(listed)} modules, compiled in {compiled_form.seconds(built):.0f} s"
+def size(built: Path = BUILT) -> str:
+    """What compiling took, and what it made."""
+    modules = len(compiled_form.modules().compiled)
     source = sum(file.stat().st_size for file in (overhead.ROOT / "src").rglob("*.py"))
-    lines = ["", f"{made}: {compiled_form.size(built) / 1e6:.1f} MB, beside {source / 1e6:.1f} MB of source."]
-    lines += ["", "| module | KB |", "|---|---|"]
-    return lines + [
-        f"| `{name}` | {size / 1e3:,.0f} |" for name, size in sorted(sizes.items(), key=lambda row: -row[1])
-    ]
+    made = f"{modules} modules, compiled in {compiled_form.seconds(built):.0f} s"
+    return f"{made}: {compiled_form.size(built) / 1e6:.1f} MB, beside {source / 1e6:.1f} MB of source."
 
 
 def main() -> None:
@@ -159,7 +151,9 @@ def main() -> None:
         raise SystemExit("there is no build/compiled: run scripts/compile first")
     if arguments.modules is None:
         script = "forms.py"
-        lines = [*speed_table(arguments.runs, arguments.seconds), *size_table()]
+        speeds, ratios = speed_tables(arguments.runs, arguments.seconds)
+        print("\n".join(ratios))
+        lines = [*speeds, "", size()]
     else:
         script = "forms.py modules"
         lines = module_table(arguments.modules or GROUPS, arguments.runs, arguments.seconds)

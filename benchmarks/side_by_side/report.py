@@ -51,20 +51,64 @@ class Results:
 
 
 def text(results: Results, engine: str, cores: int, window: str) -> str:
-    lines = [
-        f"{cores} cores, {platform.machine()}, Python {platform.python_version()}; {engine} with {THREADS} thread in "
-        f"every server; clients and servers share the cores. Medians of {window}. CPU is that of all processes of the "
-        "server, for a request.",
-    ]
+    """The whole report: all latencies at all loads, and the ratios."""
+    lines = [_conditions(engine, cores, window)]
     for model in results.models():
         for way in results.ways(model):
             lines += ["", f"`{model}` ({DESCRIPTIONS[model]}), {way}:", "", *_way_table(results, model, way)]
     lines += ["", *_server_table(results)]
     if ratios := _ratio_tables(results):
         lines += ["", *ratios]
-    if results.notes:
-        lines += ["", "Not measured:", "", *(f"- {note}" for note in results.notes)]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_notes(results)])
+
+
+def summary(results: Results, engine: str, cores: int, window: str) -> str:
+    """The part of the report that docs/performance.md shows: one table for each model."""
+    loads = sorted({connections for _, _, connections in results.windows})
+    middle = loads[len(loads) // 2]
+    lines = [
+        _conditions(engine, cores, window),
+        "",
+        f"Each cell has the requests/s and the p99 in ms at {middle} connections, and the CPU time per request in µs "
+        f"at {', '.join(map(str, loads))} connections.",
+    ]
+    for model in results.models():
+        lines += ["", f"`{model}` ({DESCRIPTIONS[model]}):", "", *_model_table(results, model, middle)]
+    return "\n".join([*lines, "", *_server_table(results), *_notes(results)])
+
+
+def _conditions(engine: str, cores: int, window: str) -> str:
+    return (
+        f"{cores} cores, {platform.machine()}, Python {platform.python_version()}; {engine} with {THREADS} thread in "
+        f"every server; clients and servers share the cores. Medians of {window}. CPU is the CPU time per request of "
+        "all processes of the server."
+    )
+
+
+def _notes(results: Results) -> list[str]:
+    return ["", "Not measured:", "", *(f"- {note}" for note in results.notes)] if results.notes else []
+
+
+def _model_table(results: Results, model: str, middle: int) -> list[str]:
+    ways = results.ways(model)
+    lines = [f"| server | {' | '.join(ways)} |", "|---" * (len(ways) + 1) + "|"]
+    for server in results.servers:
+        columns = []
+        for way in ways:
+            cells = results.cells(model, way)
+            loads = {cell[2]: median(each) for cell in cells if (each := results.windows[cell].get(server.name))}
+            columns.append(_cell(loads, middle))
+        lines.append(f"| {server.name} | {' | '.join(columns)} |")
+    return lines
+
+
+def _cell(loads: Mapping[int, Window], middle: int) -> str:
+    if middle not in loads:
+        return "-"
+    rate, times, _ = figures(loads[middle])
+    p99 = times.split(", ")[1]
+    cpu = ", ".join(f"{load.cpu_us:,.0f}" for load in loads.values())
+    return f"{rate}<br>{p99}<br>{cpu}"
 
 
 def _way_table(results: Results, model: str, way: str) -> list[str]:

@@ -124,7 +124,7 @@ def supervise_workers(settings: Settings, arguments: Sequence[str]) -> int:
     try:
         directory = meeting_place(tempfile.gettempdir())
     except OSError as error:
-        _log.error("the workers need a directory to meet in; TMPDIR names another place for it: %s", error)
+        _log.error("cannot create the directory for the workers' sockets; set TMPDIR to another place: %s", error)
         return 1
     workers = supervisor.Workers(settings.workers, settings.exit_timeout_secs, directory)
     descriptors = reservation.hand_over()
@@ -237,9 +237,7 @@ def hints(server: "InferenceServer", settings: Settings, http_port: int | None) 
         paragraphs.append(console.waiting_line(waiting, None if restricted else place))
     elif not entries:
         listed = ", ".join(map(str, settings.repositories))
-        paragraphs.append(
-            f"There are no models in {listed}. Each needs a directory of its own there: NAME/1/model.onnx"
-        )
+        paragraphs.append(f"There are no models in {listed}. Each model needs its own directory: NAME/1/model.onnx")
     if models and place is not None:
         paragraphs.append(f"Try it:\n  {console.example_call(models, place)}")
     return "\n\n".join(paragraphs)

@@ -296,7 +296,7 @@ def test_models_that_wait_for_a_load_call() -> None:
 
 
 def test_an_empty_repository() -> None:
-    assert said(models=False) == "There are no models in m. Each needs a directory of its own there: NAME/1/model.onnx"
+    assert said(models=False) == "There are no models in m. Each model needs its own directory: NAME/1/model.onnx"
 
 
 def test_options_without_effect_are_warned_of(

@@ -156,7 +156,9 @@ def test_an_option_without_effect_is_taken_with_its_value() -> None:
 
 @pytest.mark.parametrize("engine", ["native", "grpcio"])
 def test_a_removed_option_is_taken_and_explained(tmp_path: Path, engine: str) -> None:
-    reason = "has no effect in modserve: it was removed, since there is one gRPC server now: what was called native"
+    reason = (
+        "has no effect in modserve: it was removed, because there is only one gRPC server now (formerly called native)"
+    )
     assert read("--grpc-engine", engine, "--id=x").warnings == (f"option '--grpc-engine' {reason}",)
     assert read("--id=x", MODSERVE_GRPC_ENGINE=engine).warnings == (
         f"environment variable MODSERVE_GRPC_ENGINE {reason}",

@@ -26,21 +26,20 @@ CANNOT_CHECK = 2
 HELP = """\
 usage: modserve check DIR … [--load] [--against URL] [--json] [options of 'modserve serve']
 
-Looks at all models in DIR as a server with the same options would, and says what is wrong with
-each: the file, the line and the column, with the line itself. Nothing is served. What is
-understood and has no effect is a note.
+Checks all models in DIR as a server with the same options does, and reports each problem with
+file, line and column, and the line itself. It serves nothing. Settings without effect are notes.
 
-  --load  Load each model, too, one after the other, as a server does at its start: problems that
-          only show when the engine opens the model.
+  --load  Also load each model, one after the other, as a server does at its start, to find
+          problems that only the engine can detect.
   --against URL
-          Load each model, and compare it with the one of its name in a server that runs, such as
-          Triton: tensors, versions, configuration, and the responses to some requests with made-up
-          data. URL is http://HOST:PORT, https://…, grpc://HOST:PORT or grpcs://….
+          Load each model, and compare it with the model of the same name in a running server, such
+          as Triton: tensors, versions, configuration, and the responses to some requests with
+          generated data. URL is http://HOST:PORT, https://…, grpc://HOST:PORT or grpcs://….
   --tolerance X
-          How much floating-point outputs may differ, relatively; 0.001 if not set.
+          Relative tolerance for floating-point outputs. [default: 0.001]
   --json  Print one JSON document.
 
-exit codes: 0 no problems (there may be notes), 1 problems, 2 it cannot be checked, or compared
+exit codes: 0 no problems (there may be notes), 1 problems, 2 the check or comparison failed
 
 examples:
   modserve check model_repository

@@ -19,10 +19,10 @@ _PLACES = {
 
 PARSER = parser(
     "completion",
-    "Prints a script with which a shell completes commands, their options, and files. Where it belongs:\n"
+    "Prints a script that completes commands, options and files in a shell. Save it as:\n"
     + "\n".join(f"  {shell.ljust(5)} {place}" for shell, place in _PLACES.items()),
     "\n".join(f"  modserve completion {shell} > {place}" for shell, place in _PLACES.items()),
-    "0 printed, 2 a wrong command line",
+    "0 printed, 2 wrong command line",
 )
 PARSER.add_argument("shell", metavar="|".join(SHELLS), help="The shell.")
 HELP = PARSER.format_help()

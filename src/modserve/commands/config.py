@@ -24,17 +24,17 @@ WRONG_WORDS = 2
 HELP = """\
 usage: modserve config MODEL_FILE [--max-batch-size N] [-o FILE]
 
-Writes a full config.pbtxt for a model file, or for a folder such as a SavedModel, to standard
-output: its name, what runs it, its inputs and outputs as the engine describes them, and the
-sections that one may want, commented out, with a line on each. The file is loaded for that.
+Loads a model file, or a folder such as a SavedModel, and writes a complete config.pbtxt for it to
+standard output: name, backend, inputs and outputs as the engine describes them, and common
+options, commented out and explained.
 
-  --max-batch-size N  The most rows of a batch; 0 for a model that is to take whole shapes. If not
-                      set, what a server takes without a configuration: 4 if the first dimension
-                      of every tensor is variable, otherwise 0.
+  --max-batch-size N  Maximum number of rows per batch; 0: no batching. [default: what a server uses
+                      without a configuration: 4 if the first dimension of every tensor is variable,
+                      otherwise 0]
   -o FILE, --output FILE
-                      Write to FILE, which must not be there yet.
+                      Write to FILE, which must not exist.
 
-exit codes: 0 written, 1 the model cannot be loaded, 2 a wrong command line or file
+exit codes: 0 written, 1 the model does not load, 2 wrong command line or file
 
 examples:
   modserve config resnet50.onnx

@@ -14,13 +14,12 @@ from .terminal import COLOURS, PLAIN, plural, takes_colours
 HELP = """\
 usage: modserve doctor [--json] [options of 'modserve serve']
 
-Looks at what a server with the same options would meet on this machine, and says of each whether
-it is ok, or what to do: versions, libraries, ports, cores, memory, open files, shared memory,
-engines, GPUs, clock. Nothing is served.
+Checks this machine for a server with the same options, and suggests what to do: versions,
+libraries, ports, cores, memory, open files, shared memory, engines, GPUs, clock. It serves nothing.
 
   --json  Print one JSON document.
 
-exit codes: 0 no problems (there may be warnings), 1 problems, 2 a wrong command line
+exit codes: 0 no problems (there may be warnings), 1 problems, 2 wrong command line
 
 examples:
   modserve doctor

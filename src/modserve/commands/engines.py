@@ -9,7 +9,7 @@ from modserve.process import console
 HELP = """\
 usage: modserve engines
 
-Lists the engines that are installed, what each loads, and the pip line of the others.
+Lists the installed engines with the files that each loads, and the pip commands for others.
 
 example:
   modserve engines"""

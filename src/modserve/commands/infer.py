@@ -27,33 +27,39 @@ PARSER = parser(
 Sends one inference request to a running server, and shows the response.
 
 VALUE is a number (for all elements), a list (1,2,3 or JSON), a text, or @FILE: .npy, .npz, .json,
-.txt, .csv, .bin, or a picture (with Pillow). The same NAME again is another row of the batch. The
-NAME may be left out if the model has one input; '@file.npz' has all inputs by their names. A text
-that begins with @ is written @@. 'modserve models MODEL' lists a model's inputs.""",
+.txt, .csv, .bin, or a picture (with Pillow). Repeat a NAME to add a row to the batch. You may
+omit NAME= if the model has one input; '@file.npz' has all inputs by name. Write a text that begins
+with @ as @@. 'modserve models MODEL' lists a model's inputs.""",
     """\
   modserve infer simple INPUT0=1 INPUT1=1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16
   modserve infer digits_pipeline photo=@seven.png --output probabilities=probabilities.npy
   modserve infer resnet @cat.jpg --pixels imagenet --classes 5
   modserve infer simple --sample --grpc --json""",
-    "0 responded to, 1 failed, with the reason, 2 a wrong command line",
+    "0 success, 1 failure (the reason is printed), 2 wrong command line",
 )
 PARSER.add_argument("model", metavar="MODEL", help="The model's name.")
 PARSER.add_argument("values", nargs="*", metavar="NAME=VALUE", help="Inputs.")
 _GROUP = PARSER.add_argument_group("the request")
-_GROUP.add_argument("--version", metavar="N", type=int, help="The version; the latest that is ready if not set.")
-_GROUP.add_argument("--sample", action="store_true", help="Make up data for the inputs that are not named.")
-_GROUP.add_argument("--outputs", metavar="NAME,…", default="", help="The outputs to request; all if not set.")
-_GROUP.add_argument("--classes", metavar="K", type=int, default=0, help="The K best classes of each output.")
-_GROUP.add_argument("--request-id", metavar="TEXT", default="", help="Comes back in the response, and in logs.")
-_GROUP.add_argument("--parameter", metavar="NAME=VALUE", action="append", default=[], help="May be repeated.")
-_GROUP.add_argument("--sequence-id", metavar="ID", help="The sequence that the request is of: a number or a text.")
-_GROUP.add_argument("--sequence-start", action="store_true", help="It is the first request of the sequence.")
-_GROUP.add_argument("--sequence-end", action="store_true", help="It is the last one.")
-_GROUP.add_argument("--stream", action="store_true", help="Show any number of responses as they come.")
-_GROUP.add_argument("--grpc", action="store_true", help=f"Over gRPC: port {PORTS['grpc']}, if --url is no grpc://….")
+_GROUP.add_argument("--version", metavar="N", type=int, help="The version. [default: the latest ready one]")
+_GROUP.add_argument("--sample", action="store_true", help="Generate data for all other inputs.")
+_GROUP.add_argument("--outputs", metavar="NAME,…", default="", help="The outputs to request. [default: all]")
+_GROUP.add_argument("--classes", metavar="K", type=int, default=0, help="Return the K best classes of each output.")
+_GROUP.add_argument(
+    "--request-id", metavar="TEXT", default="", help="The request id, which appears in the response and in logs."
+)
+_GROUP.add_argument(
+    "--parameter", metavar="NAME=VALUE", action="append", default=[], help="Request parameter; may be repeated."
+)
+_GROUP.add_argument(
+    "--sequence-id", metavar="ID", help="Id of the sequence that the request belongs to: a number or a text."
+)
+_GROUP.add_argument("--sequence-start", action="store_true", help="Mark the first request of the sequence.")
+_GROUP.add_argument("--sequence-end", action="store_true", help="Mark the last request of the sequence.")
+_GROUP.add_argument("--stream", action="store_true", help="Show any number of responses as they arrive.")
+_GROUP.add_argument("--grpc", action="store_true", help=f"Use gRPC, at port {PORTS['grpc']} unless --url is grpc://….")
 _GROUP = PARSER.add_argument_group("pictures")
-_GROUP.add_argument("--pixels", choices=tuple(infer_images.PIXELS), default="", help="How pixels become numbers.")
-_GROUP.add_argument("--layout", choices=infer_images.ORDERS, default="", help="Where the channels are.")
+_GROUP.add_argument("--pixels", choices=tuple(infer_images.PIXELS), default="", help="Range of pixel values.")
+_GROUP.add_argument("--layout", choices=infer_images.ORDERS, default="", help="Order of the dimensions.")
 _GROUP = PARSER.add_argument_group("the response")
 _GROUP.add_argument(
     "--output",

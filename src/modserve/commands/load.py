@@ -19,22 +19,23 @@ from .terminal import duration, each
 
 PARSER = parser(
     "load",
-    "Loads models into a running server, or loads them again, and waits until they are ready.\n"
-    "The server has to run with --model-control-mode explicit.",
+    "Loads or reloads models of a running server, and waits until they are ready.\n"
+    "The server must run with --model-control-mode explicit.",
     "  modserve load simple\n  modserve load simple --config config.json\n"
     "  modserve load new --config config.json --file 1/model.onnx=model.onnx",
-    "0 loaded, 1 not loaded, with the reason, 2 a wrong command line",
+    "0 loaded, 1 not loaded (the reason is printed), 2 wrong command line",
 )
-PARSER.add_argument("names", nargs="+", metavar="MODEL", help="Their names in the model repository.")
+PARSER.add_argument("names", nargs="+", metavar="MODEL", help="Names of models in the model repository.")
 PARSER.add_argument(
-    "--config", metavar="FILE", default="", help="Configuration in JSON, in place of the one in the repository."
+    "--config", metavar="FILE", default="", help="Configuration in JSON, instead of the one in the repository."
 )
 PARSER.add_argument(
     "--file",
     metavar="PATH=FILE",
     action="append",
     default=[],
-    help="File of the model, in place of those in the repository; may be repeated; PATH is such as 1/model.onnx.",
+    help="A model file, instead of those in the repository; PATH is relative to the model's folder, e.g. 1/model.onnx; "
+    "may be repeated.",
 )
 add_destination(PARSER, 600.0)
 HELP = PARSER.format_help()

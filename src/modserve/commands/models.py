@@ -18,12 +18,12 @@ from .terminal import again, count, duration, indented, table, takes_colours
 
 PARSER = parser(
     "models",
-    "Lists the models of a server: state and reason, engine, requests, mean time. With names: only\n"
-    "these, with their inputs and outputs.",
+    "Lists the models of a server with state and reason, engine, requests and mean time. With names:\n"
+    "only these models, with their inputs and outputs.",
     "  modserve models\n  modserve models simple\n  modserve models --watch 1",
-    "0 listed, 1 not reached, or no such model, 2 a wrong command line",
+    "0 listed, 1 server unreachable, or no such model, 2 wrong command line",
 )
-PARSER.add_argument("names", nargs="*", metavar="MODEL", help="Models to describe; all, in a table, if none is named.")
+PARSER.add_argument("names", nargs="*", metavar="MODEL", help="Models to describe; by default, all models are listed.")
 add_watch(PARSER)
 add_json(PARSER)
 add_destination(PARSER, 10.0)

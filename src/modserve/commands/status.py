@@ -14,9 +14,9 @@ from .terminal import COLOURS, PLAIN, again, count, duration, indented, pairs, t
 
 PARSER = parser(
     "status",
-    "Says whether a server is ready, which models are in the way and why, and what it has done.",
+    "Shows whether a server is ready, which models are in the way and why, and request counts.",
     "  modserve status\n  modserve status --url http://10.0.0.7:8000 --watch\n  modserve status --json",
-    "0 ready, 1 not ready or not reached, 2 a wrong command line",
+    "0 ready, 1 not ready or unreachable, 2 wrong command line",
 )
 add_watch(PARSER)
 add_json(PARSER)

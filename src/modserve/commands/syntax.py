@@ -67,7 +67,7 @@ def parser(command: str, text: str, examples: str = "", codes: str = "") -> Pars
         allow_abbrev=False,
     )
     made._optionals.title = "options"
-    made.add_argument("-h", "--help", action="store_true", help="Print this, and exit.")
+    made.add_argument("-h", "--help", action="store_true", help="Print this help and exit.")
     return made
 
 
@@ -83,17 +83,20 @@ def add_destination(made: Parser, seconds: float = 60.0) -> None:
         "--url",
         metavar="URL",
         default="",
-        help=f"Where it is. [default: {DEFAULT_URL}] [env: {URL_VARIABLE}]",
+        help=f"The server's address. [default: {DEFAULT_URL}] [env: {URL_VARIABLE}]",
     )
     group.add_argument(
         "--header",
         metavar="NAME:VALUE",
         action="append",
         default=[],
-        help="Header of every call, such as what opens restricted calls; may be repeated; @FILE reads lines of a file.",
+        help="Header for every call, for example for restricted calls; @FILE reads headers from a file; may be "
+        "repeated.",
     )
-    group.add_argument("--ca-file", metavar="FILE", default="", help="PEM file with the authorities to trust, for TLS.")
-    group.add_argument("--cert", metavar="FILE", default="", help="PEM file with the certificate to show, for TLS.")
+    group.add_argument(
+        "--ca-file", metavar="FILE", default="", help="PEM file with the certificate authorities to trust, for TLS."
+    )
+    group.add_argument("--cert", metavar="FILE", default="", help="PEM file with the client certificate, for TLS.")
     group.add_argument("--key", metavar="FILE", default="", help="PEM file with the key of --cert.")
     group.add_argument("--insecure", action="store_true", help="Do not check the server's certificate.")
     group.add_argument(
@@ -101,7 +104,7 @@ def add_destination(made: Parser, seconds: float = 60.0) -> None:
         metavar="SECONDS",
         type=positive,
         default=seconds,
-        help=f"How long a call may take, with all responses of a stream. [default: {seconds:g}]",
+        help=f"Time limit of a call, including all responses of a stream. [default: {seconds:g}]",
     )
 
 
@@ -116,7 +119,7 @@ def add_watch(made: Parser) -> None:
         nargs="?",
         type=positive,
         const=2.0,
-        help="Print it again every so many seconds, 2 if not set, until Ctrl-C.",
+        help="Repeat every SECONDS (default: 2) until Ctrl-C.",
     )
 
 

@@ -22,22 +22,20 @@ class Command(NamedTuple):
 
 COMMANDS: Mapping[str, Command] = MappingProxyType(
     {
-        "check": Command("DIR …", "Say what is wrong with the models in DIR.", "commands for models"),
+        "check": Command("DIR …", "Check the models in DIR.", "commands for models"),
         "config": Command("MODEL_FILE", "Write a config.pbtxt for a model file."),
-        "init": Command("NAME --from WHAT", "Make the files of a new model, from a file or a template."),
-        "engines": Command(
-            "", "List what can run models here, and how to install the rest.", "commands for this machine"
-        ),
-        "doctor": Command("", "Say what on this machine is in the way of a server."),
-        "completion": Command("bash|zsh|fish", "Print a script that completes commands in a shell."),
-        "status": Command("", "Say whether a server is ready, and what it has done.", "commands for a running server"),
-        "models": Command("[MODEL …]", "List its models; inputs and outputs of those named."),
+        "init": Command("NAME --from WHAT", "Create a new model from a file or a template."),
+        "engines": Command("", "List installed engines, and how to install others.", "commands for this machine"),
+        "doctor": Command("", "Check this machine for problems."),
+        "completion": Command("bash|zsh|fish", "Print a shell completion script."),
+        "status": Command("", "Show whether a server is ready, and its counts.", "commands for a running server"),
+        "models": Command("[MODEL …]", "List its models, or describe the named ones."),
         "top": Command("", "Watch requests, queues, batches, latencies and errors."),
-        "infer": Command("MODEL [NAME=VALUE …]", "Send a request, and show the response."),
-        "load": Command("MODEL …", "Load a model, or load it again."),
-        "unload": Command("MODEL …", "Take a model out of the server."),
-        "bench": Command("MODEL", "Measure how fast a model of a running server responds.", "commands for measuring"),
-        "tune": Command("MODEL --goal-ms N", "Find the configuration that takes the most within a goal."),
+        "infer": Command("MODEL [NAME=VALUE …]", "Send a request and show the response."),
+        "load": Command("MODEL …", "Load or reload models."),
+        "unload": Command("MODEL …", "Unload models."),
+        "bench": Command("MODEL", "Measure the latency and throughput of a model.", "commands for measuring"),
+        "tune": Command("MODEL --goal-ms N", "Find the fastest configuration within a goal."),
     }
 )
 """All but `serve`, in the order of the help."""

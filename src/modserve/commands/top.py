@@ -23,22 +23,22 @@ _WINDOW = 10.0
 
 PARSER = parser(
     "top",
-    "Shows what a running server does, model by model, until Ctrl-C: requests/s, how many wait, and of\n"
-    "the last 10 seconds mean batch, mean time, p50 and p99; errors. Without a terminal it prints lines.",
+    "Shows the load of a running server per model until Ctrl-C: requests/s, queue, errors, and for the\n"
+    "last 10 seconds mean batch, mean time, p50 and p99. Without a terminal it prints lines.",
     "  modserve top\n  modserve top --interval 5\n  modserve top --count 2 | cat",
-    "0 ended, 1 not reached at the start, 2 a wrong command line",
+    "0 ended, 1 unreachable at the start, 2 wrong command line",
 )
 PARSER.add_argument(
-    "--interval", metavar="SECONDS", type=positive, default=1.0, help="Time between two looks. [default: 1]"
+    "--interval", metavar="SECONDS", type=positive, default=1.0, help="Time between two updates. [default: 1]"
 )
-PARSER.add_argument("--count", metavar="N", type=int, default=0, help="End after so many tables; 0: at Ctrl-C.")
-PARSER.add_argument("--plain", action="store_true", help="Print lines on a terminal, too.")
+PARSER.add_argument("--count", metavar="N", type=int, default=0, help="Number of tables to print; 0: until Ctrl-C.")
+PARSER.add_argument("--plain", action="store_true", help="Print lines even on a terminal.")
 add_destination(PARSER, 10.0)
 PARSER.add_argument(
     "--metrics-url",
     metavar="URL",
     default="",
-    help=f"Where its metrics are. [default: port {METRICS_PORT} of --url's host] [env: {METRICS_VARIABLE}]",
+    help=f"Address of the metrics page. [default: port {METRICS_PORT} of --url's host] [env: {METRICS_VARIABLE}]",
 )
 HELP = PARSER.format_help()
 

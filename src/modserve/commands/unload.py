@@ -14,13 +14,13 @@ from .terminal import each
 
 PARSER = parser(
     "unload",
-    "Takes models out of a running server, which has to run with --model-control-mode explicit.\n"
-    "Requests that it has accepted are still responded to.",
+    "Unloads models of a running server, which must run with --model-control-mode explicit.\n"
+    "The server still answers accepted requests.",
     "  modserve unload simple\n  modserve unload digits_pipeline --dependents",
-    "0 unloaded, 1 not unloaded, with the reason, 2 a wrong command line",
+    "0 unloaded, 1 not unloaded (the reason is printed), 2 wrong command line",
 )
-PARSER.add_argument("names", nargs="+", metavar="MODEL", help="Their names.")
-PARSER.add_argument("--dependents", action="store_true", help="Of an ensemble: also the models that only it uses.")
+PARSER.add_argument("names", nargs="+", metavar="MODEL", help="Names of models.")
+PARSER.add_argument("--dependents", action="store_true", help="Also unload the models that only this ensemble uses.")
 add_destination(PARSER)
 HELP = PARSER.format_help()
 

@@ -33,18 +33,18 @@ class FrontEndSettings:
     restrictions: values.Restrictions = Field(default_factory=dict)
     """By category of calls."""
     use_ssl: bool = option(False, "Serve {} over TLS only.")
-    use_ssl_mutual: bool = option(False, "Serve {} over TLS only, to clients with a certificate.")
-    server_cert: str = option("", "PEM file with the server's certificate chain; HTTP takes that of gRPC if not set.")
-    server_key: str = option("", "PEM file with its private key, not encrypted; HTTP takes that of gRPC if not set.")
-    root_cert: str = option("", "PEM file with the roots of clients' certificates; HTTP takes that of gRPC if not set.")
+    use_ssl_mutual: bool = option(False, "Serve {} over TLS only, to clients with a valid certificate.")
+    server_cert: str = option("", "PEM file with the server's certificate chain; HTTP uses gRPC's by default.")
+    server_key: str = option("", "PEM file with its unencrypted private key; HTTP uses gRPC's by default.")
+    root_cert: str = option("", "PEM file with the root certificates for clients; HTTP uses gRPC's by default.")
     server_timing: bool = option(
-        False, "Report what each inference has cost with its response, over HTTP and gRPC.", "server-timing"
+        False, "Report the times of each inference with its response, over HTTP and gRPC.", "server-timing"
     )
     client_timeout: Count = option(
         60,
         "Seconds in which a client must finish a request's head, send more of its body or message (otherwise 408, "
-        "DEADLINE_EXCEEDED; and in five times as many 16 KiB of it) or read more of a response (otherwise the "
-        "connection is closed), over HTTP and gRPC; 0: any time.",
+        "DEADLINE_EXCEEDED; five times as long for 16 KiB of it) or read more of a response (otherwise the connection "
+        "is closed), over HTTP and gRPC; 0: no limit.",
         "http-client-timeout",
     )
 
@@ -75,26 +75,26 @@ class HttpSettings(FrontEndSettings):
     )
     max_json: Annotated[int, Field(ge=1)] = option(
         64 * 1024 * 1024,
-        "Longest JSON of a request, in bytes; binary tensors count against --request-memory-limit instead.",
+        "Maximum size of a request's JSON in bytes; --request-memory-limit limits binary tensors.",
         "http-max-input-size",
     )
     max_connections: Count = option(
         10_000,
-        "Connections at the same time; one more gets 503. Fewer if the process may not open enough files; 0: as many "
-        "as it may.",
+        "Maximum number of open connections; one more gets 503. Fewer if the limit on open files is too low; 0: as "
+        "many as that limit allows.",
     )
-    idle_timeout: Count = option(620, "Seconds for which a connection without a request stays open; 0: for ever.")
-    console: bool = option(True, "Serve a live console to browsers, at / and /console.", "console")
+    idle_timeout: Count = option(620, "Seconds that an idle connection stays open; 0: forever.")
+    console: bool = option(True, "Serve the live console to browsers, at / and /console.", "console")
     allow_host: values.Hosts = option(
         frozenset(),
-        "Name by which browsers may call the server, beside addresses and the machine's own names; may be repeated; * "
-        "for any.",
+        "Name that browsers may use for the server, in addition to addresses and the machine's names, * for any; may "
+        "be repeated.",
         value="NAME",
         several=True,
     )
     cors_allow_origin: values.Origins = option(
         frozenset(),
-        "Origin whose pages may call the server from a browser; may be repeated; * for any.",
+        "Origin whose pages may call the server from a browser, * for any; may be repeated.",
         value="ORIGIN",
         several=True,
     )
@@ -115,28 +115,30 @@ class GrpcSettings(FrontEndSettings):
     )
     compression: values.Compression = option(
         "none",
-        "Compress responses for clients that accept it: with gzip for low, with deflate above.",
+        "Compress responses for clients that accept it: low with gzip, medium and high with deflate.",
         "grpc-infer-response-compression-level",
     )
     max_message: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = option(
         None,
-        "Longest message from a client, in bytes; 0: any length. The memory is that of the container, the process's "
-        "limit or the machine, whichever is least.",
+        "Maximum size of a message from a client in bytes; 0: no limit. The memory is that of the container, the "
+        "process limit or the machine, whichever is smallest.",
         "grpc-max-message-size",
         default_in_words="an eighth of the memory, at most 512 MiB",
     )
     max_concurrent_streams: Count = option(
-        1_000, "Calls that a client may have open on one connection, while its others wait; 0: any number."
+        1_000, "Maximum number of open calls on a connection; further ones wait in the client; 0: no limit."
     )
-    keepalive_time: Milliseconds = option(7_200_000, "Milliseconds until a silent client is sent a ping.")
-    keepalive_timeout: Milliseconds = option(20_000, "Milliseconds until it must have replied, or is disconnected.")
-    keepalive_permit_without_calls: bool = option(False, "Send pings on connections without calls, too.")
-    http2_max_pings_without_data: Count = option(2, "Pings sent with no data in between; 0: any number.")
+    keepalive_time: Milliseconds = option(7_200_000, "Milliseconds of silence before the server pings a client.")
+    keepalive_timeout: Milliseconds = option(
+        20_000, "Milliseconds that a client has to reply to a ping before it is disconnected."
+    )
+    keepalive_permit_without_calls: bool = option(False, "Also send pings on connections without calls.")
+    http2_max_pings_without_data: Count = option(
+        2, "Maximum number of pings sent without data in between; 0: no limit."
+    )
     http2_min_recv_ping_interval_without_data: Count = option(
         300_000, "A client that pings more often than this (in milliseconds) without sending data gets a strike."
     )
-    http2_max_ping_strikes: Count = option(2, "Strikes until a client's connection is closed; 0: any number.")
-    max_connection_age: Count = option(
-        0, "Milliseconds until a connection is told to end, so that clients connect anew; 0: never."
-    )
-    max_connection_age_grace: Count = option(0, "Milliseconds that its calls may still take; 0: for ever.")
+    http2_max_ping_strikes: Count = option(2, "Number of strikes before a client's connection is closed; 0: no limit.")
+    max_connection_age: Count = option(0, "Milliseconds before the server asks a client to reconnect; 0: never.")
+    max_connection_age_grace: Count = option(0, "Milliseconds that its calls may still take then; 0: no limit.")

@@ -40,26 +40,26 @@ Lazily = Annotated[Literal["auto", "true", "false"], BeforeValidator(_lazily)]
 
 LIMIT: MemoryLimit = option(
     MemoryLimit(),
-    "Memory that all models together may hold: bytes, a size such as 10GB or 500MiB, or a percentage of what the "
-    "container or the machine has. Models are then loaded with their first request, and those that were not used for "
-    "longest leave for others; 0: any number, and all stay.",
+    "Memory for all models together: bytes, a size such as 10GB or 500MiB, or a percentage of the memory of the "
+    "container or machine. Models then load with their first request, and the least recently used ones are unloaded "
+    "for others; 0: no limit, and all models stay loaded.",
     section="memory of models",
     value="BYTES|SIZE|PERCENTAGE",
     default_in_words="0",
 )
 LAZILY: Literal["auto", "true", "false"] = option(
     "auto",
-    "Load models with their first request, not when the server starts; auto: with --model-memory-limit. The parameter "
-    "residency.load of a model (lazy or eager) wins.",
+    "Load models with their first request, not at the start; auto: only with --model-memory-limit. A model's "
+    "parameter residency.load (lazy or eager) overrides it.",
     flag=True,
     value="auto|true|false",
 )
 IDLE_SECS: int = option(
     0,
-    "Seconds without a request after which a model leaves memory, until the next request for it; 0: never. The "
-    "parameter residency.idle_unload_secs of a model wins.",
+    "Seconds without a request after which a model is unloaded until its next request; 0: never. A model's parameter "
+    "residency.idle_unload_secs overrides it.",
 )
 WAIT_SECS: int = option(
     30,
-    "Seconds for which requests wait until others have left the memory that their model needs, and are refused then.",
+    "Seconds that requests wait for the memory that their model needs before they are refused.",
 )

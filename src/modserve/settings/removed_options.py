@@ -3,5 +3,5 @@
 from collections.abc import Mapping
 
 REMOVED: Mapping[str, str] = {
-    "grpc-engine": "it was removed, since there is one gRPC server now: what was called native",
+    "grpc-engine": "it was removed, because there is only one gRPC server now (formerly called native)",
 }

@@ -40,7 +40,7 @@ class Settings(BaseModel):
         (),
         "Directory of models, or s3://, gs://, as:// or an archive at http(s)://; may be repeated.",
         "",
-        Option("The same as --model-repository.", "model-store", value="DIR", several=True),
+        Option("Same as --model-repository.", "model-store", value="DIR", several=True),
         section="models and server",
         value="DIR",
         several=True,
@@ -48,50 +48,51 @@ class Settings(BaseModel):
     """One or several; `repositories` has them as paths and remote places."""
     python_model: values.PythonModels = option(
         {},
-        "Function or class with modserve.model above it; may be repeated. The option's name may be left out: "
-        "'serve my_module:my_model'. NAME is that of the model, OBJECT if not set.",
+        "Function or class decorated with modserve.model; may be repeated. You may omit the option's name: 'serve "
+        "my_module:my_model'. NAME is the model's name, by default OBJECT.",
         value="[NAME=]MODULE:OBJECT",
         several=True,
     )
     """Decorated objects, or their places as texts, by name; the keyword takes one or several, or a mapping."""
     model_file: values.ModelFiles = option(
         (),
-        "Model file, or directory of one model, to serve without a repository; may be repeated. The option's name may "
-        "be left out: 'serve resnet50.onnx'. NAME is that of the model, the file's without its ending if not set.",
+        "Model file, or directory of one model, to serve without a repository; may be repeated. You may omit the "
+        "option's name: 'serve resnet50.onnx'. NAME is the model's name, by default the file's name without its "
+        "extension.",
         value="[NAME=]FILE",
         several=True,
     )
     """The keyword takes a path or several, or a mapping by name; the field has names, empty if not set, and paths."""
     example: bool = option(False, "Serve the example models that come with modserve.", flag=True)
     id: str = option("modserve", "The server's name in its metadata.", value="NAME")
-    exit_on_error: bool = option(False, "Stop if a model fails to load at the start.")
-    exit_timeout_secs: Count = option(30, "Seconds for which a stopping server waits for what is in flight.")
+    exit_on_error: bool = option(False, "Exit if a model fails to load at the start.")
+    exit_timeout_secs: Count = option(30, "Seconds that a stopping server waits for requests in flight.")
     strict_readiness: bool = option(
-        True, "Be ready only when every model is; otherwise as soon as the first load is over."
+        True, "Be ready only when every model is; if false, as soon as the first load is over."
     )
     strict_version_readiness: bool = option(
-        False, "Be unready, as Triton is, while a version loads or has failed beside others of its model that serve."
+        False, "Be unready, like Triton, if a version is loading or has failed while other versions of its model serve."
     )
     model_control_mode: values.ControlMode = option(
         "none",
-        "none: load all models at the start; explicit: load those of --load-model, and later those that clients load; "
-        "poll: load all, and follow the changes in the repositories.",
+        "none: load all models at the start; explicit: load those of --load-model, later those that clients load; "
+        "poll: load all, then follow changes in the repositories.",
     )
     load_model: tuple[str, ...] = option(
-        (), "Model to load at the start in mode explicit; may be repeated; * for all.", value="NAME"
+        (), "Model to load at the start in mode explicit, * for all; may be repeated.", value="NAME"
     )
     allow_outside_symlinks: bool = option(
-        False, "Load models with symbolic links to what is outside their model repository.", flag=True
+        False, "Load models whose symbolic links lead out of their model repository.", flag=True
     )
     require_digests: bool = option(
-        False, "Refuse models with files for which no SHA256SUMS in the repository has a digest.", flag=True
+        False, "Refuse models with files that have no digest in a SHA256SUMS file of the repository.", flag=True
     )
     deny_code: bool = option(
         False,
-        "Refuse models that run code from the repository: those in Python, pickles, libraries of operators.",
+        "Refuse models that run code from the repository: Python models, pickles, operator libraries.",
         flag=True,
     )
-    repository_poll_secs: Count = option(15, "Seconds between two looks at the repositories in mode poll; 0: never.")
+    repository_poll_secs: Count = option(15, "Seconds between two polls of the repositories in mode poll; 0: never.")
     repository_cache_dir: str = option(
         "",
         "Directory for the files of remote repositories.",
@@ -99,37 +100,39 @@ class Settings(BaseModel):
         default_in_words="modserve/models in the user's cache folder",
     )
     repository_timeout_secs: Annotated[int, Field(ge=1, le=3600)] = option(
-        10, "Seconds without a byte until a remote repository counts as not responding."
+        10, "Seconds without data after which a remote repository counts as unresponsive."
     )
     model_config_name: values.ConfigName = option(
         "",
-        "A model that has configs/NAME.pbtxt has that configuration in place of config.pbtxt.",
+        "Use a model's configs/NAME.pbtxt, if it exists, instead of its config.pbtxt.",
         value="NAME",
     )
-    model_load_retry_count: Count = option(0, "How often a load that failed is tried again.")
-    model_load_thread_count: Annotated[int, Field(ge=1)] = option(4, "How many model versions load at the same time.")
+    model_load_retry_count: Count = option(0, "Number of retries of a failed load.")
+    model_load_thread_count: Annotated[int, Field(ge=1)] = option(
+        4, "Number of model versions that load at the same time."
+    )
     warmup: Literal["auto", "config", "off"] = option(
         "config",
-        "Models that run samples on each instance before they are ready: config: those with model_warmup; auto: the "
-        "others too, with data that is made up; off: none.",
+        "Models that run sample requests on each instance before they are ready: config: those with model_warmup; "
+        "auto: all others too, with generated data; off: none.",
     )
     # Of its two options, tritonserver lets the one win that switches it off.
     disable_auto_complete_config: values.AnyFlag = option(
         False,
-        "Fill in nothing that a config.pbtxt leaves out.",
+        "Do not complete configurations: use each config.pbtxt as it is.",
         "",
-        Option("The same as --disable-auto-complete-config.", "strict-model-config", several=True),
+        Option("Same as --disable-auto-complete-config.", "strict-model-config", several=True),
         several=True,
         flag=True,
     )
     default_backend: Literal["file", "auto"] = option(
         "file",
-        "Backend of models whose configuration names none: that which the model's file is for, or auto, which measures "
-        "all that take it and serves with the fastest.",
+        "Backend of models whose configuration names none: file: the one for the model's file; auto: the fastest of "
+        "all that can run it, by measurement.",
     )
     backend_config: values.BackendOptions = option(
         {},
-        "Option of a backend, or without BACKEND of all backends that do not set it; may be repeated.",
+        "Option of a backend, or without BACKEND the default for all backends; may be repeated.",
         value="[BACKEND,]KEY=VALUE",
         parse=values.backend_option,
         several=True,
@@ -137,11 +140,11 @@ class Settings(BaseModel):
     """By backend name; those of the name ``""`` are for every backend that has none of its own."""
     cache_config: values.CacheConfig = option(
         CacheSettings(),
-        "Where the responses of models with response_cache are kept: here (local,size=BYTES, or with ttl=SECONDS and "
-        "entry_size=BYTES), or in a Redis that several servers share (redis,host=NAME,port=N, or with the keys of "
-        "Triton's Redis cache, ttl and entry_size). May be repeated.",
+        "Cache for responses of models with response_cache: in this process (local,size=BYTES, optionally ttl=SECONDS "
+        "and entry_size=BYTES), or in a Redis that several servers share (redis,host=NAME,port=N, optionally the keys "
+        "of Triton's Redis cache, ttl and entry_size); may be repeated.",
         "",
-        Option("The same as --cache-config=local,size=N, deprecated.", "response-cache-byte-size", parse=whole_number),
+        Option("Same as --cache-config=local,size=N, deprecated.", "response-cache-byte-size", parse=whole_number),
         value="CACHE,KEY=VALUE",
         default_in_words="no cache",
         parse=cache_texts,
@@ -150,34 +153,34 @@ class Settings(BaseModel):
     """A number is that of the bytes here; `cache` has it as a value."""
     rate_limit: values.RateLimit = option(
         "off",
-        "execution_count: an execution begins when the resources of its instance_group's rate_limiter are free, and "
-        "instances take turns by their priorities; off: an instance runs whenever it is free.",
+        "execution_count: an execution starts when the resources of its instance_group's rate_limiter are free, and "
+        "instances take turns by priority; off: an instance runs whenever it is free.",
         value="off|execution_count",
     )
     rate_limit_resource: values.RateLimitResources = option(
         {},
-        "How much there is of a resource on a device, or without DEVICE on each; may be repeated. Without the option "
-        "there is as much of each as the instance needs that needs the most.",
+        "Amount of a resource on a device, or without DEVICE on each; may be repeated. The default for each resource "
+        "is the largest amount that an instance needs.",
         value="NAME:COUNT[:DEVICE]",
         parse=values.rate_limit_resource,
         several=True,
     )
     """By name and device, None for each device."""
-    supervise: bool = option(False, "Run the server as a child process, and start it again when it crashes.", flag=True)
+    supervise: bool = option(False, "Run the server as a child process, and restart it when it crashes.", flag=True)
     """Not for the library."""
     workers: Annotated[int, Field(ge=1, le=256)] = option(
-        1, "Processes that serve the same ports, each with instances and queues of its own."
+        1, "Number of processes that serve the same ports, each with its own instances and queues."
     )
     """Not for the library."""
 
     request_memory_limit: Annotated[int | None, Field(ge=0)] = option(
         None,
-        "Bytes that all requests together may hold; 0: any number.",
+        "Bytes that all requests together may hold; 0: no limit.",
         section="limits and memory",
         default_in_words="half of the memory",
     )
     """None: half of what the container or the machine has."""
-    allow_client_shm: bool = option(False, "Let clients register shared memory, and put tensors there.")
+    allow_client_shm: bool = option(False, "Let clients register shared memory and pass tensors in it.")
     model_memory_limit: model_memory.Limit = model_memory.LIMIT
     load_lazily: model_memory.Lazily = model_memory.LAZILY
     model_idle_unload_secs: Count = model_memory.IDLE_SECS
@@ -187,24 +190,24 @@ class Settings(BaseModel):
     grpc: GrpcSettings = GrpcSettings()
 
     allow_metrics: bool = option(True, "Serve Prometheus metrics.", section="metrics and timing")
-    metrics_address: str = option("", "Address that metrics are served on.", default_in_words="that of HTTP")
-    metrics_port: Port = option(8002, "Port that metrics are served on; 0 takes a free one.")
+    metrics_address: str = option("", "Address that the metrics port listens on.", default_in_words="that of HTTP")
+    metrics_port: Port = option(8002, "Port for metrics; 0 takes a free one.")
     metrics_config: values.MetricsConfig = option(
         {},
-        "What the metrics page has: counter_latencies (sums of times) and histogram_latencies (histograms of times), "
-        "both true by default, and summary_latencies (quantiles of the last minute), false by default; "
-        "summary_quantiles=0.5:0.05,0.99:0.001 sets which, each with an error that need not be. May be repeated.",
+        "Contents of the metrics page: counter_latencies (sums of times) and histogram_latencies (histograms of "
+        "times), both true by default; summary_latencies (quantiles of the last minute), false by default; "
+        "summary_quantiles=0.5:0.05,0.99:0.001, with optional errors; may be repeated.",
         value="SETTING=VALUE",
         parse=values.metrics_setting,
         several=True,
     )
     metrics_interval_ms: values.Milliseconds = option(
-        2000, "Milliseconds after which figures of CPU, memory and GPUs are read anew when metrics are scraped."
+        2000, "Milliseconds after which a scrape updates the figures of CPU, memory and GPUs."
     )
-    allow_cpu_metrics: bool = option(True, "Serve figures of the machine's CPU and memory among the metrics.")
-    allow_gpu_metrics: bool = option(True, "Serve figures of GPUs among the metrics, where nvidia-ml-py is installed.")
+    allow_cpu_metrics: bool = option(True, "Include the machine's CPU and memory in the metrics.")
+    allow_gpu_metrics: bool = option(True, "Include GPUs in the metrics, if nvidia-ml-py is installed.")
     event_loop_warning_ms: Annotated[int, Field(ge=0, le=60_000)] = option(
-        250, "Log what holds the event loop for so many milliseconds; 0: never."
+        250, "Log what blocks the event loop for this many milliseconds; 0: never."
     )
 
     log_verbose: UnsignedCount = option(0, "Log debugging messages if above 0.", section="log", parse=values.verbosity)
@@ -220,11 +223,12 @@ class Settings(BaseModel):
 
     trace_level: frozenset[Literal["OFF", "TIMESTAMPS", "TENSORS"]] = option(
         frozenset(),
-        "What is recorded of traced requests; may be repeated; nothing if OFF is among them.",
+        "What to record of traced requests; may be repeated; OFF overrides the others.",
         "",
         Option(
-            "Sets the other options here, and wins over them; may be repeated. SETTING is level, rate, count, mode, "
-            "triton,file, triton,log-frequency, or one of --trace-opentelemetry behind 'opentelemetry,'.",
+            "Sets the other options of this section, and overrides them; may be repeated. SETTING is level, rate, "
+            "count, mode, triton,file, triton,log-frequency, or a setting of --trace-opentelemetry after "
+            "'opentelemetry,'.",
             "trace-config",
             value="SETTING=VALUE",
             expand=values.trace_setting,
@@ -234,21 +238,21 @@ class Settings(BaseModel):
         parse=values.level_name,
         several=True,
     )
-    trace_rate: UnsignedCount = option(1000, "Trace one of so many requests.")
-    trace_count: Annotated[int, Field(ge=-1, le=2**31 - 1)] = option(-1, "Requests that are traced; -1: any number.")
+    trace_rate: UnsignedCount = option(1000, "Trace one of this many requests.")
+    trace_count: Annotated[int, Field(ge=-1, le=2**31 - 1)] = option(-1, "Number of requests to trace; -1: no limit.")
     trace_log_frequency: UnsignedCount = option(
-        0, "Traces in one file, which then has an index behind its name; 0: all."
+        0, "Traces per file, whose names then end with an index; 0: all in one file."
     )
-    trace_file: str = option("", "File to which traces are written; without it, nothing is traced in mode triton.")
+    trace_file: str = option("", "File for traces; without it, nothing is traced in mode triton.")
     trace_mode: values.TraceMode = option(
         "triton",
-        "triton: traces go to a file, in Triton's format; opentelemetry: they go as spans to a collector (OTLP).",
+        "triton: write traces to a file, in Triton's format; opentelemetry: send spans to a collector (OTLP).",
         parse=values.trace_mode,
     )
     trace_opentelemetry: values.SpanConfig = option(
         (),
-        "How spans go to the collector; may be repeated. SETTING is url, protocol (http/protobuf or grpc), resource "
-        "(KEY=VALUE), bsp_max_queue_size, bsp_schedule_delay (ms) or bsp_max_export_batch_size.",
+        "Settings for sending spans to the collector; may be repeated. SETTING is url, protocol (http/protobuf or "
+        "grpc), resource (KEY=VALUE), bsp_max_queue_size, bsp_schedule_delay (ms) or bsp_max_export_batch_size.",
         value="SETTING=VALUE",
         several=True,
     )

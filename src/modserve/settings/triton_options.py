@@ -7,14 +7,14 @@ from collections.abc import Mapping
 
 _NO_POOLS = "memory comes from the system, so there are no pools to size"
 _OWN_THREADS = "requests are handled on one event loop, and models run on threads of their own"
-_NO_ENDPOINT = "the endpoints of SageMaker and Vertex AI are not served; those of KServe v2 are"
+_NO_ENDPOINT = "modserve has no SageMaker and Vertex AI endpoints, only those of KServe v2"
 
 WITHOUT_EFFECT: Mapping[str, str] = {
     "allow-sagemaker": _NO_ENDPOINT,
     "allow-vertex-ai": _NO_ENDPOINT,
     "backend-directory": "backends are installed as Python packages",
     "buffer-manager-thread-count": _OWN_THREADS,
-    "cache-directory": "the response cache is built in, see --cache-config",
+    "cache-directory": "the response cache is built in; see --cache-config",
     "cuda-memory-pool-byte-size": _NO_POOLS,
     "cuda-virtual-address-size": _NO_POOLS,
     "enable-peer-access": "no memory is copied between GPUs",
@@ -27,7 +27,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "model-load-gpu-limit": "the engine decides how much of a GPU a model may use",
     "model-namespacing": "model names must be unique over all repositories; models with the same name do not load",
     "pinned-memory-pool-byte-size": _NO_POOLS,
-    "repoagent-directory": "of the repository agents, checksum is built in; models that need another one do not load",
+    "repoagent-directory": "only the repository agent checksum is built in; models that need another one do not load",
     "sagemaker-port": _NO_ENDPOINT,
     "sagemaker-safe-port-range": _NO_ENDPOINT,
     "sagemaker-thread-count": _NO_ENDPOINT,

@@ -31,12 +31,12 @@ _USAGE = """modserve [serve] --model-repository DIR [options]
 
 _DESCRIPTION = """\
 Serves the models in DIR, and decorated Python functions, over KServe v2: HTTP, gRPC, and
-Prometheus metrics. The other commands serve nothing.
+Prometheus metrics.
 %s
-Each option can also be set by an environment variable, and in the YAML or TOML file that
+You can also set each option with an environment variable, or in a YAML or TOML file that
 --config names: --http-port 80 is MODSERVE_HTTP_PORT=80, and 'http-port: 80' in YAML. The
-command line wins over the environment, and the environment over the file. tritonserver's
-options that are not listed here are accepted without effect, or refused with the reason."""
+command line overrides the environment, and the environment overrides the file. Other
+options of tritonserver are accepted without effect, or refused with the reason."""
 
 _EPILOG = """\
 examples:
@@ -81,11 +81,9 @@ def parser(commands: Commands) -> argparse.ArgumentParser:
         "modserve", _USAGE, description, _EPILOG, formatter_class=_Formatter, add_help=False, allow_abbrev=False
     )
     group = top.add_argument_group("command")
-    group.add_argument("--help", action="help", help="Print this, and exit.")
-    group.add_argument("--version", action="version", help="Print the version, and exit.")
-    group.add_argument(
-        "--print-completion", metavar="bash|zsh|fish", help="The same as 'modserve completion', for this shell."
-    )
+    group.add_argument("--help", action="help", help="Print this help and exit.")
+    group.add_argument("--version", action="version", help="Print the version and exit.")
+    group.add_argument("--print-completion", metavar="bash|zsh|fish", help="Same as 'modserve completion'.")
     group.add_argument("--config", metavar="FILE", help="YAML or TOML file with options.\n[env: MODSERVE_CONFIG]")
     for option in OPTIONS.values():
         if option.section:

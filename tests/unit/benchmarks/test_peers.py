@@ -181,6 +181,14 @@ def test_the_report() -> None:
     assert text.endswith("- TorchServe needs Java")
 
 
+def test_the_summary_for_the_page() -> None:
+    text = report.summary(results(), "ONNX Runtime 1", 2, "3 windows of 1 s")
+    assert "| modserve | 2,000<br>2<br>50, 50 | - |" in text
+    assert "| other | 1,000<br>2<br>50, 50 | - |" in text
+    assert "| other | 1.00 s | 100 MB | 110 MB | 90 MB | 1.0% of a core |" in text
+    assert text.endswith("- TorchServe needs Java")
+
+
 def test_few_requests_have_no_percentiles_and_failures_show() -> None:
     rate, times, cpu = report.figures(window(50.0, count=1000, errors=3))
     assert (rate, times, cpu) == ("50.0 (3 of 1,000 failed)", "1, 2, -", "50 µs")

@@ -122,6 +122,17 @@ def test_cost_of_a_bls_call() -> None:
     ]
 
 
+def test_summary_for_the_page() -> None:
+    known = python_workloads.workloads()
+    table = python_backend.summary([known["add_sub"]], SERVED)
+    assert table[1] == "With 1 client:"
+    assert table[-3:] == [
+        "| `add_sub` | HTTP | modserve, process | 4,000 | 2.00 | 0.20 | 500 | 0.50 |",
+        "| `add_sub` | HTTP | modserve, thread | 8,000 | 4.00 | 0.20 | 250 | 0.25 |",
+        "| `add_sub` | HTTP | Triton | 2,000 |  | 0.20 | 1,000 |  |",
+    ]
+
+
 def test_tables_without_triton() -> None:
     alone = SERVED[:1]
     assert python_backend.loads_table(python_workloads.workloads()["add_sub"], alone)[-1].endswith(" µs |  |")

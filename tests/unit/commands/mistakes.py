@@ -19,7 +19,7 @@ class Mistake(NamedTuple):
 
 MISTAKES = (
     Mistake(
-        "Misspelt names, and values of the wrong kind",
+        "Misspelt names and values of the wrong type",
         {
             "resnet/config.pbtxt": """\
 backend: "onnxruntime"
@@ -33,7 +33,7 @@ instance_group [ { count: "two" } ]
         },
     ),
     Mistake(
-        "A bracket that is never closed",
+        "A missing closing bracket",
         {
             "simple/config.pbtxt": """\
 backend: "onnxruntime"
@@ -45,7 +45,7 @@ max_batch_size: 8
         },
     ),
     Mistake(
-        "A copied folder with the old name in it",
+        "A copied folder with the old name inside",
         {"simple_v2/config.pbtxt": 'name: "simple"\nbackend: "onnxruntime"\n', "simple_v2/1/model.onnx": MODEL},
     ),
     Mistake(
@@ -53,7 +53,7 @@ max_batch_size: 8
         {"resnet/config.pbtxt": 'backend: "onnxruntime"\n', "resnet/1/resnet50.onnx": MODEL},
     ),
     Mistake(
-        "A version that is no number",
+        "A version that is not a number",
         {"resnet/config.pbtxt": 'backend: "onnxruntime"\n', "resnet/v1/model.onnx": MODEL},
     ),
     Mistake(
@@ -63,7 +63,7 @@ max_batch_size: 8
         },
     ),
     Mistake(
-        "A backend that is not here",
+        "A missing backend",
         {"llama/config.pbtxt": 'backend: "vllm"\n', "llama/1/model.json": b"{}"},
     ),
     Mistake(
@@ -80,7 +80,7 @@ dynamic_batching {
         },
     ),
     Mistake(
-        "An ensemble of a model that is not there",
+        "An ensemble with a missing model",
         {
             "pipeline/config.pbtxt": """\
 platform: "ensemble"
@@ -118,7 +118,7 @@ output [ { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 16 ] } ]
         ("--load",),
     ),
     Mistake(
-        "What is understood, and has no effect",
+        "Settings without effect",
         {
             "simple/config.pbtxt": """\
 backend: "onnxruntime"

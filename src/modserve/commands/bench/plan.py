@@ -19,11 +19,11 @@ from .sequences import DEFAULT_LENGTH, DEFAULT_VARIATION, Lengths
 from .session import CONNECTIONS, SEQUENCES
 
 _DESCRIPTION = """\
-Measures how fast a model of a running server responds: any server of the KServe v2 protocol,
-modserve and Triton among them. Input data is made from the model's metadata, or read from files.
-Windows of time are measured until three in a row agree, and the result is made of these three.
-Ctrl-C ends it with the results so far."""
-_CODES = """0 measured, 2 a wrong command line, 130 ended by Ctrl-C, 1 all else: failed
+Measures how fast a model of a running server responds: modserve, Triton, or any other server with
+the KServe v2 protocol. Input data is generated from the model's metadata, or read from files. The
+command measures windows of time until three in a row agree, and reports these three. Ctrl-C ends
+it with the results so far."""
+_CODES = """0 measured, 2 wrong command line, 130 ended by Ctrl-C, 1 otherwise: failed
             requests, no such model or server, no rate that keeps the goal"""
 _EXAMPLES = """\
   modserve bench simple --concurrency 1:64:x2
@@ -90,57 +90,61 @@ def _variation(text: str) -> float:
 def bench_parser() -> Parser:
     made = parser("bench", _DESCRIPTION, _EXAMPLES, _CODES)
     made.add_argument("model", metavar="MODEL", help="Its name.")
-    made.add_argument("--model-version", metavar="N", type=reading(count), help="Its version; the server's if not set.")
+    made.add_argument(
+        "--model-version", metavar="N", type=reading(count), help="The version. [default: the server's choice]"
+    )
     load = made.add_argument_group("the load")
     load.add_argument(
         "--concurrency",
         metavar="RANGE",
         type=reading(whole_range),
-        help="So many requests at a time, each sent when the last one has its response (closed loop). [default: 1] "
-        "A RANGE is 8, or 1,4,16, or 100:2000:100, or 1:64:x2.",
+        help="Closed loop: number of requests at a time; each is sent when the previous one has its response. "
+        "[default: 1] A RANGE is 8, or 1,4,16, or 100:2000:100, or 1:64:x2.",
     )
     load.add_argument(
         "--rate",
         metavar="RANGE",
-        help="So many requests a second, whatever comes back (open loop). Latency counts from when a request was to be "
-        "sent, so that a server that stalls delays all that were due meanwhile.",
+        help="Open loop: requests per second, whatever comes back. Latency counts from when a request was due, so a "
+        "stall of the server delays all requests that were due meanwhile.",
     )
     add_goal(load.add_argument)
-    load.add_argument("--poisson", action="store_true", help="Random gaps in a rate, as from many clients.")
+    load.add_argument(
+        "--poisson", action="store_true", help="Random gaps between the requests of a rate, as from many clients."
+    )
     load.add_argument(
         "--connections",
         metavar="N",
         type=reading(count),
-        help="Requests that a rate may have under way; others wait in line. Of a model that keeps sequences, how many "
-        f"sequences. [default: {CONNECTIONS}, and {SEQUENCES} sequences]",
+        help="Maximum number of requests in flight in an open loop; others wait. For models with sequences: the number "
+        f"of sequences. [default: {CONNECTIONS}, and {SEQUENCES} sequences]",
     )
     load.add_argument(
         "--streaming",
         action="store_true",
-        help="Send requests by ModelStreamInfer, a stream for each connection (gRPC only). Decoupled models always "
-        "have streams.",
+        help="Send requests with ModelStreamInfer, one stream per connection (gRPC only). Decoupled models always use "
+        "streams.",
     )
-    sequences = made.add_argument_group("sequences, for models that keep them")
+    sequences = made.add_argument_group("sequences, for models with sequence batching")
     sequences.add_argument(
         "--sequence-length",
         metavar="N",
         type=reading(count),
-        help=f"Requests of a sequence. [default: the steps of --input-data FILE, or {DEFAULT_LENGTH}]",
+        help=f"Requests per sequence. [default: the steps of --input-data FILE, or {DEFAULT_LENGTH}]",
     )
     sequences.add_argument(
         "--sequence-length-variation",
         metavar="PERCENT",
         type=reading(_variation),
         default=DEFAULT_VARIATION,
-        help=f"How much longer or shorter some are, at random. [default: {DEFAULT_VARIATION:g}]",
+        help=f"Random variation of the length. [default: {DEFAULT_VARIATION:g}]",
     )
     add_data(made)
     add_rules(made)
     results = made.add_argument_group("results")
-    results.add_argument("--json", metavar="FILE", default="", help="Write them as JSON, too; - is standard output.")
     results.add_argument(
-        "--html", metavar="FILE", default="", help="Write a page with plots, which needs no other file."
+        "--json", metavar="FILE", default="", help="Also write the results as JSON; - is standard output."
     )
+    results.add_argument("--html", metavar="FILE", default="", help="Write a self-contained page with plots.")
     add_destination(made)
     return made
 
@@ -151,22 +155,22 @@ def add_goal(add: Callable[..., object], *, required: bool = False) -> None:
         metavar="N",
         type=positive,
         required=required,
-        help="Search for the highest rate whose latency is at most N ms."
-        + ("" if required else " With --rate LOW:HIGH, between these two."),
+        help="Search for the highest rate with a latency of at most N ms."
+        + ("" if required else " --rate LOW:HIGH bounds the search."),
     )
     add(
         "--percentile",
         metavar="P",
         type=reading(_percentile),
         default=99.0,
-        help="Of the latency, for the goal and for what has to agree. [default: 99]",
+        help="Percentile of the latency for the goal and for stability. [default: 99]",
     )
 
 
 def add_data(made: Parser) -> None:
     data = made.add_argument_group("the data")
     data.add_argument(
-        "-b", "--batch-size", metavar="N", type=reading(count), default=1, help="Rows of a request. [default: 1]"
+        "-b", "--batch-size", metavar="N", type=reading(count), default=1, help="Rows per request. [default: 1]"
     )
     data.add_argument(
         "--shape",
@@ -174,13 +178,13 @@ def add_data(made: Parser) -> None:
         type=reading(_dims),
         action="append",
         default=[],
-        help="For an input of variable shape, without the batch: image:3,224,224.",
+        help="Shape of an input with variable dimensions, without the batch: image:3,224,224.",
     )
     data.add_argument(
         "--input-data",
         metavar="WHAT",
         default="random",
-        help="random (as most models take it), zero, or a file in perf_analyzer's JSON. [default: random]",
+        help="random (as most models accept it), zero, or a file in perf_analyzer's JSON. [default: random]",
     )
     data.add_argument(
         "--input",
@@ -188,46 +192,52 @@ def add_data(made: Parser) -> None:
         type=reading(_input_file),
         action="append",
         default=[],
-        help="An input from a .npy file, or a string from any other.",
+        help="Read an input from a .npy file, or a string from any other file.",
     )
     data.add_argument(
         "--string-length",
         metavar="N",
         type=reading(count),
         default=128,
-        help="Letters of a random string. [default: 128]",
+        help="Length of random strings. [default: 128]",
     )
-    data.add_argument("--string-data", metavar="TEXT", default="", help="A string in place of random ones.")
+    data.add_argument("--string-data", metavar="TEXT", default="", help="A string to send instead of random ones.")
     data.add_argument(
         "--format",
         choices=("binary", "json"),
         default="",
-        help="How tensors go over HTTP; if not set, binary where the server says it can.",
+        help="Format of tensors over HTTP. [default: binary if the server supports it]",
     )
 
 
 def add_rules(made: Parser) -> None:
     exact = made.add_argument_group("how exact")
-    exact.add_argument("--window-secs", metavar="N", type=positive, default=1.0, help="Of a window. [default: 1]")
+    exact.add_argument(
+        "--window-secs", metavar="N", type=positive, default=1.0, help="Duration of a window. [default: 1]"
+    )
     exact.add_argument(
         "--window-requests",
         metavar="N",
         type=reading(count),
         default=50,
-        help="A window lasts until it has so many, at most ten times as long. [default: 50]",
+        help="Minimum number of requests in a window, which lasts at most ten times as long for them. [default: 50]",
     )
     exact.add_argument(
-        "--windows", metavar="N", type=reading(count), default=10, help="The most for a load. [default: 10]"
+        "--windows",
+        metavar="N",
+        type=reading(count),
+        default=10,
+        help="Maximum number of windows per load. [default: 10]",
     )
     exact.add_argument(
         "--stability",
         metavar="PERCENT",
         type=positive,
         default=10.0,
-        help="Three windows agree if neither rates nor latencies differ by more. [default: 10]",
+        help="Three windows agree if rates and latencies differ by at most this. [default: 10]",
     )
     exact.add_argument(
-        "--warm-up-secs", metavar="N", type=positive, default=0.5, help="Before each load. [default: 0.5]"
+        "--warm-up-secs", metavar="N", type=positive, default=0.5, help="Warm-up before each load. [default: 0.5]"
     )
 
 

@@ -18,26 +18,26 @@ from ..syntax import WordsError, parser, run
 from .templates import KINDS, call
 
 _DESCRIPTION = """\
-Makes the folders and files of a new model, with comments that say what each line is for, and tells
-the command that serves it. Nothing that is there already is written over."""
-_CODES = "0 written, 1 it cannot be written, or the file not be loaded, 2 a wrong command line"
+Creates the folders and files of a new model, with a comment on each line, and prints the command
+that serves it. It never overwrites files."""
+_CODES = "0 written, 1 the files cannot be written or the model does not load, 2 wrong command line"
 _EXAMPLES = """\
   modserve init classifier --from model.onnx
   modserve init classifier --from python
   modserve init pipeline --from ensemble --model-repository my_models"""
 
 _PARSER = parser("init", _DESCRIPTION, _EXAMPLES, _CODES)
-_PARSER.add_argument("name", metavar="NAME", help="The model's name, and that of its folder.")
+_PARSER.add_argument("name", metavar="NAME", help="Name of the model and of its folder.")
 _PARSER.add_argument(
     "--from",
     dest="source",
     metavar="WHAT",
     required=True,
-    help="A model file or folder, such as model.onnx, which is copied; python, for a model.py as Triton's backend "
-    "takes it; function, for a decorated function; ensemble, for two models in Python one behind the other.",
+    help="A model file or folder to copy, such as model.onnx; python for a model.py as in Triton's python backend; "
+    "function for a decorated function; ensemble for two models in Python, one after the other.",
 )
 _PARSER.add_argument(
-    "--model-repository", metavar="DIR", default="models", help="Where its folder goes. [default: models]"
+    "--model-repository", metavar="DIR", default="models", help="The model repository. [default: models]"
 )
 HELP = _PARSER.format_help()
 

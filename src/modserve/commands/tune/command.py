@@ -26,11 +26,11 @@ from .space import Limits, Point, Value, space, text, why_not
 from .tuning import Hooks, Laboratory, Outcome, Setting, Tried, tune
 
 _DESCRIPTION = """\
-Searches for the configuration of a model that takes the highest rate within a goal: number of
-instances, batch size, delay of the queue, threads of the engine, and with --try-auto the engine.
-It starts servers of its own with a copy of the model, and changes nothing of yours. A choice that
-is not better than the best one so far is given up after a second or two."""
-_CODES = """0 done, 2 a wrong command line, 130 ended by Ctrl-C (results so far), 1 all else:
+Searches for the configuration of a model that takes the highest rate within a goal: instances,
+batch size, queue delay, engine threads, and with --try-auto the engine. It starts its own servers
+with a copy of the model, and does not touch your files or servers. A configuration that is no
+better than the best one so far is dropped after a second or two."""
+_CODES = """0 done, 2 wrong command line, 130 ended by Ctrl-C (results so far), 1 otherwise:
             the model does not load, or nothing keeps the goal"""
 _EXAMPLES = """\
   modserve tune resnet50 --model-repository models --goal-ms 50 --output config.pbtxt
@@ -40,34 +40,40 @@ _EXAMPLES = """\
 def tune_parser() -> Parser:
     made = parser("tune", _DESCRIPTION, _EXAMPLES, _CODES)
     made.add_argument("model", metavar="MODEL", help="Its name.")
-    made.add_argument("--model-repository", metavar="DIR", required=True, help="The local directory that it is in.")
+    made.add_argument(
+        "--model-repository", metavar="DIR", required=True, help="Local directory that contains the model."
+    )
     add_goal(made.add_argument, required=True)
     made.add_argument(
         "--budget-secs",
         metavar="N",
         type=positive,
         default=300.0,
-        help="About how long it may take; a quarter is kept for the comparison at the end. [default: 300]",
+        help="Approximate time limit; a quarter is reserved for the comparison at the end. [default: 300]",
     )
     made.add_argument(
         "--max-batch-size",
         metavar="N",
         type=reading(count),
         default=0,
-        help="The largest to try; the present one if not set.",
+        help="Largest batch size to try. [default: the present one]",
     )
     made.add_argument(
-        "--try-auto", action="store_true", help="Let backend auto choose another engine, which may round differently."
+        "--try-auto", action="store_true", help="Also try backend auto, whose engine may round differently."
     )
     made.add_argument(
-        "--server-options", metavar="TEXT", default="", help="For the servers, such as '--backend-config=…'."
+        "--server-options", metavar="TEXT", default="", help="Options for the servers, such as '--backend-config=…'."
     )
     made.add_argument(
-        "--load-secs", metavar="N", type=positive, default=120.0, help="A model has to load in that. [default: 120]"
+        "--load-secs",
+        metavar="N",
+        type=positive,
+        default=120.0,
+        help="Time limit for loading the model. [default: 120]",
     )
     results = made.add_argument_group("results")
     results.add_argument(
-        "--output", metavar="FILE", default="", help="Write the config.pbtxt it recommends to a new file."
+        "--output", metavar="FILE", default="", help="Write the recommended config.pbtxt to a new file."
     )
     results.add_argument("--html", metavar="FILE", default="", help="Write a page with a plot of rates and latencies.")
     add_data(made)
