@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import compiled_form
+import hatch_build
 import pytest
 
-import hatch_build
 from modserve.form import stale_module
 
 
