@@ -1,10 +1,12 @@
-"""What wheels have beside the source: the example models, and where MODSERVE_COMPILED is 1 the compiled form.
+"""What wheels have beside the source: the example models, and the compiled form where a C compiler is there.
 
-Without that variable a wheel is pure Python. `scripts/compiled_form.py` is what compiles.
+Where the compiling fails, the wheel is pure Python. MODSERVE_COMPILED=1 makes that an error, as a missing compiler;
+MODSERVE_COMPILED=0 compiles nothing. `scripts/compiled_form.py` is what compiles.
 """
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +34,40 @@ class WheelContents(BuildHookInterface[Any]):
             build_data["force_include"][str(root / EXAMPLES)] = "modserve/example_models"
         if not self._compiles():
             return
-        sys.path.insert(0, str(root / "scripts"))
-        import compiled_form
-
-        target = root / "build" / "compiled"
-        for path in compiled_form.make(root, target):
+        try:
+            files = self._compiled_form().make(root, target := _writable(root / "build" / "compiled"))
+        except (Exception, SystemExit) as error:  # mypyc and compilers fail in many ways, some of them by sys.exit
+            if _WISH == "1":
+                raise
+            print(f"modserve is installed as pure Python, since compiling it failed: {error}", file=sys.stderr)
+            return
+        for path in files:
             build_data["force_include"][str(path)] = str(path.relative_to(target))
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
 
     def _compiles(self) -> bool:
-        return self.target_name == "wheel" and os.getenv("MODSERVE_COMPILED") == "1"
+        if self.target_name != "wheel" or _WISH == "0":
+            return False
+        return _WISH == "1" or bool(self._compiled_form().compiler())
+
+    def _compiled_form(self) -> Any:
+        sys.path.insert(0, str(Path(self.root) / "scripts"))
+        try:
+            import compiled_form
+        finally:
+            del sys.path[0]
+        return compiled_form
+
+
+_WISH = os.getenv("MODSERVE_COMPILED", "")
+
+
+def _writable(folder: Path) -> Path:
+    """A folder to compile in, which is elsewhere if the source's own cannot be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="modserve-compiled-"))

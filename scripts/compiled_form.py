@@ -1,17 +1,28 @@
 """The compiled form of modserve: the modules that `pyproject.toml` lists, made into extension modules by mypyc.
 
-`python scripts/compiled_form.py` (or `scripts/compile`) leaves it in `build/compiled`: a copy of the source, with the
-extension modules beside it. `hatch_build.py` makes wheels of it. Needs a C compiler, ``mypy[mypyc]`` and setuptools.
+    python scripts/compiled_form.py            # or scripts/compile: makes it in build/compiled
+    python scripts/compiled_form.py --kept     # prints the folder with the form of this very source, if it was made
+    python scripts/compiled_form.py --compiler # prints the C compiler's program, if there is one
+    python scripts/compiled_form.py --later    # makes it in a process of its own, which goes on when this one has ended
+
+`build/compiled` is a copy of the source with the extension modules beside it, and what the next build can use again.
+What servers run is a copy of that in `build/forms`, in a folder named by the source's digest. It never changes, so that
+a running server keeps its modules, and the form of another commit is never taken for this one's. `hatch_build.py` makes
+wheels. Compiling needs a C compiler, ``mypy[mypyc]`` and setuptools; the other calls need nothing but Python.
 """
 
+import contextlib
 import hashlib
 import json
 import os
+import shlex
 import shutil
+import subprocess
 import sys
 import sysconfig
 import time
 import tomllib
+import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,7 +35,12 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "build" / "compiled"
 LIBRARY = "modserve_compiled"
 """The library with the code of all modules, which the extension modules load: it stands beside the package."""
+FORMS = ROOT / "build" / "forms"
+"""A folder for each source whose form was made here, the last few."""
+RECORD = "modserve/compiled.json"
+"""Of what each extension module was made: `modserve.form` compares it with the source beside it."""
 _STAMP = "stamp.json"
+_KEPT_FORMS = 3
 _MYPY = ("--config-file=", "--ignore-missing-imports", "--follow-imports=silent")
 _OPTIMISATION = "2"
 
@@ -61,18 +77,85 @@ def make(root: Path = ROOT, target: Path = TARGET, without: Sequence[str] = ()) 
     The listed modules in the packages of `without` are left to the interpreter too.
     """
     listed = [name for name in modules(root).compiled if not within(name, without)]
-    key = _key(root / "src", listed)
-    made = _made(target, key)
-    if made is None:
-        began = time.perf_counter()
-        made = _compiled(root, target, listed)
-        seconds = time.perf_counter() - began
-        (target / _STAMP).write_text(json.dumps({"key": key, "files": made, "seconds": seconds}))
-        print(f"compiled in {seconds:.0f} s: {size(target) / 1e6:.1f} MB", file=sys.stderr)
-    else:
-        _copy_source(root / "src" / "modserve", target / "modserve")
-        print("the compiled form is up to date", file=sys.stderr)
-    return [target / path for path in made]
+    with _locked(target):
+        key = _key(root / "src", listed)
+        made = _made(target, key)
+        if made is None:
+            began = time.perf_counter()
+            made = _compiled(root, target, listed)
+            seconds = time.perf_counter() - began
+            (target / _STAMP).write_text(json.dumps({"key": key, "files": made, "seconds": seconds}))
+            print(f"compiled in {seconds:.0f} s: {size(target) / 1e6:.1f} MB", file=sys.stderr)
+        else:
+            _copy_source(root / "src" / "modserve", target / "modserve")
+            print("the compiled form is up to date", file=sys.stderr)
+        _write_record(target, listed)
+        return [target / path for path in (*made, RECORD)]
+
+
+def digest(root: Path = ROOT) -> str:
+    """Of all that the compiled form of a checkout depends on, the tools that make it apart."""
+    return _key(root / "src", modules(root).compiled, tools=())[:16]
+
+
+def kept(root: Path = ROOT, forms: Path = FORMS) -> Path | None:
+    """The folder to be put on PYTHONPATH, if the form of this source was made."""
+    folder = forms / digest(root)
+    return folder if folder.is_dir() else None
+
+
+def keep(root: Path = ROOT, target: Path = TARGET, forms: Path = FORMS) -> Path:
+    """Copy what `make` has left in `target` to a folder that stays as it is; of those before, the last few are kept."""
+    folder = forms / digest(root)
+    if not folder.is_dir():
+        forms.mkdir(parents=True, exist_ok=True)
+        new = forms / f".{folder.name}-{os.getpid()}"
+        new.mkdir()
+        shutil.copytree(target / "modserve", new / "modserve", ignore=shutil.ignore_patterns("__pycache__"))
+        for path in _extension_modules(target):
+            if path.parent == target:
+                shutil.copy2(path, new)
+        with contextlib.suppress(OSError):  # another process was first
+            new.rename(folder)
+        shutil.rmtree(new, ignore_errors=True)
+    folder.touch()
+    for old in sorted(forms.iterdir(), key=lambda path: path.stat().st_mtime)[:-_KEPT_FORMS]:
+        shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+def compiler() -> str:
+    """The C compiler's program; empty if there is none."""
+    words = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    return (shutil.which(words[0]) or "") if words else ""
+
+
+def later(root: Path = ROOT) -> None:
+    """Run `scripts/compile` in a process of its own, whose output goes to build/compile.log."""
+    (root / "build").mkdir(exist_ok=True)
+    with open(root / "build" / "compile.log", "wb") as log:
+        command = ["nice", "-n", "10", str(root / "scripts" / "compile")]
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+
+@contextlib.contextmanager
+def _locked(target: Path) -> Iterator[None]:
+    """Builds in one folder take turns."""
+    target.mkdir(parents=True, exist_ok=True)
+    with open(target / ".lock", "wb") as file:
+        if sys.platform != "win32":
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _write_record(target: Path, listed: Sequence[str]) -> None:
+    files = {file: zlib.crc32((target / file).read_bytes()) for file in source_files(listed)}
+    text = json.dumps(files, indent=0)
+    record = target / RECORD
+    if not record.exists() or record.read_text() != text:
+        record.write_text(text)
 
 
 def size(target: Path = TARGET) -> int:
@@ -85,15 +168,15 @@ def seconds(target: Path = TARGET) -> float:
     return float(json.loads((target / _STAMP).read_text())["seconds"])
 
 
-def _key(source: Path, listed: Sequence[str]) -> str:
-    digest = hashlib.sha256()
+def _key(source: Path, listed: Sequence[str], tools: Sequence[str] = ("mypy", "setuptools")) -> str:
+    hashed = hashlib.sha256()
     for path in sorted(source.rglob("*.py*")):
         if path.suffix in (".py", ".pyi"):
-            digest.update(f"{path.relative_to(source)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    tools = [f"{name} {version(name)}" for name in ("mypy", "setuptools")]
-    for part in (*listed, *tools, sys.version, sysconfig.get_config_var("SOABI"), Path(__file__).read_text()):
-        digest.update(f"{part}\n".encode())
-    return digest.hexdigest()
+            hashed.update(f"{path.relative_to(source)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    versions = [f"{name} {version(name)}" for name in tools]
+    for part in (*listed, *versions, sys.version, sysconfig.get_config_var("SOABI"), Path(__file__).read_text()):
+        hashed.update(f"{part}\n".encode())
+    return hashed.hexdigest()
 
 
 def _made(target: Path, key: str) -> list[str] | None:
@@ -112,7 +195,8 @@ def _copy_source(source: Path, target: Path) -> None:
     there = {path.relative_to(source) for path in source.rglob("*") if "__pycache__" not in path.parts}
     for path in sorted(target.rglob("*"), reverse=True):
         name = path.relative_to(target)
-        kept = name in there or "__pycache__" in name.parts or name.name.endswith(tuple(EXTENSION_SUFFIXES))
+        made_here = name.name.endswith((*EXTENSION_SUFFIXES, Path(RECORD).name))
+        kept = name in there or "__pycache__" in name.parts or made_here
         if not kept and path.is_file():
             path.unlink()
     for name in sorted(there):
@@ -210,5 +294,20 @@ _HIDDEN = () if sys.platform == "win32" else ("-fvisibility=hidden",)
 _STRIPPED = ("-Wl,-s",) if sys.platform == "linux" else ()
 
 
+def main() -> None:
+    words = sys.argv[1:]
+    if words == ["--kept"]:
+        print(kept() or "")
+    elif words == ["--compiler"]:
+        print(compiler())
+    elif words == ["--later"]:
+        later()
+    elif words:
+        raise SystemExit(__doc__)
+    else:
+        make()
+        keep()
+
+
 if __name__ == "__main__":
-    make()
+    main()

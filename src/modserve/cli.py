@@ -16,7 +16,7 @@ from .__about__ import __version__
 from .commands.table import COMMANDS, Program, program
 from .core.errors import ModserveError
 from .core.runtime.event_loop import new_event_loop
-from .form import form
+from .form import form, stale_module
 from .observability.logging import Logs
 from .process import supervisor
 from .process.ports import PortError
@@ -38,6 +38,9 @@ CRASHED = 70
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit code: 0 after an orderly stop, 1 for a failure, 2 for a wrong command line."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if form() == "compiled" and (file := stale_module()):
+        print(f"modserve: the compiled form was made of another {file}; install modserve again", file=sys.stderr)
+        return 1
     if words and words[0] in COMMANDS:
         return run_command(program(words[0]), words[1:])
     if words and words[0].partition("=")[0] == "--print-completion":  # the name that 'completion' had first
