@@ -45,7 +45,8 @@ from modserve.resources.machine_memory import allowed_memory
 from modserve.resources.shared_memory import SharedMemory
 from modserve.routing.routings import Routings
 from modserve.server import Phase
-from modserve.server.local import LocalServer, Services
+from modserve.server.local import LocalServer
+from modserve.server.services import Services
 from modserve.settings import Settings
 
 from .listeners import Listeners, Ports

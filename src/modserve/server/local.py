@@ -3,9 +3,9 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from modserve.__about__ import __version__
@@ -15,15 +15,11 @@ from modserve.core.errors import Code, ModserveError, invalid, unavailable
 from modserve.core.lifecycle import IndexEntry, State
 from modserve.core.loading import Repository
 from modserve.core.requests.inflight import Inflight
-from modserve.core.requests.memory import MemoryBudget
 from modserve.core.requests.request import ParameterValue
 from modserve.core.requests.response import InferenceResponse
-from modserve.core.residency import NO_MEMORY, MemoryReport
 from modserve.core.servable import Handle, ReadinessChecker, Servable
 from modserve.core.tensors.shared_memory import CudaRegion
 from modserve.core.tensors.tensor import Array, Tensor
-from modserve.observability.access_log import AccessLog
-from modserve.observability.failure_log import FailureLog
 from modserve.observability.logging import Logs
 from modserve.observability.trace import Tracer
 from modserve.pb import inference as pb
@@ -31,10 +27,10 @@ from modserve.protocol.control import statistics
 from modserve.repository.control import ControlOptions, ModelControl
 from modserve.repository.manager import ModelManager
 from modserve.resources import flow
-from modserve.resources.shared_memory import SharedMemory
 
 from .in_process import make_request, outcomes, response
 from .interface import Phase, Readiness, Region, RegionT
+from .services import Services
 
 EXTENSIONS = (
     "classification",
@@ -51,20 +47,6 @@ EXTENSIONS = (
     "trace",
 )
 """The protocol extensions served so far, as server metadata lists them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Services:
-    """What a server has beside its models."""
-
-    logs: Logs | None = None
-    """The log whose settings clients may change."""
-    tracer: Tracer = field(default_factory=Tracer)
-    shared_memory: SharedMemory = field(default_factory=SharedMemory)
-    memory: MemoryBudget = field(default_factory=MemoryBudget)
-    model_memory: Callable[[], MemoryReport] = lambda: NO_MEMORY
-    failure_log: FailureLog = field(default_factory=FailureLog)
-    access_log: AccessLog | None = None
 
 
 class LocalServer:

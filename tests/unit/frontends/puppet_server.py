@@ -33,7 +33,8 @@ from modserve.pb import inference as pb
 from modserve.repository.manager import ModelManager
 from modserve.repository.places import repositories_at
 from modserve.repository.table import ModelTable
-from modserve.server.local import LocalServer, Services
+from modserve.server.local import LocalServer
+from modserve.server.services import Services
 from modserve.settings import GrpcSettings, HttpSettings
 from modserve.testing import config, write_model
 

@@ -25,7 +25,8 @@ from modserve.repository.table import ModelTable
 from modserve.resources.cuda import Cuda
 from modserve.resources.shared_memory import SharedMemory
 from modserve.server import Readiness
-from modserve.server.local import LocalServer, Services
+from modserve.server.local import LocalServer
+from modserve.server.services import Services
 from modserve.settings import HttpSettings
 from modserve.testing import write_model
 from modserve.workers import values
