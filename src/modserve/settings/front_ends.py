@@ -51,6 +51,16 @@ class FrontEndSettings:
     limits: Limits = Limits()
     """How much work is done on the event loop."""
 
+    def check_certificates(self, subject: str) -> None:
+        """Raises ValueError if TLS lacks one of its files. `subject`, http or grpc, is the prefix of the options."""
+        if self.tls is None:
+            return
+        for file in ("server-cert", "server-key", *(["root-cert"] if self.use_ssl_mutual else [])):
+            if not getattr(self, file.replace("-", "_")):
+                option = f"--{subject}-use-ssl" + ("-mutual" if self.use_ssl_mutual else "")
+                files = " or ".join(dict.fromkeys((f"'--{subject}-{file}'", f"'--grpc-{file}'")))
+                raise ValueError(f"option '{option}' needs {files}")
+
     @property
     def tls(self) -> TlsFiles | None:
         """None: plain connections."""

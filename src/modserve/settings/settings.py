@@ -380,14 +380,8 @@ class Settings(BaseModel):
     @model_validator(mode="after")
     def _check_certificates(self) -> Self:
         """TLS needs its files, mutual TLS also the clients' roots."""
-        for subject, settings in (("http", self.http), ("grpc", self.grpc)):
-            if settings.tls is None:
-                continue
-            for file in ("server-cert", "server-key", *(["root-cert"] if settings.use_ssl_mutual else [])):
-                if not getattr(settings, file.replace("-", "_")):
-                    option = f"--{subject}-use-ssl" + ("-mutual" if settings.use_ssl_mutual else "")
-                    files = " or ".join(dict.fromkeys((f"'--{subject}-{file}'", f"'--grpc-{file}'")))
-                    raise ValueError(f"option '{option}' needs {files}")
+        self.http.check_certificates("http")
+        self.grpc.check_certificates("grpc")
         return self
 
 

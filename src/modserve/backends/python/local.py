@@ -54,7 +54,7 @@ class LocalInstance:
         self._who = who
         self._name = source.config.name
         self._version = source.version
-        self._server = LocalServer(who, source, before_wait)
+        self._server = InServerHost(who, source, before_wait)
         self._model: python_model.LoadedModel
         try:
             self._model = python_model.load(of_host=self._server, isolated=True, **load)
@@ -239,7 +239,7 @@ def as_core(tensor: worker_tensor.Tensor) -> Tensor:
     return Tensor(datatype, tuple(tensor.dims), tensor.raw_form(), None)
 
 
-class LocalServer:
+class InServerHost:
     """Implements `worker.host.Host`. ``before_wait`` is as in `LocalInstance`."""
 
     def __init__(self, who: str, source: ModelSource, before_wait: Callable[[str], None]) -> None:

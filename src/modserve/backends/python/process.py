@@ -30,7 +30,7 @@ from . import exits
 from .output import Output
 from .worker import arena, wire
 from .worker.records import Descriptions, Record, read_records
-from .worker.wire import Frame, FrameReader, Kind, Location
+from .worker.wire import Frame, Kind, Location, RecordReader
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class WorkerProcess:
         self.arena: arena.Arena
         self.process: subprocess.Popen[bytes]
         self._mirror: arena.Mirror
-        self._frames = FrameReader()
+        self._frames = RecordReader()
         self._soon: list[bytes] = []
         self._unsent = bytearray()
         self._fds: list[int] = []

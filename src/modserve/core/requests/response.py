@@ -96,7 +96,7 @@ def single_outcome(
     `held` is the response that may be it so far. A failure that follows a response which was not final replaces it.
     """
     if outcome is None:
-        return held or internal("the model gave no response")
+        return held or internal("the model sent no response")
     if isinstance(outcome, InferenceResponse):
         if held is not None:
             return unsupported(

@@ -243,7 +243,7 @@ class Connection(PortConnection):
         elif self._half and now - self._half > limits.silence:
             text = f"the rest of a frame has not come for {limits.silence:g} s"
             self._fail(PROTOCOL_ERROR, text, UNFINISHED)
-        elif self._keepalive.is_gone(now):
+        elif self._keepalive.is_dead(now):
             self.drop(KEEPALIVE)
         elif self._keepalive.begin_ping(now, sender.sent, not self.streams):
             sender.control(frames.ping(_KEEPALIVE))

@@ -49,7 +49,7 @@ TOO_MUCH_NOISE: Final = _ending(
 )
 TOO_MANY_RESETS: Final = _ending(
     "resets",
-    "too many streams that end before their time",
+    "too many streams that end early",
     _gains(LIMITS.resets, LIMITS.resets_a_second, "1 for each call that ends"),
 )
 TOO_MANY_PINGS: Final = _ending(

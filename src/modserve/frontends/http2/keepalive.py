@@ -44,7 +44,7 @@ class Keepalive:
                 raise client_error(TOO_MANY_PINGS)
         self._pinged = now
 
-    def is_gone(self, now: float) -> bool:
+    def is_dead(self, now: float) -> bool:
         """Whether the client has not replied for too long."""
         return self._waiting_since > 0 and now - self._waiting_since > self._policies.keepalive_timeout
 

@@ -27,7 +27,17 @@ from .backoff import Backoff
 from .memory import ModelMemory
 from .stages import Stage, StageEvent, after
 from .waiting import WaitingRequests, waiting_inflight
-from .work import NO_RULES, NOBODY_BORROWS, IdleWatch, Lending, StayRules, at_work, open_sequences, outstanding
+from .work import (
+    NO_RULES,
+    NOBODY_BORROWS,
+    IdleWatch,
+    Lending,
+    StayRules,
+    at_work,
+    mark_seen,
+    open_sequences,
+    outstanding,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -184,7 +194,7 @@ class OnDemandModel:
         if self._task is None:
             self._gave_up = False
             self._task = self._memory.start(self._load())
-            self._task.add_done_callback(_seen)
+            self._task.add_done_callback(mark_seen)
         return self._task
 
     async def _load(self) -> None:
@@ -399,9 +409,3 @@ class OnDemandKeeper(OnDemandModel):
     def abandon_sequence(self, id: SequenceId) -> None:
         if isinstance(self._inner, SequenceKeeper):
             self._inner.abandon_sequence(id)
-
-
-def _seen(task: "asyncio.Task[None]") -> None:
-    """Those that wait know of the failure; asyncio would complain of one that nobody asks for."""
-    if not task.cancelled():
-        task.exception()

@@ -84,7 +84,7 @@ def share_of(pid: int, proc: Path = _PROC) -> int:
         return 0
 
 
-class MemoryReading(NamedTuple):
+class MemorySample(NamedTuple):
     """The memory before a load."""
 
     own: int
@@ -100,11 +100,11 @@ class Meter:
     processes: Callable[[], frozenset[int]] = lambda: children(os.getpid())
     share: Callable[[int], int] = share_of
 
-    def before(self) -> MemoryReading:
+    def before(self) -> MemorySample:
         self.trim()
-        return MemoryReading(self.own(), self.processes())
+        return MemorySample(self.own(), self.processes())
 
-    def after(self, before: MemoryReading) -> int:
+    def after(self, before: MemorySample) -> int:
         """Bytes that this process has grown by, and that the processes have which were not there before."""
         self.trim()
         grown = max(0, self.own() - before.own)

@@ -1,5 +1,6 @@
 """What a loaded model is doing, and how it comes and goes by its own rules."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
@@ -77,3 +78,9 @@ class IdleWatch:
             self._on_idle()
         else:
             self._alarm.at(due_ns)
+
+
+def mark_seen(task: "asyncio.Task[None]") -> None:
+    """Take note of a task's failure, which whoever waits has been told; asyncio would report it as never retrieved."""
+    if not task.cancelled():
+        task.exception()

@@ -72,7 +72,7 @@ class Slot(NamedTuple):
     behind: bytes
 
 
-class Slots(NamedTuple):
+class NumberSlots(NamedTuple):
     """A request's text without its numbers. What stands `before` the first of them ends with an opening `_KEY`."""
 
     before: bytes
@@ -83,7 +83,7 @@ class Slots(NamedTuple):
     """Bytes of all this text."""
 
 
-def slots_of(text: bytes, inputs: Sequence[Input]) -> Slots | None:
+def slots_of(text: bytes, inputs: Sequence[Input]) -> NumberSlots | None:
     """Those of a request with these inputs; None if they are not all arrays of numbers."""
     matches = list(_NUMBERS.finditer(text))
     if not matches or len(matches) != len(inputs):
@@ -105,7 +105,7 @@ def slots_of(text: bytes, inputs: Sequence[Input]) -> Slots | None:
         largest = max(largest, count * each.datatype.size)
         packer = struct.Struct(f"{count}{each.datatype.numpy.char}")
         slots.append(Slot(each.name, each.datatype, each.shape, packer, behind))
-    return Slots(around[0], tuple(slots), largest, sum(map(len, around)))
+    return NumberSlots(around[0], tuple(slots), largest, sum(map(len, around)))
 
 
 def _in_order(around: Sequence[bytes]) -> bool:
@@ -125,7 +125,7 @@ def _in_order(around: Sequence[bytes]) -> bool:
     return marks == [each.get("data") if isinstance(each, dict) else None for each in inputs]
 
 
-def read_numbers(text: bytes, known: Slots) -> dict[str, Tensor] | None:
+def read_numbers(text: bytes, known: NumberSlots) -> dict[str, Tensor] | None:
     """The inputs of a request; None if it is of another kind, or wrong. Raises INVALID_ARG for arrays in too many."""
     if not text.startswith(known.before):
         return None
@@ -153,7 +153,7 @@ def read_numbers(text: bytes, known: Slots) -> dict[str, Tensor] | None:
 class _Alike(NamedTuple):
     """Requests in JSON alone that differ in their numbers only. Without `slots` they are not known well enough."""
 
-    slots: Slots | None
+    slots: NumberSlots | None
     header: Header | None
 
 

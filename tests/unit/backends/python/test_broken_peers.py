@@ -5,11 +5,11 @@ import os
 import pytest
 
 from modserve.backends.python.worker import arena, failure, wire
-from modserve.backends.python.worker.wire import FrameReader, Kind
+from modserve.backends.python.worker.wire import Kind, RecordReader
 
 
 def read(data: bytes) -> list[wire.Frame]:
-    reader = FrameReader()
+    reader = RecordReader()
     reader.room()[: len(data)] = data
     return reader.received(len(data))
 

@@ -109,8 +109,8 @@ def test_a_silent_client_is_pinged_and_given_up() -> None:
     assert not keepalive.begin_ping(111.0, 0, idle=True)
     assert keepalive.begin_ping(111.0, 0, idle=False)
     assert not keepalive.begin_ping(112.0, 0, idle=False)  # one at a time
-    assert not keepalive.is_gone(116.0)
-    assert keepalive.is_gone(117.0)
+    assert not keepalive.is_dead(116.0)
+    assert keepalive.is_dead(117.0)
 
 
 def test_few_pings_without_data_in_between() -> None:

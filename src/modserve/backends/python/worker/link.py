@@ -15,7 +15,7 @@ import numpy as np
 from . import wire
 from .arena import Arena, Mirror
 from .records import Descriptions, OutgoingRecord, Record, read_records, write_records
-from .wire import Frame, FrameReader, Kind, Location
+from .wire import Frame, Kind, Location, RecordReader
 
 
 class ServerGoneError(BaseException):
@@ -31,7 +31,7 @@ class Link:
         self.forked = False
         """This process is a child that the model has forked: the connection is its parent's."""
         self._socket = sock
-        self._frames = FrameReader()
+        self._frames = RecordReader()
         self._arena = Arena(workers_memory, wire.WORKERS)
         self._mirror = Mirror(servers_memory)
         # Destructors of the API's objects send, too, and run wherever memory is allocated: also while a thread sends.

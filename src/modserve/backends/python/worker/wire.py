@@ -115,7 +115,7 @@ _MAX_BYTES = 1 << 36
 """Of a body. What announces more is no frame: tensors of such sizes are in shared memory."""
 
 
-class FrameReader:
+class RecordReader:
     """Takes bytes as they come and gives whole frames.
 
     ``receive(buffer)`` reads into a buffer and returns how many bytes came. A frame begins in the scratch buffer; one

@@ -45,7 +45,7 @@ from .head import RefusedRequestError
 from .long_response import LongResponse
 from .reader import END, IDLE, Reader
 from .responses import CONTINUE, header_lines, inference_response, json_response, persistence
-from .time_outs import Closing, TimeOuts
+from .time_outs import CloseAction, TimeOuts
 
 _log = logging.getLogger(__name__)
 
@@ -213,9 +213,9 @@ class Connection(asyncio.Protocol):
         over = unsent > 0 and call is None and reader.state is IDLE
         stuck = self._blockage is not None or transport.is_closing() or over
         overdue = self._time_outs.check(now, active, unsent, stuck, call is not None, reader)
-        if overdue is Closing.ABORT:
+        if overdue is CloseAction.ABORT:
             transport.abort()
-        elif overdue is Closing.CLOSE:
+        elif overdue is CloseAction.CLOSE:
             transport.close()
         elif overdue is not None:
             self._refuse(408, overdue)

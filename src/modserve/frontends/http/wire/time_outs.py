@@ -10,7 +10,7 @@ _SILENCES = 5
 """A part of a body has so many times as long to come as a client may be silent, however lively it is."""
 
 
-class Closing(Enum):
+class CloseAction(Enum):
     """How a connection ends without a word."""
 
     CLOSE = auto()
@@ -34,7 +34,7 @@ class TimeOuts:
 
     def check(
         self, now: float, active: bool, unsent: int, stuck: bool, served: bool, reader: Reader
-    ) -> Closing | str | None:
+    ) -> CloseAction | str | None:
         """How the connection ends, if it does: a text refuses a request that does not come to its end.
 
         `active`: something has come since the last look. `stuck`: the client takes nothing, or has to take the last of
@@ -46,12 +46,12 @@ class TimeOuts:
         silent = now - self._since
         part, self._part = self._part, None
         if stuck:
-            return Closing.ABORT if 0 < client_timeout <= silent else None
+            return CloseAction.ABORT if 0 < client_timeout <= silent else None
         if served or reader.rest:
             self._since = now
             return None
         if reader.state is IDLE:
-            return Closing.CLOSE if 0 < idle_timeout <= silent else None
+            return CloseAction.CLOSE if 0 < idle_timeout <= silent else None
         in_body = reader.state is BODY
         self._part = reader.part
         if part != self._part:
@@ -60,6 +60,6 @@ class TimeOuts:
             return f"nothing more of the request's body has arrived for {client_timeout:g} s"
         elif 0 < (patience := client_timeout * (_SILENCES if in_body else 1)) <= now - self._part_since:
             # However much of it has come: some clients send a byte from time to time.
-            what = f"body has not come on by {PART} bytes" if in_body else "head has not come to its end"
+            what = f"body has not advanced by {PART} bytes" if in_body else "head has not ended"
             return f"the request's {what} within {patience:g} s"
         return None

@@ -8,7 +8,7 @@ import pytest
 
 from modserve.backends.python.worker import records, wire
 from modserve.backends.python.worker.records import Descriptions, OutgoingRecord, Status
-from modserve.backends.python.worker.wire import FrameReader, Kind, Location
+from modserve.backends.python.worker.wire import Kind, Location, RecordReader
 
 SORT = ((("A", "FP32", (2, 2)), ("B", "BYTES", (1,))), ("OUT", "MORE"), ("target", -1))
 FLOATS, TEXT = struct.pack("<4f", 1, 2, 3, 4), struct.pack("<I", 5) + b"seven"
@@ -27,7 +27,7 @@ def frame_of(*entries: tuple[Any, ...], place: records.Place = nowhere) -> bytes
 
 
 def read(frame: bytes) -> list[records.Record]:
-    reader = FrameReader()
+    reader = RecordReader()
     reader.room()[: len(frame)] = frame
     ((kind, count, inline_at, body),) = reader.received(len(frame))
     assert kind == Kind.EXECUTE
@@ -137,7 +137,7 @@ def test_one_small_record_is_the_same_from_memory(shapes: tuple[tuple[int, ...],
         entry = OutgoingRecord(number, Status.FINAL, sort, elements)
         frame = records.write_records(writing, nowhere, Kind.EXECUTED, [entry])
         assert frame == records._write_records(Descriptions(), nowhere, Kind.EXECUTED, [entry])
-        reader = FrameReader()
+        reader = RecordReader()
         reader.room()[: len(frame)] = frame
         ((kind, count, inline_at, body),) = reader.received(len(frame))
         (record,) = records.read_records(body, count, inline_at, reading, fetch)

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from modserve.backends.python.worker import wire
-from modserve.backends.python.worker.wire import FrameReader, Kind
+from modserve.backends.python.worker.wire import Kind, RecordReader
 
 
 @pytest.mark.parametrize("step", [1, 7, 16, 100, 4096, 10**6])
@@ -17,7 +17,7 @@ def test_frames_in_pieces(step: int) -> None:
     )
     if step == 1:
         bodies, stream = bodies[:1], stream[: 16 + len(bodies[0])]
-    reader, frames, at = FrameReader(), [], 0
+    reader, frames, at = RecordReader(), [], 0
     while at < len(stream):
         room = reader.room()
         some = stream[at : at + min(step, len(room))]
@@ -30,7 +30,7 @@ def test_frames_in_pieces(step: int) -> None:
 
 
 def test_a_body_is_memory_of_its_own() -> None:
-    reader = FrameReader()
+    reader = RecordReader()
     bodies = []
     for text in (b"first", b"other"):
         frame = wire.HEADER.pack(5, Kind.LOG, 0, 0) + text
@@ -46,7 +46,7 @@ def test_small_frames() -> None:
         wire.text_frame(Kind.LOG, "grüße", 2),
         wire.offsets_frame(Kind.RELEASE, [4096, 2**40]),
     ]
-    reader = FrameReader()
+    reader = RecordReader()
     stream = b"".join(frames)
     reader.room()[: len(stream)] = stream
     number, result, text, offsets = reader.received(len(stream))
