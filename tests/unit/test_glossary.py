@@ -65,9 +65,8 @@ VERBS = frozenset({"Ask", "Drop", "Fill", "Give", "Keep", "Lend", "Look", "Make"
 """A class is a noun: OnDrop, ResponseDelivery, LeaseFactory."""
 
 _NOUNS_IN_ING = """
-    BodyFraming DynamicBatching ExecutionTiming Finding Framing Listing Padding Routing SequenceBatching Setting Spelling
-    Timing
-    _Recording
+    BodyFraming DynamicBatching ExecutionTiming Finding Framing Listing Padding Routing SequenceBatching Setting
+    Spelling Timing _Recording
 """
 _GERUNDS = """
     Caching Changing Collecting Controlling Decoding Ending Ensembling FamilyReading Forwarding Incoming Inflating

@@ -371,10 +371,7 @@ class Settings(BaseModel):
     @model_validator(mode="after")
     def _check_rate_limit(self) -> Self:
         if self.rate_limit != "off" and self.workers > 1:
-            raise ValueError(
-                "'--rate-limit=execution_count' needs '--workers=1': workers do not share resources, and all of them "
-                "together would use more than there is"
-            )
+            raise ValueError("'--rate-limit=execution_count' needs '--workers=1', since workers do not share resources")
         return self
 
     @model_validator(mode="after")

@@ -12,7 +12,8 @@ from modserve.core.servable import Servable
 from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.version import ModelId
 from modserve.models.residency.memory import ModelMemory
-from modserve.models.residency.on_demand import OnDemandKeeper, OnDemandModel
+from modserve.models.residency.on_demand import OnDemandModel
+from modserve.models.residency.on_demand_sequences import OnDemandKeeper
 from modserve.models.residency.sizes import Meter
 from modserve.models.residency.work import NO_RULES, Lending, StayRules
 from modserve.testing import FakeClock, RecordingSink, config, request

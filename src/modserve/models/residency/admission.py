@@ -17,7 +17,8 @@ from modserve.core.version import ModelId
 from modserve.scheduling.scheduler import Clock, LoopClock
 
 from .memory import WAIT_NS, ModelMemory
-from .on_demand import OnDemandKeeper, OnDemandModel
+from .on_demand import OnDemandModel
+from .on_demand_sequences import OnDemandKeeper
 from .sizes import Files, Meter, files_of
 from .work import NOBODY_BORROWS, Lending, StayRules
 

@@ -16,9 +16,8 @@ from modserve.core.errors import ModserveError, OverloadedError, from_exception,
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import ResponseSink
-from modserve.core.requests.sequence import SequenceId
 from modserve.core.residency import Presence, ResidencyReport, megabytes
-from modserve.core.servable import Finisher, ReadinessChecker, SequenceKeeper, Servable, engine_report
+from modserve.core.servable import Finisher, ReadinessChecker, Servable, engine_report
 from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics
 from modserve.core.version import STOPPING, ModelId
 from modserve.scheduling.scheduler import Clock
@@ -394,18 +393,3 @@ class OnDemandModel:
     async def _left(self) -> None:
         while self._leaving is not None:
             await asyncio.wait((self._leaving,))
-
-
-class OnDemandKeeper(OnDemandModel):
-    """A model with sequences. Implements `core.servable.SequenceKeeper`, too."""
-
-    @property
-    def open_sequences(self) -> int:
-        return open_sequences(self._inner)
-
-    def has_sequence(self, id: SequenceId) -> bool:
-        return isinstance(self._inner, SequenceKeeper) and self._inner.has_sequence(id)
-
-    def abandon_sequence(self, id: SequenceId) -> None:
-        if isinstance(self._inner, SequenceKeeper):
-            self._inner.abandon_sequence(id)

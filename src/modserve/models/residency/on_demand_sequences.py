@@ -1,0 +1,22 @@
+"""A model version with sequences that is in memory or not."""
+
+from modserve.core.requests.sequence import SequenceId
+from modserve.core.servable import SequenceKeeper
+
+from .on_demand import OnDemandModel
+from .work import open_sequences
+
+
+class OnDemandKeeper(OnDemandModel):
+    """A model with sequences. Implements `core.servable.SequenceKeeper`, too."""
+
+    @property
+    def open_sequences(self) -> int:
+        return open_sequences(self._inner)
+
+    def has_sequence(self, id: SequenceId) -> bool:
+        return isinstance(self._inner, SequenceKeeper) and self._inner.has_sequence(id)
+
+    def abandon_sequence(self, id: SequenceId) -> None:
+        if isinstance(self._inner, SequenceKeeper):
+            self._inner.abandon_sequence(id)
