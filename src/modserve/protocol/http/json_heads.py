@@ -7,7 +7,7 @@ Two kinds of requests are known again:
   part between is a JSON array, the whole is what it was but for these arrays. Of 20 µs, this saves 3.1.
 
 Whatever is not as expected is left to the usual way, which reads the whole and says what is wrong. What is saved is
-measured by `benchmarks/short_cuts.py`.
+measured by `benchmarks/codec_shortcuts.py`.
 """
 
 import math

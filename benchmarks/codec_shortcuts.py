@@ -1,6 +1,6 @@
 """What each short cut on an inference's path saves: microseconds of CPU a request, with it and without it.
 
-    PYTHONPATH=build/compiled python benchmarks/short_cuts.py
+    PYTHONPATH=build/compiled python benchmarks/codec_shortcuts.py
 
 No server runs: each row calls what has the short cut, with the requests that clients send again and again. Both ways
 take turns in one run, and the medians are compared. A whole request takes some 15 µs (docs/performance.md).
