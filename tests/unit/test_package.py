@@ -40,14 +40,12 @@ SERVING = f"""
 import asyncio, sys
 from modserve import InferenceServer, Settings
 from modserve.process.listeners import Listeners
-from modserve.frontends.http.rest.app import create_app
 from modserve.observability.watchdog import Watchdog
 
 async def serve():
     settings = Settings(model_repository={str(REPOSITORY)!r})
     async with InferenceServer(settings) as server, asyncio.TaskGroup() as tasks:
         Listeners(server, server.engine_metrics, settings, tasks, Watchdog(0))
-        create_app(server, settings.http)
 
 asyncio.run(serve())
 print(*sys.modules)
@@ -55,6 +53,9 @@ print(*sys.modules)
 """A server with its ports, which do not open."""
 
 UNUSED = (
+    "fastapi",
+    "opentelemetry",
+    "starlette",
     "modserve.backends.python.",
     "modserve.commands",
     "modserve.frontends.http.console.",
@@ -65,8 +66,6 @@ UNUSED = (
     "modserve.observability.span_tree",
     "modserve.protocol.http.v1_",
     "modserve.workers",
-    "opentelemetry.exporter",
-    "opentelemetry.sdk",
 )
 """How the names of modules begin that a server needs only for features which it does not use."""
 

@@ -12,7 +12,7 @@ from modserve.core.configuration.trace_settings import TraceSettings
 from modserve.core.errors import ModserveError, unsupported
 from modserve.core.requests.memory import MemoryBudget
 from modserve.core.servable import Servable
-from modserve.frontends.http.rest.app import create_app
+from modserve.frontends.http.application import Application
 from modserve.frontends.http.wire.connection import Connection
 from modserve.frontends.http.wire.context import HttpContext
 from modserve.routing.router import RouteRollback
@@ -122,7 +122,7 @@ class Member:
         receiver = self._receiver = SequenceReceiver(server)
         self._page = page
         loop = asyncio.get_running_loop()
-        app = worker_app(control, create_app(server, options))
+        app = worker_app(control, Application(server, options))
         context = self._context = HttpContext(server, app, tasks, loop, options)
         async with self._coordinator.locked():
             self._missed = await self._coordinator.state()

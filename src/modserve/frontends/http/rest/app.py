@@ -17,9 +17,9 @@ from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
 from modserve.core.errors import Code, ModserveError
-from modserve.core.lifecycle import IndexEntry
 from modserve.core.residency import describe
 from modserve.core.version import parse_requested
+from modserve.frontends.http import probes
 from modserve.frontends.http.infer import CallContext, InferCall
 from modserve.pb.json_message import to_json
 from modserve.protocol import compression, failures
@@ -162,16 +162,12 @@ def _health(server: Server) -> APIRouter:
     @router.get("/v2/health/live", responses=responses_of("Live", 503))
     async def live() -> Response:
         """Is the process up and responding? True from the moment the ports open."""
-        return _exiting(server) or json_response({"live": True})
+        return _reported(await probes.live(server))
 
     @router.get("/v2/health/ready", responses={**responses_of("Ready", 503), 400: response_of("Ready")})
     async def ready() -> Response:
         """May inference be sent? When not, `reasons` tells which models are in the way and why."""
-        readiness = await server.readiness()
-        if readiness.ready:
-            return json_response({"ready": True})
-        reasons = [_reason(entry) for entry in readiness.reasons]
-        return _exiting(server) or json_response({"ready": False, "phase": server.phase.value, "reasons": reasons}, 400)
+        return _reported(await probes.ready(server))
 
     return router
 
@@ -297,12 +293,13 @@ async def _settled(outcome: "asyncio.Future[Body | ModserveError]") -> Body | Mo
 
 
 def _exiting(server: Server) -> Response | None:
-    return json_response({"error": "Server exiting"}, 503) if server.leaving else None
+    report = probes.exiting(server)
+    return report and _reported(report)
 
 
-def _reason(entry: IndexEntry) -> dict[str, str]:
-    version = "" if entry.version is None else str(entry.version)
-    return {"name": entry.name, "version": version, "state": entry.state.value, "reason": entry.reason}
+def _reported(report: probes.Report) -> Response:
+    status, content = report
+    return json_response(content, status)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

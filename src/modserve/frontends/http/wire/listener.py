@@ -5,9 +5,7 @@ from typing import Any
 
 from modserve.frontends import browsers
 from modserve.frontends.certificates import Certificates
-from modserve.frontends.http.rest.app import create_app
-from modserve.frontends.http.rest.identified import logged_app
-from modserve.frontends.http.rest.streams import Streams
+from modserve.frontends.http.application import Application
 from modserve.frontends.listening import FAREWELL, HANDSHAKE, keep_alive
 from modserve.server import Server
 from modserve.settings import HttpSettings
@@ -31,7 +29,7 @@ class HttpListener:
         self._options = options
         self._tasks = tasks
         self._context: HttpContext | None = None
-        self._streams: Streams | None = None
+        self._app: Application | None = None
         self._socket: asyncio.Server | None = None
 
     @property
@@ -48,11 +46,8 @@ class HttpListener:
     async def start(self) -> int:
         """Open the port and return its number. Raises OSError, or CertificateError."""
         loop = asyncio.get_running_loop()
-        app = create_app(self._server, self._options)
-        self._streams = app.state.streams
-        access = self._server.access_log
-        whole = app if access is None else logged_app(app, access)
-        context = self._context = HttpContext(self._server, whole, self._tasks, loop, self._options)
+        app = self._app = Application(self._server, self._options)
+        context = self._context = HttpContext(self._server, app, self._tasks, loop, self._options)
         tls: dict[str, Any] = {}
         if self._options.tls is not None:
             certificates = Certificates(self._options.tls).server_context()
@@ -97,8 +92,8 @@ class HttpListener:
     async def close(self) -> None:
         """Stop accepting, end streams, leave time for what has been written, and close what is left."""
         self.stop_accepting()
-        if self._streams is not None:
-            self._streams.stop()
+        if self._app is not None:
+            self._app.stop_streams()
         if (context := self._context) is None:
             return
         try:

@@ -1,0 +1,78 @@
+"""The application behind the HTTP port: all calls but inference.
+
+FastAPI and the routes are imported by a thread at the first request that needs them: a fifth of a start's CPU time and
+8 MB, which servers of inference and probes never spend (`benchmarks/overhead.py`, start to READY). Until then, this
+module answers the probes.
+"""
+
+import asyncio
+import importlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+
+from modserve.core.requests import request_ids
+from modserve.protocol.json.json_text import MIME_JSON
+from modserve.server import Server
+from modserve.settings import HttpSettings
+
+from . import probes
+from .wire.context import AsgiApp
+
+_PROBES = {"/v2/health/live": probes.live, "/v2/health/ready": probes.ready}
+_ID = request_ids.HEADER.lower().encode()
+
+
+class Application:
+    """An ASGI application over `server`, for the event loop's thread."""
+
+    def __init__(self, server: Server, options: HttpSettings) -> None:
+        self._server = server
+        self._options = options
+        self._making = asyncio.Lock()
+        self._app: AsgiApp | None = None
+        self._streams: Any = None
+        self._stopped = False
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        app = self._app
+        if app is None:
+            if (probe := self._probe(scope)) is not None:
+                await _respond(send, *await probe(self._server))
+                return
+            app = await self._made()
+        await app(scope, receive, send)
+
+    def _probe(self, scope: Any) -> Callable[[Server], Awaitable[probes.Report]] | None:
+        """The one that a request asks for, if nobody wants more of it than its answer."""
+        logged = self._server.access_log is not None or any(name == _ID for name, _ in scope["headers"])
+        return None if logged or scope["method"] != "GET" or self._options.restrictions else _PROBES.get(scope["path"])
+
+    async def _made(self) -> AsgiApp:
+        async with self._making:
+            if self._app is None:
+                module = await asyncio.to_thread(importlib.import_module, "modserve.frontends.http.rest.app")
+                identified = importlib.import_module("modserve.frontends.http.rest.identified")
+                app = module.create_app(self._server, self._options)
+                self._streams = app.state.streams
+                if self._stopped:
+                    self._streams.stop()
+                access = self._server.access_log
+                self._app = app if access is None else identified.logged_app(app, access)
+            return self._app
+
+    def stop_streams(self) -> None:
+        """The server's time is up: responses that are still open end with an error."""
+        self._stopped = True
+        if self._streams is not None:
+            self._streams.stop()
+
+
+async def _respond(send: Any, status: int, content: dict[str, Any]) -> None:
+    body = orjson.dumps(content)
+    headers = [(b"content-length", b"%d" % len(body)), (b"content-type", MIME_JSON.encode())]
+    if status >= 400:
+        headers.append((request_ids.HEADER.encode(), request_ids.make().encode()))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
