@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from .__about__ import __version__
-from .commands.table import COMMANDS, Program, program
+from .commands.table import COMMANDS, CommandModule, program
 from .core.errors import ModserveError
 from .form import form
 from .observability.logging import Logs
@@ -81,7 +81,7 @@ def wrong_file(settings: Settings) -> str:
     return ""
 
 
-def run_command(command: Program, words: Sequence[str]) -> int:
+def run_command(command: CommandModule, words: Sequence[str]) -> int:
     """Run a command that serves nothing, or print its help."""
     gc.enable()
     if "--help" in words or "-h" in words:

@@ -15,45 +15,45 @@ from modserve.core.residency import describe
 from modserve.protocol.control import metadata, repository, statistics
 from modserve.server import Phase, Server
 
-from .errors import ClientError, from_server, in_client_terms, timed_out
-from .transport import CONFIG, INDEX, LIVE, LOAD, METADATA, MODEL_READY, READY, SERVER, STATISTICS, UNLOAD, Question
-from .values import Call, Result
+from .errors import ClientError, client_errors, from_server, timed_out
+from .transport import CONFIG, INDEX, LIVE, LOAD, METADATA, MODEL_READY, READY, SERVER, STATISTICS, UNLOAD, ControlCall
+from .values import InferCall, Result
 
 T = TypeVar("T")
 
 
-async def _metadata(server: Server, question: Question) -> Any:
-    servables = server.models(question.model, question.version)
+async def _metadata(server: Server, control: ControlCall) -> Any:
+    servables = server.models(control.model, control.version)
     await describe(servables[-1])
     return metadata.model_json(servables[-1], [servable.id.version for servable in servables])
 
 
-async def _config(server: Server, question: Question) -> Any:
-    servable = server.model(question.model, question.version)
+async def _config(server: Server, control: ControlCall) -> Any:
+    servable = server.model(control.model, control.version)
     await describe(servable)
     return metadata.config_json(servable)
 
 
-async def _model_ready(server: Server, question: Question) -> bool:
+async def _model_ready(server: Server, control: ControlCall) -> bool:
     try:
-        return await server.check_model_ready(question.model, question.version)
+        return await server.check_model_ready(control.model, control.version)
     except ModserveError:
         return False
 
 
-async def _load(server: Server, question: Question) -> Any:
-    parameters = question.parameters or {}
+async def _load(server: Server, control: ControlCall) -> Any:
+    parameters = control.parameters or {}
     config = parameters.get("config")
-    await server.load_model(question.model, None if config is None else str(config))
+    await server.load_model(control.model, None if config is None else str(config))
     return {}
 
 
-async def _unload(server: Server, question: Question) -> Any:
-    await server.unload_model(question.model, bool((question.parameters or {}).get("unload_dependents", False)))
+async def _unload(server: Server, control: ControlCall) -> Any:
+    await server.unload_model(control.model, bool((control.parameters or {}).get("unload_dependents", False)))
     return {}
 
 
-async def _index(server: Server, question: Question) -> Any:
+async def _index(server: Server, control: ControlCall) -> Any:
     return repository.index_json(await server.repository_index(False))
 
 
@@ -61,12 +61,12 @@ async def _now(value: T) -> T:
     return value
 
 
-_ANSWERS: dict[str, Callable[[Server, Question], Awaitable[Any]]] = {
+_ANSWERS: dict[str, Callable[[Server, ControlCall], Awaitable[Any]]] = {
     LIVE.rpc: lambda server, _: _now(server.live),
     READY.rpc: lambda server, _: _now(server.ready),
     SERVER.rpc: lambda server, _: _now(metadata.server_json(server.name, server.version, server.extensions)),
-    STATISTICS.rpc: lambda server, question: _now(
-        statistics.json(server.with_statistics(question.model, question.version))
+    STATISTICS.rpc: lambda server, control: _now(
+        statistics.json(server.with_statistics(control.model, control.version))
     ),
     MODEL_READY.rpc: _model_ready,
     METADATA.rpc: _metadata,
@@ -90,7 +90,7 @@ class AsyncEmbeddedTransport:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(self) -> None:
-        with in_client_terms():
+        with client_errors():
             if self._server.phase is Phase.STARTING:
                 self._owned = True
                 await self._begin()
@@ -101,18 +101,18 @@ class AsyncEmbeddedTransport:
                 Code.UNSUPPORTED, "the server runs on another event loop: call it from there, or use modserve.connect"
             )
 
-    async def ask(self, question: Question) -> Any:
+    async def call(self, control: ControlCall) -> Any:
         self._check()
-        with in_client_terms():
+        with client_errors():
             try:
-                async with asyncio.timeout(question.timeout):
-                    return await _ANSWERS[question.operation.rpc](self._server, question)
+                async with asyncio.timeout(control.timeout):
+                    return await _ANSWERS[control.operation.rpc](self._server, control)
             except TimeoutError:
-                raise timed_out(question.timeout) from None
+                raise timed_out(control.timeout) from None
 
-    async def infer(self, call: Call) -> Result:
+    async def infer(self, call: InferCall) -> Result:
         self._check()
-        with in_client_terms():
+        with client_errors():
             try:
                 async with asyncio.timeout(call.timeout):
                     response = await self._server.infer(
@@ -128,7 +128,7 @@ class AsyncEmbeddedTransport:
                 raise timed_out(call.timeout) from None
         return Result(response.model_name, response.model_version, response.outputs, response.id, response.parameters)
 
-    async def stream(self, call: Call) -> AsyncGenerator[Result]:
+    async def stream(self, call: InferCall) -> AsyncGenerator[Result]:
         self._check()
         responses = self._server.infer_stream(
             call.model,
@@ -168,7 +168,7 @@ class AsyncEmbeddedTransport:
             )
 
 
-class LoopThread:
+class EventLoopThread:
     """An event loop on a thread of its own."""
 
     def __init__(self, make: Callable[[], asyncio.AbstractEventLoop]) -> None:
@@ -264,7 +264,7 @@ class EmbeddedTransport:
         make_loop: Callable[[], asyncio.AbstractEventLoop],
     ) -> None:
         self._inner = inner
-        self._thread = None if running_on is not None else LoopThread(make_loop)
+        self._thread = None if running_on is not None else EventLoopThread(make_loop)
         self._portal = Portal(running_on or self._thread_loop())
         self._lock = threading.Lock()
         self._closed = False
@@ -281,13 +281,13 @@ class EmbeddedTransport:
             raise
         _close_at_exit(self)
 
-    def ask(self, question: Question) -> Any:
-        return self._portal.call(self._inner.ask(question))
+    def call(self, control: ControlCall) -> Any:
+        return self._portal.call(self._inner.call(control))
 
-    def infer(self, call: Call) -> Result:
+    def infer(self, call: InferCall) -> Result:
         return self._portal.call(self._inner.infer(call))
 
-    def stream(self, call: Call) -> Generator[Result]:
+    def stream(self, call: InferCall) -> Generator[Result]:
         responses = self._inner.stream(call)
         portal = self._portal
         try:

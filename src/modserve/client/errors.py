@@ -62,7 +62,7 @@ def unreachable(where: str, error: BaseException) -> ClientError:
     return ClientError(Code.UNAVAILABLE, f"cannot reach a server at {where}: {_reason(error)}")
 
 
-def not_understood(why: str) -> ClientError:
+def bad_response(why: str) -> ClientError:
     """What came is no response of the protocol. No other failure has the status 200."""
     return ClientError(Code.UNKNOWN, f"the response cannot be understood: {why}", 200)
 
@@ -87,7 +87,7 @@ def timed_out(timeout: float | None) -> ClientTimeoutError:
 
 
 @contextmanager
-def in_client_terms() -> Iterator[None]:
+def client_errors() -> Iterator[None]:
     """Failures of a server in this process leave the block as `ClientError`."""
     try:
         yield

@@ -15,8 +15,8 @@ from modserve.protocol.failures import STATUS, TOO_MANY
 from . import grpc_messages as messages
 from .address import Access, Address
 from .errors import ClientError, reported, timed_out, unreachable
-from .transport import Question
-from .values import Call, Result
+from .transport import ControlCall
+from .values import InferCall, Result
 
 _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 _NO_CONNECTION = re.compile("connect|socket", re.IGNORECASE)
@@ -82,21 +82,21 @@ class GrpcTransport(_Both):
 
     def start(self) -> None: ...
 
-    def ask(self, question: Question) -> Any:
+    def call(self, control: ControlCall) -> Any:
         self._check_open()
-        request, kind = messages.request(question)
-        method = self._channel.unary_unary(messages.path(question.operation.rpc), messages.serialised, kind.FromString)
-        with self._failures(question.timeout):
-            response = method(request, timeout=question.timeout, metadata=self._metadata)
-        return messages.answer(question.operation, response)
+        request, kind = messages.request(control)
+        method = self._channel.unary_unary(messages.path(control.operation.rpc), messages.serialised, kind.FromString)
+        with self._failures(control.timeout):
+            response = method(request, timeout=control.timeout, metadata=self._metadata)
+        return messages.answer(control.operation, response)
 
-    def infer(self, call: Call) -> Result:
+    def infer(self, call: InferCall) -> Result:
         self._check_open()
         with self._failures(call.timeout):
             response = self._infer(messages.infer(call), timeout=call.timeout, metadata=self._metadata)
         return messages.result(response)
 
-    def stream(self, call: Call) -> Generator[Result]:
+    def stream(self, call: InferCall) -> Generator[Result]:
         self._check_open()
         responses: Any = self._stream(iter((messages.infer(call),)), timeout=call.timeout, metadata=self._on_streams)
         try:
@@ -132,14 +132,14 @@ class AsyncGrpcTransport(_Both):
 
     async def start(self) -> None: ...
 
-    async def ask(self, question: Question) -> Any:
-        request, kind = messages.request(question)
-        method = self._channel.unary_unary(messages.path(question.operation.rpc), messages.serialised, kind.FromString)
-        with self._failures(question.timeout):
-            response = await method(request, timeout=question.timeout, metadata=self._metadata)
-        return messages.answer(question.operation, response)
+    async def call(self, control: ControlCall) -> Any:
+        request, kind = messages.request(control)
+        method = self._channel.unary_unary(messages.path(control.operation.rpc), messages.serialised, kind.FromString)
+        with self._failures(control.timeout):
+            response = await method(request, timeout=control.timeout, metadata=self._metadata)
+        return messages.answer(control.operation, response)
 
-    async def infer(self, call: Call) -> Result:
+    async def infer(self, call: InferCall) -> Result:
         method = self._channel.unary_unary(
             messages.path("ModelInfer"), messages.serialised, pb.ModelInferResponse.FromString
         )
@@ -147,7 +147,7 @@ class AsyncGrpcTransport(_Both):
             response = await method(messages.infer(call), timeout=call.timeout, metadata=self._metadata)
         return messages.result(response)
 
-    async def stream(self, call: Call) -> AsyncGenerator[Result]:
+    async def stream(self, call: InferCall) -> AsyncGenerator[Result]:
         method = self._channel.stream_stream(
             messages.path("ModelStreamInfer"), messages.serialised, pb.ModelStreamInferResponse.FromString
         )

@@ -14,9 +14,9 @@ from modserve.core.errors import Code
 from . import http_messages as messages
 from .address import CONNECT_SECONDS, Access, Address
 from .errors import ClientError, timed_out, unreachable
-from .http_messages import HttpReply, HttpRequest
-from .transport import Question
-from .values import Call, Result
+from .http_messages import HttpRequest, HttpResponse
+from .transport import ControlCall
+from .values import InferCall, Result
 
 _PIECE = 1 << 20
 _KEPT = 32
@@ -36,13 +36,13 @@ class HttpTransport:
 
     def start(self) -> None: ...
 
-    def ask(self, question: Question) -> Any:
-        return messages.answer(question, self._call(messages.request(self._address, question)))
+    def call(self, control: ControlCall) -> Any:
+        return messages.answer(control, self._call(messages.request(self._address, control)))
 
-    def infer(self, call: Call) -> Result:
+    def infer(self, call: InferCall) -> Result:
         return messages.result(self._call(messages.infer(self._address, call)))
 
-    def stream(self, call: Call) -> Generator[Result]:
+    def stream(self, call: InferCall) -> Generator[Result]:
         request = messages.stream(self._address, call)
         with _Exchange(self, request) as exchange:
             response = exchange.response
@@ -66,7 +66,7 @@ class HttpTransport:
         for connection in idle:
             connection.close()
 
-    def _call(self, request: HttpRequest) -> HttpReply:
+    def _call(self, request: HttpRequest) -> HttpResponse:
         with _Exchange(self, request) as exchange:
             return exchange.whole()
 
@@ -182,14 +182,14 @@ class _Exchange:
     def _failures(self) -> "_Failures":
         return _Failures(self, self._transport.where, self._request.timeout)
 
-    def whole(self) -> HttpReply:
+    def whole(self) -> HttpResponse:
         """The response with all of its body."""
         response = self.response
         with self._failures():
             pieces = list(self._pieces())
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         self._complete = True
-        return HttpReply(response.status, {name.lower(): value for name, value in response.getheaders()}, body)
+        return HttpResponse(response.status, {name.lower(): value for name, value in response.getheaders()}, body)
 
     def _pieces(self) -> Iterator[bytes]:
         """Each as it comes, so that the time is looked at between them."""

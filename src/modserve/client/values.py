@@ -12,7 +12,7 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Array, Shape, Tensor
 
-from .errors import ClientError, not_understood
+from .errors import ClientError, bad_response
 
 Value: TypeAlias = object
 """An input: an array (or `Tensor`) goes as it is; numbers, texts and lists become one of the model's datatype.
@@ -44,7 +44,7 @@ class ModelMetadata:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Call:
+class InferCall:
     """One inference. `timeout` (seconds) bounds all of it.
 
     `classes` above 0 asks for so many best classes of each of `outputs`, in place of its values.
@@ -201,7 +201,7 @@ def metadata_of(document: Mapping[str, Any]) -> ModelMetadata:
         platform = document.get("platform", "")
         return ModelMetadata(document["name"], versions, platform, tensors("inputs"), tensors("outputs"))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise not_understood(f"it is no model's metadata: {error!r}") from error
+        raise bad_response(f"it is no model's metadata: {error!r}") from error
 
 
 def version_of(text: str) -> int | None:

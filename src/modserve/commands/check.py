@@ -17,7 +17,7 @@ from modserve.observability.logging import Logs
 from modserve.process.model_setup import repositories
 from modserve.settings import OptionError, from_command_line
 
-from .model_check import Counterpart, Finding, ModelReport, Report, check
+from .model_check import CheckReport, Counterpart, Finding, ModelReport, check
 from .remote_server import connect
 from .stdout import stdout_as_stderr
 
@@ -125,7 +125,7 @@ def _takes_colours(stream: TextIO) -> bool:
 _RED, _CYAN, _BOLD, _GREEN, _PLAIN = "\x1b[1;31m", "\x1b[1;36m", "\x1b[1m", "\x1b[32m", "\x1b[0m"
 
 
-def lines(report: Report, places: Mapping[str, str] = _NOWHERE, *, colours: bool = False) -> Iterator[str]:
+def lines(report: CheckReport, places: Mapping[str, str] = _NOWHERE, *, colours: bool = False) -> Iterator[str]:
     """What a person reads: problems, notes, and a line that sums them up.
 
     `places` are directories by their absolute paths, as the person has written them.
@@ -179,7 +179,7 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def to_json(report: Report) -> dict[str, Any]:
+def to_json(report: CheckReport) -> dict[str, Any]:
     """The report for programs. Names stay; more may be added."""
     return {
         "ok": not report.problems,

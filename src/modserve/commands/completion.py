@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from modserve.settings import usage
 
-from .syntax import WordsError, parser, run
-from .table import COMMANDS, Program, program
+from .syntax import UsageError, parser, run
+from .table import COMMANDS, CommandModule, program
 
 SHELLS = ("bash", "zsh", "fish")
 _PLACES = {
@@ -35,7 +35,7 @@ def main(words: Sequence[str]) -> int:
 
 def _work(options: Namespace) -> int:
     if options.shell not in SHELLS:
-        raise WordsError(f"expected {', '.join(SHELLS)}, got: {options.shell}")
+        raise UsageError(f"expected {', '.join(SHELLS)}, got: {options.shell}")
     print(script(options.shell))
     return 0
 
@@ -68,7 +68,7 @@ def _prepare(action: argparse.Action, shtab: object) -> None:
         action.complete = getattr(shtab, kind)  # type: ignore[attr-defined]
 
 
-def _parser(command: Program) -> argparse.ArgumentParser:
+def _parser(command: CommandModule) -> argparse.ArgumentParser:
     """That of a command; made of its help text if it reads its words otherwise."""
     own = getattr(command, "PARSER", None)
     if isinstance(own, argparse.ArgumentParser):

@@ -19,7 +19,7 @@ from .config_text import written
 from .model_check import findings
 from .stdout import stdout_as_stderr
 
-WRONG_WORDS = 2
+USAGE_ERROR = 2
 
 HELP = """\
 usage: modserve config MODEL_FILE [--max-batch-size N] [-o FILE]
@@ -54,7 +54,7 @@ def main(words: Sequence[str]) -> int:
         file = model_file(path, BackendRegistry().names)
     except (_WordsError, ModserveError) as error:
         print(f"modserve: {error}\nmodserve: see 'modserve config --help'", file=sys.stderr)
-        return WRONG_WORDS
+        return USAGE_ERROR
     logging.getLogger().addHandler(logging.NullHandler())
     try:
         with stdout_as_stderr():
@@ -67,7 +67,7 @@ def main(words: Sequence[str]) -> int:
         return 1
     except OSError as error:
         print(f"modserve: cannot write '{output}': {error.strerror}", file=sys.stderr)
-        return WRONG_WORDS
+        return USAGE_ERROR
     if output is None:
         print(text, end="")
     return 0

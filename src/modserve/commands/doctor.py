@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from modserve.settings import OptionError, Settings, from_command_line
 
 from .doctor_checks import PROBLEM, Check, all_checks
-from .syntax import WRONG_WORDS, complain
+from .syntax import USAGE_ERROR, print_error
 from .terminal import COLOURS, PLAIN, plural, takes_colours
 
 HELP = """\
@@ -35,8 +35,8 @@ def main(words: Sequence[str]) -> int:
     try:
         settings, remarks = read(rest)
     except OptionError as error:
-        complain(str(error), "see 'modserve doctor --help'")
-        return WRONG_WORDS
+        print_error(str(error), "see 'modserve doctor --help'")
+        return USAGE_ERROR
     checks = list(all_checks(settings, remarks))
     if len(rest) < len(words):
         print(json.dumps([each._asdict() for each in checks], indent=2, ensure_ascii=False))

@@ -11,7 +11,7 @@ from modserve.core.errors import invalid
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array
 
-from .infer_values import Input, Shape
+from .infer_values import InputSpec, Shape
 
 ORDERS = ("CHW", "HWC", "HW")
 """The order of a picture's dimensions: channels, height, width."""
@@ -37,7 +37,7 @@ PIXELS: Mapping[str, Callable[[Array], Array]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ImageLayout:
     """How an input has a picture. `height` and `width` are -1 where they may be any."""
 
     order: str
@@ -47,7 +47,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Hints:
+class ImageHints:
     """What is known beside the metadata. `batched`: whether the first dimension is that of the batch."""
 
     batched: bool | None = None
@@ -55,7 +55,7 @@ class Hints:
     pixels: str = ""
 
 
-def layouts(shape: Shape, hints: Hints) -> Iterator[Layout]:
+def layouts(shape: Shape, hints: ImageHints) -> Iterator[ImageLayout]:
     """All that the shape may mean."""
     seen = set()
     for dims in _without_batch(shape, hints.batched):
@@ -73,17 +73,17 @@ def _without_batch(shape: Shape, batched: bool | None) -> Iterator[Shape]:
         yield shape
 
 
-def _of(dims: Shape) -> Iterator[Layout]:
+def _of(dims: Shape) -> Iterator[ImageLayout]:
     if len(dims) == 2:
-        yield Layout("HW", 1, *dims)
+        yield ImageLayout("HW", 1, *dims)
     elif len(dims) == 3:
         if dims[0] in _MODES:
-            yield Layout("CHW", dims[0], *dims[1:])
+            yield ImageLayout("CHW", dims[0], *dims[1:])
         if dims[2] in _MODES:
-            yield Layout("HWC", dims[2], *dims[:2])
+            yield ImageLayout("HWC", dims[2], *dims[:2])
 
 
-def layout(spec: Input, hints: Hints) -> Layout:
+def layout(spec: InputSpec, hints: ImageHints) -> ImageLayout:
     """The one layout that an input has. Raises INVALID_ARG if there is none, or more than one."""
     possible = list(layouts(spec.shape, hints))
     if len(possible) == 1:
@@ -97,7 +97,7 @@ def layout(spec: Input, hints: Hints) -> Layout:
     raise invalid(f"input '{spec}' may be {listed} of a picture: '--layout' says which")
 
 
-def pixels(spec: Input, hints: Hints) -> Callable[[Array], Array]:
+def pixels(spec: InputSpec, hints: ImageHints) -> Callable[[Array], Array]:
     """What makes numbers of pixels. Raises INVALID_ARG if only the user can know."""
     if hints.pixels:
         return PIXELS[hints.pixels]
@@ -109,7 +109,7 @@ def pixels(spec: Input, hints: Hints) -> Callable[[Array], Array]:
     )
 
 
-def decode(file: str, content: bytes, spec: Input, hints: Hints, note: Callable[[str], None]) -> Array:
+def decode(file: str, content: bytes, spec: InputSpec, hints: ImageHints, note: Callable[[str], None]) -> Array:
     """A picture as a tensor: turned upright, resized, with the channels where they belong. Raises INVALID_ARG.
 
     `note` is told what was done to it.

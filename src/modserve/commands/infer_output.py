@@ -14,7 +14,7 @@ from modserve.core.errors import invalid
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array, Tensor
 
-from .syntax import WordsError
+from .syntax import UsageError
 from .terminal import duration
 
 _MOST = 100
@@ -95,13 +95,13 @@ def _json_text(element: bytes) -> Any:
 
 
 def targets(texts: Sequence[str]) -> list[tuple[str, Path]]:
-    """Read ``FILE`` and ``NAME=FILE``: the output, empty for all or the only one, and the file. Raises WordsError."""
+    """Read ``FILE`` and ``NAME=FILE``: the output, empty for all or the only one, and the file. Raises UsageError."""
     out = []
     for text in texts:
         name, equals, file = text.partition("=")
         path = Path(file if equals else text)
         if path.suffix.lower() not in ENDINGS:
-            raise WordsError(f"option '--output': expected a file ending in {', '.join(ENDINGS)}, got: {path}")
+            raise UsageError(f"option '--output': expected a file ending in {', '.join(ENDINGS)}, got: {path}")
         out.append((name if equals else "", path))
     return out
 

@@ -14,7 +14,7 @@ from .errors import RefusedError
 from .models import chosen
 from .remote_server import RemoteServer, connect
 from .server_status import index
-from .syntax import WordsError, add_destination, parser, run
+from .syntax import UsageError, add_destination, parser, run
 from .terminal import duration, each
 
 PARSER = parser(
@@ -53,7 +53,7 @@ def _work(options: Namespace) -> int:
     def load(name: str) -> str:
         begin = time.perf_counter()
         try:
-            server.ask(LOAD, name, parameters=values)
+            server.call(LOAD, name, parameters=values)
         except RefusedError as error:
             if not options.file:
                 _name_others(server, name, error)
@@ -80,7 +80,7 @@ def _name_others(server: RemoteServer, name: str, error: RefusedError) -> None:
 
 
 def parameters(config: str, files: Sequence[str]) -> dict[str, str | bytes]:
-    """Those of a load request. Raises WordsError, or INVALID_ARG for a file that cannot be read."""
+    """Those of a load request. Raises UsageError, or INVALID_ARG for a file that cannot be read."""
     out: dict[str, str | bytes] = {}
     if config:
         try:
@@ -92,11 +92,11 @@ def parameters(config: str, files: Sequence[str]) -> dict[str, str | bytes]:
             ) from None
         out["config"] = text
     if files and not config:
-        raise WordsError("option '--file' requires '--config', since files stand in place of the repository")
+        raise UsageError("option '--file' requires '--config', since files stand in place of the repository")
     for each_file in files:
         path, equals, file = each_file.partition("=")
         if not (equals and path and file):
-            raise WordsError(f"option '--file': expected PATH=FILE such as 1/model.onnx=model.onnx, got: {each_file}")
+            raise UsageError(f"option '--file': expected PATH=FILE such as 1/model.onnx=model.onnx, got: {each_file}")
         out[f"file:{path}"] = _read(file, "--file")
     return out
 

@@ -84,7 +84,7 @@ class ModelReport:
 
 
 @dataclass(frozen=True)
-class Report:
+class CheckReport:
     models: list[ModelReport]
     """By name."""
     remarks: list[str]
@@ -114,7 +114,7 @@ class Counterpart:
 
 async def check(
     repositories: Sequence[Repository], settings: Settings, *, load: bool, against: Counterpart | None = None
-) -> Report:
+) -> CheckReport:
     """Look at all models, and load them if `load`, one after the other; compare what has loaded with `against`.
 
     Raises INVALID_ARG without a repository, and UnreachableError without the other server.
@@ -148,7 +148,7 @@ async def check(
         remarks.append(f"there are no models in {places}: each folder in it would be one")
     for report in models.values():
         report.notes.sort(key=lambda note: (note.line or 0, note.column or 0))
-    return Report([models[name] for name in sorted(models)], remarks, load, "" if against is None else against.url)
+    return CheckReport([models[name] for name in sorted(models)], remarks, load, "" if against is None else against.url)
 
 
 async def _compare(

@@ -12,7 +12,7 @@ from modserve.settings.options import did_you_mean
 from .destination import destination
 from .errors import RefusedError
 from .remote_server import RemoteServer, connect
-from .server_status import Usage, Version, engine, index, usage
+from .server_status import IndexRow, VersionUsage, engine, index, usage
 from .syntax import add_destination, add_json, add_watch, parser, run
 from .terminal import again, count, duration, indented, table, takes_colours
 
@@ -29,7 +29,7 @@ add_json(PARSER)
 add_destination(PARSER, 10.0)
 HELP = PARSER.format_help()
 
-_NOT_USED = Usage()
+_NOT_USED = VersionUsage()
 
 
 def main(words: Sequence[str]) -> int:
@@ -61,7 +61,7 @@ def _work(options: Namespace) -> int:
         server.close()
 
 
-def chosen(rows: Sequence[Version], names: Sequence[str]) -> list[Version]:
+def chosen(rows: Sequence[IndexRow], names: Sequence[str]) -> list[IndexRow]:
     """The rows of these models, all if none is named. Raises RefusedError for a name that is not there."""
     known = sorted({row.model for row in rows})
     for name in names:
@@ -73,7 +73,7 @@ def chosen(rows: Sequence[Version], names: Sequence[str]) -> list[Version]:
 
 def _tensors(server: RemoteServer, name: str) -> Mapping[str, Any]:
     try:
-        body: Mapping[str, Any] = server.ask(METADATA, name)
+        body: Mapping[str, Any] = server.call(METADATA, name)
     except RefusedError:
         return {}
     return body
@@ -83,8 +83,8 @@ _HEAD = ("model", "version", "state", "engine", "requests", "failed", "mean", "l
 
 
 def lines(
-    rows: Sequence[Version],
-    used: Mapping[tuple[str, str], Usage],
+    rows: Sequence[IndexRow],
+    used: Mapping[tuple[str, str], VersionUsage],
     engines: Mapping[tuple[str, str], str],
     now: float,
     *,
@@ -135,8 +135,8 @@ def shape(sizes: Sequence[int | str]) -> str:
 
 
 def document(
-    rows: Sequence[Version],
-    used: Mapping[tuple[str, str], Usage],
+    rows: Sequence[IndexRow],
+    used: Mapping[tuple[str, str], VersionUsage],
     engines: Mapping[tuple[str, str], str],
     tensors: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:

@@ -22,12 +22,12 @@ from modserve.client.transport import (
     METADATA,
     SERVER,
     STATISTICS,
+    ControlCall,
     Operation,
     Parameters,
-    Question,
     Transport,
 )
-from modserve.client.values import Call, ModelMetadata, Result, metadata_of
+from modserve.client.values import InferCall, ModelMetadata, Result, metadata_of
 from modserve.core.errors import Code, invalid
 from modserve.pb import inference as pb
 
@@ -63,16 +63,16 @@ class RemoteServer:
         self._destination = destination
         self._transport = transport
 
-    def ask(
+    def call(
         self, operation: Operation, model: str = "", version: int | None = None, parameters: Parameters | None = None
     ) -> Any:
         """The response to a call that is no inference, in JSON's values as HTTP has it."""
         with _advice(self._destination):
-            return self._transport.ask(Question(operation, model, version, parameters, self._destination.seconds))
+            return self._transport.call(ControlCall(operation, model, version, parameters, self._destination.seconds))
 
     def metadata(self, model: str, version: int | None = None) -> ModelMetadata:
         with _advice(self._destination):
-            return metadata_of(self.ask(METADATA, model, version))
+            return metadata_of(self.call(METADATA, model, version))
 
     def config(self, model: str, version: int | None = None) -> pb.ModelConfig:
         return self._message(pb.ModelConfig(), CONFIG, model, version)
@@ -86,13 +86,13 @@ class RemoteServer:
 
     def ready_models(self) -> set[str]:
         """The names of the models that serve."""
-        return {row["name"] for row in self.ask(INDEX) if row.get("state") == "READY"}
+        return {row["name"] for row in self.call(INDEX) if row.get("state") == "READY"}
 
-    def infer(self, call: Call) -> Result:
+    def infer(self, call: InferCall) -> Result:
         with _advice(self._destination):
             return self._transport.infer(replace(call, timeout=self._destination.seconds))
 
-    def stream(self, call: Call) -> Iterator[Result]:
+    def stream(self, call: InferCall) -> Iterator[Result]:
         """The responses of a decoupled model, as they come."""
         with _advice(self._destination):
             yield from self._transport.stream(replace(call, timeout=self._destination.seconds))
@@ -108,7 +108,7 @@ class RemoteServer:
         self._transport.close()
 
     def _message(self, message: M, operation: Operation, model: str = "", version: int | None = None) -> M:
-        document = self.ask(operation, model, version)
+        document = self.call(operation, model, version)
         try:
             return json_format.ParseDict(document, message, ignore_unknown_fields=True)
         except json_format.ParseError as error:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-from modserve.client.values import Call, ModelMetadata, metadata_of
+from modserve.client.values import InferCall, ModelMetadata, metadata_of
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import ModserveError
 from modserve.core.requests.request import InferenceRequest, ParameterValue
@@ -37,7 +37,7 @@ _SEQUENCE = 4_000_000_007
 
 
 @dataclass
-class Difference:
+class ServerDifference:
     """What was seen of a model: what must not differ, and what may."""
 
     problems: list[tuple[str, str]] = field(default_factory=list)
@@ -47,9 +47,9 @@ class Difference:
     """How many responses were compared."""
 
 
-async def compare(served: Mapping[int, Servable], server: RemoteServer, url: str, tolerance: float) -> Difference:
+async def compare(served: Mapping[int, Servable], server: RemoteServer, url: str, tolerance: float) -> ServerDifference:
     """One model, all of its versions that are served here. Raises UnreachableError."""
-    difference = Difference()
+    difference = ServerDifference()
     first = next(iter(served.values()))
     try:
         theirs = await asyncio.to_thread(server.metadata, first.config.name)
@@ -153,7 +153,7 @@ _WORDS = {"model_transaction_policy": "decoupled"}
 """What a value is of, where the field has others."""
 
 
-def _configurations(ours: pb.ModelConfig, theirs: pb.ModelConfig, url: str, difference: Difference) -> None:
+def _configurations(ours: pb.ModelConfig, theirs: pb.ModelConfig, url: str, difference: ServerDifference) -> None:
     for row in _FIELDS:
         here, there = row.value(ours), row.value(theirs)
         if here != there:
@@ -174,7 +174,7 @@ def _shown(value: object) -> str:
 
 
 async def _responses(
-    servable: Servable, version: int, server: RemoteServer, url: str, tolerance: float, difference: Difference
+    servable: Servable, version: int, server: RemoteServer, url: str, tolerance: float, difference: ServerDifference
 ) -> None:
     config = servable.config
     if config.decoupled:
@@ -210,7 +210,7 @@ async def _ours(servable: Servable, request: InferenceRequest) -> Inputs | Modse
 
 
 async def _theirs(server: RemoteServer, request: InferenceRequest) -> Inputs | ModserveError:
-    call = Call(
+    call = InferCall(
         request.model_name, request.version, request.inputs, request_id=request.id, parameters=request.parameters
     )
     try:

@@ -11,7 +11,7 @@ from .remote_server import RemoteServer
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class IndexRow:
     """A row of the repository index. `version` is empty for a model without one, `state` for one never loaded."""
 
     model: str
@@ -25,7 +25,7 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class VersionUsage:
     """What a model version has done since it was loaded. Times are sums, in seconds."""
 
     requests: int = 0
@@ -44,7 +44,7 @@ class Health:
 
     ready: bool
     phase: str = ""
-    reasons: Sequence[Version] = ()
+    reasons: Sequence[IndexRow] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +54,15 @@ class ServerStatus:
     name: str
     version: str
     health: Health
-    versions: Sequence[Version]
-    usage: Mapping[tuple[str, str], Usage] = field(default_factory=dict)
+    versions: Sequence[IndexRow]
+    usage: Mapping[tuple[str, str], VersionUsage] = field(default_factory=dict)
     unknown: Sequence[str] = ()
 
 
 def server_status(server: RemoteServer) -> ServerStatus:
     """All of it. Raises UnreachableError; what is restricted is left out."""
     unknown: list[str] = []
-    row = _or_refused(lambda: server.ask(SERVER), {}, unknown)
+    row = _or_refused(lambda: server.call(SERVER), {}, unknown)
     versions = _or_refused(lambda: index(server), [], unknown)
     used = _or_refused(lambda: usage(server), {}, unknown)
     name, version = row.get("name", "a server"), row.get("version", "")
@@ -79,31 +79,31 @@ def _or_refused(call: Any, otherwise: Any, unknown: list[str]) -> Any:
 
 def health(server: RemoteServer) -> Health:
     """Whether inference may be sent, and what is in the way."""
-    body = server.ask(HEALTH)
+    body = server.call(HEALTH)
     return Health(bool(body.get("ready")), str(body.get("phase", "")), [_row(row) for row in body.get("reasons", ())])
 
 
-def index(server: RemoteServer) -> list[Version]:
+def index(server: RemoteServer) -> list[IndexRow]:
     """Every model version, whatever its state."""
-    return [_row(row) for row in server.ask(INDEX)]
+    return [_row(row) for row in server.call(INDEX)]
 
 
-def _row(row: Mapping[str, Any]) -> Version:
-    return Version(*(str(row.get(name, "")) for name in ("name", "version", "state", "reason")))
+def _row(row: Mapping[str, Any]) -> IndexRow:
+    return IndexRow(*(str(row.get(name, "")) for name in ("name", "version", "state", "reason")))
 
 
-def usage(server: RemoteServer) -> dict[tuple[str, str], Usage]:
+def usage(server: RemoteServer) -> dict[tuple[str, str], VersionUsage]:
     """By model and version."""
-    return {(row["name"], row["version"]): _usage(row) for row in server.ask(STATISTICS)["model_stats"]}
+    return {(row["name"], row["version"]): _usage(row) for row in server.call(STATISTICS)["model_stats"]}
 
 
-def _usage(row: Mapping[str, Any]) -> Usage:
+def _usage(row: Mapping[str, Any]) -> VersionUsage:
     stats = row.get("inference_stats", {})
 
     def part(name: str, field: str) -> int:
         return int(stats.get(name, {}).get(field, 0))
 
-    return Usage(
+    return VersionUsage(
         part("success", "count"),
         part("fail", "count"),
         int(row.get("inference_count", 0)),
@@ -114,10 +114,10 @@ def _usage(row: Mapping[str, Any]) -> Usage:
     )
 
 
-def engine(server: RemoteServer, row: Version) -> str:
+def engine(server: RemoteServer, row: IndexRow) -> str:
     """What runs a version, in words; empty if the server does not tell: gRPC has no such call."""
     try:
-        body = server.ask(ENGINE, row.model, int(row.version))
+        body = server.call(ENGINE, row.model, int(row.version))
     except RefusedError:
         return ""
     name = str(body.get("engine", "")) if isinstance(body, dict) else ""

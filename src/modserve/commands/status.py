@@ -8,7 +8,7 @@ from typing import Any
 
 from .destination import destination
 from .remote_server import connect
-from .server_status import ServerStatus, Version, server_status
+from .server_status import IndexRow, ServerStatus, server_status
 from .syntax import add_destination, add_json, add_watch, parser, run
 from .terminal import COLOURS, PLAIN, again, count, duration, indented, pairs, takes_colours
 
@@ -85,7 +85,7 @@ def _times(status: ServerStatus) -> tuple[list[float], list[float]]:
     return [each.seconds for each in used], [each.queue_seconds for each in used]
 
 
-def _troubled(status: ServerStatus) -> list[Version]:
+def _troubled(status: ServerStatus) -> list[IndexRow]:
     """What has a reason to tell, if the server does not say what is in the way."""
     return [row for row in status.versions if row.state != "READY" and row.reason not in ("", "unloaded")]
 
@@ -107,5 +107,5 @@ def document(status: ServerStatus, url: str) -> dict[str, Any]:
     }
 
 
-def as_json(row: Version) -> dict[str, str]:
+def as_json(row: IndexRow) -> dict[str, str]:
     return {"model": row.model, "version": row.version, "state": row.state, "reason": row.reason}

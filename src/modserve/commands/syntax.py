@@ -13,11 +13,11 @@ from modserve.settings.options import did_you_mean
 
 DEFAULT_URL = "http://localhost:8000"
 URL_VARIABLE = "MODSERVE_URL"
-FAILED, WRONG_WORDS, INTERRUPTED = 1, 2, 130
+FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
 _WIDTH = 100
 
 
-class WordsError(Exception):
+class UsageError(Exception):
     """A wrong command line: the text names the option, its value, and what would be right."""
 
 
@@ -27,10 +27,10 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises WordsError where argparse would end the process."""
+    """Raises UsageError where argparse would end the process."""
 
     def error(self, message: str) -> NoReturn:
-        raise WordsError(message.replace("argument ", "option ", 1))
+        raise UsageError(message.replace("argument ", "option ", 1))
 
     @property
     def command(self) -> str:
@@ -40,14 +40,14 @@ class Parser(argparse.ArgumentParser):
         return [spelling for action in self._actions for spelling in action.option_strings]
 
     def read(self, words: Sequence[str]) -> Namespace:
-        """The values; options may stand between other words. Raises WordsError."""
+        """The values; options may stand between other words. Raises UsageError."""
         options, rest = self.parse_known_intermixed_args(list(words))
         if rest:
             name = rest[0].partition("=")[0]
             if not name.startswith("-"):
-                raise WordsError(f"unexpected argument: {rest[0]}")
+                raise UsageError(f"unexpected argument: {rest[0]}")
             hint = did_you_mean(name, self.options())
-            raise WordsError(f"unknown option '{name}'{hint or f'; those of this command: {self._listed()}'}")
+            raise UsageError(f"unknown option '{name}'{hint or f'; those of this command: {self._listed()}'}")
         return options
 
     def _listed(self) -> str:
@@ -138,11 +138,11 @@ def run(made: Parser, words: Sequence[str], work: Callable[[Namespace], int]) ->
     """Read `words`, do the work, and return its exit code; a failure becomes its text and what helps."""
     try:
         return work(made.read(words))
-    except WordsError as error:
-        complain(str(error), f"see 'modserve {made.command} --help'")
-        return WRONG_WORDS
+    except UsageError as error:
+        print_error(str(error), f"see 'modserve {made.command} --help'")
+        return USAGE_ERROR
     except ModserveError as error:
-        complain(error.message, getattr(error, "advice", ""))
+        print_error(error.message, getattr(error, "advice", ""))
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -151,7 +151,7 @@ def run(made: Parser, words: Sequence[str], work: Callable[[Namespace], int]) ->
         return FAILED
 
 
-def complain(text: str, advice: str = "") -> None:
+def print_error(text: str, advice: str = "") -> None:
     """Write an error to standard error, and below it what helps."""
     sys.stdout.flush()
     for line in (*text.splitlines(), *advice.splitlines()):

@@ -41,7 +41,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
 """All but `serve`, in the order of the help."""
 
 
-class Program(Protocol):
+class CommandModule(Protocol):
     """What a command's module has."""
 
     HELP: str
@@ -49,6 +49,6 @@ class Program(Protocol):
     def main(self, words: Sequence[str], /) -> int: ...
 
 
-def program(name: str) -> Program:
+def program(name: str) -> CommandModule:
     """The module of a command."""
-    return cast(Program, importlib.import_module(f"{__package__}.{name}"))
+    return cast(CommandModule, importlib.import_module(f"{__package__}.{name}"))

@@ -9,7 +9,7 @@ from typing import TextIO
 from modserve.core.errors import ModserveError
 
 from .errors import UnreachableError
-from .syntax import complain, printable
+from .syntax import print_error, printable
 
 RED, GREEN, YELLOW, CYAN, BOLD, PLAIN = "\x1b[1;31m", "\x1b[32m", "\x1b[33m", "\x1b[1;36m", "\x1b[1m", "\x1b[0m"
 COLOURS = {"READY": GREEN, "LOADING": YELLOW, "UNLOADING": YELLOW, "UNAVAILABLE": RED, "ok": GREEN, "warning": YELLOW}
@@ -114,6 +114,6 @@ def each(names: Sequence[str], work: Callable[[str], str]) -> int:
         except UnreachableError:
             raise
         except ModserveError as error:
-            complain(error.message, getattr(error, "advice", ""))
+            print_error(error.message, getattr(error, "advice", ""))
             code = 1
     return code

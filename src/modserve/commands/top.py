@@ -12,9 +12,9 @@ from .destination import Destination, address, destination
 from .errors import RefusedError, UnreachableError
 from .remote_server import RemoteServer, connect
 from .server_status import health, usage
-from .syntax import WordsError, add_destination, parser, positive, run
-from .top_figures import Reading, from_metrics, from_statistics, rows
-from .top_frame import Frame, plain
+from .syntax import UsageError, add_destination, parser, positive, run
+from .top_figures import Snapshot, from_metrics, from_statistics, rows
+from .top_frame import Frame, text_lines
 
 METRICS_PORT = 8002
 METRICS_VARIABLE = "MODSERVE_METRICS_URL"
@@ -50,8 +50,8 @@ def main(words: Sequence[str]) -> int:
 
 def _work(options: Namespace) -> int:
     if options.count < 0:
-        raise WordsError(f"option '--count': expected a number of 0 or more, got: {options.count}")
-    source = Source(destination(options), options.metrics_url or os.environ.get(METRICS_VARIABLE, ""))
+        raise UsageError(f"option '--count': expected a number of 0 or more, got: {options.count}")
+    source = SnapshotSource(destination(options), options.metrics_url or os.environ.get(METRICS_VARIABLE, ""))
     frames = Frames(source, options.interval, options.count)
     live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not options.plain
     try:
@@ -61,7 +61,7 @@ def _work(options: Namespace) -> int:
             show(frames)
         else:
             for frame in frames:
-                print("\n".join(plain(frame)), flush=True)
+                print("\n".join(text_lines(frame)), flush=True)
     except KeyboardInterrupt:
         pass
     finally:
@@ -69,8 +69,8 @@ def _work(options: Namespace) -> int:
     return 0
 
 
-class Source:
-    """Where readings come from: the metrics page, or the statistics if that is not to be had."""
+class SnapshotSource:
+    """Where snapshots come from: the metrics page, or the statistics if that is not to be had."""
 
     def __init__(self, own: Destination, metrics_url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._server = connect(own)
@@ -83,7 +83,7 @@ class Source:
         self.remark = ""
         """What is missing, and the option that helps."""
 
-    def read(self) -> Reading:
+    def read(self) -> Snapshot:
         """Raises UnreachableError, RefusedError."""
         if self._metrics is not None:
             try:
@@ -97,10 +97,10 @@ class Source:
                 why = error.message
             self.remark = f"without queue, p50 and p99: {why}; --metrics-url names the metrics port"
             self._metrics.close()
-        reading = from_statistics(usage(self._server), self._clock())
+        snapshot = from_statistics(usage(self._server), self._clock())
         self._metrics = None  # only now: a server that is not there at all may have one later
-        reading.ready = health(self._server).ready
-        return reading
+        snapshot.ready = health(self._server).ready
+        return snapshot
 
     def close(self) -> None:
         self._server.close()
@@ -109,19 +109,21 @@ class Source:
 
 
 class Frames:
-    """The frames, one for each interval; the first comes after two readings. Iterating waits."""
+    """The frames, one for each interval; the first comes after two snapshots. Iterating waits."""
 
-    def __init__(self, source: Source, interval: float, most: int, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self, source: SnapshotSource, interval: float, most: int, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         self._source = source
         self._interval = interval
         self._most = most
         self._sleep = sleep
-        self._readings: deque[Reading] = deque()
+        self._snapshots: deque[Snapshot] = deque()
         self._history: deque[float] = deque(maxlen=60)
 
     def __iter__(self) -> Iterator[Frame]:
-        """Raises UnreachableError for the first reading; later ones are tried again."""
-        self._readings.append(self._source.read())
+        """Raises UnreachableError for the first snapshot; later ones are tried again."""
+        self._snapshots.append(self._source.read())
         made = 0
         while not self._most or made < self._most:
             self._sleep(self._interval)
@@ -131,16 +133,16 @@ class Frames:
     def _next(self) -> Frame:
         remark = self._source.remark
         try:
-            self._readings.append(self._source.read())
+            self._snapshots.append(self._source.read())
             remark = self._source.remark
         except (UnreachableError, RefusedError) as error:
             remark = error.message
-            last = self._readings[-1]
-            self._readings.clear()
-            self._readings.append(last)
+            last = self._snapshots[-1]
+            self._snapshots.clear()
+            self._snapshots.append(last)
             return Frame(self._source.url, last, [], list(self._history), remark)
-        while len(self._readings) > 2 and self._readings[-1].at - self._readings[1].at >= _WINDOW:
-            self._readings.popleft()
-        shown = rows(self._readings)
+        while len(self._snapshots) > 2 and self._snapshots[-1].at - self._snapshots[1].at >= _WINDOW:
+            self._snapshots.popleft()
+        shown = rows(self._snapshots)
         self._history.append(sum(max(0.0, row.per_second) for row in shown))
-        return Frame(self._source.url, self._readings[-1], shown, list(self._history), remark)
+        return Frame(self._source.url, self._snapshots[-1], shown, list(self._history), remark)

@@ -35,7 +35,7 @@ def _work(options: Namespace) -> int:
 
     def unload(name: str) -> str:
         chosen(index(server), [name])  # since a server has nothing against the name of no model
-        server.ask(UNLOAD, name, parameters={"unload_dependents": options.dependents})
+        server.call(UNLOAD, name, parameters={"unload_dependents": options.dependents})
         return f"{name}: unloaded"
 
     try:

@@ -15,7 +15,7 @@ import pytest
 
 import modserve
 from modserve import Client, ClientError, ClientTimeoutError, Code, InferenceServer, Settings
-from modserve.client.embedded import LoopThread, Portal
+from modserve.client.embedded import EventLoopThread, Portal
 from modserve.server import Phase
 
 REPOSITORY = Path(__file__).parents[3] / "model_repository"
@@ -269,7 +269,7 @@ def test_one_model_file() -> None:
 
 
 def test_a_fork_is_no_client() -> None:
-    thread = LoopThread(asyncio.new_event_loop)
+    thread = EventLoopThread(asyncio.new_event_loop)
     portal = Portal(thread.loop)
     portal._process = os.getpid() + 1
     with pytest.raises(ClientError, match="does not survive a fork"):

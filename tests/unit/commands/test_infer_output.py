@@ -10,7 +10,7 @@ from PIL import Image
 
 from modserve.client.values import Result
 from modserve.commands.infer_output import document, lines, shown, targets, write
-from modserve.commands.syntax import WordsError
+from modserve.commands.syntax import UsageError
 from modserve.core.errors import ModserveError
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
@@ -93,5 +93,5 @@ def test_outputs_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_names_of_files() -> None:
     assert targets(["a.npz", "OUT=b.npy"]) == [("", Path("a.npz")), ("OUT", Path("b.npy"))]
-    with pytest.raises(WordsError, match=r"expected a file ending in \.npy, .*, got: a\.pt"):
+    with pytest.raises(UsageError, match=r"expected a file ending in \.npy, .*, got: a\.pt"):
         targets(["a.pt"])

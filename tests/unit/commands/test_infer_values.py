@@ -6,19 +6,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modserve.commands.infer_values import Input, parameter, sample, tensors
+from modserve.commands.infer_values import InputSpec, parameter, sample, tensors
 from modserve.core.errors import ModserveError
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Array
 
 
-def no_pictures(file: str, content: bytes, spec: Input) -> Array:
+def no_pictures(file: str, content: bytes, spec: InputSpec) -> Array:
     return np.full(spec.shape[-1:], len(content), spec.datatype.numpy)[None]
 
 
-def spec(datatype: Datatype = dtypes.INT32, *shape: int, name: str = "IN") -> Input:
-    return Input(name, datatype, shape)
+def spec(datatype: Datatype = dtypes.INT32, *shape: int, name: str = "IN") -> InputSpec:
+    return InputSpec(name, datatype, shape)
 
 
 def value(text: str, datatype: Datatype = dtypes.INT32, *shape: int) -> Any:

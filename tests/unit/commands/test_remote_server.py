@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from modserve.client.address import Access
-from modserve.client.errors import ClientError, from_status, not_understood, timed_out, unreachable
-from modserve.client.transport import CONFIG, INDEX, METADATA, SERVER, STATISTICS, Question
-from modserve.client.values import Call, Result
+from modserve.client.errors import ClientError, bad_response, from_status, timed_out, unreachable
+from modserve.client.transport import CONFIG, INDEX, METADATA, SERVER, STATISTICS, ControlCall
+from modserve.client.values import InferCall, Result
 from modserve.commands.destination import Destination, address
 from modserve.commands.errors import RefusedError, UnreachableError
 from modserve.commands.remote_server import RemoteServer, advice_on, connect, failure
@@ -32,17 +32,17 @@ class Prepared:
 
     def start(self) -> None: ...
 
-    def ask(self, question: Question) -> Any:
-        self.calls.append(question)
-        return self._outcome(question.operation)
+    def call(self, control: ControlCall) -> Any:
+        self.calls.append(control)
+        return self._outcome(control.operation)
 
-    def infer(self, call: Call) -> Result:
+    def infer(self, call: InferCall) -> Result:
         self.calls.append(call)
         result = self._outcome(call)
         assert isinstance(result, Result)
         return result
 
-    def stream(self, call: Call) -> Generator[Result]:
+    def stream(self, call: InferCall) -> Generator[Result]:
         yield self.infer(call)
 
     def close(self) -> None: ...
@@ -74,13 +74,13 @@ def test_calls_about_models() -> None:
     assert server.config("m").max_batch_size == 8
     assert server.statistics("m").model_stats[0].inference_count == 7
     assert (server.extensions(), server.ready_models()) == ({"a", "b"}, {"m"})
-    question = transport.calls[0]
-    assert (question.model, question.version, question.timeout) == ("m", 2, 3.0)
+    control = transport.calls[0]
+    assert (control.model, control.version, control.timeout) == ("m", 2, 3.0)
 
 
 def test_inferences_have_the_time_of_a_call() -> None:
     server, transport = prepared(lambda call: Result(call.model, 1, call.tensors))
-    call = Call("m", None, TENSORS, classes=2)
+    call = InferCall("m", None, TENSORS, classes=2)
     assert server.infer(call).tensors == TENSORS
     assert [result.model for result in server.stream(call)] == ["m"]
     assert [(each.timeout, each.classes) for each in transport.calls] == [(3.0, 2), (3.0, 2)]
@@ -90,7 +90,7 @@ def test_inferences_have_the_time_of_a_call() -> None:
 def test_another_protocol(call: Callable[[RemoteServer], Any]) -> None:
     for outcome in (
         lambda _: {"name": "m", "inputs": [1], "max_batch_size": "x"},
-        raising(not_understood("it is no JSON")),
+        raising(bad_response("it is no JSON")),
     ):
         with pytest.raises(UnreachableError, match="http://host:8000 speaks another protocol: "):
             call(prepared(outcome)[0])
@@ -100,9 +100,9 @@ def test_a_refusal() -> None:
     error = from_status(404, "Request for unknown model: 'x' is not found")
     server, _ = prepared(raising(error))
     calls: list[Callable[[], Any]] = [
-        lambda: server.ask(SERVER),
-        lambda: server.infer(Call("x", None, {})),
-        lambda: list(server.stream(Call("x", None, {}))),
+        lambda: server.call(SERVER),
+        lambda: server.infer(InferCall("x", None, {})),
+        lambda: list(server.stream(InferCall("x", None, {}))),
     ]
     for call in calls:
         with pytest.raises(RefusedError, match="unknown model") as raised:

@@ -11,12 +11,12 @@ from modserve.client.transport import ENGINE, HEALTH, INDEX, SERVER, STATISTICS,
 from modserve.commands import load, models, server_status, status, terminal
 from modserve.commands.errors import RefusedError, UnreachableError
 from modserve.commands.remote_server import RemoteServer
-from modserve.commands.server_status import Health, ServerStatus, Usage, Version
-from modserve.commands.syntax import WordsError
+from modserve.commands.server_status import Health, IndexRow, ServerStatus, VersionUsage
+from modserve.commands.syntax import UsageError
 from modserve.core.errors import ModserveError
 
-READY = Version("simple", "1", "READY", "")
-FAILED = Version("broken", "", "UNAVAILABLE", "Invalid argument: one\ntwo")
+READY = IndexRow("simple", "1", "READY", "")
+FAILED = IndexRow("broken", "", "UNAVAILABLE", "Invalid argument: one\ntwo")
 BROKEN = {"name": "broken", "version": "", "state": "UNAVAILABLE", "reason": "Invalid argument: one\ntwo"}
 COUNTS = {
     "model_stats": [
@@ -34,7 +34,7 @@ COUNTS = {
         }
     ]
 }
-USED = {("simple", "1"): Usage(20, 2, 30, 10, 0.04, 0.01, 990_000)}
+USED = {("simple", "1"): VersionUsage(20, 2, 30, 10, 0.04, 0.01, 990_000)}
 
 
 class Played(RemoteServer):
@@ -43,7 +43,7 @@ class Played(RemoteServer):
     def __init__(self, table: dict[Operation, Any]) -> None:
         self._table = table
 
-    def ask(
+    def call(
         self, operation: Operation, model: str = "", version: int | None = None, parameters: Parameters | None = None
     ) -> Any:
         if operation not in self._table:
@@ -60,7 +60,7 @@ def test_looking_at_a_server() -> None:
     }
     seen = server_status.server_status(Played(table))
     assert seen == ServerStatus(
-        "modserve", "1.0", Health(False, "serving", [FAILED]), [READY, Version("other", "", "", "")], USED, ()
+        "modserve", "1.0", Health(False, "serving", [FAILED]), [READY, IndexRow("other", "", "", "")], USED, ()
     )
     del table[STATISTICS], table[SERVER]
     less = server_status.server_status(Played(table))
@@ -153,9 +153,9 @@ def test_parameters_of_a_load(tmp_path: Path) -> None:
         "config": '{"backend": "identity"}',
         "file:1/model.onnx": b"abc",
     }
-    with pytest.raises(WordsError, match="'--file' requires '--config'"):
+    with pytest.raises(UsageError, match="'--file' requires '--config'"):
         load.parameters("", ["a=b"])
-    with pytest.raises(WordsError, match="expected PATH=FILE such as"):
+    with pytest.raises(UsageError, match="expected PATH=FILE such as"):
         load.parameters(config, ["a"])
     with pytest.raises(ModserveError, match="option '--file': cannot read nosuch: No such file"):
         load.parameters(config, ["a=nosuch"])

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 from google.protobuf import text_format
 
-from modserve.commands.bench.inputs import Wishes
-from modserve.commands.bench.measures import Load, Result, Window, summary
-from modserve.commands.bench.run import Goal, Rules
+from modserve.commands.bench.inputs import DataOptions
+from modserve.commands.bench.measures import LoadLevel, Measurement, MeasurementWindow, summary
+from modserve.commands.bench.run import LatencyGoal, MeasurementRules
 from modserve.commands.tune import page, show
 from modserve.commands.tune.search import CoordinateSearch
-from modserve.commands.tune.space import OFF, Limits, Point, Value, applied, changes, shown, space, why_not
-from modserve.commands.tune.tuning import Hooks, Outcome, Setting, Tried, tune
+from modserve.commands.tune.space import OFF, Point, SearchLimits, Value, applied, changes, shown, space, why_not
+from modserve.commands.tune.tuning import Hooks, Trial, TuneResult, TuneSetup, tune
 from modserve.pb import inference as pb
 
 DIMENSIONS: Mapping[str, Sequence[Value]] = {
@@ -98,7 +98,9 @@ def config(text: str = CONFIG) -> pb.ModelConfig:
 
 
 def test_the_space_of_a_model() -> None:
-    dimensions, present = space(config(), "onnxruntime", Limits(4, goal_ms=10, rows=2, max_batch=64, engines=True))
+    dimensions, present = space(
+        config(), "onnxruntime", SearchLimits(4, goal_ms=10, rows=2, max_batch=64, engines=True)
+    )
     assert present == {"delay_us": 300, "max_batch": 16, "instances": 1, "threads": 2, "engine": "onnxruntime"}
     assert dimensions == {
         "delay_us": [OFF, 0, 100, 300, 500, 1000, 2000, 5000],
@@ -111,13 +113,13 @@ def test_the_space_of_a_model() -> None:
 
 def test_the_space_of_a_model_without_batches() -> None:
     text = 'name: "m" backend: "python" instance_group { count: 3 }'
-    dimensions, present = space(config(text), "python", Limits(2, 10))
+    dimensions, present = space(config(text), "python", SearchLimits(2, 10))
     assert (dimensions, present) == ({"instances": [1, 2, 3, 4]}, {"instances": 3})
 
 
 def test_several_groups_of_instances_stay() -> None:
     text = 'name: "m" instance_group { count: 1 } instance_group { count: 2 }'
-    assert space(config(text), "python", Limits(2, 10)) == ({}, {})
+    assert space(config(text), "python", SearchLimits(2, 10)) == ({}, {})
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ def test_what_is_not_tuned(text: str, reason: str) -> None:
 
 
 def changed(**point: Value) -> pb.ModelConfig:
-    _, present = space(config(), "onnxruntime", Limits(4, 10, engines=True))
+    _, present = space(config(), "onnxruntime", SearchLimits(4, 10, engines=True))
     return applied(config(), {**present, **point}, present, "onnxruntime")
 
 
@@ -162,34 +164,34 @@ def test_points_in_words() -> None:
 # The whole, with servers that exist only in numbers
 
 
-def result(rate: float, ms: float) -> Result:
-    window = Window(1.0, array("q", [round(ms * 1e6)] * round(rate)), Counter())
-    return summary(Load(True, rate), [window], 1, 10, 99)
+def result(rate: float, ms: float) -> Measurement:
+    window = MeasurementWindow(1.0, array("q", [round(ms * 1e6)] * round(rate)), Counter())
+    return summary(LoadLevel(True, rate), [window], 1, 10, 99)
 
 
-SETTING = Setting("m", config(), "onnxruntime", START, Goal(50, 99), Rules(), Wishes(), 10)
+SETTING = TuneSetup("m", config(), "onnxruntime", START, LatencyGoal(50, 99), MeasurementRules(), DataOptions(), 10)
 
 
 def outcome_of(
     rate: Callable[[Point], float], seconds: float = 1.0, budget: float = 1000.0, interrupt_after: int = 1000
-) -> tuple[Outcome, list[tuple[Point, float | None]]]:
+) -> tuple[TuneResult, list[tuple[Point, float | None]]]:
     now = [0.0]
     attempts: list[tuple[Point, float | None]] = []
 
-    def attempt(point: Point, above: float | None, deadline: float) -> Tried:
+    def attempt(point: Point, above: float | None, deadline: float) -> Trial:
         now[0] += seconds
         attempts.append((point, above))
         if point["threads"] == 4:
-            return Tried(point, failure="the model does not load: no memory")
+            return Trial(point, failure="the model does not load: no memory")
         at = rate(point)
         if above is not None and at < above:
-            return Tried(point, 0.0, [(result(above, 100), False)])
-        return Tried(point, at, [(result(at * 2, 100), False), (result(at, 20), True)])
+            return Trial(point, 0.0, [(result(above, 100), False)])
+        return Trial(point, at, [(result(at * 2, 100), False), (result(at, 20), True)])
 
-    def compare(present: Tried, best: Tried, deadline: float) -> tuple[Tried, Tried]:
+    def compare(present: Trial, best: Trial, deadline: float) -> tuple[Trial, Trial]:
         return attempt(present.point, None, 0), attempt(best.point, None, 0)
 
-    log: list[Tried] = []
+    log: list[Trial] = []
     hooks = Hooks(attempt, compare, log.append, lambda: len(attempts) >= interrupt_after, lambda: now[0])
     made = tune(lambda score: CoordinateSearch(DIMENSIONS, START, score), START, budget, hooks)
     return made, attempts

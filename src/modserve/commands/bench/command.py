@@ -7,8 +7,8 @@ from pathlib import Path
 
 from modserve.core.errors import invalid
 
-from ..syntax import FAILED, INTERRUPTED, complain, run
-from .conduct import Report, conduct
+from ..syntax import FAILED, INTERRUPTED, print_error, run
+from .conduct import BenchReport, conduct
 from .plan import bench_parser, read
 from .show import table, verdict
 
@@ -34,7 +34,7 @@ def _bench(options: Namespace) -> int:
     try:
         _write(report)
     except OSError as error:
-        complain(f"cannot write '{error.filename}': {error.strerror}", "--json and --html name files to write")
+        print_error(f"cannot write '{error.filename}': {error.strerror}", "--json and --html name files to write")
         return FAILED
     if report.interrupted:
         return INTERRUPTED
@@ -42,7 +42,7 @@ def _bench(options: Namespace) -> int:
     return FAILED if failed else 0
 
 
-def _write(report: Report) -> None:
+def _write(report: BenchReport) -> None:
     plan = report.plan
     if plan.json:
         text = json.dumps(report.as_json(), indent=2, ensure_ascii=False)

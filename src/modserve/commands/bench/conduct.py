@@ -7,28 +7,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .loops import Driver
-from .measures import Load, Result, Window, to_json
-from .plan import Plan
-from .run import Goal, Surroundings, highest_rate, measure
+from .loops import LoadGenerator
+from .measures import LoadLevel, Measurement, MeasurementWindow, to_json
+from .plan import LoadPlan
+from .run import LatencyGoal, Surroundings, highest_rate, measure
 from .search import RateSearch
-from .session import Interruption, Session, loop_factory, session, without_collections
+from .session import BenchSession, Interrupt, loop_factory, session, without_collections
 from .show import Progress, progress
-from .target import ModelDescription
+from .target import TargetModel
 
 
 @dataclass(slots=True)
-class Report:
+class BenchReport:
     """What came of it."""
 
-    plan: Plan
-    model: ModelDescription
+    plan: LoadPlan
+    model: TargetModel
     inputs: Sequence[str]
     """Each input in words."""
-    results: list[Result] = field(default_factory=list)
+    results: list[Measurement] = field(default_factory=list)
     kept: list[bool] = field(default_factory=list)
     """Whether each keeps the goal, if there is one."""
-    best: Result | None = None
+    best: Measurement | None = None
     interrupted: bool = False
 
     def as_json(self) -> dict[str, Any]:
@@ -39,7 +39,7 @@ class Report:
         return {
             "model": self.model.name,
             "url": str(self.plan.server.address),
-            "batch_size": self.plan.wishes.batch_size,
+            "batch_size": self.plan.data.batch_size,
             "inputs": list(self.inputs),
             "decoupled": self.model.decoupled,
             "sequences": self.model.sequences is not None,
@@ -55,31 +55,31 @@ class Report:
         }
 
 
-def conduct(plan: Plan) -> Report:
+def conduct(plan: LoadPlan) -> BenchReport:
     """Measure. Raises OSError, UnreachableError, and INVALID_ARG."""
     with session(
         plan.server,
         plan.model,
         plan.version,
-        plan.wishes,
+        plan.data,
         plan.format,
         streaming=plan.streaming,
         lengths=plan.lengths,
     ) as opened:
         for remark in opened.remarks:
             print(f"modserve: {remark}", file=sys.stderr)
-        report = Report(plan, opened.model, opened.inputs)
+        report = BenchReport(plan, opened.model, opened.inputs)
         with progress(sys.stderr) as shown, asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_measure_all(report, opened, shown))
         return report
 
 
-async def _measure_all(report: Report, opened: Session, shown: Progress) -> None:
+async def _measure_all(report: BenchReport, opened: BenchSession, shown: Progress) -> None:
     plan = report.plan
-    interruption = Interruption()
+    interruption = Interrupt()
     await opened.first_response()
 
-    def on_window(load: Load, windows: Sequence[Window]) -> None:
+    def on_window(load: LoadLevel, windows: Sequence[MeasurementWindow]) -> None:
         gc.collect()
         shown.window(load, windows, plan.rules)
 
@@ -88,10 +88,12 @@ async def _measure_all(report: Report, opened: Session, shown: Progress) -> None
         if plan.goal is not None:
             await _search(report, plan.goal, opened, around, interruption, shown)
         else:
-            loads = [Load(False, each) for each in plan.concurrencies] or [Load(True, each) for each in plan.rates]
+            loads = [LoadLevel(False, each) for each in plan.concurrencies] or [
+                LoadLevel(True, each) for each in plan.rates
+            ]
             for index, load in enumerate(loads):
                 shown.begin(load, index, len(loads))
-                result = await measure(opened.driver(load, plan.connections, plan.poisson), plan.rules, around)
+                result = await measure(opened.generator(load, plan.connections, plan.poisson), plan.rules, around)
                 if result.windows:
                     report.results.append(result)
                 if interruption.happened:
@@ -100,20 +102,27 @@ async def _measure_all(report: Report, opened: Session, shown: Progress) -> None
 
 
 async def _search(
-    report: Report, goal: Goal, opened: Session, around: Surroundings, interruption: Interruption, shown: Progress
+    report: BenchReport,
+    goal: LatencyGoal,
+    opened: BenchSession,
+    around: Surroundings,
+    interruption: Interrupt,
+    shown: Progress,
 ) -> None:
     """From the rate that one client at a time gets."""
     plan = report.plan
 
-    def driver_of(load: Load) -> Driver:
+    def generator_of(load: LoadLevel) -> LoadGenerator:
         shown.begin(load, len(report.results), 0)
-        return opened.driver(load, plan.connections, plan.poisson)
+        return opened.generator(load, plan.connections, plan.poisson)
 
-    single = await measure(driver_of(Load(False, 1)), plan.rules, around, lambda windows: True)
+    single = await measure(generator_of(LoadLevel(False, 1)), plan.rules, around, lambda windows: True)
     if interruption.happened:
         return
     search = RateSearch(max(single.rate, 1.0), *plan.bounds)
-    async for result, kept in highest_rate(search, goal, plan.rules, around, lambda rate: driver_of(Load(True, rate))):
+    async for result, kept in highest_rate(
+        search, goal, plan.rules, around, lambda rate: generator_of(LoadLevel(True, rate))
+    ):
         if interruption.happened:
             break
         report.results.append(result)

@@ -45,7 +45,7 @@ class ServerTimes:
 
 
 @dataclass(slots=True)
-class Window:
+class MeasurementWindow:
     """The requests that ended in a span of time."""
 
     seconds: float
@@ -65,7 +65,7 @@ class Window:
     sequences: int = 0
     """How many ended with a successful request."""
 
-    def add(self, more: "Window") -> None:
+    def add(self, more: "MeasurementWindow") -> None:
         """What came right behind it."""
         for mine, others in (
             (self.latencies, more.latencies),
@@ -100,7 +100,7 @@ _ROUNDING = 1e-6
 """99.9 * 1000 / 100 is not quite 999."""
 
 
-def is_stable(windows: Sequence[Window], percent: float, percentile: float) -> bool:
+def is_stable(windows: Sequence[MeasurementWindow], percent: float, percentile: float) -> bool:
     """Whether rates and latencies of the last three windows lie within so many percent of each other."""
     last = windows[-WINDOWS:]
     if len(last) < WINDOWS or not all(window.latencies for window in last):
@@ -112,7 +112,7 @@ def is_stable(windows: Sequence[Window], percent: float, percentile: float) -> b
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadLevel:
     """What is sent: `value` requests at a time, or a second."""
 
     is_rate: bool
@@ -127,7 +127,7 @@ def rounded(rate: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Responses:
+class ResponseTimes:
     """Those of a decoupled model. Times are in ms."""
 
     count: int
@@ -145,10 +145,10 @@ STREAM_PERCENTILES = (50.0, 99.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class Measurement:
     """One load, measured: the last windows together. Times are in ms."""
 
-    load: Load
+    load: LoadLevel
     stable: bool
     windows: int
     """How many there were in all."""
@@ -166,7 +166,7 @@ class Result:
     waiting: int
     server: ServerTimes | None
     unanswered: int = 0
-    responses: Responses | None = None
+    responses: ResponseTimes | None = None
     sequences: float = 0.0
     """How many ended in a second."""
 
@@ -180,10 +180,12 @@ class Result:
         return not self.load.is_rate or self.requests >= 0.95 * self.load.value * self.seconds - AT_THE_EDGE
 
 
-def summary(load: Load, windows: Sequence[Window], rows: int, percent: float, percentile: float) -> Result:
+def summary(
+    load: LoadLevel, windows: Sequence[MeasurementWindow], rows: int, percent: float, percentile: float
+) -> Measurement:
     """The last three windows as one result."""
     last = windows[-WINDOWS:]
-    whole = Window(0.0, array("q"))
+    whole = MeasurementWindow(0.0, array("q"))
     server: ServerTimes | None = None
     for window in last:
         whole.add(window)
@@ -191,7 +193,7 @@ def summary(load: Load, windows: Sequence[Window], rows: int, percent: float, pe
             server = window.server if server is None else server.plus(window.server)
     latencies, seconds = whole.latencies, whole.seconds
     rate = len(latencies) / seconds if seconds else 0.0
-    return Result(
+    return Measurement(
         load,
         is_stable(windows, percent, percentile),
         len(windows),
@@ -210,9 +212,9 @@ def summary(load: Load, windows: Sequence[Window], rows: int, percent: float, pe
     )
 
 
-def _responses(window: Window) -> Responses:
+def _responses(window: MeasurementWindow) -> ResponseTimes:
     count = len(window.firsts) + len(window.gaps)
-    return Responses(
+    return ResponseTimes(
         count,
         count / window.seconds if window.seconds else 0.0,
         count / len(window.latencies) if window.latencies else 0.0,
@@ -221,7 +223,7 @@ def _responses(window: Window) -> Responses:
     )
 
 
-def to_json(result: Result) -> dict[str, Any]:
+def to_json(result: Measurement) -> dict[str, Any]:
     """The result for programs. Names stay; more may be added."""
     kind = "request_rate" if result.load.is_rate else "concurrency"
     server = result.server
@@ -251,7 +253,7 @@ def to_json(result: Result) -> dict[str, Any]:
     }
 
 
-def _responses_json(responses: Responses) -> dict[str, Any]:
+def _responses_json(responses: ResponseTimes) -> dict[str, Any]:
     return {
         "count": responses.count,
         "per_second": responses.rate,

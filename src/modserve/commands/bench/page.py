@@ -7,8 +7,8 @@ from html import escape
 from modserve.__about__ import __version__
 
 from ..plots import Plot, Points, document, draw, html_table
-from .conduct import Report
-from .measures import PERCENTILES, STREAM_PERCENTILES, Result
+from .conduct import BenchReport
+from .measures import PERCENTILES, STREAM_PERCENTILES, Measurement
 from .show import client_rows, remarks, response_rows, server_rows, verdict
 
 _PARTS = {
@@ -20,7 +20,7 @@ _PARTS = {
 }
 
 
-def page(report: Report) -> str:
+def page(report: BenchReport) -> str:
     plan, results = report.plan, report.results
     parts = [f"<p>{escape(line)}</p>" for line in _head(report)]
     if plan.goal is not None:
@@ -40,7 +40,7 @@ def page(report: Report) -> str:
     return document(f"{report.model.name} at {plan.server.address}", parts, end)
 
 
-def _head(report: Report) -> list[str]:
+def _head(report: BenchReport) -> list[str]:
     plan = report.plan
     is_open = bool(plan.rates or plan.bounds)
     kind = "Open loop: so many requests a second, latency from when each was to be sent."
@@ -50,7 +50,7 @@ def _head(report: Report) -> list[str]:
     return [f"{kind}{ended}", f"Inputs: {', '.join(report.inputs)}."]
 
 
-def _plots(report: Report) -> list[Plot]:
+def _plots(report: BenchReport) -> list[Plot]:
     results = sorted(report.results, key=lambda result: result.load.value)
     is_rate = bool(results) and results[0].load.is_rate
     label = "requests a second to be sent" if is_rate else "concurrency"
@@ -80,7 +80,7 @@ def _plots(report: Report) -> list[Plot]:
     return plots
 
 
-def _shares(results: Sequence[Result]) -> dict[str, Points]:
+def _shares(results: Sequence[Measurement]) -> dict[str, Points]:
     shares: dict[str, Points] = {}
     for name, part in _PARTS.items():
         values = []
@@ -92,5 +92,5 @@ def _shares(results: Sequence[Result]) -> dict[str, Points]:
     return shares
 
 
-def _line(results: Sequence[Result], values: Sequence[float]) -> Points:
+def _line(results: Sequence[Measurement], values: Sequence[float]) -> Points:
     return [(result.load.value, value) for result, value in zip(results, values, strict=True)]

@@ -10,12 +10,12 @@ from typing import TypeVar
 from modserve.core.tensors.tensor import Shape
 
 from ..destination import Destination, destination
-from ..syntax import Parser, WordsError, add_destination, parser, positive
-from .inputs import Wishes
+from ..syntax import Parser, UsageError, add_destination, parser, positive
+from .inputs import DataOptions
 from .ranges import read_range, whole_range
-from .run import Goal, Rules
+from .run import LatencyGoal, MeasurementRules
 from .search import LOWEST
-from .sequences import DEFAULT_LENGTH, DEFAULT_VARIATION, Lengths
+from .sequences import DEFAULT_LENGTH, DEFAULT_VARIATION, SequenceLengths
 from .session import CONNECTIONS, SEQUENCES
 
 _DESCRIPTION = """\
@@ -242,60 +242,60 @@ def add_rules(made: Parser) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """The command line, understood."""
 
     model: str
     version: int | None
     server: Destination
-    wishes: Wishes
-    rules: Rules
+    data: DataOptions
+    rules: MeasurementRules
     concurrencies: tuple[int, ...] = ()
     rates: tuple[float, ...] = ()
     bounds: tuple[float, ...] = ()
     """The lowest and the highest rate of a search."""
-    goal: Goal | None = None
+    goal: LatencyGoal | None = None
     format: str = ""
     poisson: bool = False
     connections: int | None = None
     streaming: bool = False
-    lengths: Lengths = field(default_factory=Lengths)
+    lengths: SequenceLengths = field(default_factory=SequenceLengths)
     json: str = ""
     html: str = ""
 
 
-def read(options: Namespace) -> Plan:
-    """From the options of `bench_parser`. Raises WordsError, and INVALID_ARG for what is no address."""
+def read(options: Namespace) -> LoadPlan:
+    """From the options of `bench_parser`. Raises UsageError, and INVALID_ARG for what is no address."""
     is_open = options.rate is not None or options.goal_ms is not None
     if options.concurrency and is_open:
-        raise WordsError("option --concurrency is for a closed loop; --rate and --goal-ms are for an open one")
+        raise UsageError("option --concurrency is for a closed loop; --rate and --goal-ms are for an open one")
     rates, bounds = _rates(options.rate, options.goal_ms is not None)
     server = destination(options)
     if options.streaming and not server.address.over_grpc:
-        raise WordsError("option --streaming is for gRPC: --url grpc://HOST:PORT names the server's port for it")
-    return Plan(
+        raise UsageError("option --streaming is for gRPC: --url grpc://HOST:PORT names the server's port for it")
+    return LoadPlan(
         options.model,
         options.model_version,
         server,
-        wishes(options),
+        data_options(options),
         rules(options),
         () if is_open else options.concurrency or (1,),
         rates,
         bounds,
-        None if options.goal_ms is None else Goal(options.goal_ms, options.percentile),
+        None if options.goal_ms is None else LatencyGoal(options.goal_ms, options.percentile),
         options.format,
         options.poisson,
         options.connections,
         options.streaming,
-        Lengths(options.sequence_length, options.sequence_length_variation),
+        SequenceLengths(options.sequence_length, options.sequence_length_variation),
         options.json,
         options.html,
     )
 
 
-def wishes(options: Namespace) -> Wishes:
+def data_options(options: Namespace) -> DataOptions:
     made_up = options.input_data in ("random", "zero")
-    return Wishes(
+    return DataOptions(
         options.batch_size,
         options.input_data == "zero",
         None if made_up else Path(options.input_data),
@@ -306,8 +306,8 @@ def wishes(options: Namespace) -> Wishes:
     )
 
 
-def rules(options: Namespace) -> Rules:
-    return Rules(
+def rules(options: Namespace) -> MeasurementRules:
+    return MeasurementRules(
         options.window_secs,
         options.window_requests,
         options.windows,
@@ -332,4 +332,4 @@ def _rates(text: str | None, is_search: bool) -> tuple[tuple[float, ...], tuple[
         return (), limits
     except ValueError as error:
         expected = "LOW:HIGH with --goal-ms" if is_search else str(error)
-        raise WordsError(f"option --rate: expected {expected}, got: {text}") from None
+        raise UsageError(f"option --rate: expected {expected}, got: {text}") from None

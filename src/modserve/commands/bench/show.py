@@ -5,20 +5,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
-from .measures import STREAM_PERCENTILES, WINDOWS, Load, Result, Window, rounded
-from .run import Goal, Rules
+from .measures import STREAM_PERCENTILES, WINDOWS, LoadLevel, Measurement, MeasurementWindow, rounded
+from .run import LatencyGoal, MeasurementRules
 
 _SHOWN_ERRORS = 10
 
 
 class Progress(Protocol):
-    def begin(self, load: Load, index: int, loads: int) -> None:
+    def begin(self, load: LoadLevel, index: int, loads: int) -> None:
         """A load is next, one of `loads`; 0: nobody knows how many."""
 
-    def window(self, load: Load, windows: Sequence[Window], rules: Rules) -> None:
+    def window(self, load: LoadLevel, windows: Sequence[MeasurementWindow], rules: MeasurementRules) -> None:
         """A window is over."""
 
-    def tried(self, result: Result, kept: bool, goal: Goal) -> None:
+    def tried(self, result: Measurement, kept: bool, goal: LatencyGoal) -> None:
         """A rate of a search was measured."""
 
 
@@ -42,7 +42,7 @@ def progress(stream: TextIO) -> Iterator[Progress]:
     yield _Lines(stream)
 
 
-def window_line(windows: Sequence[Window], rules: Rules) -> str:
+def window_line(windows: Sequence[MeasurementWindow], rules: MeasurementRules) -> str:
     last = windows[-1]
     latency = milliseconds(last.percentile_ms(rules.percentile))
     line = f"window {len(windows)}: {last.rate:,.0f}/s, p{rules.percentile:g} {latency} ms"
@@ -50,7 +50,7 @@ def window_line(windows: Sequence[Window], rules: Rules) -> str:
     return f"{line}, {failed:,} errors" if failed else line
 
 
-def tried_line(result: Result, kept: bool, goal: Goal) -> str:
+def tried_line(result: Measurement, kept: bool, goal: LatencyGoal) -> str:
     shown = f"p{goal.percentile:g} {milliseconds(result.percentiles[goal.percentile])} ms"
     why = (
         ""
@@ -68,13 +68,13 @@ class _Lines:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def begin(self, load: Load, index: int, loads: int) -> None:
+    def begin(self, load: LoadLevel, index: int, loads: int) -> None:
         """Its windows say it."""
 
-    def window(self, load: Load, windows: Sequence[Window], rules: Rules) -> None:
+    def window(self, load: LoadLevel, windows: Sequence[MeasurementWindow], rules: MeasurementRules) -> None:
         print(f"{load}: {window_line(windows, rules)}", file=self._stream, flush=True)
 
-    def tried(self, result: Result, kept: bool, goal: Goal) -> None:
+    def tried(self, result: Measurement, kept: bool, goal: LatencyGoal) -> None:
         print(tried_line(result, kept, goal), file=self._stream, flush=True)
 
 
@@ -84,18 +84,18 @@ class _Bar:
         self._task = bar.add_task("the first request", total=None, now="")
         self._index, self._loads = 0, 0
 
-    def begin(self, load: Load, index: int, loads: int) -> None:
+    def begin(self, load: LoadLevel, index: int, loads: int) -> None:
         self._index, self._loads = index, loads
         total = loads * WINDOWS if loads else None
         self._bar.update(self._task, description=str(load), completed=index * WINDOWS, total=total, now="warm-up")
         self._bar.refresh()
 
-    def window(self, load: Load, windows: Sequence[Window], rules: Rules) -> None:
+    def window(self, load: LoadLevel, windows: Sequence[MeasurementWindow], rules: MeasurementRules) -> None:
         done = self._index * WINDOWS + min(len(windows), WINDOWS)
         self._bar.update(self._task, completed=done, now=window_line(windows, rules))
         self._bar.refresh()
 
-    def tried(self, result: Result, kept: bool, goal: Goal) -> None:
+    def tried(self, result: Measurement, kept: bool, goal: LatencyGoal) -> None:
         self._bar.console.print(tried_line(result, kept, goal), highlight=False)
 
 
@@ -106,7 +106,7 @@ Rows = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 def table(
-    results: Sequence[Result], rules: Rules, kept: Sequence[bool] = (), goal: Goal | None = None
+    results: Sequence[Measurement], rules: MeasurementRules, kept: Sequence[bool] = (), goal: LatencyGoal | None = None
 ) -> Iterator[str]:
     """Clients' times, servers' times, and what is worth a remark."""
     if not results:
@@ -130,7 +130,7 @@ def table(
     yield from ["", *lines] if lines else []
 
 
-def client_rows(results: Sequence[Result], rules: Rules, kept: Sequence[bool]) -> Rows:
+def client_rows(results: Sequence[Measurement], rules: MeasurementRules, kept: Sequence[bool]) -> Rows:
     levels = sorted(results[0].percentiles) if results else []
     has_sequences = any(each.sequences for each in results)
     names = ["load", "requests/s", *(["inferences/s"] if rules.rows > 1 else [])]
@@ -146,7 +146,7 @@ def client_rows(results: Sequence[Result], rules: Rules, kept: Sequence[bool]) -
     return names, rows
 
 
-def response_rows(results: Sequence[Result]) -> Rows:
+def response_rows(results: Sequence[Measurement]) -> Rows:
     """Those of decoupled models; without any row for a model that is not."""
     names = ["load", "responses/s", "a request"]
     names += [f"{what} p{level:g}" for what in ("first", "between") for level in STREAM_PERCENTILES]
@@ -159,7 +159,7 @@ def response_rows(results: Sequence[Result]) -> Rows:
     return names, rows
 
 
-def server_rows(results: Sequence[Result]) -> Rows:
+def server_rows(results: Sequence[Measurement]) -> Rows:
     parts = ("total", "queue", "input", "infer", "output")
     rows = []
     for each in results:
@@ -173,7 +173,7 @@ def server_rows(results: Sequence[Result]) -> Rows:
     return ["load", "requests", "rows a batch", *parts, "around it"], rows
 
 
-def remarks(results: Sequence[Result], rules: Rules, goal: Goal | None) -> Iterator[str]:
+def remarks(results: Sequence[Measurement], rules: MeasurementRules, goal: LatencyGoal | None) -> Iterator[str]:
     """What is worth saying of the loads, and the errors by their texts."""
     texts: dict[str, int] = {}
     for each in results:
@@ -199,7 +199,7 @@ def remarks(results: Sequence[Result], rules: Rules, goal: Goal | None) -> Itera
             yield f"            and {len(shown) - _SHOWN_ERRORS} other texts"
 
 
-def verdict(results: Sequence[Result], kept: Sequence[bool], goal: Goal, best: Result | None) -> str:
+def verdict(results: Sequence[Measurement], kept: Sequence[bool], goal: LatencyGoal, best: Measurement | None) -> str:
     """The sentence that a search is made for."""
     text = f"p{goal.percentile:g} of at most {goal.ms:g} ms"
     if best is None:

@@ -17,7 +17,7 @@ from .grpc_slots import GrpcSlots
 from .grpc_streams import StreamSlot
 from .http_slots import HttpSlot, HttpSlots
 from .http_streams import LINES, HttpStreamSlot
-from .inputs import Inputs, InputSpec
+from .inputs import Inputs, TargetInput
 from .measures import ServerTimes
 from .requests import GRPC_PATH, GRPC_STREAM_PATH, grpc_message, http_path, http_request
 from .slots import Endpoint, SlotFactory
@@ -29,12 +29,12 @@ _EMPTY_FINAL = "triton_enable_empty_final_response"
 
 
 @dataclass(frozen=True, slots=True)
-class ModelDescription:
+class TargetModel:
     """A model: what it takes."""
 
     name: str
     version: int | None
-    specs: tuple[InputSpec, ...]
+    specs: tuple[TargetInput, ...]
     batches: bool
     binary: bool
     """Whether tensors may be bytes behind the JSON, over HTTP."""
@@ -51,7 +51,7 @@ class SequenceTraits(NamedTuple):
     """How long the server waits for a sequence's next request."""
 
 
-def describe(remote: RemoteServer, model: str, version: int | None) -> ModelDescription:
+def describe(remote: RemoteServer, model: str, version: int | None) -> TargetModel:
     """Raises UnreachableError, and INVALID_ARG with what the server says of a model it does not have."""
     metadata = remote.metadata(model, version)
     try:
@@ -72,8 +72,8 @@ def describe(remote: RemoteServer, model: str, version: int | None) -> ModelDesc
         if datatype is None:
             raise invalid(f"input '{row.name}' of model '{model}' is of type {row.datatype}, which is unknown here")
         shape = dims[row.name][1:] if batches else dims[row.name]
-        specs.append(InputSpec(row.name, datatype, shape, row.name in optional))
-    return ModelDescription(
+        specs.append(TargetInput(row.name, datatype, shape, row.name in optional))
+    return TargetModel(
         model,
         version,
         tuple(specs),
@@ -101,8 +101,8 @@ def _sequence_traits(remote: RemoteServer, config: pb.ModelConfig) -> SequenceTr
     return SequenceTraits(has_texts, (batching.max_sequence_idle_microseconds or _IDLE_MICROSECONDS) / 1e6)
 
 
-def slots_for(
-    server: Destination, model: ModelDescription, inputs: Sequence[Inputs], *, binary: bool, streaming: bool
+def slot_factory(
+    server: Destination, model: TargetModel, inputs: Sequence[Inputs], *, binary: bool, streaming: bool
 ) -> SlotFactory:
     """What sends these inputs, by streams for a decoupled model too. Raises INVALID_ARG for what cannot be sent."""
     place, access = server.address, server.access
@@ -121,12 +121,12 @@ def slots_for(
         return GrpcSlots(endpoint, GRPC_STREAM_PATH, messages, metadata, make, share=1)
     url = http_path(place.prefix, name, version, "infer_stream" if model.decoupled else "infer")
     headers = [*access.headers.items(), *([("Accept", LINES)] if model.decoupled else [])]
-    marked = model.sequences is not None
-    requests = [http_request(endpoint.authority, url, each, headers, binary=binary, marked=marked) for each in inputs]
+    tagged = model.sequences is not None
+    requests = [http_request(endpoint.authority, url, each, headers, binary=binary, tagged=tagged) for each in inputs]
     return HttpSlots(endpoint, requests, HttpStreamSlot if model.decoupled else HttpSlot)
 
 
-class ServerCounts:
+class ServerStatistics:
     """The statistics of a model. A server that has none is not asked twice."""
 
     def __init__(self, remote: RemoteServer, model: str, version: int | None) -> None:

@@ -14,7 +14,7 @@ from modserve.models.loading.one_file import ModelFile, model_file
 
 from .. import config
 from ..stdout import stdout_as_stderr
-from ..syntax import WordsError, parser, run
+from ..syntax import UsageError, parser, run
 from .templates import KINDS, call
 
 _DESCRIPTION = """\
@@ -51,13 +51,13 @@ def main(words: Sequence[str]) -> int:
 
 def _init(options: Namespace) -> int:
     if not _NAME.fullmatch(options.name):
-        raise WordsError(f"'{options.name}' is no name for a model: expected letters, digits and _ . + -")
+        raise UsageError(f"'{options.name}' is no name for a model: expected letters, digits and _ . + -")
     repository = Path(options.model_repository)
     make = KINDS.get(options.source)
     path = Path(options.source)
     if make is None and not path.exists():
         kinds = ", ".join(KINDS)
-        raise WordsError(f"option --from: there is no file '{path}', and it is none of {kinds}")
+        raise UsageError(f"option --from: there is no file '{path}', and it is none of {kinds}")
     if make is not None:
         written = _write(repository, {repository / path: text for path, text in make(options.name).items()})
     else:

@@ -14,16 +14,16 @@ from google.protobuf import text_format
 from modserve.core.errors import invalid
 from modserve.pb import inference as pb
 
-from ..bench.plan import add_data, add_goal, add_rules, count, reading, rules, wishes
-from ..bench.run import Goal
+from ..bench.plan import add_data, add_goal, add_rules, count, data_options, reading, rules
+from ..bench.run import LatencyGoal
 from ..bench.session import loop_factory
 from ..remote_server import connect
-from ..syntax import FAILED, INTERRUPTED, Parser, WordsError, complain, parser, positive, run
+from ..syntax import FAILED, INTERRUPTED, Parser, UsageError, parser, positive, print_error, run
 from .search import CoordinateSearch
-from .servers import CONFIG_FILE, Copy, serving
+from .servers import CONFIG_FILE, ModelCopy, serving
 from .show import finals, recommendation, table, tried_line
-from .space import Limits, Point, Value, space, text, why_not
-from .tuning import Hooks, Laboratory, Outcome, Setting, Tried, tune
+from .space import Point, SearchLimits, Value, space, text, why_not
+from .tuning import Hooks, Trial, TrialRunner, TuneResult, TuneSetup, tune
 
 _DESCRIPTION = """\
 Searches for the configuration of a model that takes the highest rate within a goal: instances,
@@ -93,27 +93,27 @@ def main(words: Sequence[str]) -> int:
 def _tune(options: Namespace) -> int:
     model = Path(options.model_repository) / options.model
     if not model.is_dir():
-        raise WordsError(f"there is no model '{options.model}' in '{options.model_repository}'")
+        raise UsageError(f"there is no model '{options.model}' in '{options.model_repository}'")
     if options.output and Path(options.output).exists():
-        raise WordsError(f"option --output: '{options.output}' is there already; remove it, or name another file")
+        raise UsageError(f"option --output: '{options.output}' is there already; remove it, or name another file")
     with tempfile.TemporaryDirectory(prefix="modserve-tune-") as directory:
-        copies = Copy(Path(directory) / "first", model), Copy(Path(directory) / "second", model)
-        setting, dimensions = _look(options, model, copies[0])
-        print(f"trying {', '.join(dimensions)}; at present: {recommendation(setting.present)}", file=sys.stderr)
-        outcome = _search(options, setting, dimensions, copies)
-    print("\n".join(table(outcome, setting)))
-    print("\n".join(finals(outcome, setting)))
+        copies = ModelCopy(Path(directory) / "first", model), ModelCopy(Path(directory) / "second", model)
+        setup, dimensions = _look(options, model, copies[0])
+        print(f"trying {', '.join(dimensions)}; at present: {recommendation(setup.present)}", file=sys.stderr)
+        outcome = _search(options, setup, dimensions, copies)
+    print("\n".join(table(outcome, setup)))
+    print("\n".join(finals(outcome, setup)))
     try:
-        _write(options, setting, outcome)
+        _write(options, setup, outcome)
     except OSError as error:
-        complain(f"cannot write '{error.filename}': {error.strerror}", "--output and --html name files to write")
+        print_error(f"cannot write '{error.filename}': {error.strerror}", "--output and --html name files to write")
         return FAILED
     if outcome.interrupted:
         return INTERRUPTED
     return 0 if outcome.best.rate else FAILED
 
 
-def _look(options: Namespace, model: Path, copy: Copy) -> tuple[Setting, dict[str, Sequence[Value]]]:
+def _look(options: Namespace, model: Path, copy: ModelCopy) -> tuple[TuneSetup, dict[str, Sequence[Value]]]:
     """The configuration as it is, and what there is to try. Raises INVALID_ARG for a model that does not load."""
     file = model / CONFIG_FILE
     config = pb.ModelConfig()
@@ -133,7 +133,7 @@ def _look(options: Namespace, model: Path, copy: Copy) -> tuple[Setting, dict[st
         config = _essence(complete)
     if why := why_not(complete):
         raise invalid(f"model '{options.model}' cannot be tuned: {why}")
-    limits = Limits(
+    limits = SearchLimits(
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         options.goal_ms,
         options.batch_size,
@@ -141,15 +141,15 @@ def _look(options: Namespace, model: Path, copy: Copy) -> tuple[Setting, dict[st
         options.try_auto,
     )
     dimensions, present = space(config, complete.backend, limits)
-    goal = Goal(options.goal_ms, options.percentile)
-    return Setting(
+    goal = LatencyGoal(options.goal_ms, options.percentile)
+    return TuneSetup(
         options.model,
         config,
         complete.backend,
         present,
         goal,
         rules(options),
-        wishes(options),
+        data_options(options),
         options.load_secs,
         server_options,
     ), dimensions
@@ -167,40 +167,40 @@ def _essence(complete: pb.ModelConfig) -> pb.ModelConfig:
 
 
 def _search(
-    options: Namespace, setting: Setting, dimensions: dict[str, Sequence[Value]], copies: tuple[Copy, Copy]
-) -> Outcome:
+    options: Namespace, setup: TuneSetup, dimensions: dict[str, Sequence[Value]], copies: tuple[ModelCopy, ModelCopy]
+) -> TuneResult:
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        laboratory = Laboratory(setting, copies, runner)
+        trials = TrialRunner(setup, copies, runner)
 
-        def on_tried(tried: Tried) -> None:
-            print(tried_line(tried, setting), file=sys.stderr, flush=True)
-            if tried.failure and tried.point == setting.present:
-                raise invalid(f"model '{setting.model}': {tried.failure}")
+        def on_tried(tried: Trial) -> None:
+            print(tried_line(tried, setup), file=sys.stderr, flush=True)
+            if tried.failure and tried.point == setup.present:
+                raise invalid(f"model '{setup.model}': {tried.failure}")
 
         def search_from(rate: float) -> CoordinateSearch:
-            return CoordinateSearch(dimensions, setting.present, rate)
+            return CoordinateSearch(dimensions, setup.present, rate)
 
-        hooks = Hooks(laboratory.attempt, laboratory.compare, on_tried, laboratory.interrupted)
-        return tune(search_from, setting.present, options.budget_secs, hooks)
+        hooks = Hooks(trials.attempt, trials.compare, on_tried, trials.interrupted)
+        return tune(search_from, setup.present, options.budget_secs, hooks)
 
 
-def _write(options: Namespace, setting: Setting, outcome: Outcome) -> None:
+def _write(options: Namespace, setup: TuneSetup, outcome: TuneResult) -> None:
     point: Point = outcome.best.point
     if options.output:
-        Path(options.output).write_text(recommended(setting, outcome), "utf-8")
+        Path(options.output).write_text(recommended(setup, outcome), "utf-8")
         print(f"\nwrote {options.output}")
-    elif point != setting.present:
-        print(f"\n{recommended(setting, outcome)}", end="")
+    elif point != setup.present:
+        print(f"\n{recommended(setup, outcome)}", end="")
     if options.html:
         from .page import page
 
-        Path(options.html).write_text(page(outcome, setting), "utf-8")
+        Path(options.html).write_text(page(outcome, setup), "utf-8")
 
 
-def recommended(setting: Setting, outcome: Outcome) -> str:
+def recommended(setup: TuneSetup, outcome: TuneResult) -> str:
     """The config.pbtxt, with what it rests on above it."""
     from .show import remarks
     from .space import applied
 
-    config = applied(setting.config, outcome.best.point, setting.present, setting.backend)
-    return text(config, remarks(outcome, setting))
+    config = applied(setup.config, outcome.best.point, setup.present, setup.backend)
+    return text(config, remarks(outcome, setup))

@@ -7,28 +7,28 @@ from modserve.__about__ import __version__
 
 from ..plots import Plot, Points, document, draw, html_table
 from .show import finals, rows
-from .tuning import Outcome, Setting, Tried
+from .tuning import Trial, TuneResult, TuneSetup
 
 
-def page(outcome: Outcome, setting: Setting) -> str:
-    goal = setting.goal
-    text = "\n".join(finals(outcome, setting)).strip()
+def page(outcome: TuneResult, setup: TuneSetup) -> str:
+    goal = setup.goal
+    text = "\n".join(finals(outcome, setup)).strip()
     parts = [
         f"<p>Goal: p{goal.percentile:g} of at most {goal.ms:g} ms, in an open loop: latency counts from when a request "
         "was to be sent.</p>",
         f"<pre>{escape(text)}</pre>",
         '<div class="plots">',
-        *map(draw, _plots(outcome, setting)),
+        *map(draw, _plots(outcome, setup)),
         "</div>",
         "<h2>What was tried</h2>",
-        html_table(*rows(outcome, setting)),
+        html_table(*rows(outcome, setup)),
     ]
     end = f"modserve {__version__}, {time.strftime('%Y-%m-%d %H:%M')}"
-    return document(f"Tuning of {setting.model}", parts, end)
+    return document(f"Tuning of {setup.model}", parts, end)
 
 
-def _plots(outcome: Outcome, setting: Setting) -> list[Plot]:
-    level, goal = setting.goal.percentile, setting.goal.ms
+def _plots(outcome: TuneResult, setup: TuneSetup) -> list[Plot]:
+    level, goal = setup.goal.percentile, setup.goal.ms
     first, best = outcome.tried[0], outcome.best
     others = [each for each in outcome.tried if each is not first and each is not best]
     label = f"p{level:g}, ms, over the rate"
@@ -46,7 +46,7 @@ def _plots(outcome: Outcome, setting: Setting) -> list[Plot]:
     return plots
 
 
-def _points(several: list[Tried], level: float) -> Points:
+def _points(several: list[Trial], level: float) -> Points:
     return sorted(
         (result.load.value, result.percentiles[level])
         for tried in several

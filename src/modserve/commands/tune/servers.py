@@ -29,7 +29,7 @@ _QUIET_OPTIONS = (
 )
 
 
-class Copy:
+class ModelCopy:
     """A repository with a copy of a model, whose configuration is another each time."""
 
     def __init__(self, directory: Path, model: Path) -> None:
@@ -46,7 +46,7 @@ class Copy:
 
 
 @contextlib.contextmanager
-def serving(copy: Copy, options: Sequence[str], seconds: float) -> Iterator[Destination]:
+def serving(copy: ModelCopy, options: Sequence[str], seconds: float) -> Iterator[Destination]:
     """A server of a copy, until it is no longer needed. Raises INVALID_ARG if the model does not load in `seconds`."""
     command = [sys.executable, "-m", "modserve", "serve", f"--model-repository={copy.repository}"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MODSERVE_")}

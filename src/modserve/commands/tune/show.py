@@ -2,28 +2,28 @@
 
 from collections.abc import Iterator, Sequence
 
-from ..bench.measures import Result, rounded
+from ..bench.measures import Measurement, rounded
 from ..bench.show import columns, milliseconds
 from .space import Point, changes, shown
-from .tuning import Outcome, Setting, Tried
+from .tuning import Trial, TuneResult, TuneSetup
 
 
 def recommendation(point: Point) -> str:
     return shown(point)
 
 
-def difference(tried: Tried, setting: Setting) -> str:
+def difference(tried: Trial, setup: TuneSetup) -> str:
     """A point by what differs from the present one."""
-    names = [name for name, value in tried.point.items() if value != setting.present[name]]
+    names = [name for name, value in tried.point.items() if value != setup.present[name]]
     return shown(tried.point, names) if names else "as it is"
 
 
-def tried_line(tried: Tried, setting: Setting) -> str:
-    return f"{difference(tried, setting)}: {verdict(tried, setting)}"
+def tried_line(tried: Trial, setup: TuneSetup) -> str:
+    return f"{difference(tried, setup)}: {verdict(tried, setup)}"
 
 
-def verdict(tried: Tried, setting: Setting) -> str:
-    level = setting.goal.percentile
+def verdict(tried: Trial, setup: TuneSetup) -> str:
+    level = setup.goal.percentile
     if tried.failure:
         return tried.failure
     if tried.rate and tried.best is not None:
@@ -34,7 +34,7 @@ def verdict(tried: Tried, setting: Setting) -> str:
     return "not measured"
 
 
-def _why(result: Result, level: float) -> str:
+def _why(result: Measurement, level: float) -> str:
     if result.failed:
         return f"{result.failed:,} errors"
     if not result.keeps_up:
@@ -42,25 +42,23 @@ def _why(result: Result, level: float) -> str:
     return f"p{level:g} {milliseconds(result.percentiles[level])} ms"
 
 
-def table(outcome: Outcome, setting: Setting) -> Iterator[str]:
-    yield f"{len(outcome.tried)} configurations of '{setting.model}', in the order in which they were tried:"
-    yield from columns(*rows(outcome, setting), texts=True)
+def table(outcome: TuneResult, setup: TuneSetup) -> Iterator[str]:
+    yield f"{len(outcome.tried)} configurations of '{setup.model}', in the order in which they were tried:"
+    yield from columns(*rows(outcome, setup), texts=True)
 
 
-def rows(outcome: Outcome, setting: Setting) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+def rows(outcome: TuneResult, setup: TuneSetup) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
     names = ["configuration", "", "what came of it"]
-    marks = {id(outcome.tried[0]): "at present"}
-    marks |= {id(each): "better" for each in outcome.tried[1:] if each.better}
-    marks[id(outcome.best)] = "best" if outcome.best is not outcome.tried[0] else "at present, best"
-    return names, [
-        [difference(each, setting), marks.get(id(each), ""), verdict(each, setting)] for each in outcome.tried
-    ]
+    tags = {id(outcome.tried[0]): "at present"}
+    tags |= {id(each): "better" for each in outcome.tried[1:] if each.better}
+    tags[id(outcome.best)] = "best" if outcome.best is not outcome.tried[0] else "at present, best"
+    return names, [[difference(each, setup), tags.get(id(each), ""), verdict(each, setup)] for each in outcome.tried]
 
 
-def finals(outcome: Outcome, setting: Setting) -> Iterator[str]:
+def finals(outcome: TuneResult, setup: TuneSetup) -> Iterator[str]:
     """The measurement at the end, and what is to be done."""
     yield ""
-    goal = f"p{setting.goal.percentile:g} of at most {setting.goal.ms:g} ms"
+    goal = f"p{setup.goal.percentile:g} of at most {setup.goal.ms:g} ms"
     if outcome.out_of_time:
         yield "The time was over before all had been tried; '--budget-secs' allows more."
     if not outcome.best.rate:
@@ -75,8 +73,8 @@ def finals(outcome: Outcome, setting: Setting) -> Iterator[str]:
         yield from columns(
             ["configuration", "rate", "what came of it"],
             [
-                ["at present", f"{rounded(present.rate)}/s", verdict(present, setting)],
-                ["recommended", f"{rounded(best.rate)}/s", verdict(best, setting)],
+                ["at present", f"{rounded(present.rate)}/s", verdict(present, setup)],
+                ["recommended", f"{rounded(best.rate)}/s", verdict(best, setup)],
             ],
             texts=True,
         )
@@ -84,10 +82,10 @@ def finals(outcome: Outcome, setting: Setting) -> Iterator[str]:
         yield gain_line(outcome)
     else:
         yield "The recommended configuration was not measured beside the present one."
-    yield from (f"  {each}" for each in changes(outcome.best.point, setting.present))
+    yield from (f"  {each}" for each in changes(outcome.best.point, setup.present))
 
 
-def gain_line(outcome: Outcome) -> str:
+def gain_line(outcome: TuneResult) -> str:
     gain = outcome.gain
     if gain is None:
         return "Recommended, since the present configuration keeps the goal at no rate:"
@@ -96,11 +94,11 @@ def gain_line(outcome: Outcome) -> str:
     return f"Recommended, with {gain:.2f} times the rate:"
 
 
-def remarks(outcome: Outcome, setting: Setting) -> list[str]:
+def remarks(outcome: TuneResult, setup: TuneSetup) -> list[str]:
     """What stands above the configuration that is written."""
-    goal = f"p{setting.goal.percentile:g} <= {setting.goal.ms:g} ms"
-    lines = [f"The configuration of model '{setting.model}' that 'modserve tune' recommends for {goal}."]
+    goal = f"p{setup.goal.percentile:g} <= {setup.goal.ms:g} ms"
+    lines = [f"The configuration of model '{setup.model}' that 'modserve tune' recommends for {goal}."]
     if outcome.finals is not None and outcome.gain is not None:
         rates = [f"{rounded(each.rate)}/s" for each in outcome.finals]
         lines.append(f"Measured side by side: {rates[0]} before, {rates[1]} with it, {outcome.gain:.2f} times.")
-    return [*lines, *(f"- {each}" for each in changes(outcome.best.point, setting.present))]
+    return [*lines, *(f"- {each}" for each in changes(outcome.best.point, setup.present))]

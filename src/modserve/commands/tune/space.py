@@ -27,7 +27,7 @@ _THREAD_PARAMETERS = {
 }
 
 
-class Limits(NamedTuple):
+class SearchLimits(NamedTuple):
     """How far a search may go."""
 
     cores: int
@@ -51,7 +51,7 @@ def why_not(config: pb.ModelConfig) -> str:
     return ""
 
 
-def space(config: pb.ModelConfig, backend: str, limits: Limits) -> tuple[dict[str, Sequence[Value]], Point]:
+def space(config: pb.ModelConfig, backend: str, limits: SearchLimits) -> tuple[dict[str, Sequence[Value]], Point]:
     """The dimensions with their values in order, and the present point. `backend` is what runs the model now."""
     dimensions: dict[str, Sequence[Value]] = {}
     present: dict[str, Value] = {}
