@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from .__about__ import __version__
-from .commands.table import COMMANDS, CommandModule, program
+from .commands import table
+from .commands.table import COMMANDS
 from .core.errors import ModserveError
 from .form import form
 from .observability.logging import Logs
@@ -38,9 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit code: 0 after an orderly stop, 1 for a failure, 2 for a wrong command line."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in COMMANDS:
-        return run_command(program(words[0]), words[1:])
+        return run_command(words[0], words[1:])
     if words and words[0].partition("=")[0] == "--print-completion":  # the name that 'completion' had first
-        return run_command(program("completion"), [*filter(None, [words[0].partition("=")[2]]), *words[1:]])
+        return run_command("completion", [*filter(None, [words[0].partition("=")[2]]), *words[1:]])
     if "--version" in words:
         print(f"modserve {__version__} ({form()})")
         return 0
@@ -81,13 +82,10 @@ def wrong_file(settings: Settings) -> str:
     return ""
 
 
-def run_command(command: CommandModule, words: Sequence[str]) -> int:
+def run_command(name: str, words: Sequence[str]) -> int:
     """Run a command that serves nothing, or print its help."""
     gc.enable()
-    if "--help" in words or "-h" in words:
-        print(command.HELP.rstrip())
-        return 0
-    return command.main(words)
+    return table.run(name, words)
 
 
 def meant_command(words: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from repositories import EXAMPLES, write_identity
 from server_process import ServerProcess, serving
 from wire import HOST
 
-from modserve.commands.bench import main
+from modserve.commands import table
 
 DELAY_MS = 20
 
@@ -119,7 +119,7 @@ def test_a_mistake(bench: Bench, case: str) -> None:
 
 
 def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["m", "--url", f"http://{HOST}:9"]) == 1
+    assert table.run("bench", ["m", "--url", f"http://{HOST}:9"]) == 1
     assert "cannot reach a server at http://127.0.0.1:9" in capsys.readouterr().err
 
 

@@ -13,7 +13,7 @@ from repositories import EXAMPLES, write_accumulator, write_identity, write_sequ
 from server_process import ServerProcess, eventually, serving
 from wire import http
 
-from modserve.commands.bench import main
+from modserve.commands import table
 
 DELAYS_MS = (20, 5, 5)
 PATIENT = "max_sequence_idle_microseconds: 600000000"
@@ -104,7 +104,7 @@ def test_the_first_request_fails(bench: Bench) -> None:
 
 
 def test_streaming_is_for_grpc(bench: Bench) -> None:
-    assert "option --streaming is for gRPC" in bench("http", "simple", "--streaming", code=2).stderr
+    assert "option '--streaming' is for gRPC" in bench("http", "simple", "--streaming", code=2).stderr
 
 
 # Decoupled models
@@ -246,11 +246,11 @@ def test_tls(
     url = f"{scheme}://localhost:{secure.grpc_port if scheme == 'grpcs' else secure.http_port}"
     trust, own = [f"--ca-file={authority.certificate}"], [f"--cert={pair.certificate}", f"--key={pair.key}"]
     before = "simple", "--url", url, *QUICK, *load, *TLS_WAYS[way]
-    assert main([*before, *trust, *own, "--json=-"]) == 0
+    assert table.run("bench", [*before, *trust, *own, "--json=-"]) == 0
     rows = json.loads(capsys.readouterr().out)["results"]
     assert all(row["errors"] == {} and row["requests"] > 0 for row in rows)
     for words in (trust, own):  # without a certificate, and without trust in the server's
-        assert main([*before, *words]) == 1
+        assert table.run("bench", [*before, *words]) == 1
         assert "cannot reach a server at" in capsys.readouterr().err
 
 
@@ -261,7 +261,7 @@ def test_a_decoupled_model_over_tls(
     pair = authority.issue("client")
     url = f"{scheme}://localhost:{secure.grpc_port if scheme == 'grpcs' else secure.http_port}"
     files = [f"--ca-file={authority.certificate}", f"--cert={pair.certificate}", f"--key={pair.key}"]
-    assert main(["repeat", "--url", url, *QUICK, *files, three, "--json=-"]) == 0
+    assert table.run("bench", ["repeat", "--url", url, *QUICK, *files, three, "--json=-"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["results"]
     assert row["errors"] == {}
     assert row["responses"]["per_request"] == pytest.approx(3, abs=0.5)

@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from modserve.client.address import PORTS
@@ -19,7 +19,7 @@ from .destination import Destination, destination
 from .errors import RefusedError
 from .infer_values import InputSpec, parameter, sample, tensors
 from .remote_server import RemoteServer, connect
-from .syntax import UsageError, add_destination, add_json, parser, run
+from .syntax import UsageError, add_destination, add_json, parser
 
 PARSER = parser(
     "infer",
@@ -70,15 +70,10 @@ _GROUP.add_argument(
 )
 add_json(PARSER)
 add_destination(PARSER)
-HELP = PARSER.format_help()
 
 
-def main(words: Sequence[str]) -> int:
-    """The command; `words` are those behind its name. Returns the exit code."""
-    return run(PARSER, words, _work)
-
-
-def _work(options: Namespace) -> int:
+def work(options: Namespace) -> int:
+    """Runs the command; returns the exit code."""
     files = infer_output.targets(options.output)
     if options.stream and files:
         raise UsageError("option '--output' is for one response, and '--stream' for many; --json prints them all")

@@ -14,7 +14,7 @@ from .errors import RefusedError
 from .models import chosen
 from .remote_server import RemoteServer, connect
 from .server_status import index
-from .syntax import UsageError, add_destination, parser, run
+from .syntax import UsageError, add_destination, parser
 from .terminal import duration, each
 
 PARSER = parser(
@@ -38,15 +38,10 @@ PARSER.add_argument(
     "may be repeated.",
 )
 add_destination(PARSER, 600.0)
-HELP = PARSER.format_help()
 
 
-def main(words: Sequence[str]) -> int:
-    """The command; `words` are those behind its name. Returns the exit code."""
-    return run(PARSER, words, _work)
-
-
-def _work(options: Namespace) -> int:
+def work(options: Namespace) -> int:
+    """Runs the command; returns the exit code."""
     values = parameters(options.config, options.file)
     server = connect(destination(options))
 

@@ -13,7 +13,7 @@ from .destination import destination
 from .errors import RefusedError
 from .remote_server import RemoteServer, connect
 from .server_status import IndexRow, VersionUsage, engine, index, usage
-from .syntax import add_destination, add_json, add_watch, parser, run
+from .syntax import add_destination, add_json, add_watch, parser
 from .terminal import again, count, duration, indented, table, takes_colours
 
 PARSER = parser(
@@ -27,17 +27,12 @@ PARSER.add_argument("names", nargs="*", metavar="MODEL", help="Models to describ
 add_watch(PARSER)
 add_json(PARSER)
 add_destination(PARSER, 10.0)
-HELP = PARSER.format_help()
 
 _NOT_USED = VersionUsage()
 
 
-def main(words: Sequence[str]) -> int:
-    """The command; `words` are those behind its name. Returns the exit code."""
-    return run(PARSER, words, _work)
-
-
-def _work(options: Namespace) -> int:
+def work(options: Namespace) -> int:
+    """Runs the command; returns the exit code."""
     server = connect(destination(options))
 
     def draw() -> tuple[int, str]:

@@ -3,13 +3,13 @@
 import json
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from .destination import destination
 from .remote_server import connect
 from .server_status import IndexRow, ServerStatus, server_status
-from .syntax import add_destination, add_json, add_watch, parser, run
+from .syntax import add_destination, add_json, add_watch, parser
 from .terminal import COLOURS, PLAIN, again, count, duration, indented, pairs, takes_colours
 
 PARSER = parser(
@@ -21,15 +21,10 @@ PARSER = parser(
 add_watch(PARSER)
 add_json(PARSER)
 add_destination(PARSER, 10.0)
-HELP = PARSER.format_help()
 
 
-def main(words: Sequence[str]) -> int:
-    """The command; `words` are those behind its name. Returns the exit code."""
-    return run(PARSER, words, _work)
-
-
-def _work(options: Namespace) -> int:
+def work(options: Namespace) -> int:
+    """Runs the command; returns the exit code."""
     server = connect(destination(options))
 
     def draw() -> tuple[int, str]:

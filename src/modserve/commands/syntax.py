@@ -1,7 +1,9 @@
-"""The words of a command: its options by argparse, its help, and what is said of mistakes. Every command has one."""
+"""Command lines: options by argparse, help texts, and messages for mistakes."""
 
 import argparse
+import contextlib
 import os
+import re
 import sys
 import textwrap
 from argparse import Namespace
@@ -15,6 +17,7 @@ DEFAULT_URL = "http://localhost:8000"
 URL_VARIABLE = "MODSERVE_URL"
 FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
 _WIDTH = 100
+_OPTION = re.compile(r"^--[\w-]+")
 
 
 class UsageError(Exception):
@@ -29,8 +32,12 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 class Parser(argparse.ArgumentParser):
     """Raises UsageError where argparse would end the process."""
 
+    takes_server_options = False
+    """Words that are not options of this command are those of a server: `read` puts them into `server_words`."""
+
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message.replace("argument ", "option ", 1))
+        message = re.sub(r"^argument (?:-\w/)?(--[\w-]+)", r"option '\1'", message)
+        raise UsageError(message.replace("': expected one argument", "' requires a value"))
 
     @property
     def command(self) -> str:
@@ -40,8 +47,13 @@ class Parser(argparse.ArgumentParser):
         return [spelling for action in self._actions for spelling in action.option_strings]
 
     def read(self, words: Sequence[str]) -> Namespace:
-        """The values; options may stand between other words. Raises UsageError."""
-        options, rest = self.parse_known_intermixed_args(list(words))
+        """The values; options may stand between other words, with - or _ in their names. Raises UsageError."""
+        words = [_OPTION.sub(lambda match: match[0].replace("_", "-"), word) for word in words]
+        if self.takes_server_options:
+            options, rest = self.parse_known_args(words)
+            options.server_words = rest
+            return options
+        options, rest = self.parse_known_intermixed_args(words)
         if rest:
             name = rest[0].partition("=")[0]
             if not name.startswith("-"):
@@ -54,12 +66,16 @@ class Parser(argparse.ArgumentParser):
         return ", ".join(each for each in self.options() if each.startswith("--"))
 
 
-def parser(command: str, text: str, examples: str = "", codes: str = "") -> Parser:
-    """A command without options yet. `text` is its description, `codes` what the exit codes mean."""
+def parser(command: str, text: str, examples: str = "", codes: str = "", usage: str | None = None) -> Parser:
+    """A command without options yet. `text` is its description, `codes` what the exit codes mean.
+
+    One with a `usage` takes the options of ``modserve serve`` as well.
+    """
     parts = ["\n".join(_wrapped(f"exit codes: {codes}"))] if codes else []
     parts += [f"examples:\n{examples}"] if examples else []
     made = Parser(
         f"modserve {command}",
+        usage and f"modserve {command} {usage} [options of 'modserve serve']",
         description="\n".join(_wrapped(text)),
         epilog="\n\n".join(parts) or None,
         formatter_class=_Formatter,
@@ -67,6 +83,7 @@ def parser(command: str, text: str, examples: str = "", codes: str = "") -> Pars
         allow_abbrev=False,
     )
     made._optionals.title = "options"
+    made.takes_server_options = usage is not None
     made.add_argument("-h", "--help", action="store_true", help="Print this help and exit.")
     return made
 
@@ -123,15 +140,19 @@ def add_watch(made: Parser) -> None:
     )
 
 
-def positive(text: str) -> float:
-    """A number above 0, for argparse."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got: {text}")
-    return value
+def number_type(expected: str, accepts: Callable[[float], bool]) -> Callable[[str], float]:
+    """A type for argparse: a number that `accepts` accepts; the error message names what is `expected`."""
+
+    def number(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if accepts(value := float(text)):
+                return value
+        raise argparse.ArgumentTypeError(f"expected {expected}, got: {text}")
+
+    return number
+
+
+positive = number_type("a number above 0", lambda value: 0 < value < 1e6)
 
 
 def run(made: Parser, words: Sequence[str], work: Callable[[Namespace], int]) -> int:

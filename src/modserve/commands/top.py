@@ -5,14 +5,14 @@ import sys
 import time
 from argparse import Namespace
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from .destination import Destination, address, destination
 from .errors import RefusedError, UnreachableError
 from .remote_server import RemoteServer, connect
 from .server_status import health, usage
-from .syntax import UsageError, add_destination, parser, positive, run
+from .syntax import UsageError, add_destination, parser, positive
 from .top_figures import Snapshot, from_metrics, from_statistics, rows
 from .top_frame import Frame, text_lines
 
@@ -40,15 +40,10 @@ PARSER.add_argument(
     default="",
     help=f"Address of the metrics page. [default: port {METRICS_PORT} of --url's host] [env: {METRICS_VARIABLE}]",
 )
-HELP = PARSER.format_help()
 
 
-def main(words: Sequence[str]) -> int:
-    """The command; `words` are those behind its name. Returns the exit code."""
-    return run(PARSER, words, _work)
-
-
-def _work(options: Namespace) -> int:
+def work(options: Namespace) -> int:
+    """Runs the command; returns the exit code."""
     if options.count < 0:
         raise UsageError(f"option '--count': expected a number of 0 or more, got: {options.count}")
     source = SnapshotSource(destination(options), options.metrics_url or os.environ.get(METRICS_VARIABLE, ""))

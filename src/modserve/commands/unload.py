@@ -1,7 +1,6 @@
 """``modserve unload MODEL``: take a model out of a running server."""
 
 from argparse import Namespace
-from collections.abc import Sequence
 
 from modserve.client.transport import UNLOAD
 
@@ -9,7 +8,7 @@ from .destination import destination
 from .models import chosen
 from .remote_server import connect
 from .server_status import index
-from .syntax import add_destination, parser, run
+from .syntax import add_destination, parser
 from .terminal import each
 
 PARSER = parser(
@@ -22,15 +21,10 @@ PARSER = parser(
 PARSER.add_argument("names", nargs="+", metavar="MODEL", help="Names of models.")
 PARSER.add_argument("--dependents", action="store_true", help="Also unload the models that only this ensemble uses.")
 add_destination(PARSER)
-HELP = PARSER.format_help()
 
 
-def main(words: Sequence[str]) -> int:
-    """The command; `words` are those behind its name. Returns the exit code."""
-    return run(PARSER, words, _work)
-
-
-def _work(options: Namespace) -> int:
+def work(options: Namespace) -> int:
+    """Runs the command; returns the exit code."""
     server = connect(destination(options))
 
     def unload(name: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from modserve import Settings
 from modserve.backends.inventory import Entry
-from modserve.commands import doctor
+from modserve.commands import doctor, table
 from modserve.commands import doctor_checks as checks
 from modserve.commands.doctor_checks import Check
 
@@ -154,12 +154,12 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[Check]:
 
 
 def test_a_report(rows: list[Check], capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor.main([]) == 0
+    assert table.run("doctor", []) == 0
     assert capsys.readouterr().out == (
         "ok       a      is well\nwarning  clock  is slow\n                → do this\n\n1 ok, 1 warning, 0 problems\n"
     )
     rows.append(Check("problem", "port", "is in use", "another"))
-    assert doctor.main(["--json"]) == 1
+    assert table.run("doctor", ["--json"]) == 1
     assert json.loads(capsys.readouterr().out)[2] == {
         "level": "problem",
         "name": "port",
@@ -170,7 +170,7 @@ def test_a_report(rows: list[Check], capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor.main(["--htpp-port=1"]) == 2
+    assert table.run("doctor", ["--htpp-port=1"]) == 2
     assert "did you mean '--http-port'?\nmodserve: see 'modserve doctor --help'" in capsys.readouterr().err
 
 

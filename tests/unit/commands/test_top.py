@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from modserve.client.transport import HEALTH, Operation
-from modserve.commands import top, top_frame, top_view
+from modserve.commands import table, top, top_frame, top_view
 from modserve.commands.destination import Destination, address
 from modserve.commands.errors import RefusedError, UnreachableError
 from modserve.commands.remote_server import RemoteServer
@@ -226,5 +226,5 @@ def test_bars(values: list[float], text: str) -> None:
 
 
 def test_a_count_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert top.main(["--count", "-1"]) == 2
+    assert table.run("top", ["--count", "-1"]) == 2
     assert "option '--count': expected a number of 0 or more, got: -1" in capsys.readouterr().err

@@ -1,5 +1,5 @@
 """``modserve bench``: how fast a server of the KServe v2 protocol is, seen from its client."""
 
-from .command import HELP, main
+from .command import PARSER, work
 
-__all__ = ["HELP", "main"]
+__all__ = ["PARSER", "work"]

@@ -2,26 +2,20 @@
 
 import json
 from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
 
 from modserve.core.errors import invalid
 
-from ..syntax import FAILED, INTERRUPTED, print_error, run
+from ..syntax import FAILED, INTERRUPTED, print_error
 from .conduct import BenchReport, conduct
 from .plan import bench_parser, read
 from .show import table, verdict
 
-_PARSER = bench_parser()
-HELP = _PARSER.format_help()
+PARSER = bench_parser()
 
 
-def main(words: Sequence[str]) -> int:
-    """The command; `words` are those behind its name. Returns the exit code."""
-    return run(_PARSER, words, _bench)
-
-
-def _bench(options: Namespace) -> int:
+def work(options: Namespace) -> int:
+    """Runs the command; returns the exit code."""
     plan = read(options)
     try:
         report = conduct(plan)

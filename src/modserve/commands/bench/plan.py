@@ -268,11 +268,11 @@ def read(options: Namespace) -> LoadPlan:
     """From the options of `bench_parser`. Raises UsageError, and INVALID_ARG for what is no address."""
     is_open = options.rate is not None or options.goal_ms is not None
     if options.concurrency and is_open:
-        raise UsageError("option --concurrency is for a closed loop; --rate and --goal-ms are for an open one")
+        raise UsageError("option '--concurrency' is for a closed loop; --rate and --goal-ms are for an open one")
     rates, bounds = _rates(options.rate, options.goal_ms is not None)
     server = destination(options)
     if options.streaming and not server.address.over_grpc:
-        raise UsageError("option --streaming is for gRPC: --url grpc://HOST:PORT names the server's port for it")
+        raise UsageError("option '--streaming' is for gRPC: --url grpc://HOST:PORT names the server's port for it")
     return LoadPlan(
         options.model,
         options.model_version,
@@ -332,4 +332,4 @@ def _rates(text: str | None, is_search: bool) -> tuple[tuple[float, ...], tuple[
         return (), limits
     except ValueError as error:
         expected = "LOW:HIGH with --goal-ms" if is_search else str(error)
-        raise UsageError(f"option --rate: expected {expected}, got: {text}") from None
+        raise UsageError(f"option '--rate': expected {expected}, got: {text}") from None

@@ -5,7 +5,7 @@ import logging
 import re
 import shutil
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from modserve.backends.registry import BackendRegistry
@@ -14,7 +14,7 @@ from modserve.models.loading.one_file import ModelFile, model_file
 
 from .. import config
 from ..stdout import stdout_as_stderr
-from ..syntax import UsageError, parser, run
+from ..syntax import UsageError, parser
 from .templates import KINDS, call
 
 _DESCRIPTION = """\
@@ -26,9 +26,9 @@ _EXAMPLES = """\
   modserve init classifier --from python
   modserve init pipeline --from ensemble --model-repository my_models"""
 
-_PARSER = parser("init", _DESCRIPTION, _EXAMPLES, _CODES)
-_PARSER.add_argument("name", metavar="NAME", help="Name of the model and of its folder.")
-_PARSER.add_argument(
+PARSER = parser("init", _DESCRIPTION, _EXAMPLES, _CODES)
+PARSER.add_argument("name", metavar="NAME", help="Name of the model and of its folder.")
+PARSER.add_argument(
     "--from",
     dest="source",
     metavar="WHAT",
@@ -36,20 +36,15 @@ _PARSER.add_argument(
     help="A model file or folder to copy, such as model.onnx; python for a model.py as in Triton's python backend; "
     "function for a decorated function; ensemble for two models in Python, one after the other.",
 )
-_PARSER.add_argument(
+PARSER.add_argument(
     "--model-repository", metavar="DIR", default="models", help="The model repository. [default: models]"
 )
-HELP = _PARSER.format_help()
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 
 
-def main(words: Sequence[str]) -> int:
-    """The command; `words` are those behind its name. Returns the exit code."""
-    return run(_PARSER, words, _init)
-
-
-def _init(options: Namespace) -> int:
+def work(options: Namespace) -> int:
+    """Runs the command; returns the exit code."""
     if not _NAME.fullmatch(options.name):
         raise UsageError(f"'{options.name}' is no name for a model: expected letters, digits and _ . + -")
     repository = Path(options.model_repository)
@@ -57,7 +52,7 @@ def _init(options: Namespace) -> int:
     path = Path(options.source)
     if make is None and not path.exists():
         kinds = ", ".join(KINDS)
-        raise UsageError(f"option --from: there is no file '{path}', and it is none of {kinds}")
+        raise UsageError(f"option '--from': there is no file '{path}', and it is none of {kinds}")
     if make is not None:
         written = _write(repository, {repository / path: text for path, text in make(options.name).items()})
     else:

@@ -18,7 +18,7 @@ from ..bench.plan import add_data, add_goal, add_rules, count, data_options, rea
 from ..bench.run import LatencyGoal
 from ..bench.session import loop_factory
 from ..remote_server import connect
-from ..syntax import FAILED, INTERRUPTED, Parser, UsageError, parser, positive, print_error, run
+from ..syntax import FAILED, INTERRUPTED, Parser, UsageError, parser, positive, print_error
 from .search import CoordinateSearch
 from .servers import CONFIG_FILE, ModelCopy, serving
 from .show import finals, recommendation, table, tried_line
@@ -81,21 +81,16 @@ def tune_parser() -> Parser:
     return made
 
 
-_PARSER = tune_parser()
-HELP = _PARSER.format_help()
+PARSER = tune_parser()
 
 
-def main(words: Sequence[str]) -> int:
-    """The command; `words` are those behind its name. Returns the exit code."""
-    return run(_PARSER, words, _tune)
-
-
-def _tune(options: Namespace) -> int:
+def work(options: Namespace) -> int:
+    """Runs the command; returns the exit code."""
     model = Path(options.model_repository) / options.model
     if not model.is_dir():
         raise UsageError(f"there is no model '{options.model}' in '{options.model_repository}'")
     if options.output and Path(options.output).exists():
-        raise UsageError(f"option --output: '{options.output}' is there already; remove it, or name another file")
+        raise UsageError(f"option '--output': '{options.output}' is there already; remove it, or name another file")
     with tempfile.TemporaryDirectory(prefix="modserve-tune-") as directory:
         copies = ModelCopy(Path(directory) / "first", model), ModelCopy(Path(directory) / "second", model)
         setup, dimensions = _look(options, model, copies[0])
