@@ -6,7 +6,7 @@ as httpclient`` (or ``tritonclient.grpc``). `tritonclient` need not be installed
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,42 +20,30 @@ from .core.tensors import dtypes
 from .core.tensors.tensor import Array, Tensor, format_shape
 from .library.connecting import Target, connect
 
-if TYPE_CHECKING:
 
-    class InferenceServerException(Exception):
-        """A failure."""
+class InferenceServerException(Exception):
+    """A failure: what the server said, and its status."""
 
-        def __init__(self, msg: str, status: str | None = None, debug_details: object = None) -> None: ...
+    def __init__(self, msg: str, status: str | None = None, debug_details: object = None) -> None:
+        super().__init__(msg)
+        self._msg, self._status, self._debug_details = msg, status, debug_details
 
-        def message(self) -> str: ...
+    def __str__(self) -> str:
+        return self._msg if self._status is None else f"[{self._status}] {self._msg}"
 
-        def status(self) -> str | None: ...
+    def message(self) -> str:
+        return self._msg
 
-        def debug_details(self) -> object: ...
+    def status(self) -> str | None:
+        return self._status
 
-else:
-    try:
+    def debug_details(self) -> object:
+        return self._debug_details
+
+
+if not TYPE_CHECKING:
+    with suppress(ImportError):
         from tritonclient.utils import InferenceServerException
-    except ImportError:
-
-        class InferenceServerException(Exception):
-            """A failure: what the server said, and its status."""
-
-            def __init__(self, msg, status=None, debug_details=None):
-                super().__init__(msg)
-                self._msg, self._status, self._debug_details = msg, status, debug_details
-
-            def __str__(self):
-                return self._msg if self._status is None else f"[{self._status}] {self._msg}"
-
-            def message(self):
-                return self._msg
-
-            def status(self):
-                return self._status
-
-            def debug_details(self):
-                return self._debug_details
 
 
 class InferInput:

@@ -11,11 +11,12 @@ from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 from modserve.core.errors import Code, ModserveError
+from modserve.core.requests.response import InferenceResponse
 from modserve.core.residency import describe
 from modserve.protocol.control import metadata, repository, statistics
 from modserve.server import Phase, Server
 
-from .errors import ClientError, client_errors, from_server, timed_out
+from .errors import ClientError, client_errors
 from .transport import CONFIG, INDEX, LIVE, LOAD, METADATA, MODEL_READY, READY, SERVER, STATISTICS, UNLOAD, ControlCall
 from .values import InferCall, Result
 
@@ -57,17 +58,27 @@ async def _index(server: Server, control: ControlCall) -> Any:
     return repository.index_json(await server.repository_index(False))
 
 
-async def _now(value: T) -> T:
-    return value
+async def _server(server: Server, control: ControlCall) -> Any:
+    return metadata.server_json(server.name, server.version, server.extensions)
 
 
-_ANSWERS: dict[str, Callable[[Server, ControlCall], Awaitable[Any]]] = {
-    LIVE.rpc: lambda server, _: _now(server.live),
-    READY.rpc: lambda server, _: _now(server.ready),
-    SERVER.rpc: lambda server, _: _now(metadata.server_json(server.name, server.version, server.extensions)),
-    STATISTICS.rpc: lambda server, control: _now(
-        statistics.json(server.with_statistics(control.model, control.version))
-    ),
+async def _statistics(server: Server, control: ControlCall) -> Any:
+    return statistics.json(server.with_statistics(control.model, control.version))
+
+
+async def _live(server: Server, control: ControlCall) -> bool:
+    return server.live
+
+
+async def _ready(server: Server, control: ControlCall) -> bool:
+    return server.ready
+
+
+_CALLS: dict[str, Callable[[Server, ControlCall], Awaitable[Any]]] = {
+    LIVE.rpc: _live,
+    READY.rpc: _ready,
+    SERVER.rpc: _server,
+    STATISTICS.rpc: _statistics,
     MODEL_READY.rpc: _model_ready,
     METADATA.rpc: _metadata,
     CONFIG.rpc: _config,
@@ -103,58 +114,28 @@ class AsyncEmbeddedTransport:
 
     async def call(self, control: ControlCall) -> Any:
         self._check()
-        with client_errors():
-            try:
-                async with asyncio.timeout(control.timeout):
-                    return await _ANSWERS[control.operation.rpc](self._server, control)
-            except TimeoutError:
-                raise timed_out(control.timeout) from None
+        with client_errors(control.timeout):
+            async with asyncio.timeout(control.timeout):
+                return await _CALLS[control.operation.rpc](self._server, control)
 
     async def infer(self, call: InferCall) -> Result:
         self._check()
-        with client_errors():
-            try:
-                async with asyncio.timeout(call.timeout):
-                    response = await self._server.infer(
-                        call.model,
-                        call.tensors,
-                        outputs=call.outputs,
-                        version=call.version,
-                        request_id=call.request_id,
-                        parameters=call.parameters,
-                        timeout=call.timeout,
-                    )
-            except TimeoutError:
-                raise timed_out(call.timeout) from None
-        return Result(response.model_name, response.model_version, response.outputs, response.id, response.parameters)
+        with client_errors(call.timeout):
+            async with asyncio.timeout(call.timeout):
+                return _result(await self._server.infer(call.model, call.tensors, **_options(call)))
 
     async def stream(self, call: InferCall) -> AsyncGenerator[Result]:
         self._check()
-        responses = self._server.infer_stream(
-            call.model,
-            call.tensors,
-            outputs=call.outputs,
-            version=call.version,
-            request_id=call.request_id,
-            parameters=call.parameters,
-            timeout=call.timeout,
-        )
-        loop = asyncio.get_running_loop()
-        end = None if call.timeout is None else loop.time() + call.timeout
-        async with aclosing(responses):
+        end = None if call.timeout is None else asyncio.get_running_loop().time() + call.timeout
+        async with aclosing(self._server.infer_stream(call.model, call.tensors, **_options(call))) as responses:
             while True:
-                try:
+                # No timeout is open at a yield: it would cancel the caller.
+                with client_errors(call.timeout):
                     async with asyncio.timeout_at(end):
-                        response = await anext(responses)
-                except StopAsyncIteration:
+                        response = await anext(responses, None)
+                if response is None:
                     return
-                except TimeoutError:
-                    raise timed_out(call.timeout) from None
-                except ModserveError as error:
-                    raise from_server(error) from None
-                yield Result(
-                    response.model_name, response.model_version, response.outputs, response.id, response.parameters
-                )
+                yield _result(response)
 
     async def close(self) -> None:
         if self._owned:
@@ -166,6 +147,20 @@ class AsyncEmbeddedTransport:
             raise ClientError(
                 Code.UNAVAILABLE, "the server has not been started: use 'async with' the client, or await its start()"
             )
+
+
+def _options(call: InferCall) -> dict[str, Any]:
+    return {
+        "outputs": call.outputs,
+        "version": call.version,
+        "request_id": call.request_id,
+        "parameters": call.parameters,
+        "timeout": call.timeout,
+    }
+
+
+def _result(response: InferenceResponse) -> Result:
+    return Result(response.model_name, response.model_version, response.outputs, response.id, response.parameters)
 
 
 class EventLoopThread:
@@ -264,14 +259,13 @@ class EmbeddedTransport:
         make_loop: Callable[[], asyncio.AbstractEventLoop],
     ) -> None:
         self._inner = inner
-        self._thread = None if running_on is not None else EventLoopThread(make_loop)
-        self._portal = Portal(running_on or self._thread_loop())
+        self._thread: EventLoopThread | None = None
+        if running_on is None:
+            self._thread = EventLoopThread(make_loop)
+            running_on = self._thread.loop
+        self._portal = Portal(running_on)
         self._lock = threading.Lock()
         self._closed = False
-
-    def _thread_loop(self) -> asyncio.AbstractEventLoop:
-        assert self._thread is not None, "there is a loop or a thread: this is a bug"
-        return self._thread.loop
 
     def start(self) -> None:
         try:

@@ -87,11 +87,13 @@ def timed_out(timeout: float | None) -> ClientTimeoutError:
 
 
 @contextmanager
-def client_errors() -> Iterator[None]:
-    """Failures of a server in this process leave the block as `ClientError`."""
+def client_errors(timeout: float | None = None) -> Iterator[None]:
+    """Failures of a server in this process leave the block as `ClientError`; `timeout` is the call's limit."""
     try:
         yield
     except ClientError:
         raise
+    except TimeoutError:
+        raise timed_out(timeout) from None
     except ModserveError as error:
         raise from_server(error) from None
