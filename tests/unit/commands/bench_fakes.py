@@ -14,7 +14,7 @@ from modserve.commands.bench.grpc_slots import GrpcSlot, SharedConnection
 from modserve.commands.bench.http2 import GrpcMessage, Http2Connection, frame
 from modserve.commands.bench.loops import OpenLoop
 from modserve.commands.bench.measures import LoadLevel, MeasurementWindow, ServerTimes
-from modserve.commands.bench.run import Surroundings
+from modserve.commands.bench.profiler import MeasurementRules, Profiler
 from modserve.commands.bench.slots import Endpoint, RequestSlot, ResponseListener
 
 MS = 1_000_000
@@ -52,9 +52,12 @@ class FakeGenerator:
         return 0
 
 
-def surroundings(
-    generators: Callable[[], FakeGenerator | None], log: list[str] | None = None, interrupt_after: int | None = None
-) -> Surroundings:
+def profiler(
+    rules: MeasurementRules,
+    generators: Callable[[], FakeGenerator | None],
+    log: list[str] | None = None,
+    interrupt_after: int | None = None,
+) -> Profiler:
     """Time passes for the generator that runs; `interrupt_after` so many windows, somebody presses Ctrl-C."""
     seen: list[MeasurementWindow] = []
 
@@ -73,7 +76,7 @@ def surroundings(
         if log is not None:
             log.append(f"{load}: {len(windows)}")
 
-    return Surroundings(times, on_window, sleep)
+    return Profiler(rules, times, on_window, sleep)
 
 
 class FakeSlot:

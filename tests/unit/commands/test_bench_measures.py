@@ -16,8 +16,8 @@ from modserve.commands.bench.measures import (
     summary,
     to_json,
 )
+from modserve.commands.bench.profiler import MeasurementRules
 from modserve.commands.bench.ranges import read_range, whole_range
-from modserve.commands.bench.run import MeasurementRules
 from modserve.commands.bench.show import client_rows, response_rows, table
 
 RANGES = {

@@ -5,10 +5,10 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from bench_fakes import FakeGenerator, surroundings, window
+from bench_fakes import FakeGenerator, profiler, window
 
 from modserve.commands.bench.measures import LoadLevel, Measurement, MeasurementWindow
-from modserve.commands.bench.run import LatencyGoal, MeasurementRules, highest_rate, measure
+from modserve.commands.bench.profiler import LatencyGoal, MeasurementRules
 from modserve.commands.bench.search import RateSearch
 
 
@@ -70,14 +70,15 @@ def searched(goal: LatencyGoal, capacities: Sequence[float]) -> list[tuple[float
     """The rates of a search; the server's capacity is another one for each try, and at last stays."""
     running: list[FakeGenerator] = []
 
-    def generator_of(rate: float) -> FakeGenerator:
+    def generator_of(load: LoadLevel) -> FakeGenerator:
+        rate = load.value
         capacity = capacities[min(len(running), len(capacities) - 1)]
-        running.append(FakeGenerator(LoadLevel(True, rate), lambda number: result_at(rate, capacity)))
+        running.append(FakeGenerator(load, lambda number: result_at(rate, capacity)))
         return running[-1]
 
     async def go() -> list[tuple[float, bool]]:
-        around = surroundings(lambda: running[-1] if running else None)
-        tried = highest_rate(RateSearch(100), goal, MeasurementRules(requests=1), around, generator_of)
+        measuring = profiler(MeasurementRules(requests=1), lambda: running[-1] if running else None)
+        tried = measuring.highest_rate(RateSearch(100), goal, generator_of)
         return [(result.load.value, kept) async for result, kept in tried]
 
     outcome = asyncio.run(go())
@@ -108,8 +109,8 @@ def run_one(
 ) -> tuple[Measurement, FakeGenerator, list[str]]:
     generator = FakeGenerator(LoadLevel(False, 4), lambda number: windows[min(number, len(windows) - 1)])
     log: list[str] = []
-    around = surroundings(lambda: generator, log, interrupt_after)
-    return asyncio.run(measure(generator, rules, around)), generator, log
+    measuring = profiler(rules, lambda: generator, log, interrupt_after)
+    return asyncio.run(measuring.measure(generator)), generator, log
 
 
 def test_a_load_ends_when_three_windows_agree() -> None:

@@ -12,7 +12,7 @@ from google.protobuf import text_format
 
 from modserve.commands.bench.inputs import DataOptions
 from modserve.commands.bench.measures import LoadLevel, Measurement, MeasurementWindow, summary
-from modserve.commands.bench.run import LatencyGoal, MeasurementRules
+from modserve.commands.bench.profiler import LatencyGoal, MeasurementRules
 from modserve.commands.tune import page, show
 from modserve.commands.tune.search import CoordinateSearch
 from modserve.commands.tune.space import OFF, Point, SearchLimits, Value, applied, changes, shown, space, why_not

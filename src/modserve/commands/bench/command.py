@@ -7,7 +7,7 @@ from pathlib import Path
 from modserve.core.errors import invalid
 
 from ..syntax import FAILED, INTERRUPTED, print_error
-from .conduct import BenchReport, conduct
+from .benchmark import BenchReport, run_benchmark
 from .plan import bench_parser, read
 from .show import table, verdict
 
@@ -18,13 +18,13 @@ def work(options: Namespace) -> int:
     """Runs the command; returns the exit code."""
     plan = read(options)
     try:
-        report = conduct(plan)
+        report = run_benchmark(plan)
     except OSError as error:
         raise invalid(f"cannot connect to {plan.server.address}: {error.strerror or error}") from error
     if plan.json != "-":
-        print("\n".join(table(report.results, plan.rules, report.kept, plan.goal)))
+        print("\n".join(table(report.results, plan.rules, report.met, plan.goal)))
         if plan.goal is not None:
-            print(verdict(report.results, report.kept, plan.goal, report.best))
+            print(verdict(report.results, report.met, plan.goal, report.best))
     try:
         _write(report)
     except OSError as error:

@@ -7,7 +7,7 @@ from html import escape
 from modserve.__about__ import __version__
 
 from ..plots import Plot, Points, document, draw, html_table
-from .conduct import BenchReport
+from .benchmark import BenchReport
 from .measures import PERCENTILES, STREAM_PERCENTILES, Measurement
 from .show import client_rows, remarks, response_rows, server_rows, verdict
 
@@ -24,9 +24,9 @@ def page(report: BenchReport) -> str:
     plan, results = report.plan, report.results
     parts = [f"<p>{escape(line)}</p>" for line in _head(report)]
     if plan.goal is not None:
-        parts.append(f'<p class="verdict">{escape(verdict(results, report.kept, plan.goal, report.best).strip())}</p>')
+        parts.append(f'<p class="verdict">{escape(verdict(results, report.met, plan.goal, report.best).strip())}</p>')
     parts += ['<div class="plots">', *map(draw, _plots(report)), "</div>"]
-    parts += ["<h2>As the client sees it, in ms</h2>", html_table(*client_rows(results, plan.rules, report.kept))]
+    parts += ["<h2>As the client sees it, in ms</h2>", html_table(*client_rows(results, plan.rules, report.met))]
     names, rows = response_rows(results)
     if rows:
         parts += ["<h2>Responses of a request, ms until the first one and between two</h2>", html_table(names, rows)]

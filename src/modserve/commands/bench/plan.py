@@ -12,8 +12,8 @@ from modserve.core.tensors.tensor import Shape
 from ..destination import Destination, destination
 from ..syntax import Parser, UsageError, add_destination, parser, positive
 from .inputs import DataOptions
+from .profiler import LatencyGoal, MeasurementRules
 from .ranges import read_range, whole_range
-from .run import LatencyGoal, MeasurementRules
 from .search import LOWEST
 from .sequences import DEFAULT_LENGTH, DEFAULT_VARIATION, SequenceLengths
 from .session import CONNECTIONS, SEQUENCES

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
+from .. import terminal
 from .measures import STREAM_PERCENTILES, WINDOWS, LoadLevel, Measurement, MeasurementWindow, rounded
-from .run import LatencyGoal, MeasurementRules
+from .profiler import LatencyGoal, MeasurementRules
 
 _SHOWN_ERRORS = 10
 
@@ -212,15 +213,9 @@ def verdict(results: Sequence[Measurement], kept: Sequence[bool], goal: LatencyG
     return f"\nThe highest rate that keeps {text}: {rounded(best.load.value)} requests a second ({shown}){end}."
 
 
-def columns(names: Sequence[str], rows: Sequence[Sequence[str]], *, texts: bool = False) -> Iterator[str]:
-    """Lines of a table; all but the first column are numbers, if not `texts`."""
-    widths = [max(len(row[column]) for row in [names, *rows]) for column in range(len(names))]
-    for row in [names, ["-" * width for width in widths], *rows]:
-        first, *rest = (
-            cell.rjust(width) if index and not texts else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        yield "  ".join([first, *rest]).rstrip()
+def columns(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table; all but the first column are numbers."""
+    return terminal.table(names, rows, " " + "r" * (len(names) - 1))
 
 
 def milliseconds(value: float) -> str:

@@ -15,14 +15,14 @@ from modserve.core.errors import invalid
 from modserve.pb import inference as pb
 
 from ..bench.plan import add_data, add_goal, add_rules, count, data_options, reading, rules
-from ..bench.run import LatencyGoal
+from ..bench.profiler import LatencyGoal
 from ..bench.session import loop_factory
 from ..remote_server import connect
 from ..syntax import FAILED, INTERRUPTED, Parser, UsageError, parser, positive, print_error
 from .search import CoordinateSearch
 from .servers import CONFIG_FILE, ModelCopy, serving
-from .show import finals, recommendation, table, tried_line
-from .space import Point, SearchLimits, Value, space, text, why_not
+from .show import finals, remarks, table, tried_line
+from .space import Point, SearchLimits, Value, applied, shown, space, text, why_not
 from .tuning import Hooks, Trial, TrialRunner, TuneResult, TuneSetup, tune
 
 _DESCRIPTION = """\
@@ -94,7 +94,7 @@ def work(options: Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="modserve-tune-") as directory:
         copies = ModelCopy(Path(directory) / "first", model), ModelCopy(Path(directory) / "second", model)
         setup, dimensions = _look(options, model, copies[0])
-        print(f"trying {', '.join(dimensions)}; at present: {recommendation(setup.present)}", file=sys.stderr)
+        print(f"trying {', '.join(dimensions)}; at present: {shown(setup.present)}", file=sys.stderr)
         outcome = _search(options, setup, dimensions, copies)
     print("\n".join(table(outcome, setup)))
     print("\n".join(finals(outcome, setup)))
@@ -194,8 +194,5 @@ def _write(options: Namespace, setup: TuneSetup, outcome: TuneResult) -> None:
 
 def recommended(setup: TuneSetup, outcome: TuneResult) -> str:
     """The config.pbtxt, with what it rests on above it."""
-    from .show import remarks
-    from .space import applied
-
     config = applied(setup.config, outcome.best.point, setup.present, setup.backend)
     return text(config, remarks(outcome, setup))

@@ -2,14 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
+from .. import terminal
 from ..bench.measures import Measurement, rounded
-from ..bench.show import columns, milliseconds
-from .space import Point, changes, shown
+from ..bench.show import milliseconds
+from .space import changes, shown
 from .tuning import Trial, TuneResult, TuneSetup
-
-
-def recommendation(point: Point) -> str:
-    return shown(point)
 
 
 def difference(tried: Trial, setup: TuneSetup) -> str:
@@ -44,11 +41,11 @@ def _why(result: Measurement, level: float) -> str:
 
 def table(outcome: TuneResult, setup: TuneSetup) -> Iterator[str]:
     yield f"{len(outcome.tried)} configurations of '{setup.model}', in the order in which they were tried:"
-    yield from columns(*rows(outcome, setup), texts=True)
+    yield from terminal.table(*rows(outcome, setup))
 
 
 def rows(outcome: TuneResult, setup: TuneSetup) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    names = ["configuration", "", "what came of it"]
+    names = ["configuration", "", "result"]
     tags = {id(outcome.tried[0]): "at present"}
     tags |= {id(each): "better" for each in outcome.tried[1:] if each.better}
     tags[id(outcome.best)] = "best" if outcome.best is not outcome.tried[0] else "at present, best"
@@ -70,13 +67,12 @@ def finals(outcome: TuneResult, setup: TuneSetup) -> Iterator[str]:
     if outcome.finals is not None:
         present, best = outcome.finals
         yield f"Side by side, the highest rates within {goal}:"
-        yield from columns(
-            ["configuration", "rate", "what came of it"],
+        yield from terminal.table(
+            ["configuration", "rate", "result"],
             [
                 ["at present", f"{rounded(present.rate)}/s", verdict(present, setup)],
                 ["recommended", f"{rounded(best.rate)}/s", verdict(best, setup)],
             ],
-            texts=True,
         )
         yield ""
         yield gain_line(outcome)

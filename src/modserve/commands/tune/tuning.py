@@ -12,7 +12,7 @@ from modserve.pb import inference as pb
 from ..bench.inputs import DataOptions
 from ..bench.loops import LoadGenerator
 from ..bench.measures import LoadLevel, Measurement, MeasurementWindow
-from ..bench.run import LatencyGoal, MeasurementRules, Surroundings, highest_rate, measure
+from ..bench.profiler import LatencyGoal, MeasurementRules, Profiler
 from ..bench.search import LOWEST, RateSearch
 from ..bench.session import BenchSession, Interrupt, session, without_collections
 from ..destination import Destination
@@ -198,7 +198,7 @@ class TrialRunner:
         def generator_of(load: LoadLevel) -> LoadGenerator:
             return opened.generator(load, _CONNECTIONS, False)
 
-        around = Surroundings(opened.times, on_window, self._interruption.sleep)
+        profiler = Profiler(setup.rules, opened.times, on_window, self._interruption.sleep)
         await opened.first_response()
         with without_collections():
             if above is not None:
@@ -206,11 +206,8 @@ class TrialRunner:
             elif near is not None:
                 search = RateSearch(near, near * _BELOW, near * _ABOVE, tolerance=_TOLERANCE)
             else:
-                single = await measure(generator_of(LoadLevel(False, 1)), setup.rules, around, lambda windows: True)
-                search = RateSearch(max(single.rate, LOWEST), tolerance=_TOLERANCE)
-            rates = highest_rate(
-                search, setup.goal, setup.rules, around, lambda rate: generator_of(LoadLevel(True, rate))
-            )
+                search = RateSearch(max(await profiler.single_client_rate(generator_of), LOWEST), tolerance=_TOLERANCE)
+            rates = profiler.highest_rate(search, setup.goal, generator_of)
             last = 0.0
             async for result, kept in rates:
                 if self.interrupted():

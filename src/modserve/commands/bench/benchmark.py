@@ -1,4 +1,4 @@
-"""Runs the loads of a plan against its server, one after the other, or searches for the highest rate."""
+"""Runs the loads of a plan one after the other, or searches for the highest rate within a goal."""
 
 import asyncio
 import gc
@@ -10,7 +10,7 @@ from typing import Any
 from .loops import LoadGenerator
 from .measures import LoadLevel, Measurement, MeasurementWindow, to_json
 from .plan import LoadPlan
-from .run import LatencyGoal, Surroundings, highest_rate, measure
+from .profiler import LatencyGoal, Profiler
 from .search import RateSearch
 from .session import BenchSession, Interrupt, loop_factory, session, without_collections
 from .show import Progress, progress
@@ -19,23 +19,23 @@ from .target import TargetModel
 
 @dataclass(slots=True)
 class BenchReport:
-    """What came of it."""
+    """The results of all loads."""
 
     plan: LoadPlan
     model: TargetModel
     inputs: Sequence[str]
-    """Each input in words."""
+    """Each input, as text."""
     results: list[Measurement] = field(default_factory=list)
-    kept: list[bool] = field(default_factory=list)
-    """Whether each keeps the goal, if there is one."""
+    met: list[bool] = field(default_factory=list)
+    """Whether each meets the goal, if there is one."""
     best: Measurement | None = None
     interrupted: bool = False
 
     def as_json(self) -> dict[str, Any]:
         goal = self.plan.goal
         rows = [to_json(result) for result in self.results]
-        for row, kept in zip(rows, self.kept, strict=False):
-            row["keeps_goal"] = kept
+        for row, met in zip(rows, self.met, strict=False):
+            row["keeps_goal"] = met
         return {
             "model": self.model.name,
             "url": str(self.plan.server.address),
@@ -55,7 +55,7 @@ class BenchReport:
         }
 
 
-def conduct(plan: LoadPlan) -> BenchReport:
+def run_benchmark(plan: LoadPlan) -> BenchReport:
     """Measure. Raises OSError, UnreachableError, and INVALID_ARG."""
     with session(
         plan.server,
@@ -76,59 +76,55 @@ def conduct(plan: LoadPlan) -> BenchReport:
 
 async def _measure_all(report: BenchReport, opened: BenchSession, shown: Progress) -> None:
     plan = report.plan
-    interruption = Interrupt()
+    interrupt = Interrupt()
     await opened.first_response()
 
     def on_window(load: LoadLevel, windows: Sequence[MeasurementWindow]) -> None:
         gc.collect()
         shown.window(load, windows, plan.rules)
 
-    around = Surroundings(opened.times, on_window, interruption.sleep)
+    profiler = Profiler(plan.rules, opened.times, on_window, interrupt.sleep)
     with without_collections():
         if plan.goal is not None:
-            await _search(report, plan.goal, opened, around, interruption, shown)
+            await _search(report, plan.goal, opened, profiler, interrupt, shown)
         else:
-            loads = [LoadLevel(False, each) for each in plan.concurrencies] or [
-                LoadLevel(True, each) for each in plan.rates
-            ]
+            loads = [LoadLevel(False, each) for each in plan.concurrencies]
+            loads += [LoadLevel(True, each) for each in plan.rates]
             for index, load in enumerate(loads):
                 shown.begin(load, index, len(loads))
-                result = await measure(opened.generator(load, plan.connections, plan.poisson), plan.rules, around)
+                result = await profiler.measure(opened.generator(load, plan.connections, plan.poisson))
                 if result.windows:
                     report.results.append(result)
-                if interruption.happened:
+                if interrupt.happened:
                     break
-    report.interrupted = interruption.happened
+    report.interrupted = interrupt.happened
 
 
 async def _search(
     report: BenchReport,
     goal: LatencyGoal,
     opened: BenchSession,
-    around: Surroundings,
-    interruption: Interrupt,
+    profiler: Profiler,
+    interrupt: Interrupt,
     shown: Progress,
 ) -> None:
-    """From the rate that one client at a time gets."""
+    """Search for the highest rate, from that of a single client upwards."""
     plan = report.plan
 
     def generator_of(load: LoadLevel) -> LoadGenerator:
         shown.begin(load, len(report.results), 0)
         return opened.generator(load, plan.connections, plan.poisson)
 
-    single = await measure(generator_of(LoadLevel(False, 1)), plan.rules, around, lambda windows: True)
-    if interruption.happened:
+    start = await profiler.single_client_rate(generator_of)
+    if interrupt.happened:
         return
-    search = RateSearch(max(single.rate, 1.0), *plan.bounds)
-    async for result, kept in highest_rate(
-        search, goal, plan.rules, around, lambda rate: generator_of(LoadLevel(True, rate))
-    ):
-        if interruption.happened:
+    async for result, met in profiler.highest_rate(RateSearch(max(start, 1.0), *plan.bounds), goal, generator_of):
+        if interrupt.happened:
             break
         report.results.append(result)
-        report.kept.append(kept)
-        shown.tried(result, kept, goal)
-        report.best = result if kept else None
-    if interruption.happened:
-        kept_ones = [result for result, kept in zip(report.results, report.kept, strict=True) if kept]
-        report.best = max(kept_ones, key=lambda result: result.load.value, default=None)
+        report.met.append(met)
+        shown.tried(result, met, goal)
+        report.best = result if met else None
+    if interrupt.happened:
+        within = [result for result, met in zip(report.results, report.met, strict=True) if met]
+        report.best = max(within, key=lambda result: result.load.value, default=None)
