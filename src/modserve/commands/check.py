@@ -19,7 +19,7 @@ from modserve.settings import OptionError, from_command_line
 from .model_check import CheckReport, Counterpart, Finding, ModelReport, check
 from .remote_server import connect
 from .stdout import stdout_as_stderr
-from .syntax import UsageError, add_json, number_type, parser, print_error
+from .syntax import UsageError, add_json, number_type, option, parser, print_error
 from .terminal import BOLD, CYAN, GREEN, PLAIN, RED, plural, takes_colours
 
 CANNOT_CHECK = 2
@@ -42,18 +42,19 @@ PARSER.add_argument(
     help="Also load each model, one after the other, as a server does at its start, to find problems that only the "
     "engine can detect.",
 )
-PARSER.add_argument(
-    "--against",
-    metavar="URL",
-    help="Load each model, and compare it with the model of the same name in a running server, such as Triton: "
+option(
+    PARSER,
+    "--against URL",
+    "Load each model, and compare it with the model of the same name in a running server, such as Triton: "
     "tensors, versions, configuration, and the responses to some requests with generated data. URL is "
     "http://HOST:PORT, https://…, grpc://HOST:PORT or grpcs://….",
+    default=None,
 )
-PARSER.add_argument(
-    "--tolerance",
-    metavar="X",
+option(
+    PARSER,
+    "--tolerance X",
+    "Relative tolerance for floating-point outputs. [default: 0.001]",
     type=number_type("a number of 0 or more", lambda value: 0 <= value < math.inf),
-    help="Relative tolerance for floating-point outputs. [default: 0.001]",
 )
 add_json(PARSER)
 

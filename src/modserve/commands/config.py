@@ -18,7 +18,7 @@ from modserve.repository.local import LocalRepository
 from .config_text import written
 from .model_check import findings
 from .stdout import stdout_as_stderr
-from .syntax import FAILED, UsageError, number_type, parser, print_error
+from .syntax import FAILED, UsageError, number_type, option, parser, print_error
 
 PARSER = parser(
     "config",
@@ -31,14 +31,14 @@ PARSER = parser(
     "0 written, 1 the model does not load, 2 wrong command line or file",
 )
 PARSER.add_argument("file", metavar="MODEL_FILE", type=Path, help="The model file or folder.")
-PARSER.add_argument(
-    "--max-batch-size",
-    metavar="N",
-    type=number_type("a number of 0 or more", lambda value: value.is_integer() and 0 <= value < 1e9),
-    help="Maximum number of rows per batch; 0: no batching. [default: what a server uses without a configuration: 4 if "
+option(
+    PARSER,
+    "--max-batch-size N",
+    "Maximum number of rows per batch; 0: no batching. [default: what a server uses without a configuration: 4 if "
     "the first dimension of every tensor is variable, otherwise 0]",
+    type=number_type("a number of 0 or more", lambda value: value.is_integer() and 0 <= value < 1e9),
 )
-PARSER.add_argument("-o", "--output", metavar="FILE", type=Path, help="Write to FILE, which must not exist.")
+option(PARSER, "-o, --output FILE", "Write to FILE, which must not exist.", type=Path)
 
 
 def work(options: Namespace) -> int:

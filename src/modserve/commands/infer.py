@@ -19,7 +19,7 @@ from .destination import Destination, destination
 from .errors import RefusedError
 from .infer_values import InputSpec, parameter, sample, tensors
 from .remote_server import RemoteServer, connect
-from .syntax import UsageError, add_destination, add_json, parser
+from .syntax import UsageError, add_destination, add_json, option, parser
 
 PARSER = parser(
     "infer",
@@ -40,19 +40,13 @@ with @ as @@. 'modserve models MODEL' lists a model's inputs.""",
 PARSER.add_argument("model", metavar="MODEL", help="The model's name.")
 PARSER.add_argument("values", nargs="*", metavar="NAME=VALUE", help="Inputs.")
 _GROUP = PARSER.add_argument_group("the request")
-_GROUP.add_argument("--version", metavar="N", type=int, help="The version. [default: the latest ready one]")
+option(_GROUP, "--version N", "The version. [default: the latest ready one]", type=int)
 _GROUP.add_argument("--sample", action="store_true", help="Generate data for all other inputs.")
-_GROUP.add_argument("--outputs", metavar="NAME,…", default="", help="The outputs to request. [default: all]")
-_GROUP.add_argument("--classes", metavar="K", type=int, default=0, help="Return the K best classes of each output.")
-_GROUP.add_argument(
-    "--request-id", metavar="TEXT", default="", help="The request id, which appears in the response and in logs."
-)
-_GROUP.add_argument(
-    "--parameter", metavar="NAME=VALUE", action="append", default=[], help="Request parameter; may be repeated."
-)
-_GROUP.add_argument(
-    "--sequence-id", metavar="ID", help="Id of the sequence that the request belongs to: a number or a text."
-)
+option(_GROUP, "--outputs NAME,…", "The outputs to request. [default: all]")
+option(_GROUP, "--classes K", "Return the K best classes of each output.", type=int, default=0)
+option(_GROUP, "--request-id TEXT", "The request id, which appears in the response and in logs.")
+option(_GROUP, "--parameter NAME=VALUE", "Request parameter; may be repeated.", action="append", default=[])
+option(_GROUP, "--sequence-id ID", "Id of the sequence that the request belongs to: a number or a text.", default=None)
 _GROUP.add_argument("--sequence-start", action="store_true", help="Mark the first request of the sequence.")
 _GROUP.add_argument("--sequence-end", action="store_true", help="Mark the last request of the sequence.")
 _GROUP.add_argument("--stream", action="store_true", help="Show any number of responses as they arrive.")
@@ -61,12 +55,12 @@ _GROUP = PARSER.add_argument_group("pictures")
 _GROUP.add_argument("--pixels", choices=tuple(infer_images.PIXELS), default="", help="Range of pixel values.")
 _GROUP.add_argument("--layout", choices=infer_images.ORDERS, default="", help="Order of the dimensions.")
 _GROUP = PARSER.add_argument_group("the response")
-_GROUP.add_argument(
-    "--output",
-    metavar="[NAME=]FILE",
+option(
+    _GROUP,
+    "--output [NAME=]FILE",
+    f"Write outputs to a file: {' '.join(infer_output.ENDINGS)}; may be repeated.",
     action="append",
     default=[],
-    help=f"Write outputs to a file: {' '.join(infer_output.ENDINGS)}; may be repeated.",
 )
 add_json(PARSER)
 add_destination(PARSER)

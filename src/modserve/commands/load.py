@@ -4,6 +4,7 @@ import json
 import time
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from modserve.client.transport import LOAD
@@ -14,7 +15,7 @@ from .errors import RefusedError
 from .models import chosen
 from .remote_server import RemoteServer, connect
 from .server_status import index
-from .syntax import UsageError, add_destination, parser
+from .syntax import UsageError, add_destination, option, parser
 from .terminal import duration, each
 
 PARSER = parser(
@@ -26,16 +27,14 @@ PARSER = parser(
     "0 loaded, 1 not loaded (the reason is printed), 2 wrong command line",
 )
 PARSER.add_argument("names", nargs="+", metavar="MODEL", help="Names of models in the model repository.")
-PARSER.add_argument(
-    "--config", metavar="FILE", default="", help="Configuration in JSON, instead of the one in the repository."
-)
-PARSER.add_argument(
-    "--file",
-    metavar="PATH=FILE",
+option(PARSER, "--config FILE", "Configuration in JSON, instead of the one in the repository.")
+option(
+    PARSER,
+    "--file PATH=FILE",
+    "A model file, instead of those in the repository; PATH is relative to the model's folder, e.g. 1/model.onnx; "
+    "may be repeated.",
     action="append",
     default=[],
-    help="A model file, instead of those in the repository; PATH is relative to the model's folder, e.g. 1/model.onnx; "
-    "may be repeated.",
 )
 add_destination(PARSER, 600.0)
 
@@ -43,25 +42,22 @@ add_destination(PARSER, 600.0)
 def work(options: Namespace) -> int:
     """Runs the command; returns the exit code."""
     values = parameters(options.config, options.file)
-    server = connect(destination(options))
+    with closing(connect(destination(options))) as server:
 
-    def load(name: str) -> str:
-        begin = time.perf_counter()
-        try:
-            server.call(LOAD, name, parameters=values)
-        except RefusedError as error:
-            if not options.file:
-                _name_others(server, name, error)
-            raise
-        took = time.perf_counter() - begin
-        versions = [row for row in index(server) if row.model == name]
-        listed = ", ".join(f"version {row.version} {row.state}" for row in versions if row.state)
-        return f"{name}: {listed or 'loaded'}, after {duration(took)}"
+        def load(name: str) -> str:
+            begin = time.perf_counter()
+            try:
+                server.call(LOAD, name, parameters=values)
+            except RefusedError as error:
+                if not options.file:
+                    _name_others(server, name, error)
+                raise
+            took = time.perf_counter() - begin
+            versions = [row for row in index(server) if row.model == name]
+            listed = ", ".join(f"version {row.version} {row.state}" for row in versions if row.state)
+            return f"{name}: {listed or 'loaded'}, after {duration(took)}"
 
-    try:
         return each(options.names, load)
-    finally:
-        server.close()
 
 
 def _name_others(server: RemoteServer, name: str, error: RefusedError) -> None:

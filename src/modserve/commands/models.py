@@ -4,6 +4,7 @@ import json
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from modserve.client.transport import METADATA
@@ -33,27 +34,24 @@ _NOT_USED = VersionUsage()
 
 def work(options: Namespace) -> int:
     """Runs the command; returns the exit code."""
-    server = connect(destination(options))
+    with closing(connect(destination(options))) as server:
 
-    def draw() -> tuple[int, str]:
-        rows = chosen(index(server), options.names)
-        try:
-            used = usage(server)
-        except RefusedError:
-            used = {}
-        engines = {row.key: engine(server, row) for row in rows if row.state == "READY"}
-        tensors = {name: _tensors(server, name) for name in options.names}
-        if options.json:
-            return 0, json.dumps(document(rows, used, engines, tensors), indent=2, ensure_ascii=False)
-        out = list(lines(rows, used, engines, time.time(), colours=takes_colours()))
-        for name, body in tensors.items():
-            out += ["", *described(name, body)]
-        return 0, "\n".join(out)
+        def draw() -> tuple[int, str]:
+            rows = chosen(index(server), options.names)
+            try:
+                used = usage(server)
+            except RefusedError:
+                used = {}
+            engines = {row.key: engine(server, row) for row in rows if row.state == "READY"}
+            tensors = {name: _tensors(server, name) for name in options.names}
+            if options.json:
+                return 0, json.dumps(document(rows, used, engines, tensors), indent=2, ensure_ascii=False)
+            out = list(lines(rows, used, engines, time.time(), colours=takes_colours()))
+            for name, body in tensors.items():
+                out += ["", *described(name, body)]
+            return 0, "\n".join(out)
 
-    try:
         return again(options.watch, draw)
-    finally:
-        server.close()
 
 
 def chosen(rows: Sequence[IndexRow], names: Sequence[str]) -> list[IndexRow]:

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.client import BadStatusLine
-from typing import Any, TypeVar
+from typing import Any
 
 from google.protobuf import json_format
-from google.protobuf.message import Message
 
 from modserve.client import remote
 from modserve.client.address import PORTS
@@ -21,7 +20,6 @@ from modserve.client.transport import (
     INDEX,
     METADATA,
     SERVER,
-    STATISTICS,
     ControlCall,
     Operation,
     Parameters,
@@ -37,8 +35,6 @@ from .syntax import URL_VARIABLE
 
 _LONGEST_ERROR = 2000
 _START = f"'modserve serve --model-repository DIR' starts a server; --url or {URL_VARIABLE} names another one"
-
-M = TypeVar("M", bound=Message)
 
 
 def connect(place: str | Destination) -> "RemoteServer":
@@ -75,14 +71,18 @@ class RemoteServer:
             return metadata_of(self.call(METADATA, model, version))
 
     def config(self, model: str, version: int | None = None) -> pb.ModelConfig:
-        return self._message(pb.ModelConfig(), CONFIG, model, version)
-
-    def statistics(self, model: str, version: int | None = None) -> pb.ModelStatisticsResponse:
-        return self._message(pb.ModelStatisticsResponse(), STATISTICS, model, version)
+        document = self.call(CONFIG, model, version)
+        try:
+            return json_format.ParseDict(document, pb.ModelConfig(), ignore_unknown_fields=True)
+        except json_format.ParseError as error:
+            raise UnreachableError(f"{self.url} speaks another protocol: {error}") from error
 
     def extensions(self) -> set[str]:
         """The parts of the protocol that the server says it has."""
-        return set(self._message(pb.ServerMetadataResponse(), SERVER).extensions)
+        document = self.call(SERVER)
+        if not isinstance(document, dict):
+            raise UnreachableError(f"{self.url} speaks another protocol: its metadata is not an object")
+        return set(document.get("extensions", ()))
 
     def ready_models(self) -> set[str]:
         """The names of the models that serve."""
@@ -106,13 +106,6 @@ class RemoteServer:
 
     def close(self) -> None:
         self._transport.close()
-
-    def _message(self, message: M, operation: Operation, model: str = "", version: int | None = None) -> M:
-        document = self.call(operation, model, version)
-        try:
-            return json_format.ParseDict(document, message, ignore_unknown_fields=True)
-        except json_format.ParseError as error:
-            raise UnreachableError(f"{self.url} speaks another protocol: {error}") from error
 
 
 @contextmanager

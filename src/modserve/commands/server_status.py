@@ -26,16 +26,42 @@ class IndexRow:
 
 @dataclass(frozen=True, slots=True)
 class VersionUsage:
-    """What a model version has done since it was loaded. Times are sums, in seconds."""
+    """The statistics of a model version since it was loaded. Times are sums over all requests."""
 
     requests: int = 0
-    failures: int = 0
     inferences: int = 0
     executions: int = 0
-    seconds: float = 0.0
-    queue_seconds: float = 0.0
+    failures: int = 0
+    cache_hits: int = 0
+    total_ns: int = 0
+    queue_ns: int = 0
+    input_ns: int = 0
+    infer_ns: int = 0
+    output_ns: int = 0
     last_ms: int = 0
-    """When the last request came, on the clock of the epoch; 0: never."""
+    """When the last request came, in milliseconds since the epoch; 0: never."""
+
+    @property
+    def seconds(self) -> float:
+        return self.total_ns / 1e9
+
+    @property
+    def queue_seconds(self) -> float:
+        return self.queue_ns / 1e9
+
+    def since(self, before: "VersionUsage") -> "VersionUsage":
+        return VersionUsage(*(getattr(self, name) - getattr(before, name) for name in _COUNTS))
+
+    def plus(self, other: "VersionUsage") -> "VersionUsage":
+        return VersionUsage(*(getattr(self, name) + getattr(other, name) for name in _COUNTS))
+
+    def mean_ms(self, part: str) -> float:
+        """Per request, for ``total``, ``queue``, ``input``, ``infer`` and ``output``."""
+        total: int = getattr(self, f"{part}_ns")
+        return total / self.requests / 1e6 if self.requests else 0.0
+
+
+_COUNTS = tuple(name for name in VersionUsage.__dataclass_fields__ if name != "last_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +118,11 @@ def _row(row: Mapping[str, Any]) -> IndexRow:
     return IndexRow(*(str(row.get(name, "")) for name in ("name", "version", "state", "reason")))
 
 
-def usage(server: RemoteServer) -> dict[tuple[str, str], VersionUsage]:
-    """By model and version."""
-    return {(row["name"], row["version"]): _usage(row) for row in server.call(STATISTICS)["model_stats"]}
+def usage(server: RemoteServer, model: str = "", version: int | None = None) -> dict[tuple[str, str], VersionUsage]:
+    """By model and version; of all models without a name."""
+    document = server.call(STATISTICS, model, version)
+    rows = document.get("model_stats", ()) if isinstance(document, dict) else ()
+    return {(row["name"], row.get("version", "")): _usage(row) for row in rows}
 
 
 def _usage(row: Mapping[str, Any]) -> VersionUsage:
@@ -105,11 +133,15 @@ def _usage(row: Mapping[str, Any]) -> VersionUsage:
 
     return VersionUsage(
         part("success", "count"),
-        part("fail", "count"),
         int(row.get("inference_count", 0)),
         int(row.get("execution_count", 0)),
-        part("success", "ns") / 1e9,
-        part("queue", "ns") / 1e9,
+        part("fail", "count"),
+        part("cache_hit", "count"),
+        part("success", "ns"),
+        part("queue", "ns"),
+        part("compute_input", "ns"),
+        part("compute_infer", "ns"),
+        part("compute_output", "ns"),
         int(row.get("last_inference", 0)),
     )
 

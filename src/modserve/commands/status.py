@@ -4,6 +4,7 @@ import json
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 from .destination import destination
@@ -25,21 +26,18 @@ add_destination(PARSER, 10.0)
 
 def work(options: Namespace) -> int:
     """Runs the command; returns the exit code."""
-    server = connect(destination(options))
+    with closing(connect(destination(options))) as server:
 
-    def draw() -> tuple[int, str]:
-        status = server_status(server)
-        text = (
-            json.dumps(document(status, server.url), indent=2)
-            if options.json
-            else "\n".join(lines(status, server.url, colours=takes_colours()))
-        )
-        return int(not status.health.ready), text
+        def draw() -> tuple[int, str]:
+            status = server_status(server)
+            text = (
+                json.dumps(document(status, server.url), indent=2)
+                if options.json
+                else "\n".join(lines(status, server.url, colours=takes_colours()))
+            )
+            return int(not status.health.ready), text
 
-    try:
         return again(options.watch, draw)
-    finally:
-        server.close()
 
 
 def lines(status: ServerStatus, url: str, *, colours: bool = False) -> Iterator[str]:

@@ -8,7 +8,7 @@ import sys
 import textwrap
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from modserve.core.errors import ModserveError
 from modserve.settings.options import did_you_mean
@@ -93,35 +93,35 @@ def _wrapped(text: str) -> Iterator[str]:
         yield from textwrap.wrap(line, _WIDTH, break_on_hyphens=False, break_long_words=False) or [""]
 
 
+def option(group: argparse._ActionsContainer, spelling: str, help: str, **settings: Any) -> None:
+    """Add an option with a value, written as its help shows it: ``-o, --output FILE``. The default is an empty text."""
+    names, _, metavar = spelling.rpartition(" ")
+    if not settings.keys() & {"type", "action"}:
+        settings.setdefault("default", "")
+    group.add_argument(*names.split(", "), metavar=metavar, help=help, **settings)
+
+
 def add_destination(made: Parser, seconds: float = 60.0) -> None:
     """The options of commands that call a server; `seconds` is the default of ``--timeout``."""
     group = made.add_argument_group("the server")
-    group.add_argument(
-        "--url",
-        metavar="URL",
-        default="",
-        help=f"The server's address. [default: {DEFAULT_URL}] [env: {URL_VARIABLE}]",
-    )
-    group.add_argument(
-        "--header",
-        metavar="NAME:VALUE",
+    option(group, "--url URL", f"The server's address. [default: {DEFAULT_URL}] [env: {URL_VARIABLE}]")
+    option(
+        group,
+        "--header NAME:VALUE",
+        "Header for every call, for example for restricted calls; @FILE reads headers from a file; may be repeated.",
         action="append",
         default=[],
-        help="Header for every call, for example for restricted calls; @FILE reads headers from a file; may be "
-        "repeated.",
     )
-    group.add_argument(
-        "--ca-file", metavar="FILE", default="", help="PEM file with the certificate authorities to trust, for TLS."
-    )
-    group.add_argument("--cert", metavar="FILE", default="", help="PEM file with the client certificate, for TLS.")
-    group.add_argument("--key", metavar="FILE", default="", help="PEM file with the key of --cert.")
+    option(group, "--ca-file FILE", "PEM file with the certificate authorities to trust, for TLS.")
+    option(group, "--cert FILE", "PEM file with the client certificate, for TLS.")
+    option(group, "--key FILE", "PEM file with the key of --cert.")
     group.add_argument("--insecure", action="store_true", help="Do not check the server's certificate.")
-    group.add_argument(
-        "--timeout",
-        metavar="SECONDS",
+    option(
+        group,
+        "--timeout SECONDS",
+        f"Time limit of a call, including all responses of a stream. [default: {seconds:g}]",
         type=positive,
         default=seconds,
-        help=f"Time limit of a call, including all responses of a stream. [default: {seconds:g}]",
     )
 
 

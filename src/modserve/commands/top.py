@@ -12,7 +12,7 @@ from .destination import Destination, address, destination
 from .errors import RefusedError, UnreachableError
 from .remote_server import RemoteServer, connect
 from .server_status import health, usage
-from .syntax import UsageError, add_destination, parser, positive
+from .syntax import UsageError, add_destination, option, parser, positive
 from .top_figures import Snapshot, from_metrics, from_statistics, rows
 from .top_frame import Frame, text_lines
 
@@ -28,17 +28,14 @@ PARSER = parser(
     "  modserve top\n  modserve top --interval 5\n  modserve top --count 2 | cat",
     "0 ended, 1 unreachable at the start, 2 wrong command line",
 )
-PARSER.add_argument(
-    "--interval", metavar="SECONDS", type=positive, default=1.0, help="Time between two updates. [default: 1]"
-)
-PARSER.add_argument("--count", metavar="N", type=int, default=0, help="Number of tables to print; 0: until Ctrl-C.")
+option(PARSER, "--interval SECONDS", "Time between two updates. [default: 1]", type=positive, default=1.0)
+option(PARSER, "--count N", "Number of tables to print; 0: until Ctrl-C.", type=int, default=0)
 PARSER.add_argument("--plain", action="store_true", help="Print lines even on a terminal.")
 add_destination(PARSER, 10.0)
-PARSER.add_argument(
-    "--metrics-url",
-    metavar="URL",
-    default="",
-    help=f"Address of the metrics page. [default: port {METRICS_PORT} of --url's host] [env: {METRICS_VARIABLE}]",
+option(
+    PARSER,
+    "--metrics-url URL",
+    f"Address of the metrics page. [default: port {METRICS_PORT} of --url's host] [env: {METRICS_VARIABLE}]",
 )
 
 

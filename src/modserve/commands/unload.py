@@ -1,6 +1,7 @@
 """``modserve unload MODEL``: take a model out of a running server."""
 
 from argparse import Namespace
+from contextlib import closing
 
 from modserve.client.transport import UNLOAD
 
@@ -25,14 +26,11 @@ add_destination(PARSER)
 
 def work(options: Namespace) -> int:
     """Runs the command; returns the exit code."""
-    server = connect(destination(options))
+    with closing(connect(destination(options))) as server:
 
-    def unload(name: str) -> str:
-        chosen(index(server), [name])  # since a server has nothing against the name of no model
-        server.call(UNLOAD, name, parameters={"unload_dependents": options.dependents})
-        return f"{name}: unloaded"
+        def unload(name: str) -> str:
+            chosen(index(server), [name])  # since a server has nothing against the name of no model
+            server.call(UNLOAD, name, parameters={"unload_dependents": options.dependents})
+            return f"{name}: unloaded"
 
-    try:
         return each(options.names, unload)
-    finally:
-        server.close()

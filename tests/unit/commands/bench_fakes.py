@@ -13,9 +13,10 @@ from http2_client import Transport
 from modserve.commands.bench.grpc_slots import GrpcSlot, SharedConnection
 from modserve.commands.bench.http2 import GrpcMessage, Http2Connection, frame
 from modserve.commands.bench.loops import OpenLoop
-from modserve.commands.bench.measures import LoadLevel, MeasurementWindow, ServerTimes
+from modserve.commands.bench.measures import LoadLevel, MeasurementWindow
 from modserve.commands.bench.profiler import MeasurementRules, Profiler
 from modserve.commands.bench.slots import Endpoint, RequestSlot, ResponseListener
+from modserve.commands.server_status import VersionUsage
 
 MS = 1_000_000
 
@@ -68,8 +69,8 @@ def profiler(
         if generator is not None:
             generator.elapsed = seconds
 
-    async def times() -> ServerTimes | None:
-        return ServerTimes(requests=len(seen) * 10, total_ns=len(seen) * 10 * MS)
+    async def times() -> VersionUsage | None:
+        return VersionUsage(requests=len(seen) * 10, total_ns=len(seen) * 10 * MS)
 
     def on_window(load: LoadLevel, windows: Sequence[MeasurementWindow]) -> None:
         seen.append(windows[-1])

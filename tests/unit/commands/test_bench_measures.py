@@ -10,7 +10,6 @@ from modserve.commands.bench.measures import (
     PERCENTILES,
     LoadLevel,
     MeasurementWindow,
-    ServerTimes,
     is_stable,
     percentiles_ms,
     summary,
@@ -19,6 +18,7 @@ from modserve.commands.bench.measures import (
 from modserve.commands.bench.profiler import MeasurementRules
 from modserve.commands.bench.ranges import read_range, whole_range
 from modserve.commands.bench.show import client_rows, response_rows, table
+from modserve.commands.server_status import VersionUsage
 
 RANGES = {
     "8": (8,),
@@ -93,7 +93,7 @@ def test_windows_that_do_not_agree(windows: list[MeasurementWindow]) -> None:
 def test_a_result_is_made_of_the_last_three_windows() -> None:
     windows = [window([100.0]), window([1.0, 2.0], errors={"no": 1}), window([3.0]), window([4.0], waiting=7)]
     for each in windows:
-        each.server = ServerTimes(requests=2, executions=1, inferences=2, total_ns=4 * MS, queue_ns=MS)
+        each.server = VersionUsage(requests=2, executions=1, inferences=2, total_ns=4 * MS, queue_ns=MS)
     result = summary(LoadLevel(True, 2), windows, 3, 10, 99)
     assert (result.requests, result.seconds, result.windows, result.failed, result.waiting) == (4, 3.0, 4, 1, 7)
     assert (result.rate, result.inferences, result.mean) == pytest.approx((4 / 3, 4.0, 2.5))
@@ -151,4 +151,4 @@ def test_a_result_of_nothing() -> None:
 
 
 def test_server_times_subtract() -> None:
-    assert ServerTimes(5, 6, 7).since(ServerTimes(1, 2, 3)) == ServerTimes(4, 4, 4)
+    assert VersionUsage(5, 6, 7).since(VersionUsage(1, 2, 3)) == VersionUsage(4, 4, 4)

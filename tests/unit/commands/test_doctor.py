@@ -78,7 +78,7 @@ def test_cores(tmp_path: Path) -> None:
     (tmp_path / "cpu.stat").write_text("usage_usec 5\nnr_throttled 1234\n")
     row = only(list(checks.cores(tmp_path, 8)))
     assert row.level == "warning"
-    assert row.text.startswith("1 core of 8: the rest is kept from this process; this container was made to wait 1,234")
+    assert row.text.startswith("1 core of 8: the rest is kept from this process; this container was throttled 1,234")
 
 
 def test_memory(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from modserve.client.values import InferCall, Result
 from modserve.commands.destination import Destination, address
 from modserve.commands.errors import RefusedError, UnreachableError
 from modserve.commands.remote_server import RemoteServer, advice_on, connect, failure
+from modserve.commands.server_status import usage
 from modserve.core.errors import Code, ModserveError
 from modserve.core.tensors.tensor import Tensor
 
@@ -72,7 +73,7 @@ def test_calls_about_models() -> None:
     )
     assert server.metadata("m", 2).inputs[0].shape == (-1,)
     assert server.config("m").max_batch_size == 8
-    assert server.statistics("m").model_stats[0].inference_count == 7
+    assert [each.inferences for each in usage(server, "m").values()] == [7]
     assert (server.extensions(), server.ready_models()) == ({"a", "b"}, {"m"})
     control = transport.calls[0]
     assert (control.model, control.version, control.timeout) == ("m", 2, 3.0)

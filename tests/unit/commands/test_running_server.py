@@ -34,7 +34,7 @@ COUNTS = {
         }
     ]
 }
-USED = {("simple", "1"): VersionUsage(20, 2, 30, 10, 0.04, 0.01, 990_000)}
+USED = {("simple", "1"): VersionUsage(20, 30, 10, 2, total_ns=40_000_000, queue_ns=10_000_000, last_ms=990_000)}
 
 
 class Played(RemoteServer):

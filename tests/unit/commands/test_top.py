@@ -109,7 +109,7 @@ class Server(SimpleNamespace):
     def page(self, path: str) -> str:
         return str(self._outcome())
 
-    def call(self, operation: Operation) -> Any:
+    def call(self, operation: Operation, *_: object) -> Any:
         self._outcome()
         return {"ready": True} if operation is HEALTH else {"model_stats": [{"name": "a", "version": "1"}]}
 

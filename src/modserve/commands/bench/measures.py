@@ -9,39 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from ..server_status import VersionUsage
+
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
 AT_THE_EDGE = 3
 """Requests that begin before a window and end in it, or the other way round, more or less by chance."""
 WINDOWS = 3
 """So many windows in a row must agree, as for perf_analyzer; the result is made of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerTimes:
-    """What a server has counted of a model: requests, batches, and nanoseconds of all requests in each part."""
-
-    requests: int = 0
-    inferences: int = 0
-    executions: int = 0
-    cache_hits: int = 0
-    total_ns: int = 0
-    queue_ns: int = 0
-    input_ns: int = 0
-    infer_ns: int = 0
-    output_ns: int = 0
-
-    def since(self, before: "ServerTimes") -> "ServerTimes":
-        return ServerTimes(
-            *(getattr(self, name) - getattr(before, name) for name in ServerTimes.__dataclass_fields__),
-        )
-
-    def plus(self, other: "ServerTimes") -> "ServerTimes":
-        return ServerTimes(*(getattr(self, name) + getattr(other, name) for name in ServerTimes.__dataclass_fields__))
-
-    def mean_ms(self, part: str) -> float:
-        """Of a request, for ``total``, ``queue``, ``input``, ``infer`` and ``output``."""
-        total: int = getattr(self, f"{part}_ns")
-        return total / self.requests / 1e6 if self.requests else 0.0
 
 
 @dataclass(slots=True)
@@ -56,7 +30,7 @@ class MeasurementWindow:
     """Nanoseconds by which the client itself sent later than intended; none without a rate."""
     waiting: int = 0
     """Requests whose start is over and that no connection was free for, at the window's end."""
-    server: ServerTimes | None = None
+    server: VersionUsage | None = None
     firsts: "array[int]" = field(default_factory=lambda: array("q"))
     """Nanoseconds until the first response of each request that has one, from where its latency counts; for decoupled
     models, whose requests may have any number of responses."""
@@ -164,7 +138,7 @@ class Measurement:
     lag: float
     """p99 of how much later the client sent than intended."""
     waiting: int
-    server: ServerTimes | None
+    server: VersionUsage | None
     unanswered: int = 0
     responses: ResponseTimes | None = None
     sequences: float = 0.0
@@ -186,7 +160,7 @@ def summary(
     """The last three windows as one result."""
     last = windows[-WINDOWS:]
     whole = MeasurementWindow(0.0, array("q"))
-    server: ServerTimes | None = None
+    server: VersionUsage | None = None
     for window in last:
         whole.add(window)
         if window.server is not None:

@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
+from ..server_status import VersionUsage
 from .loops import LoadGenerator
-from .measures import AT_THE_EDGE, WINDOWS, LoadLevel, Measurement, MeasurementWindow, ServerTimes, is_stable, summary
+from .measures import AT_THE_EDGE, WINDOWS, LoadLevel, Measurement, MeasurementWindow, is_stable, summary
 from .search import RateSearch
 
 _SETTLE_SECONDS = 0.02
@@ -69,7 +70,7 @@ class Profiler:
     """Measures one load after another by the same rules. Tests bring a clock of their own."""
 
     rules: MeasurementRules
-    server_times: Callable[[], Awaitable[ServerTimes | None]]
+    server_times: Callable[[], Awaitable[VersionUsage | None]]
     """The server's counts so far; None if it has no statistics."""
     on_window: Callable[[LoadLevel, Sequence[MeasurementWindow]], None]
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep

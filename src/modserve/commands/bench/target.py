@@ -1,9 +1,9 @@
 """The model that is measured, as its server describes it, and what the server counts of it."""
 
 import asyncio
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 from modserve.core.errors import ModserveError, invalid
@@ -13,12 +13,12 @@ from modserve.pb import inference as pb
 from ..destination import Destination
 from ..errors import UnreachableError
 from ..remote_server import RemoteServer
+from ..server_status import VersionUsage, usage
 from .grpc_slots import GrpcSlots
 from .grpc_streams import StreamSlot
 from .http_slots import HttpSlot, HttpSlots
 from .http_streams import LINES, HttpStreamSlot
 from .inputs import Inputs, TargetInput
-from .measures import ServerTimes
 from .requests import GRPC_PATH, GRPC_STREAM_PATH, grpc_message, http_path, http_request
 from .slots import Endpoint, SlotFactory
 
@@ -117,7 +117,7 @@ def slot_factory(
         metadata = list(access.metadata())
         if not (streaming or model.decoupled):
             return GrpcSlots(endpoint, GRPC_PATH, messages, metadata)
-        make = partial(StreamSlot, decoupled=model.decoupled)
+        make = functools.partial(StreamSlot, decoupled=model.decoupled)
         return GrpcSlots(endpoint, GRPC_STREAM_PATH, messages, metadata, make, share=1)
     url = http_path(place.prefix, name, version, "infer_stream" if model.decoupled else "infer")
     headers = [*access.headers.items(), *([("Accept", LINES)] if model.decoupled else [])]
@@ -127,43 +127,18 @@ def slot_factory(
 
 
 class ServerStatistics:
-    """The statistics of a model. A server that has none is not asked twice."""
+    """The statistics of a model, all its versions together. A server without statistics is not asked twice."""
 
     def __init__(self, remote: RemoteServer, model: str, version: int | None) -> None:
         self._remote, self._model, self._version = remote, model, version
         self._has_none = False
 
-    async def __call__(self) -> ServerTimes | None:
+    async def __call__(self) -> VersionUsage | None:
         if self._has_none:
             return None
         try:
-            return await asyncio.to_thread(self._read)
+            rows = await asyncio.to_thread(usage, self._remote, self._model, self._version)
         except ModserveError:
-            self._has_none = True
-            return None
-
-    def _read(self) -> ServerTimes:
-        return server_times(self._remote.statistics(self._model, self._version))
-
-
-def server_times(response: pb.ModelStatisticsResponse) -> ServerTimes:
-    """All versions that it has, together. Raises INVALID_ARG without any."""
-    if not response.model_stats:
-        raise invalid("no statistics")
-    times = ServerTimes()
-    for row in response.model_stats:
-        stats = row.inference_stats
-        times = times.plus(
-            ServerTimes(
-                stats.success.count,
-                row.inference_count,
-                row.execution_count,
-                stats.cache_hit.count,
-                stats.success.ns,
-                stats.queue.ns,
-                stats.compute_input.ns,
-                stats.compute_infer.ns,
-                stats.compute_output.ns,
-            )
-        )
-    return times
+            rows = {}
+        self._has_none = not rows
+        return functools.reduce(VersionUsage.plus, rows.values()) if rows else None

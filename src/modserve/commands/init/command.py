@@ -14,7 +14,7 @@ from modserve.models.loading.one_file import ModelFile, model_file
 
 from .. import config
 from ..stdout import stdout_as_stderr
-from ..syntax import UsageError, parser
+from ..syntax import UsageError, option, parser
 from .templates import KINDS, call
 
 _DESCRIPTION = """\
@@ -36,9 +36,7 @@ PARSER.add_argument(
     help="A model file or folder to copy, such as model.onnx; python for a model.py as in Triton's python backend; "
     "function for a decorated function; ensemble for two models in Python, one after the other.",
 )
-PARSER.add_argument(
-    "--model-repository", metavar="DIR", default="models", help="The model repository. [default: models]"
-)
+option(PARSER, "--model-repository DIR", "The model repository. [default: models]", default="models")
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 

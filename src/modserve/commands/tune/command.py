@@ -18,7 +18,7 @@ from ..bench.plan import add_data, add_goal, add_rules, count, data_options, rea
 from ..bench.profiler import LatencyGoal
 from ..bench.session import loop_factory
 from ..remote_server import connect
-from ..syntax import FAILED, INTERRUPTED, Parser, UsageError, parser, positive, print_error
+from ..syntax import FAILED, INTERRUPTED, Parser, UsageError, option, parser, positive, print_error
 from .search import CoordinateSearch
 from .servers import CONFIG_FILE, ModelCopy, serving
 from .show import finals, remarks, table, tried_line
@@ -40,42 +40,30 @@ _EXAMPLES = """\
 def tune_parser() -> Parser:
     made = parser("tune", _DESCRIPTION, _EXAMPLES, _CODES)
     made.add_argument("model", metavar="MODEL", help="Its name.")
-    made.add_argument(
-        "--model-repository", metavar="DIR", required=True, help="Local directory that contains the model."
-    )
-    add_goal(made.add_argument, required=True)
-    made.add_argument(
-        "--budget-secs",
-        metavar="N",
+    option(made, "--model-repository DIR", "Local directory that contains the model.", required=True)
+    add_goal(made, required=True)
+    option(
+        made,
+        "--budget-secs N",
+        "Approximate time limit; a quarter is reserved for the comparison at the end. [default: 300]",
         type=positive,
         default=300.0,
-        help="Approximate time limit; a quarter is reserved for the comparison at the end. [default: 300]",
     )
-    made.add_argument(
-        "--max-batch-size",
-        metavar="N",
+    option(
+        made,
+        "--max-batch-size N",
+        "Largest batch size to try. [default: the present one]",
         type=reading(count),
         default=0,
-        help="Largest batch size to try. [default: the present one]",
     )
     made.add_argument(
         "--try-auto", action="store_true", help="Also try backend auto, whose engine may round differently."
     )
-    made.add_argument(
-        "--server-options", metavar="TEXT", default="", help="Options for the servers, such as '--backend-config=…'."
-    )
-    made.add_argument(
-        "--load-secs",
-        metavar="N",
-        type=positive,
-        default=120.0,
-        help="Time limit for loading the model. [default: 120]",
-    )
+    option(made, "--server-options TEXT", "Options for the servers, such as '--backend-config=…'.")
+    option(made, "--load-secs N", "Time limit for loading the model. [default: 120]", type=positive, default=120.0)
     results = made.add_argument_group("results")
-    results.add_argument(
-        "--output", metavar="FILE", default="", help="Write the recommended config.pbtxt to a new file."
-    )
-    results.add_argument("--html", metavar="FILE", default="", help="Write a page with a plot of rates and latencies.")
+    option(results, "--output FILE", "Write the recommended config.pbtxt to a new file.")
+    option(results, "--html FILE", "Write a page with a plot of rates and latencies.")
     add_data(made)
     add_rules(made)
     return made
