@@ -93,7 +93,7 @@ class InferRequestedOutput:
 
     def __init__(self, name: str, binary_data: bool = True, class_count: int = 0) -> None:
         if class_count:
-            raise InferenceServerException("this client does not ask for classes: compute them from the output")
+            raise InferenceServerException("this client does not support classes: compute them from the output")
         self._name = name
 
     def name(self) -> str:
@@ -239,7 +239,7 @@ def _tensor(tensor: Any) -> Tensor:
     described = tensor._get_tensor()
     data = described.get("data") if isinstance(described, dict) else None
     if data is None:
-        _refuse(f"input '{name}' has no data; shared memory is not for this client")
+        _refuse(f"input '{name}' has no data; this client does not support shared memory")
     return Tensor.from_array(np.array(data, dtype=datatype.numpy).reshape(shape), datatype)
 
 
@@ -248,13 +248,13 @@ def _requested(tensor: Any) -> str:
     described = None if isinstance(tensor, InferRequestedOutput) else tensor._get_tensor()
     keys = described.get("parameters", {}) if isinstance(described, dict) else getattr(described, "parameters", {})
     if "classification" in keys or "shared_memory_region" in keys:
-        _refuse(f"output '{tensor.name()}': this client asks neither for classes nor for shared memory")
+        _refuse(f"output '{tensor.name()}': this client supports neither classes nor shared memory")
     return str(tensor.name())
 
 
 def _version(text: str) -> int | None:
     if text and not text.isdigit():
-        _refuse(f"model version '{text}' is no number")
+        _refuse(f"model version '{text}' is not a number")
     return int(text) if text else None
 
 

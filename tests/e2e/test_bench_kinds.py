@@ -143,7 +143,7 @@ def test_a_decoupled_model_in_all_reports(bench: Bench, three: str, tmp_path: Pa
     report = json.loads(document.read_text())
     assert report["decoupled"] is True
     html = page.read_text()
-    assert "responses, ms until the first and between two" in html
+    assert "responses: ms to the first, and between two" in html
     assert "<th>first p50</th>" in html
 
 

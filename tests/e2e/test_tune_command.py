@@ -31,7 +31,7 @@ def test_a_model_that_waits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert code == 0, text
     assert {path: path.read_bytes() for path in repository.rglob("*") if path.is_file()} == before
     assert output.read_text().startswith("# The configuration of model 'slow' that 'modserve tune' recommends")
-    assert re.search(r"^as it is +at present.* +[\d.]+/s at p80 [\d.]+ ms$", text, re.MULTILINE), text
+    assert re.search(r"^current +current.* +[\d.]+/s at p80 [\d.]+ ms$", text, re.MULTILINE), text
     assert page.read_text().count("<svg") >= 2
     (output.parent / "1").mkdir()
     assert table.run("check", [str(output.parents[1])]) == 0

@@ -244,7 +244,7 @@ class Portal:
         if running is self._loop:
             raise ClientError(
                 Code.UNSUPPORTED,
-                "this call would wait for ever for the event loop that it is made on: use modserve.connect_async here, "
+                "this call would block the event loop it waits for: use modserve.connect_async here, "
                 "and await its calls",
             )
 

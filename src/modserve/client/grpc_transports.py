@@ -35,7 +35,9 @@ class _GrpcTransport:
 
     def __init__(self, address: Address, access: Access) -> None:
         if address.prefix:
-            raise ClientError(Code.INVALID_ARG, f"{address}: gRPC has no paths; {address.scheme}://host:port is all")
+            raise ClientError(
+                Code.INVALID_ARG, f"{address}: gRPC addresses have no path; use {address.scheme}://host:port"
+            )
         self._address = address
         self._metadata: Metadata = tuple(access.metadata())
         self._on_streams: Metadata = (*self._metadata, ("triton_grpc_error", "true"))

@@ -178,7 +178,7 @@ class _Connection:
             first, *lines = text[:-4].decode("latin-1").split("\r\n")
             version, _, rest = first.partition(" ")
             if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
-                raise _ProtocolError(f"the response begins with {first[:80]!r}")
+                raise _ProtocolError(f"the response starts with {first[:80]!r}")
             status = int(rest[:3])
         headers: dict[str, str] = {}
         for line in lines:

@@ -165,7 +165,7 @@ def result(reply: HttpResponse) -> Result:
     try:
         length = int(reply.headers.get(LENGTH, len(reply.body)))
     except ValueError:
-        raise bad_response("its header length is no number") from None
+        raise bad_response("its header length is not a number") from None
     return _result(_parsed(memoryview(reply.body)[:length]), memoryview(reply.body)[length:])
 
 
@@ -207,4 +207,4 @@ def _parsed(text: Buffer) -> Any:
     try:
         return orjson.loads(text)
     except ValueError as error:
-        raise bad_response("it is no JSON") from error
+        raise bad_response("it is not JSON") from error

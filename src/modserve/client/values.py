@@ -201,7 +201,7 @@ def metadata_of(document: Mapping[str, Any]) -> ModelMetadata:
         platform = document.get("platform", "")
         return ModelMetadata(document["name"], versions, platform, tensors("inputs"), tensors("outputs"))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise bad_response(f"it is no model's metadata: {error!r}") from error
+        raise bad_response(f"it is not the metadata of a model: {error!r}") from error
 
 
 def version_of(text: str) -> int | None:

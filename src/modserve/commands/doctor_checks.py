@@ -121,7 +121,9 @@ def cores(root: Path = _CGROUP, there: int | None = None) -> Iterator[Check]:
     """The cores that engines' threads are made for, and whether the system takes time away."""
     there = there or os.cpu_count() or 1
     usable = available_cores(root)
-    text = plural(usable, "core") + (f" of {there}: the rest is kept from this process" if usable < there else "")
+    text = plural(usable, "core") + (
+        f" of {there}: the others are not available to this process" if usable < there else ""
+    )
     if throttled := _field(root / "cpu.stat", "nr_throttled"):
         text += f"; this container was throttled {count(throttled)} times for using more than its share"
     advice = "a larger CPU limit (--cpus, resources.limits.cpu), or fewer instances and threads"

@@ -109,8 +109,8 @@ def _call(server: RemoteServer, options: Namespace) -> InferCall:
     if inputs and not options.values and not options.sample:
         words = " ".join(f"{each.name}=…" for each in inputs)
         raise UsageError(
-            f"no values for the inputs of '{options.model}': {'; '.join(map(str, inputs))}\n"
-            f"say 'modserve infer {options.model} {words}', or --sample for made-up data"
+            f"missing values for the inputs of '{options.model}': {'; '.join(map(str, inputs))}\n"
+            f"say 'modserve infer {options.model} {words}', or --sample for generated data"
         )
     pictures = _Pictures(server, options)
     values = tensors(options.values, inputs, pictures.decode)

@@ -90,8 +90,8 @@ def layout(spec: InputSpec, hints: ImageHints) -> ImageLayout:
         return possible[0]
     if not possible:
         raise invalid(
-            f"input '{spec}' is not of the shape of a picture: height and width, with 1, 3 or 4 channels before or "
-            "behind them; an .npy file takes any shape"
+            f"input '{spec}' does not have the shape of a picture: height and width, with 1, 3 or 4 channels before or "
+            "after them; an .npy file can have any shape"
         )
     listed = " or ".join(each.order for each in possible)
     raise invalid(f"input '{spec}' may be {listed} of a picture: '--layout' says which")
@@ -104,8 +104,8 @@ def pixels(spec: InputSpec, hints: ImageHints) -> Callable[[Array], Array]:
     if spec.datatype is dtypes.UINT8 or (spec.datatype.json_kind == "int" and spec.datatype is not dtypes.INT8):
         return PIXELS["bytes"]
     raise invalid(
-        f"input '{spec}' does not say how pixels are numbers: '--pixels' takes bytes (0 to 255), unit (0 to 1), signed "
-        "(-1 to 1), or imagenet (with the mean and deviation of ImageNet)"
+        f"input '{spec}' does not say how pixels become numbers: '--pixels' takes bytes (0 to 255), unit (0 to 1), "
+        "signed (-1 to 1), or imagenet (with the mean and deviation of ImageNet)"
     )
 
 
@@ -139,4 +139,4 @@ def _open(file: str, content: bytes) -> Any:
     try:
         return ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
     except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
-        raise invalid(f"{file} is no picture: {error}") from None
+        raise invalid(f"{file} is not a picture: {error}") from None

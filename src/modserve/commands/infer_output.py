@@ -43,7 +43,7 @@ def shown(tensor: Tensor) -> str:
     """The elements as text; the middle of many is left out."""
     array = tensor.array
     if not array.size:
-        return "no elements"
+        return "empty"
     if tensor.datatype is dtypes.BYTES:
         texts = [_text(each) for each in array.reshape(-1)[:_MOST]]
         more = array.size - len(texts)
@@ -112,7 +112,7 @@ def write(result: Result, name: str, path: Path) -> str:
     outputs = dict(result.tensors)
     if name:
         if name not in outputs:
-            raise invalid(f"option '--output': there is no output '{name}'; there are {', '.join(outputs)}")
+            raise invalid(f"option '--output': output '{name}' does not exist; the outputs are {', '.join(outputs)}")
         outputs = {name: outputs[name]}
     if ending == ".json":
         content = json.dumps(document(result), ensure_ascii=False).encode()
@@ -171,8 +171,8 @@ def _picture(tensor: Tensor, ending: str, path: Path) -> bytes:
         array = array[:, :, 0]
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (3, 4)):
         raise invalid(
-            f"option '--output': {tensor.datatype} {list(tensor.shape)} is no picture for {path}; pictures are UINT8 "
-            "with height, width and channels"
+            f"option '--output': {tensor.datatype} {list(tensor.shape)} cannot be written as a picture to {path}; "
+            "pictures are UINT8 with height, width and channels"
         )
     try:
         from PIL import Image

@@ -61,7 +61,7 @@ def _read(word: str, inputs: Mapping[str, InputSpec], decode_image: DecodeImage)
         if len(inputs) != 1 or (equals and name.isidentifier()):
             listed = "; ".join(map(str, inputs.values())) or "none"
             hint = did_you_mean(name, inputs) if equals else ", expected NAME=VALUE"
-            raise invalid(f"'{word[:60]}' is for no input of the model{hint}; its inputs are {listed}")
+            raise invalid(f"'{word[:60]}' does not name an input of the model{hint}; its inputs are {listed}")
         name, text = next(iter(inputs)), word
     spec = inputs[name]
     if text.startswith("@") and not text.startswith("@@"):
@@ -227,7 +227,7 @@ def _archive(file: str, inputs: Mapping[str, InputSpec]) -> list[tuple[str, Arra
     arrays = _numpy(file, _content(file))
     if others := [name for name in arrays if name not in inputs]:
         listed = "; ".join(map(str, inputs.values()))
-        raise invalid(f"{file} has an array '{others[0]}', which is for no input; the inputs are {listed}")
+        raise invalid(f"{file} has an array '{others[0]}', which is not an input; the inputs are {listed}")
     return [(name, fitted(converted(array, inputs[name]), inputs[name])) for name, array in arrays.items()]
 
 
@@ -242,7 +242,7 @@ def _text(file: str, content: bytes) -> str:
     try:
         return content.decode().strip()
     except UnicodeDecodeError as error:
-        raise invalid(f"{file} is no text in UTF-8: {error}") from None
+        raise invalid(f"{file} is not UTF-8 text: {error}") from None
 
 
 def _numpy(file: str, content: bytes) -> Any:
@@ -251,7 +251,7 @@ def _numpy(file: str, content: bytes) -> Any:
         loaded = np.load(io.BytesIO(content), allow_pickle=False)
         return loaded if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
     except (ValueError, OSError, EOFError, KeyError) as error:
-        raise invalid(f"{file} is no file of numpy without objects: {error}") from None
+        raise invalid(f"{file} is not a numpy file without objects: {error}") from None
 
 
 def _columns(file: str, text: str) -> Array:
@@ -259,7 +259,7 @@ def _columns(file: str, text: str) -> Array:
     try:
         array = np.array([[float(cell) for cell in row] for row in rows])
     except ValueError as error:
-        raise invalid(f"{file} is no table of numbers: {error}") from None
+        raise invalid(f"{file} is not a table of numbers: {error}") from None
     return array[0] if len(rows) == 1 else array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
 
 

@@ -78,8 +78,7 @@ def parameters(config: str, files: Sequence[str]) -> dict[str, str | bytes]:
             json.loads(text := _read(config, "--config").decode())
         except ValueError:
             raise invalid(
-                f"option '--config': {config} is no JSON; for a config.pbtxt, 'modserve check' and the repository are "
-                "the place"
+                f"option '--config': {config} is not JSON; a config.pbtxt belongs into the repository"
             ) from None
         out["config"] = text
     if files and not config:

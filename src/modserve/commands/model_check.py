@@ -145,7 +145,7 @@ async def check(
             await control.stop()
     if not models:
         places = ", ".join(f"'{repository}'" for repository in repositories)
-        remarks.append(f"there are no models in {places}: each folder in it would be one")
+        remarks.append(f"no models in {places}: each of its folders would be a model")
     for report in models.values():
         report.notes.sort(key=lambda note: (note.line or 0, note.column or 0))
     return CheckReport([models[name] for name in sorted(models)], remarks, load, "" if against is None else against.url)
@@ -170,7 +170,7 @@ async def _compare(
         return
     if names := sorted(there - models.keys()):
         listed = ", ".join(f"'{name}'" for name in names)
-        remarks.append(f"{against.url} serves what is not here: {listed}")
+        remarks.append(f"{against.url} serves models that are not here: {listed}")
 
 
 def _about(report: ModelReport, name: str, text: str) -> Finding:

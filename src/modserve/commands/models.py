@@ -59,8 +59,9 @@ def chosen(rows: Sequence[IndexRow], names: Sequence[str]) -> list[IndexRow]:
     known = sorted({row.model for row in rows})
     for name in names:
         if name not in known:
-            hint = did_you_mean(name, known) or f"; there are {', '.join(known) or 'none'}"
-            raise RefusedError(f"there is no model '{name}'{hint}")
+            models = f"the models are {', '.join(known)}" if known else "the server has no models"
+            hint = did_you_mean(name, known) or f"; {models}"
+            raise RefusedError(f"model '{name}' does not exist{hint}")
     return [row for row in rows if not names or row.model in names]
 
 
@@ -85,7 +86,7 @@ def lines(
 ) -> Iterator[str]:
     """A table, with reasons below the lines that have one. `now` is in seconds of the epoch."""
     if not rows:
-        yield "There are no models."
+        yield "The server has no models."
         return
     cells = []
     for row in rows:
@@ -107,7 +108,7 @@ def lines(
 def described(name: str, body: Mapping[str, Any]) -> Iterator[str]:
     """The inputs and outputs of a model, from its metadata, and how to call it."""
     if not body:
-        yield f"{name} is not ready: its inputs and outputs are not known."
+        yield f"{name} is not ready: its inputs and outputs are unknown."
         return
     rows = [
         (kind, row["name"], row["datatype"], shape(row["shape"]))

@@ -75,13 +75,13 @@ class RemoteServer:
         try:
             return json_format.ParseDict(document, pb.ModelConfig(), ignore_unknown_fields=True)
         except json_format.ParseError as error:
-            raise UnreachableError(f"{self.url} speaks another protocol: {error}") from error
+            raise UnreachableError(f"{self.url} does not speak the protocol: {error}") from error
 
     def extensions(self) -> set[str]:
         """The parts of the protocol that the server says it has."""
         document = self.call(SERVER)
         if not isinstance(document, dict):
-            raise UnreachableError(f"{self.url} speaks another protocol: its metadata is not an object")
+            raise UnreachableError(f"{self.url} does not speak the protocol: its metadata is not an object")
         return set(document.get("extensions", ()))
 
     def ready_models(self) -> set[str]:
@@ -120,10 +120,10 @@ def _advice(destination: Destination) -> Iterator[None]:
 def failure(error: ClientError, destination: Destination) -> UnreachableError | RefusedError:
     text = error.message[:_LONGEST_ERROR]
     if error.status == 200:
-        return UnreachableError(f"{destination.address} speaks another protocol: {text}", _START)
+        return UnreachableError(f"{destination.address} does not speak the protocol: {text}", _START)
     if error.status is None and isinstance(error, ClientTimeoutError):
         advice = (
-            f"--timeout allows more than {destination.seconds:g} s; 'modserve status' says whether the server is well"
+            f"--timeout allows more than {destination.seconds:g} s; 'modserve status' shows the state of the server"
         )
         return UnreachableError(f"cannot reach a server at {destination.address}: {text}", advice)
     if error.status is None and error.code is Code.UNAVAILABLE:
@@ -136,17 +136,17 @@ def _advice_on_connecting(error: ClientError, destination: Destination) -> str:
     if isinstance(cause, ssl.SSLCertVerificationError):
         return "--ca-file names a PEM file with its authority; --insecure trusts any certificate"
     if isinstance(cause, ssl.SSLError):
-        return "does that port speak TLS? --url http://… is for those that do not; --cert and --key show a certificate"
+        return "does the port use TLS? Use --url http://… if not; --cert and --key name a client certificate"
     if isinstance(cause, BadStatusLine) and not isinstance(cause, ConnectionError):
-        return f"--url names the HTTP port, which is 8000 by default; {PORTS['grpc']} is usually that of gRPC"
+        return f"--url needs the HTTP port, 8000 by default; {PORTS['grpc']} is usually the gRPC port"
     if isinstance(cause, socket.gaierror):
-        return f"there is no host '{place.host}'; --url or {URL_VARIABLE} names another one"
+        return f"unknown host '{place.host}'; --url or {URL_VARIABLE} names another one"
     if place.over_grpc:
         if "CERTIFICATE_VERIFY_FAILED" in error.message:
             return "--ca-file names a PEM file with its authority"
         return f"--url grpc://HOST:PORT names the gRPC port; {_START}"
     if isinstance(cause, ConnectionResetError) and not place.secure:
-        return f"does that port speak TLS? --url https://{place.authority} is for those that do"
+        return f"does the port use TLS? Then use --url https://{place.authority}"
     return _START
 
 
@@ -159,10 +159,10 @@ _ADVICE = (
     (" for TLS: ", "--ca-file, --cert and --key name PEM files"),
     ("is restricted, expecting header", "--header 'NAME: VALUE' sends that header"),
     ("explicit model load / unload is not allowed", "start the server with --model-control-mode explicit"),
-    ("has no available versions", "'modserve models' lists the models and why they are not ready"),
-    ("nknown model", "'modserve models' lists the models that are there"),
+    ("has no available versions", "'modserve models' lists the models and the reasons why they are not ready"),
+    ("nknown model", "'modserve models' lists the models"),
     ("failed to load", "'modserve models' has the reason; 'modserve check DIR' explains it with line and column"),
-    ("missing required input", "--sample makes up data for the inputs that are not named"),
-    ("decoupled transaction policy", "--stream takes any number of responses"),
+    ("missing required input", "--sample generates data for the other inputs"),
+    ("decoupled transaction policy", "use --stream for any number of responses"),
 )
 """Parts of texts, and what helps."""

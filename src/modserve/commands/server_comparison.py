@@ -68,7 +68,7 @@ async def compare(served: Mapping[int, Servable], server: RemoteServer, url: str
             raise
         except ModserveError as error:
             difference.notes.append(
-                ("", f"{url} does not tell the configuration of version {version}: {error.message}")
+                ("", f"{url} does not return the configuration of version {version}: {error.message}")
             )
         else:
             _configurations(config_message(servable), config, url, difference)
@@ -89,9 +89,9 @@ def _metadata(ours: ModelMetadata, theirs: ModelMetadata, url: str) -> Iterator[
         other = {each.name: each for each in there}
         for name in own.keys() | other.keys():
             if name not in other:
-                yield kind, f"{kind} '{name}' is not there at {url}, which has {_listed(other)}"
+                yield kind, f"{kind} '{name}' does not exist at {url}, which has {_listed(other)}"
             elif name not in own:
-                yield kind, f"{url} has {kind} '{name}', which is not here"
+                yield kind, f"{url} has {kind} '{name}', which does not exist here"
             elif own[name] != other[name]:
                 shown = [f"{each[name].datatype} {list(each[name].shape)}" for each in (own, other)]
                 yield kind, f"{kind} '{name}' is {shown[0]} here, and {shown[1]} at {url}"
@@ -165,7 +165,7 @@ def _configurations(ours: pb.ModelConfig, theirs: pb.ModelConfig, url: str, diff
 
 def _shown(value: object) -> str:
     if isinstance(value, bool):
-        return "there" if value else "not there"
+        return "set" if value else "not set"
     text = str(value) if isinstance(value, int | str) and value != "" else repr(value)
     return text if len(text) < 200 else f"{text[:200]}…"
 
@@ -191,12 +191,12 @@ async def _responses(
         where = f"version {version}, {what}"
         if isinstance(ours, ModserveError) and isinstance(theirs, ModserveError):
             difference.notes.append(
-                ("", f"{where}: neither takes the request: {ours.message}; at {url}: {theirs.message}")
+                ("", f"{where}: both refuse the request: {ours.message}; at {url}: {theirs.message}")
             )
         elif isinstance(ours, ModserveError):
-            difference.problems.append(("", f"{where}: the request fails here, and not at {url}: {ours.message}"))
+            difference.problems.append(("", f"{where}: the request fails here, but not at {url}: {ours.message}"))
         elif isinstance(theirs, ModserveError):
-            difference.problems.append(("", f"{where}: the request fails at {url}, and not here: {theirs.message}"))
+            difference.problems.append(("", f"{where}: the request fails at {url}, but not here: {theirs.message}"))
         else:
             difference.requests += 1
             difference.problems += (("", f"{where}: {text}") for text in _outputs(ours, theirs, url, tolerance))

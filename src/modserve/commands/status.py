@@ -54,7 +54,7 @@ def lines(status: ServerStatus, url: str, *, colours: bool = False) -> Iterator[
         yield f"{row.model} {row.version or '-'} is {row.state or 'not loaded'}"
         yield from indented(row.reason)
     for text in status.unknown:
-        yield f"\nleft out: {text}"
+        yield f"\nnot shown: {text}"
 
 
 def _rows(status: ServerStatus) -> Iterator[tuple[str, str]]:
@@ -65,7 +65,7 @@ def _rows(status: ServerStatus) -> Iterator[tuple[str, str]]:
     used = status.usage.values()
     requests, failures = sum(each.requests for each in used), sum(each.failures for each in used)
     executions = sum(each.executions for each in used)
-    yield "requests", f"{count(requests)} responded to, {count(failures)} failed"
+    yield "requests", f"{count(requests)} succeeded, {count(failures)} failed"
     if executions:
         yield "batches", f"{count(executions)}, of {sum(each.inferences for each in used) / executions:.1f} on average"
     if requests:

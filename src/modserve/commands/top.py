@@ -82,12 +82,12 @@ class SnapshotSource:
                 page = self._metrics.page(self._path)
                 if "nv_inference_" in page or "modserve_" in page:
                     return from_metrics(page, self._clock())
-                why = f"{self._metrics.url}{self._path} has no metrics of a server"
+                why = f"{self._metrics.url}{self._path} has no server metrics"
             except (UnreachableError, RefusedError) as error:
                 if self._explicit:
                     raise
                 why = error.message
-            self.remark = f"without queue, p50 and p99: {why}; --metrics-url names the metrics port"
+            self.remark = f"queue, p50 and p99 are missing: {why}; --metrics-url names the metrics port"
             self._metrics.close()
         snapshot = from_statistics(usage(self._server), self._clock())
         self._metrics = None  # only now: a server that is not there at all may have one later

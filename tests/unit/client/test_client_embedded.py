@@ -114,7 +114,7 @@ def test_streams(client: Client) -> None:
     assert [result.plain("OUT") for result in client.stream("repeat", inputs)] == [4, 5]
     assert list(client.generate_stream("repeat", inputs)) == [{"OUT": 4, "IDX": 0}, {"OUT": 5, "IDX": 1}]
     assert client.generate("repeat", {"IN": [4], "DELAY": [0], "WAIT": 0}) == {"OUT": 4, "IDX": 0}
-    with pytest.raises(ClientError, match="'x' is no input of model 'repeat', which has DELAY, IN, WAIT"):
+    with pytest.raises(ClientError, match="'x' is not an input of model 'repeat', which has DELAY, IN, WAIT"):
         client.generate("repeat", {"x": [1]})
 
 
@@ -250,8 +250,8 @@ def test_what_there_is_no_client_of(tmp_path: Path) -> None:
     for target, message in (
         (str(tmp_path / "nosuch"), "there is no model repository or model file at"),
         ("localhost:8000", "for a server say http://localhost:8000 or grpc://localhost:8000"),
-        ("http://", "is no address"),
-        ("grpc://host/path", "gRPC has no paths"),
+        ("http://", "is not the address"),
+        ("grpc://host/path", "gRPC addresses have no path"),
     ):
         with pytest.raises(ClientError, match=message):
             modserve.connect(target)

@@ -122,7 +122,7 @@ def test_reasons_of_failures(text: bytes, reason: str) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"<html>"])
 def test_a_page_of_another_server(body: bytes) -> None:
-    with scripted((response(body),)) as (transport, _), pytest.raises(ClientError, match="it is no JSON") as raised:
+    with scripted((response(body),)) as (transport, _), pytest.raises(ClientError, match="it is not JSON") as raised:
         transport.call(ControlCall(STATISTICS))
     assert raised.value.status == 200
 
@@ -170,9 +170,9 @@ def test_files_for_tls_that_are_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("headers", "text"),
     [
-        ({"a b": "c"}, "'a b' is no name of a header"),
-        ({"": "c"}, "'' is no name of a header"),
-        ({"a": "b\r\nc: d"}, "the value of header 'a' has characters that no header can have"),
+        ({"a b": "c"}, "'a b' is not a valid header name"),
+        ({"": "c"}, "'' is not a valid header name"),
+        ({"a": "b\r\nc: d"}, "the value of header 'a' has characters that headers cannot contain"),
         ({"a": "€"}, "the value of header 'a' has characters"),
     ],
 )

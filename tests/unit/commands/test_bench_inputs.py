@@ -112,7 +112,7 @@ def test_an_optional_input_is_sent_if_there_is_data_for_it(tmp_path: Path) -> No
 
 
 MISTAKES: dict[str, tuple[DataOptions, str]] = {
-    "no batches": (DataOptions(batch_size=2), "model 'm' takes no batches, and '--batch-size' is 2"),
+    "no batches": (DataOptions(batch_size=2), "model 'm' does not support batching, but '--batch-size' is 2"),
     "another input": (DataOptions(shapes=(("Y", (2,)),)), "'--shape': model 'm' has no input 'Y', only T, X"),
     "another shape": (DataOptions(shapes=(("X", (3,)),)), "'--shape': input 'X' has shape [2], got [3]"),
     "no file": (DataOptions(files=(("X", Path("nosuch.npy")),)), "cannot read 'nosuch.npy': No such file or directory"),
@@ -132,14 +132,14 @@ def test_a_mistake(case: str) -> None:
 WRONG_DOCUMENTS = {
     '{"data": []}': 'expected {"data": [{"INPUT": …}, …]}',
     "[1]": 'expected {"data": [{"INPUT": …}, …]}',
-    "no": "is no JSON",
+    "no": "is not JSON",
     '{"data": [[]]}': "or a list of such steps",
     '{"data": [1]}': "each entry of 'data' has to be an object",
     '{"data": [{}]}': "has an entry without input 'X'",
     '{"data": [{"X": [1, 2, 3]}]}': "the content of input 'X' does not fit INT32 [2]: 3 elements",
     '{"data": [{"X": ["a", 1]}]}': "the content of input 'X' does not fit INT32 [2]",
     '{"data": [{"X": {"b64": "AAAA"}}]}': "has 3 bytes, expected 8",
-    '{"data": [{"X": {"b64": "!"}}]}': "is no base64",
+    '{"data": [{"X": {"b64": "!"}}]}': "is not base64",
     '{"data": [{"X": {"text": 1}}]}': "has neither 'content' nor 'b64'",
 }
 
@@ -217,7 +217,7 @@ def test_a_message_of_a_sequence(sequence: int | str) -> None:
 
 def test_strings_that_json_does_not_have() -> None:
     inputs = {"T": Tensor.from_array(np.array([b"\xff"], object))}
-    with pytest.raises(ModserveError, match="no UTF-8"):
+    with pytest.raises(ModserveError, match="not UTF-8"):
         http_request("h:1", "/", inputs, [], binary=False)
 
 

@@ -122,7 +122,7 @@ def test_responses_of_a_decoupled_model() -> None:
     assert dict(zip(names, cells, strict=True)) == {
         "load": "concurrency 1",
         "responses/s": "3.0",
-        "a request": "2.00",
+        "per request": "2.00",
         "first p50": "2.00",
         "first p99": "3.00",
         "between p50": "2.00",

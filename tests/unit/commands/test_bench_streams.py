@@ -198,7 +198,7 @@ RESPONSES: dict[str, tuple[bytes, tuple[str, int]]] = {
     ),
     "lines across chunks": (HEAD + chunk(line(False) + line(True)[:9]) + chunk(line(True)[9:]) + chunk(b""), ("", 2)),
     "an error behind one": (HEAD + chunk(line(False)) + chunk(line(True, error="no")) + chunk(b""), ("no", 1)),
-    "a stream without its end": (HEAD + chunk(line(False)) + chunk(b""), ("the server has cut the stream", 1)),
+    "a stream without its end": (HEAD + chunk(line(False)) + chunk(b""), ("the server aborted the stream", 1)),
     "an error at once": (b'HTTP/1.1 400 X\r\nContent-Length: 15\r\n\r\n{"error":"bad"}', ("400: bad", 0)),
 }
 

@@ -191,7 +191,7 @@ def test_no_models(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out = said(capsys, "model_repository")
     assert code == 0
     assert out == (
-        "note: there are no models in 'model_repository': each folder in it would be one\n"
+        "note: no models in 'model_repository': each of its folders would be a model\n"
         "0 models checked: no problems, 1 note\n"
     )
 

@@ -73,12 +73,14 @@ def test_ports_that_are_switched_off_or_any() -> None:
 def test_cores(tmp_path: Path) -> None:
     row = only(list(checks.cores(tmp_path, 10_000)))
     assert row.level == "ok"
-    assert row.text.endswith("of 10000: the rest is kept from this process")
+    assert row.text.endswith("of 10000: the others are not available to this process")
     (tmp_path / "cpu.max").write_text("100000 100000\n")
     (tmp_path / "cpu.stat").write_text("usage_usec 5\nnr_throttled 1234\n")
     row = only(list(checks.cores(tmp_path, 8)))
     assert row.level == "warning"
-    assert row.text.startswith("1 core of 8: the rest is kept from this process; this container was throttled 1,234")
+    assert row.text.startswith(
+        "1 core of 8: the others are not available to this process; this container was throttled 1,234"
+    )
 
 
 def test_memory(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_layouts(shape: tuple[int, ...], batched: bool | None, expected: ImageLa
 
 @pytest.mark.parametrize("shape", [(-1, 64), (64,), (-1, 5, 224, 224), (-1, 2, 3, 4, 5), ()])
 def test_no_shape_of_a_picture(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ModserveError, match=r"is not of the shape of a picture: height and width, .*\.npy"):
+    with pytest.raises(ModserveError, match=r"does not have the shape of a picture: height and width, .*\.npy"):
         layout(spec(*shape), ImageHints(True))
 
 
@@ -96,7 +96,7 @@ def test_pixels_as_numbers(pixels: str, expected: list[float]) -> None:
 
 @pytest.mark.parametrize("datatype", [dtypes.FP32, dtypes.FP16, dtypes.INT8, dtypes.BOOL])
 def test_numbers_that_only_the_user_knows(datatype: Datatype) -> None:
-    with pytest.raises(ModserveError, match="does not say how pixels are numbers: '--pixels' takes bytes"):
+    with pytest.raises(ModserveError, match="does not say how pixels become numbers: '--pixels' takes bytes"):
         decode("a.png", RED, spec(-1, 3, 2, 5, datatype=datatype), ImageHints(True), lambda text: None)
 
 
@@ -106,7 +106,7 @@ def test_imagenet_is_for_colours() -> None:
 
 
 def test_no_picture() -> None:
-    with pytest.raises(ModserveError, match=r"a\.png is no picture"):
+    with pytest.raises(ModserveError, match=r"a\.png is not a picture"):
         decode("a.png", b"nothing", spec(2, 4), ImageHints(), lambda text: None)
 
 

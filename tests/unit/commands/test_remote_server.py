@@ -91,9 +91,9 @@ def test_inferences_have_the_time_of_a_call() -> None:
 def test_another_protocol(call: Callable[[RemoteServer], Any]) -> None:
     for outcome in (
         lambda _: {"name": "m", "inputs": [1], "max_batch_size": "x"},
-        raising(bad_response("it is no JSON")),
+        raising(bad_response("it is not JSON")),
     ):
-        with pytest.raises(UnreachableError, match="http://host:8000 speaks another protocol: "):
+        with pytest.raises(UnreachableError, match="http://host:8000 does not speak the protocol: "):
             call(prepared(outcome)[0])
 
 
@@ -121,8 +121,8 @@ UNTRUSTED.verify_message = "self-signed certificate"
     [
         (ConnectionRefusedError(111, "Connection refused"), ": Connection refused", "'modserve serve --model-repo"),
         (http.client.RemoteDisconnected("x"), "closed the connection without a response", "--url https://host:8000"),
-        (http.client.BadStatusLine("x"), "its response is not HTTP", "--url names the HTTP port"),
-        (socket.gaierror(-2, "Name or service not known"), "Name or service", "there is no host 'host'; --url or "),
+        (http.client.BadStatusLine("x"), "its response is not HTTP", "--url needs the HTTP port"),
+        (socket.gaierror(-2, "Name or service not known"), "Name or service", "unknown host 'host'; --url or "),
         (ConnectionResetError(104, "Connection reset by peer"), "Connection reset", "--url https://host:8000"),
         (ssl.SSLError(1, "[SSL] wrong"), "no TLS connection", "--url http://"),
         (UNTRUSTED, "is not trusted: self-signed certificate", "--ca-file"),
@@ -143,7 +143,7 @@ def test_what_helps_over_http(error: Exception, text: str, helps: str) -> None:
     [
         (unreachable("there", Exception("failed to connect")), UnreachableError, "--url grpc://HOST:PORT names"),
         (unreachable("there", Exception("x CERTIFICATE_VERIFY_FAILED y")), UnreachableError, "--ca-file"),
-        (timed_out(60.0), UnreachableError, "--timeout allows more than 60 s; 'modserve status' says"),
+        (timed_out(60.0), UnreachableError, "--timeout allows more than 60 s; 'modserve status' shows"),
         (ClientError(Code.UNAVAILABLE, "restricted, is restricted, expecting header 'k'", 503), RefusedError, "--head"),
         (ClientError(Code.INVALID_ARG, "it is wrong", 400), RefusedError, ""),
     ],

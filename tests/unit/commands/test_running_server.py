@@ -83,7 +83,7 @@ def test_status_of_a_server_that_is_not_ready() -> None:
         "http://host: modserve 1.0, not ready (serving)\n"
         "\n"
         "models     2, versions: 1 READY, 1 UNAVAILABLE\n"
-        "requests   20 responded to, 2 failed\n"
+        "requests   20 succeeded, 2 failed\n"
         "batches    10, of 3.0 on average\n"
         "mean time  2 ms, of which 500 us in queues\n"
         "\n"
@@ -91,7 +91,7 @@ def test_status_of_a_server_that_is_not_ready() -> None:
         "    Invalid argument: one\n"
         "    two\n"
         "\n"
-        "left out: not told"
+        "not shown: not told"
     )
     assert json.loads(json.dumps(status.document(seen, "u")))["reasons"] == [status.as_json(FAILED)]
 
@@ -112,7 +112,7 @@ def test_a_table_of_models() -> None:
         "    Invalid argument: one\n"
         "    two"
     )
-    assert list(models.lines([], {}, {}, 0)) == ["There are no models."]
+    assert list(models.lines([], {}, {}, 0)) == ["The server has no models."]
 
 
 def test_inputs_and_outputs_of_a_model() -> None:
@@ -128,16 +128,16 @@ def test_inputs_and_outputs_of_a_model() -> None:
         "\n"
         "modserve infer m IN=…"
     )
-    assert list(models.described("m", {})) == ["m is not ready: its inputs and outputs are not known."]
+    assert list(models.described("m", {})) == ["m is not ready: its inputs and outputs are unknown."]
     assert list(models.described("m", {"name": "m"})) == ["m has no inputs and no outputs."]
 
 
 def test_models_by_name() -> None:
     assert models.chosen([READY, FAILED], []) == [READY, FAILED]
     assert models.chosen([READY, FAILED], ["broken"]) == [FAILED]
-    with pytest.raises(RefusedError, match="there is no model 'simpel'; did you mean 'simple'"):
+    with pytest.raises(RefusedError, match="model 'simpel' does not exist; did you mean 'simple'"):
         models.chosen([READY], ["simpel"])
-    with pytest.raises(RefusedError, match="there is no model 'x'; there are none"):
+    with pytest.raises(RefusedError, match="model 'x' does not exist; the server has no models"):
         models.chosen([], ["x"])
 
 
@@ -159,7 +159,7 @@ def test_parameters_of_a_load(tmp_path: Path) -> None:
         load.parameters(config, ["a"])
     with pytest.raises(ModserveError, match="option '--file': cannot read nosuch: No such file"):
         load.parameters(config, ["a=nosuch"])
-    with pytest.raises(ModserveError, match=r"model\.onnx is no JSON"):
+    with pytest.raises(ModserveError, match=r"model\.onnx is not JSON"):
         load.parameters(str(tmp_path / "model.onnx"), [])
 
 

@@ -139,7 +139,7 @@ def test_statistics_stand_in_for_metrics(metrics: "str | Exception") -> None:
     made = source(metrics)
     snapshot = made.read()
     assert (list(snapshot.models), snapshot.ready) == ([("a", "1")], True)
-    assert made.remark.startswith("without queue, p50 and p99: ")
+    assert made.remark.startswith("queue, p50 and p99 are missing: ")
     assert made.remark.endswith("; --metrics-url names the metrics port")
     assert made.read().ready
 
@@ -216,7 +216,7 @@ def test_the_live_view() -> None:
     console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
     top_view.show([frame], console)
     text = cast(io.StringIO, console.file).getvalue()
-    for part in ("http://host, ready", "requests/s, at most 10", "a remark", "READY", "990 us", "Ctrl-C ends it"):
+    for part in ("http://host, ready", "requests/s, at most 10", "a remark", "READY", "990 us", "Ctrl-C to quit"):
         assert part in text
 
 

@@ -211,7 +211,7 @@ def test_a_tuning() -> None:
 def test_nothing_is_better() -> None:
     outcome, _ = outcome_of(lambda point: 100.0)
     assert (outcome.best.point, outcome.finals) == (START, None)
-    assert "Nothing is better than the present configuration" in "\n".join(show.finals(outcome, SETTING))
+    assert "No configuration is better than the current one" in "\n".join(show.finals(outcome, SETTING))
 
 
 def test_the_time_is_over() -> None:
@@ -230,11 +230,13 @@ def test_ctrl_c_gives_what_there_is() -> None:
 def test_what_a_person_reads() -> None:
     outcome, _ = outcome_of(smooth)
     text = "\n".join([*show.table(outcome, SETTING), *show.finals(outcome, SETTING)])
-    assert re.search(r"^as it is +at present +167/s at p99 20.00 ms$", text, re.MULTILINE)
+    assert re.search(r"^current +current +167/s at p99 20.00 ms$", text, re.MULTILINE)
     assert "misses the goal at" in text
     assert "4 instances (was: 1 instance)" in text
     assert "Recommended, with 6.00 times the rate:" in text
-    assert show.remarks(outcome, SETTING)[1] == "Measured side by side: 167/s before, 1,000/s with it, 6.00 times."
+    assert (
+        show.remarks(outcome, SETTING)[1] == "Measured side by side: 167/s before, 1,000/s after, 6.00 times the rate."
+    )
 
 
 def test_the_page() -> None:
@@ -246,5 +248,5 @@ def test_the_page() -> None:
 
 def test_no_configuration_keeps_the_goal() -> None:
     outcome, _ = outcome_of(lambda point: 0.0)
-    assert "No configuration keeps p99 of at most 50 ms" in "\n".join(show.finals(outcome, SETTING))
+    assert "No configuration meets p99 of at most 50 ms" in "\n".join(show.finals(outcome, SETTING))
     assert page.page(outcome, SETTING)

@@ -208,7 +208,7 @@ class Http2Connection(asyncio.Protocol):
         self._transport = None
         self.usable = False
         if not self.ready.done():
-            self.ready.set_exception(ConnectionError("the server speaks no HTTP/2 here, or has closed the connection"))
+            self.ready.set_exception(ConnectionError("the server does not speak HTTP/2 here, or closed the connection"))
         why = f"connection closed {f'with {error}' if error else 'by the server'}"
         for stream in list(self._calls):
             self._end(stream, why)

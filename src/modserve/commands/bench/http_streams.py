@@ -61,7 +61,7 @@ class HttpStreamSlot(HttpSlot):
             self._is_final = bool(row.get("parameters", {}).get(FINAL))
         if chunks.ended:
             self._chunks = None
-            self._finish(self._error or ("" if self._is_final else "the server has cut the stream"))
+            self._finish(self._error or ("" if self._is_final else "the server aborted the stream"))
 
 
 class Chunks:

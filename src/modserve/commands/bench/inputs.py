@@ -62,7 +62,7 @@ class DataOptions:
 def make(model: str, specs: Sequence[TargetInput], batches: bool, data: DataOptions) -> Dataset:
     """Raises INVALID_ARG."""
     if not batches and data.batch_size > 1:
-        raise invalid(f"model '{model}' takes no batches, and '--batch-size' is {data.batch_size}")
+        raise invalid(f"model '{model}' does not support batching, but '--batch-size' is {data.batch_size}")
     known = {spec.name for spec in specs}
     for name, option in [*((n, "--input") for n, _ in data.files), *((n, "--shape") for n, _ in data.shapes)]:
         if name not in known:
@@ -134,7 +134,7 @@ def _from_file(spec: TargetInput, path: Path, rows: int | None) -> Tensor:
     except OSError as error:
         raise invalid(f"cannot read '{path}': {error.strerror}") from None
     except ValueError as error:
-        raise invalid(f"'{path}' is no array that can be read: {error}") from None
+        raise invalid(f"'{path}' cannot be read as an array: {error}") from None
     return _fitted(spec, array, rows, f"'{path}'")
 
 
@@ -167,7 +167,7 @@ def _documents(path: Path) -> list[list[Mapping[str, Any]]]:
     except OSError as error:
         raise invalid(f"cannot read '{path}': {error.strerror}") from None
     except ValueError as error:
-        raise invalid(f"'{path}' is no JSON: {error}") from None
+        raise invalid(f"'{path}' is not JSON: {error}") from None
     data = document.get("data") if isinstance(document, dict) else None
     if not isinstance(data, list) or not data:
         raise invalid(f'\'{path}\': expected {{"data": [{{"INPUT": …}}, …]}}')
@@ -206,7 +206,7 @@ def _value(spec: TargetInput, value: Any, shape: Shape | None, path: Path) -> Te
         try:
             raw = base64.b64decode(content["b64"], validate=True)
         except (binascii.Error, TypeError, ValueError):
-            raise invalid(f"{where} is no base64") from None
+            raise invalid(f"{where} is not base64") from None
         if spec.datatype is dtypes.BYTES:
             return Tensor.from_raw(dtypes.BYTES, fixed or (1,), encode_elements([raw]))
         if fixed is None:

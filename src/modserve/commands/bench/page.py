@@ -12,7 +12,7 @@ from .measures import PERCENTILES, STREAM_PERCENTILES, Measurement
 from .show import client_rows, remarks, response_rows, server_rows, verdict
 
 _PARTS = {
-    "around the server's time": None,
+    "overhead": None,
     "queue": "queue",
     "input": "input",
     "infer": "infer",
@@ -26,13 +26,13 @@ def page(report: BenchReport) -> str:
     if plan.goal is not None:
         parts.append(f'<p class="verdict">{escape(verdict(results, report.met, plan.goal, report.best).strip())}</p>')
     parts += ['<div class="plots">', *map(draw, _plots(report)), "</div>"]
-    parts += ["<h2>As the client sees it, in ms</h2>", html_table(*client_rows(results, plan.rules, report.met))]
+    parts += ["<h2>Client-side latency in ms</h2>", html_table(*client_rows(results, plan.rules, report.met))]
     names, rows = response_rows(results)
     if rows:
-        parts += ["<h2>Responses of a request, ms until the first one and between two</h2>", html_table(names, rows)]
+        parts += ["<h2>Responses: ms to the first one of a request, and between two</h2>", html_table(names, rows)]
     names, rows = server_rows(results)
     if rows:
-        parts += ["<h2>As the server has counted it, mean ms of a request</h2>", html_table(names, rows)]
+        parts += ["<h2>Server-side times, mean ms per request</h2>", html_table(names, rows)]
     if lines := list(remarks(results, plan.rules, plan.goal)):
         text = "\n".join(lines).strip()
         parts.append(f"<h2>Remarks</h2><pre>{escape(text)}</pre>")
@@ -43,17 +43,17 @@ def page(report: BenchReport) -> str:
 def _head(report: BenchReport) -> list[str]:
     plan = report.plan
     is_open = bool(plan.rates or plan.bounds)
-    kind = "Open loop: so many requests a second, latency from when each was to be sent."
+    kind = "Open loop: requests at a fixed rate; latency counts from when each was due."
     if not is_open:
-        kind = "Closed loop: so many requests at a time, each sent when the last one has its response."
-    ended = " It was ended before all loads were measured." if report.interrupted else ""
+        kind = "Closed loop: a fixed number of requests at a time; each is sent when the previous one has its response."
+    ended = " It was stopped before all loads were measured." if report.interrupted else ""
     return [f"{kind}{ended}", f"Inputs: {', '.join(report.inputs)}."]
 
 
 def _plots(report: BenchReport) -> list[Plot]:
     results = sorted(report.results, key=lambda result: result.load.value)
     is_rate = bool(results) and results[0].load.is_rate
-    label = "requests a second to be sent" if is_rate else "concurrency"
+    label = "requests/s due" if is_rate else "concurrency"
     goal = report.plan.goal
     latencies = {
         f"p{level:g}": _line(results, [result.percentiles[level] for result in results]) for level in PERCENTILES
@@ -73,7 +73,7 @@ def _plots(report: BenchReport) -> list[Plot]:
             for level in STREAM_PERCENTILES:
                 values = [(result.load.value, getattr(responses, name)[level]) for result, responses in streams]
                 times[f"{name} p{level:g}"] = values
-        plots.append(Plot("responses, ms until the first and between two", label, times, log_y=True))
+        plots.append(Plot("responses: ms to the first, and between two", label, times, log_y=True))
     counted = [result for result in results if result.server is not None and result.server.requests]
     if counted:
         plots.append(Plot("where the time goes, mean ms", label, _shares(counted)))

@@ -77,7 +77,7 @@ def _row(name: str, tensor: Tensor, binary: bool) -> dict[str, Any]:
         try:
             row["data"] = [element.decode() for element in decode_elements(tensor.raw)]
         except UnicodeDecodeError:
-            raise invalid(f"input '{name}' has strings that are no UTF-8, which JSON cannot carry") from None
+            raise invalid(f"input '{name}' has strings that are not UTF-8, which JSON cannot represent") from None
     elif tensor.datatype.json_kind == "float":
         row["data"] = [float(value) for value in tensor.array.ravel()]
     else:

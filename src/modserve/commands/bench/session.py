@@ -128,11 +128,11 @@ def session(
         slots = slot_factory(server, described, inputs, binary=binary, streaming=streaming)
         sequences = None
         if described.decoupled:
-            remarks.append(f"model '{model}' is decoupled: requests go by streams, and end with their last responses")
+            remarks.append(f"model '{model}' is decoupled: requests use streams, and end with their last response")
         if described.sequences is not None:
             tag = grpc_tag if server.address.over_grpc else http_tag
             made_up = data.file is None
-            remarks.append(f"model '{model}' keeps sequences: each client sends them whole, one after the other")
+            remarks.append(f"model '{model}' uses sequences: each client sends complete sequences, one after another")
             sequences = Sequences(tag, streams, lengths, made_up, described.sequences.text_ids)
         words = [f"{name} {tensor.datatype.name} {list(tensor.shape)}" for name, tensor in inputs[0].items()]
         times = ServerStatistics(remote, model, version)

@@ -60,9 +60,9 @@ def tried_line(result: Measurement, kept: bool, goal: LatencyGoal) -> str:
         if result.failed
         else ""
         if result.keeps_up
-        else f" ({result.rate:,.0f}/s came back)"
+        else f" ({result.rate:,.0f}/s completed)"
     )
-    return f"rate {rounded(result.load.value)}/s: {shown}, goal {goal.ms:g} ms: {'kept' if kept else 'missed'}{why}"
+    return f"rate {rounded(result.load.value)}/s: {shown}, goal {goal.ms:g} ms: {'met' if kept else 'missed'}{why}"
 
 
 class _Lines:
@@ -82,7 +82,7 @@ class _Lines:
 class _Bar:
     def __init__(self, bar: Any) -> None:
         self._bar = bar
-        self._task = bar.add_task("the first request", total=None, now="")
+        self._task = bar.add_task("first request", total=None, now="")
         self._index, self._loads = 0, 0
 
     def begin(self, load: LoadLevel, index: int, loads: int) -> None:
@@ -113,20 +113,20 @@ def table(
     if not results:
         yield "Nothing was measured."
         return
-    start = "when it was to be sent" if results[0].load.is_rate else "sending"
-    yield f"As the client sees it; ms of a request from {start} to the last byte:"
+    start = "when it was due" if results[0].load.is_rate else "sending"
+    yield f"Client-side latency in ms, from {start} to the last byte:"
     yield from columns(*client_rows(results, rules, kept))
     yield ""
     if any(each.responses is not None for each in results):
-        yield "Responses, of which a request may have several; ms until the first one, and between two:"
+        yield "Responses: ms to the first one of a request, and between two:"
         yield from columns(*response_rows(results))
         yield ""
     names, rows = server_rows(results)
     if rows:
-        yield "As the server has counted it; mean ms of a request, in all and its parts:"
+        yield "Server-side times, mean ms per request:"
         yield from columns(names, rows)
     else:
-        yield "The server has no statistics of the model."
+        yield "The server has no statistics for this model."
     lines = list(remarks(results, rules, goal))
     yield from ["", *lines] if lines else []
 
@@ -142,14 +142,14 @@ def client_rows(results: Sequence[Measurement], rules: MeasurementRules, kept: S
         row = [str(each.load), f"{each.rate:,.1f}", *([f"{each.inferences:,.1f}"] if rules.rows > 1 else [])]
         row += [f"{each.sequences:,.1f}"] if has_sequences else []
         row += [milliseconds(each.mean), *(milliseconds(each.percentiles[level]) for level in levels)]
-        row += [f"{each.failed:,}", *(["kept" if kept[index] else "missed"] if index < len(kept) else [])]
+        row += [f"{each.failed:,}", *(["met" if kept[index] else "missed"] if index < len(kept) else [])]
         rows.append(row)
     return names, rows
 
 
 def response_rows(results: Sequence[Measurement]) -> Rows:
     """Those of decoupled models; without any row for a model that is not."""
-    names = ["load", "responses/s", "a request"]
+    names = ["load", "responses/s", "per request"]
     names += [f"{what} p{level:g}" for what in ("first", "between") for level in STREAM_PERCENTILES]
     rows = []
     for each in results:
@@ -171,7 +171,7 @@ def server_rows(results: Sequence[Measurement]) -> Rows:
         around = max(0.0, each.mean - server.mean_ms("total"))
         times = [milliseconds(value) for value in (*(server.mean_ms(part) for part in parts), around)]
         rows.append([str(each.load), f"{server.requests:,}", f"{batch:.2f}", *times])
-    return ["load", "requests", "rows a batch", *parts, "around it"], rows
+    return ["load", "requests", "rows/batch", *parts, "overhead"], rows
 
 
 def remarks(results: Sequence[Measurement], rules: MeasurementRules, goal: LatencyGoal | None) -> Iterator[str]:
@@ -182,22 +182,22 @@ def remarks(results: Sequence[Measurement], rules: MeasurementRules, goal: Laten
             texts[text] = texts.get(text, 0) + number
         if not each.stable and goal is None:
             yield (
-                f"{each.load}: not steady, {each.windows} windows did not agree within {rules.stability:g} %; "
-                "'--window-secs' makes them longer"
+                f"{each.load}: not stable: {each.windows} windows did not agree within {rules.stability:g} %; "
+                "use a longer '--window-secs'"
             )
         if each.load.is_rate and not each.keeps_up:
-            yield f"{each.load}: only {each.rate:,.0f} responses a second came back: latency grows as long as it lasts"
+            yield f"{each.load}: only {each.rate:,.0f} responses/s: the server cannot keep up, so latency keeps growing"
         if each.load.is_rate and each.lag > max(1.0, 0.1 * each.percentiles[rules.percentile]):
-            yield f"{each.load}: this client itself sent {milliseconds(each.lag)} ms late (p99): it lacks CPU time"
+            yield f"{each.load}: the load generator sent {milliseconds(each.lag)} ms late (p99): it needs more CPU time"
         if each.unanswered:
-            yield f"{each.load}: {each.unanswered} requests were without a response at the end"
+            yield f"{each.load}: {each.unanswered} requests had no response at the end"
     if texts:
         yield ""
         yield "errors:"
         shown = sorted(texts.items(), key=lambda item: -item[1])
         yield from (f"{number:10,}  {text}" for text, number in shown[:_SHOWN_ERRORS])
         if len(shown) > _SHOWN_ERRORS:
-            yield f"            and {len(shown) - _SHOWN_ERRORS} other texts"
+            yield f"            and {len(shown) - _SHOWN_ERRORS} other errors"
 
 
 def verdict(results: Sequence[Measurement], kept: Sequence[bool], goal: LatencyGoal, best: Measurement | None) -> str:
@@ -205,12 +205,12 @@ def verdict(results: Sequence[Measurement], kept: Sequence[bool], goal: LatencyG
     text = f"p{goal.percentile:g} of at most {goal.ms:g} ms"
     if best is None:
         lowest = min((each.load.value for each in results), default=0.0)
-        return f"\nNo rate keeps {text}" + (f", not even {rounded(lowest)} requests a second." if lowest else ".")
+        return f"\nNo rate meets {text}" + (f", not even {rounded(lowest)} requests/s." if lowest else ".")
     shown = f"p{goal.percentile:g} is {milliseconds(best.percentiles[goal.percentile])} ms there"
     missed = [each.load.value for each, fine in zip(results, kept, strict=False) if not fine]
     above = min((rate for rate in missed if rate > best.load.value), default=0.0)
     end = f"; {rounded(above)} does not" if above else ""
-    return f"\nThe highest rate that keeps {text}: {rounded(best.load.value)} requests a second ({shown}){end}."
+    return f"\nThe highest rate that meets {text}: {rounded(best.load.value)} requests/s ({shown}){end}."
 
 
 def columns(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

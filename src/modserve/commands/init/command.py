@@ -44,13 +44,13 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 def work(options: Namespace) -> int:
     """Runs the command; returns the exit code."""
     if not _NAME.fullmatch(options.name):
-        raise UsageError(f"'{options.name}' is no name for a model: expected letters, digits and _ . + -")
+        raise UsageError(f"'{options.name}' is not a valid model name: expected letters, digits and _ . + -")
     repository = Path(options.model_repository)
     make = KINDS.get(options.source)
     path = Path(options.source)
     if make is None and not path.exists():
         kinds = ", ".join(KINDS)
-        raise UsageError(f"option '--from': there is no file '{path}', and it is none of {kinds}")
+        raise UsageError(f"option '--from': file '{path}' does not exist, and is none of {kinds}")
     if make is not None:
         written = _write(repository, {repository / path: text for path, text in make(options.name).items()})
     else:
@@ -107,7 +107,7 @@ def _belonging(file: ModelFile, source: Path) -> Iterator[Path]:
 
 def _refuse(model: Path) -> None:
     if model.exists() or model.is_symlink():
-        raise invalid(f"'{model}' is there already, and nothing is written over; choose another name, or remove it")
+        raise invalid(f"'{model}' already exists and is not overwritten; choose another name, or remove it")
 
 
 @contextlib.contextmanager
@@ -127,7 +127,7 @@ def _next(name: str, repository: Path, *, has_data: bool) -> Iterator[str]:
     yield ""
     yield "serve it:"
     yield f"  modserve serve --model-repository {repository}"
-    yield "then call it:" if has_data else "then measure it, with made-up data:"
+    yield "then call it:" if has_data else "then measure it, with generated data:"
     yield from (f"  {line}" for line in (call(name) if has_data else f"modserve bench {name}").splitlines())
-    yield "after a change, look for mistakes:"
+    yield "after a change, check it:"
     yield f"  modserve check {repository}"

@@ -52,7 +52,7 @@ def tune_parser() -> Parser:
     option(
         made,
         "--max-batch-size N",
-        "Largest batch size to try. [default: the present one]",
+        "Largest batch size to try. [default: the current one]",
         type=reading(count),
         default=0,
     )
@@ -76,13 +76,13 @@ def work(options: Namespace) -> int:
     """Runs the command; returns the exit code."""
     model = Path(options.model_repository) / options.model
     if not model.is_dir():
-        raise UsageError(f"there is no model '{options.model}' in '{options.model_repository}'")
+        raise UsageError(f"model '{options.model}' does not exist in '{options.model_repository}'")
     if options.output and Path(options.output).exists():
-        raise UsageError(f"option '--output': '{options.output}' is there already; remove it, or name another file")
+        raise UsageError(f"option '--output': '{options.output}' already exists; remove it, or name another file")
     with tempfile.TemporaryDirectory(prefix="modserve-tune-") as directory:
         copies = ModelCopy(Path(directory) / "first", model), ModelCopy(Path(directory) / "second", model)
         setup, dimensions = _look(options, model, copies[0])
-        print(f"trying {', '.join(dimensions)}; at present: {shown(setup.present)}", file=sys.stderr)
+        print(f"trying {', '.join(dimensions)}; current: {shown(setup.present)}", file=sys.stderr)
         outcome = _search(options, setup, dimensions, copies)
     print("\n".join(table(outcome, setup)))
     print("\n".join(finals(outcome, setup)))

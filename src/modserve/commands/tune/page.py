@@ -20,7 +20,7 @@ def page(outcome: TuneResult, setup: TuneSetup) -> str:
         '<div class="plots">',
         *map(draw, _plots(outcome, setup)),
         "</div>",
-        "<h2>What was tried</h2>",
+        "<h2>Configurations tried</h2>",
         html_table(*rows(outcome, setup)),
     ]
     end = f"modserve {__version__}, {time.strftime('%Y-%m-%d %H:%M')}"
@@ -32,17 +32,17 @@ def _plots(outcome: TuneResult, setup: TuneSetup) -> list[Plot]:
     first, best = outcome.tried[0], outcome.best
     others = [each for each in outcome.tried if each is not first and each is not best]
     label = f"p{level:g}, ms, over the rate"
-    series: dict[str, Points] = {"at present": _points([first], level)}
+    series: dict[str, Points] = {"current": _points([first], level)}
     if best is not first:
         series["best"] = _points([best], level)
     series["others"] = _points(others, level)
     plots = [Plot(label, "requests a second", series, goal, log_y=True, dots_only=True)]
     if outcome.finals is not None:
-        names = ("at present", "recommended")
+        names = ("current", "recommended")
         ends = {name: _points([tried], level) for name, tried in zip(names, outcome.finals, strict=True)}
         plots.append(Plot(f"{label}, side by side", "requests a second", ends, goal, log_y=True, dots_only=True))
     rates = [(float(number), each.rate) for number, each in enumerate(outcome.tried, 1)]
-    plots.append(Plot("highest rate within the goal", "number of the try", {"requests/s": rates}, dots_only=True))
+    plots.append(Plot("highest rate within the goal", "trial", {"requests/s": rates}, dots_only=True))
     return plots
 
 

@@ -137,4 +137,4 @@ class _Log:
         """The last error that it has logged, or its last line."""
         text = "".join(self._lines)
         reasons = _REASON.findall(text)
-        return reasons[-1] if reasons else (text.strip().splitlines() or ["it says nothing"])[-1]
+        return reasons[-1] if reasons else (text.strip().splitlines() or ["no output"])[-1]

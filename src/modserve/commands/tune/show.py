@@ -12,7 +12,7 @@ from .tuning import Trial, TuneResult, TuneSetup
 def difference(tried: Trial, setup: TuneSetup) -> str:
     """A point by what differs from the present one."""
     names = [name for name, value in tried.point.items() if value != setup.present[name]]
-    return shown(tried.point, names) if names else "as it is"
+    return shown(tried.point, names) if names else "current"
 
 
 def tried_line(tried: Trial, setup: TuneSetup) -> str:
@@ -35,7 +35,7 @@ def _why(result: Measurement, level: float) -> str:
     if result.failed:
         return f"{result.failed:,} errors"
     if not result.keeps_up:
-        return f"{rounded(result.rate)}/s came back"
+        return f"{rounded(result.rate)}/s completed"
     return f"p{level:g} {milliseconds(result.percentiles[level])} ms"
 
 
@@ -46,9 +46,9 @@ def table(outcome: TuneResult, setup: TuneSetup) -> Iterator[str]:
 
 def rows(outcome: TuneResult, setup: TuneSetup) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
     names = ["configuration", "", "result"]
-    tags = {id(outcome.tried[0]): "at present"}
+    tags = {id(outcome.tried[0]): "current"}
     tags |= {id(each): "better" for each in outcome.tried[1:] if each.better}
-    tags[id(outcome.best)] = "best" if outcome.best is not outcome.tried[0] else "at present, best"
+    tags[id(outcome.best)] = "best" if outcome.best is not outcome.tried[0] else "current, best"
     return names, [[difference(each, setup), tags.get(id(each), ""), verdict(each, setup)] for each in outcome.tried]
 
 
@@ -57,36 +57,36 @@ def finals(outcome: TuneResult, setup: TuneSetup) -> Iterator[str]:
     yield ""
     goal = f"p{setup.goal.percentile:g} of at most {setup.goal.ms:g} ms"
     if outcome.out_of_time:
-        yield "The time was over before all had been tried; '--budget-secs' allows more."
+        yield "The time limit was reached before all configurations were tried; '--budget-secs' raises it."
     if not outcome.best.rate:
-        yield f"No configuration keeps {goal} at any rate."
+        yield f"No configuration meets {goal} at any rate."
         return
     if outcome.best is outcome.tried[0]:
-        yield f"Nothing is better than the present configuration: {rounded(outcome.best.rate)}/s within {goal}."
+        yield f"No configuration is better than the current one: {rounded(outcome.best.rate)}/s within {goal}."
         return
     if outcome.finals is not None:
         present, best = outcome.finals
-        yield f"Side by side, the highest rates within {goal}:"
+        yield f"Final comparison, highest rates within {goal}:"
         yield from terminal.table(
             ["configuration", "rate", "result"],
             [
-                ["at present", f"{rounded(present.rate)}/s", verdict(present, setup)],
+                ["current", f"{rounded(present.rate)}/s", verdict(present, setup)],
                 ["recommended", f"{rounded(best.rate)}/s", verdict(best, setup)],
             ],
         )
         yield ""
         yield gain_line(outcome)
     else:
-        yield "The recommended configuration was not measured beside the present one."
+        yield "The recommended configuration was not compared with the current one."
     yield from (f"  {each}" for each in changes(outcome.best.point, setup.present))
 
 
 def gain_line(outcome: TuneResult) -> str:
     gain = outcome.gain
     if gain is None:
-        return "Recommended, since the present configuration keeps the goal at no rate:"
+        return "Recommended, since the current configuration meets the goal at no rate:"
     if gain <= 1:
-        return f"Side by side it is no better ({gain:.2f} times the rate): the gain was noise. The changes were:"
+        return f"It is no better in the final comparison ({gain:.2f} times the rate): noise. The changes were:"
     return f"Recommended, with {gain:.2f} times the rate:"
 
 
@@ -96,5 +96,5 @@ def remarks(outcome: TuneResult, setup: TuneSetup) -> list[str]:
     lines = [f"The configuration of model '{setup.model}' that 'modserve tune' recommends for {goal}."]
     if outcome.finals is not None and outcome.gain is not None:
         rates = [f"{rounded(each.rate)}/s" for each in outcome.finals]
-        lines.append(f"Measured side by side: {rates[0]} before, {rates[1]} with it, {outcome.gain:.2f} times.")
+        lines.append(f"Measured side by side: {rates[0]} before, {rates[1]} after, {outcome.gain:.2f} times the rate.")
     return [*lines, *(f"- {each}" for each in changes(outcome.best.point, setup.present))]

@@ -43,11 +43,11 @@ class SearchLimits(NamedTuple):
 def why_not(config: pb.ModelConfig) -> str:
     """Why a model is not to be tuned; empty if it is."""
     if config.HasField("ensemble_scheduling"):
-        return "it is an ensemble, which has nothing to set: tune the models that it is made of"
+        return "it is an ensemble, which has nothing to tune: tune its models"
     if config.HasField("sequence_batching"):
-        return "it keeps sequences, which go to the instance that they began with, whatever the queue is set to"
+        return "it uses sequences, which stay on one instance whatever the queue settings"
     if config.model_transaction_policy.decoupled:
-        return "it is decoupled: a request may have any number of responses, and its latency says little of them"
+        return "it is decoupled: requests have any number of responses, so latency says little"
     return ""
 
 
