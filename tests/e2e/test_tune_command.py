@@ -39,7 +39,7 @@ def test_a_model_that_waits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_a_model_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert table.run("tune", ["m", f"--model-repository={tmp_path}", "--goal-ms=10"]) == 2
-    assert "there is no model 'm' in" in capsys.readouterr().err
+    assert "model 'm' does not exist in" in capsys.readouterr().err
 
 
 def test_a_model_that_does_not_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

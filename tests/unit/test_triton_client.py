@@ -91,7 +91,7 @@ def test_what_it_does_not_do(client: triton_client.InferenceServerClient) -> Non
         client.infer("simple", inputs_of(triton_client), outputs=[tritonclient.http.InferRequestedOutput("x", True, 2)])
     with pytest.raises(refused, match="neither classes nor shared memory"):
         client.infer("simple", inputs_of(triton_client), outputs=[tritonclient.grpc.InferRequestedOutput("x", 2)])
-    with pytest.raises(refused, match="shared memory is not for this client"):
+    with pytest.raises(refused, match="this client does not support shared memory"):
         client.infer("simple", [tritonclient.http.InferInput("INPUT0", [1], "INT32")])
     with pytest.raises(refused, match="model version 'x' is no number"):
         client.infer("simple", inputs_of(triton_client), "x")
