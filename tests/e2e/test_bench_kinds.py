@@ -138,7 +138,7 @@ def test_a_decoupled_model_in_all_reports(bench: Bench, three: str, tmp_path: Pa
     done = bench("grpc", "repeat", three, "--concurrency=2", f"--html={page}", f"--json={document}")
     assert "model 'repeat' is decoupled" in done.stderr
     assert re.search(
-        r"^load +responses/s +a request +first p50 +first p99 +between p50 +between p99$", done.stdout, re.M
+        r"^load +responses/s +per request +first p50 +first p99 +between p50 +between p99$", done.stdout, re.M
     )
     report = json.loads(document.read_text())
     assert report["decoupled"] is True
@@ -201,13 +201,13 @@ def test_sequences_of_a_file(bench: Bench, server: ServerProcess, tmp_path: Path
 
 def test_sequences_in_the_table(bench: Bench) -> None:
     done = bench("grpc", "sum_direct", "--concurrency=2")
-    assert "model 'sum_direct' keeps sequences" in done.stderr
+    assert "model 'sum_direct' uses sequences" in done.stderr
     assert re.search(r"^load +requests/s +sequences/s +mean", done.stdout, re.M)
 
 
 def test_the_highest_rate_of_sequences(bench: Bench) -> None:
     done = bench("http", "sum_direct", "--goal-ms=1000", "--rate=20:40", "--window-requests=3")
-    assert "The highest rate that keeps p99 of at most 1000 ms: " in done.stdout
+    assert "The highest rate that meets p99 of at most 1000 ms: " in done.stdout
 
 
 # TLS

@@ -93,7 +93,7 @@ def test_what_it_does_not_do(client: triton_client.InferenceServerClient) -> Non
         client.infer("simple", inputs_of(triton_client), outputs=[tritonclient.grpc.InferRequestedOutput("x", 2)])
     with pytest.raises(refused, match="this client does not support shared memory"):
         client.infer("simple", [tritonclient.http.InferInput("INPUT0", [1], "INT32")])
-    with pytest.raises(refused, match="model version 'x' is no number"):
+    with pytest.raises(refused, match="model version 'x' is not a number"):
         client.infer("simple", inputs_of(triton_client), "x")
 
 

@@ -1,4 +1,4 @@
-"""Addresses of servers, and what connections to them have in common."""
+"""Addresses of servers, with the headers and TLS files for connections."""
 
 import re
 import ssl
@@ -52,7 +52,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to get in: headers (metadata over gRPC) for every call, and PEM files for TLS.
+    """Headers (metadata over gRPC) for every call, and PEM files for TLS.
 
     `insecure` trusts any certificate, over HTTP only: gRPC's library always checks them.
     """

@@ -1,4 +1,4 @@
-"""A server in this process: its calls on its event loop, and for threads by a loop on a thread of its own."""
+"""Calls to a server in this process, on its event loop; for threads, on a loop in a thread of its own."""
 
 import asyncio
 import atexit
@@ -188,7 +188,7 @@ class EventLoopThread:
 
 
 async def _end_tasks() -> None:
-    """Nobody waits for ever for what the loop has not finished."""
+    """Cancel what the loop has not finished."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

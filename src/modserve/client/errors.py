@@ -10,11 +10,11 @@ from modserve.core.errors import Code, ModserveError
 from modserve.protocol import failures
 
 CODES = {404: Code.NOT_FOUND, 500: Code.INTERNAL, 501: Code.UNSUPPORTED, 503: Code.UNAVAILABLE, 429: Code.UNAVAILABLE}
-"""What a status over HTTP says; others below 500 are the client's fault."""
+"""Codes by HTTP status; other statuses below 500 are INVALID_ARG."""
 
 
 class ClientError(ModserveError):
-    """What went wrong with a call.
+    """The failure of a call.
 
     `message` is the server's text, `code` says what kind of failure it is, and `status` is the HTTP status: the one
     that came, or over gRPC and in process the one that HTTP would have had. `status` is None if no server responded.
@@ -38,7 +38,7 @@ class ClientTimeoutError(ClientError, TimeoutError):
 
 
 _LATE = frozenset({"Request timeout expired", "Deadline Exceeded"})
-"""What servers say of requests that have waited for longer than they may."""
+"""Messages of servers for requests that timed out."""
 
 
 def reported(code: Code, message: str, status: int) -> ClientError:
@@ -58,7 +58,7 @@ def from_server(error: ModserveError) -> ClientError:
 
 
 def unreachable(where: str, error: BaseException) -> ClientError:
-    """Nobody answers at `where`, or what comes from there cannot be understood."""
+    """No server responds at `where`, or its response cannot be parsed."""
     return ClientError(Code.UNAVAILABLE, f"cannot reach a server at {where}: {_reason(error)}")
 
 

@@ -17,7 +17,7 @@ _WRONG = (Code.INVALID_ARG, Code.NOT_FOUND)
 
 
 class _Base:
-    """What is known of models, and the time that calls have by default."""
+    """Shared by both clients: cached metadata of models, and the default timeout."""
 
     def __init__(self, timeout: float | None) -> None:
         self._timeout = timeout

@@ -1,4 +1,4 @@
-"""Requests and responses of KServe v2 over gRPC, as messages: nothing here waits for anything."""
+"""Requests and responses of KServe v2 over gRPC, as messages, without I/O."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -24,7 +24,7 @@ _LONGEST_HEAD = 64 * 1024
 
 
 class _ProtocolError(Exception):
-    """What came is no HTTP/1.1."""
+    """The response is not HTTP/1.1."""
 
 
 class AsyncHttpTransport:

@@ -1,4 +1,4 @@
-"""Requests and responses of KServe v2 over HTTP, with binary tensors, as bytes: nothing here waits for anything."""
+"""Requests and responses of KServe v2 over HTTP, with binary tensors, as bytes, without I/O."""
 
 import base64
 import struct

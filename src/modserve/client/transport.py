@@ -1,4 +1,4 @@
-"""What a client needs of what is behind it, and the table of the calls that are no inference."""
+"""The interface of transports, and the table of control calls."""
 
 from collections.abc import AsyncGenerator, Generator, Mapping
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ Parameters: TypeAlias = Mapping[str, str | bool | bytes]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ControlCall:
-    """One call that is no inference. `parameters` are for LOAD and UNLOAD."""
+    """One call of an `Operation`. `parameters` are for LOAD and UNLOAD."""
 
     operation: Operation
     model: str = ""

@@ -1,4 +1,4 @@
-"""What goes into a call and what comes out: values, their datatypes by the model's metadata, and results."""
+"""Values that go into calls, their conversion by the model's metadata, and results."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class TensorMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """What a model takes and returns. `versions` are those that serve, as the server writes them."""
+    """The inputs and outputs of a model. `versions` are those that serve."""
 
     name: str
     versions: tuple[str, ...]

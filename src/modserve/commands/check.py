@@ -1,4 +1,4 @@
-"""``modserve check DIR …``: all problems of all models, as an editor would show them. Nothing is served."""
+"""``modserve check DIR …``: reports all problems of all models, in a form that editors understand."""
 
 import asyncio
 import json
@@ -99,9 +99,9 @@ _NOWHERE: Mapping[str, str] = MappingProxyType({})
 
 
 def lines(report: CheckReport, places: Mapping[str, str] = _NOWHERE, *, colours: bool = False) -> Iterator[str]:
-    """What a person reads: problems, notes, and a line that sums them up.
+    """The report as text: problems, notes, and a summary line.
 
-    `places` are directories by their absolute paths, as the person has written them.
+    `places` maps absolute paths of directories to the spelling on the command line.
     """
 
     def as_written(text: str) -> str:

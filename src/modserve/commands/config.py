@@ -1,4 +1,4 @@
-"""``modserve config MODEL_FILE``: a full config.pbtxt for a model file, made of what its engine says of it."""
+"""``modserve config MODEL_FILE``: a full config.pbtxt for a model file, from what its engine reports."""
 
 import asyncio
 import logging

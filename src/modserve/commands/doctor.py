@@ -1,4 +1,4 @@
-"""``modserve doctor``: what on this machine is in the way of a server, each with what to do."""
+"""``modserve doctor``: checks this machine for a server, with advice for each problem."""
 
 import json
 import sys
@@ -47,7 +47,7 @@ def read(words: Sequence[str]) -> tuple[Settings, Sequence[str]]:
 
 
 def lines(checks: Sequence[Check], *, colours: bool = False) -> Iterator[str]:
-    """What a person reads."""
+    """The report as text."""
     width = max(len(each.name) for each in checks)
     for each in checks:
         level = each.level.ljust(7)

@@ -1,7 +1,4 @@
-"""What ``modserve doctor`` looks at: a function for each thing on this machine, which says how it is and what helps.
-
-What they read is an argument, so that tests can bring their own.
-"""
+"""The checks of ``modserve doctor``, a function each. Their sources are arguments, so that tests can replace them."""
 
 import asyncio
 import os
@@ -33,7 +30,7 @@ _MIB = 1 << 20
 
 
 class Check(NamedTuple):
-    """`text` says how it is, `advice` what to do if it is not well."""
+    """`text` is the finding, `advice` what to do about a warning or problem."""
 
     level: str
     name: str
@@ -42,7 +39,7 @@ class Check(NamedTuple):
 
 
 def _check(name: str, text: str, problem: str = "", level: str = WARNING) -> Check:
-    """All is well without a `problem`, which says what to do."""
+    """OK without a `problem`, which is advice on what to do."""
     return Check(level if problem else OK, name, text, problem)
 
 

@@ -1,4 +1,4 @@
-"""``modserve engines``: what can run models here, and what to install for the rest."""
+"""``modserve engines``: lists installed engines, and how to install others."""
 
 from argparse import Namespace
 

@@ -1,4 +1,4 @@
-"""``modserve infer MODEL NAME=VALUE …``: send one request to a running server, and show the response."""
+"""``modserve infer MODEL NAME=VALUE …``: send one request to a running server and show the response."""
 
 import json
 import sys

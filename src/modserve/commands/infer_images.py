@@ -1,4 +1,4 @@
-"""Pictures as tensors, where the model's metadata and configuration leave no doubt what is meant."""
+"""Pictures as tensors, if the metadata and configuration of the model determine their layout."""
 
 import io
 from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +38,7 @@ PIXELS: Mapping[str, Callable[[Array], Array]] = {
 
 @dataclass(frozen=True, slots=True)
 class ImageLayout:
-    """How an input has a picture. `height` and `width` are -1 where they may be any."""
+    """The layout of a picture in an input. `height` and `width` are -1 if variable."""
 
     order: str
     channels: int
@@ -48,7 +48,7 @@ class ImageLayout:
 
 @dataclass(frozen=True, slots=True)
 class ImageHints:
-    """What is known beside the metadata. `batched`: whether the first dimension is that of the batch."""
+    """Information beside the metadata. `batched`: whether the first dimension is the batch."""
 
     batched: bool | None = None
     order: str = ""
@@ -56,7 +56,7 @@ class ImageHints:
 
 
 def layouts(shape: Shape, hints: ImageHints) -> Iterator[ImageLayout]:
-    """All that the shape may mean."""
+    """All layouts that fit the shape."""
     seen = set()
     for dims in _without_batch(shape, hints.batched):
         for layout in _of(dims):
@@ -112,7 +112,7 @@ def pixels(spec: InputSpec, hints: ImageHints) -> Callable[[Array], Array]:
 def decode(file: str, content: bytes, spec: InputSpec, hints: ImageHints, note: Callable[[str], None]) -> Array:
     """A picture as a tensor: turned upright, resized, with the channels where they belong. Raises INVALID_ARG.
 
-    `note` is told what was done to it.
+    `note` receives a description of the changes.
     """
     where, number = layout(spec, hints), pixels(spec, hints)
     image = _open(file, content)

@@ -1,4 +1,4 @@
-"""What ``modserve infer`` shows and writes of a response."""
+"""The output of ``modserve infer``: a response as text, JSON, or files."""
 
 import base64
 import io
@@ -25,7 +25,7 @@ ENDINGS = (".npy", ".npz", ".json", ".txt", ".bin", *_PICTURES)
 
 
 def lines(result: Result, seconds: float) -> Iterator[str]:
-    """What a person reads."""
+    """The response as text."""
     parts = [f"{result.model} version {_version(result)}", f"after {duration(seconds)}"]
     parts += [f"id {result.id}"] * bool(result.id)
     parts += [f"{name}={value}" for name, value in result.parameters.items()]

@@ -1,4 +1,4 @@
-"""From the words of ``modserve infer`` to tensors: numbers, lists, JSON, texts and files, by the model's metadata."""
+"""Converts the arguments of ``modserve infer`` to tensors: numbers, lists, JSON, texts and files."""
 
 import io
 import json

@@ -1,7 +1,7 @@
-"""Looks at all models of a server as the server would, and keeps what it says of each. Nothing is served.
+"""Checks all models as a server would load them, and collects the findings.
 
-The parts are those of a server, down to the manager that loads ensembles after their models, so that nothing here knows
-a rule of its own: a loader stands before the real one, and writes down what that raises.
+The parts are those of a server, down to the manager that loads ensembles after their models, so there are no rules of
+its own: a loader in front of the real one records what that raises.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""``modserve models``: the models of a server with state, engine and use; one of them with its inputs and outputs."""
+"""``modserve models``: lists the models of a server, or describes some of them with inputs and outputs."""
 
 import json
 import time
@@ -84,7 +84,7 @@ def lines(
     *,
     colours: bool = False,
 ) -> Iterator[str]:
-    """A table, with reasons below the lines that have one. `now` is in seconds of the epoch."""
+    """A table; reasons follow their rows. `now` is in seconds since the epoch."""
     if not rows:
         yield "The server has no models."
         return

@@ -1,4 +1,4 @@
-"""A running server as commands call it: by `modserve.client`, with advice where a call fails."""
+"""Calls to a running server by `modserve.client`, with advice for failures."""
 
 import os
 import socket
@@ -78,7 +78,7 @@ class RemoteServer:
             raise UnreachableError(f"{self.url} does not speak the protocol: {error}") from error
 
     def extensions(self) -> set[str]:
-        """The parts of the protocol that the server says it has."""
+        """The protocol extensions that the server lists."""
         document = self.call(SERVER)
         if not isinstance(document, dict):
             raise UnreachableError(f"{self.url} does not speak the protocol: its metadata is not an object")
@@ -98,7 +98,7 @@ class RemoteServer:
             yield from self._transport.stream(replace(call, timeout=self._destination.seconds))
 
     def page(self, path: str) -> str:
-        """What an HTTP port has at a path, such as metrics."""
+        """The page at a path of an HTTP port, such as metrics."""
         if not isinstance(self._transport, HttpTransport):
             raise invalid(f"{self.url} is not the address of an HTTP port")
         with _advice(self._destination):
@@ -110,7 +110,7 @@ class RemoteServer:
 
 @contextmanager
 def _advice(destination: Destination) -> Iterator[None]:
-    """Failures of the client leave the block as those of commands, with what helps."""
+    """Failures of the client leave the block as errors of commands, with advice."""
     try:
         yield
     except ClientError as error:

@@ -1,6 +1,6 @@
-"""Compares models that were loaded here with those of another server: metadata, configuration, responses.
+"""Compares models loaded here with those of another server: metadata, configuration, responses.
 
-The same bytes go to both. What is made up is always the same, so that what differs once differs again.
+Both get the same bytes. Generated data is the same in each run, so differences are reproducible.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ _SEQUENCE = 4_000_000_007
 
 @dataclass
 class ServerDifference:
-    """What was seen of a model: what must not differ, and what may."""
+    """The differences of a model: `problems` must not be, `notes` may be."""
 
     problems: list[tuple[str, str]] = field(default_factory=list)
     """The configuration's field, or nothing, and what differs."""

@@ -1,4 +1,4 @@
-"""What a running server says of itself and its models, as values. All of it comes from calls of the protocol."""
+"""The state and statistics of a running server and its models, from calls of the protocol."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

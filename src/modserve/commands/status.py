@@ -1,4 +1,4 @@
-"""``modserve status``: whether a server is ready, what is in the way, and what it has done."""
+"""``modserve status``: shows whether a server is ready, and its counts."""
 
 import json
 from argparse import Namespace
@@ -41,7 +41,7 @@ def work(options: Namespace) -> int:
 
 
 def lines(status: ServerStatus, url: str, *, colours: bool = False) -> Iterator[str]:
-    """What a person reads."""
+    """The status as text."""
     word = "ready" if status.health.ready else "not ready"
     if colours:
         word = f"{COLOURS['READY' if status.health.ready else 'UNAVAILABLE']}{word}{PLAIN}"

@@ -1,4 +1,4 @@
-"""``modserve top``: requests, queues, batches, latencies and errors of a running server, as they change."""
+"""``modserve top``: a live view of requests, queues, batches, latencies and errors of a server."""
 
 import os
 import sys
@@ -62,7 +62,7 @@ def work(options: Namespace) -> int:
 
 
 class SnapshotSource:
-    """Where snapshots come from: the metrics page, or the statistics if that is not to be had."""
+    """Takes snapshots from the metrics page, or from the statistics if there is no such page."""
 
     def __init__(self, own: Destination, metrics_url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._server = connect(own)
@@ -90,7 +90,7 @@ class SnapshotSource:
             self.remark = f"queue, p50 and p99 are missing: {why}; --metrics-url names the metrics port"
             self._metrics.close()
         snapshot = from_statistics(usage(self._server), self._clock())
-        self._metrics = None  # only now: a server that is not there at all may have one later
+        self._metrics = None  # only now: a server that does not respond yet may have a metrics page later
         snapshot.ready = health(self._server).ready
         return snapshot
 
@@ -101,7 +101,7 @@ class SnapshotSource:
 
 
 class Frames:
-    """The frames, one for each interval; the first comes after two snapshots. Iterating waits."""
+    """One frame per interval; the first needs two snapshots. Iterating waits."""
 
     def __init__(
         self, source: SnapshotSource, interval: float, most: int, sleep: Callable[[float], None] = time.sleep

@@ -1,6 +1,6 @@
-"""What ``modserve top`` shows, reckoned from what a server counts: its metrics page, or else its statistics.
+"""The figures of ``modserve top``, computed from the counters of a server: its metrics page, or its statistics.
 
-A `Snapshot` has what was counted until one time. Two of them, some seconds apart, tell rates and recent latencies.
+A `Snapshot` has the counters at one time. Two of them, some seconds apart, give rates and recent latencies.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""A frame of ``modserve top``: one look at a server, and its texts."""
+"""A frame of ``modserve top`` and its texts."""
 
 import time
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""``modserve unload MODEL``: take a model out of a running server."""
+"""``modserve unload MODEL``: unload models of a running server."""
 
 from argparse import Namespace
 from contextlib import closing
@@ -29,7 +29,7 @@ def work(options: Namespace) -> int:
     with closing(connect(destination(options))) as server:
 
         def unload(name: str) -> str:
-            chosen(index(server), [name])  # since a server has nothing against the name of no model
+            chosen(index(server), [name])  # servers accept unknown names
             server.call(UNLOAD, name, parameters={"unload_dependents": options.dependents})
             return f"{name}: unloaded"
 

@@ -1,4 +1,4 @@
-"""Time that passes when a test says so."""
+"""A clock that tests turn by hand."""
 
 import heapq
 import itertools

@@ -1,4 +1,4 @@
-"""A device that is none: arrays in the memory of the host that say they are elsewhere, and count their copies."""
+"""A fake device: arrays in host memory that claim to be elsewhere, and count their copies."""
 
 import ctypes
 from typing import Any

@@ -1,4 +1,4 @@
-"""A whole server for the tests of those who call one: in this process, on free ports."""
+"""A whole server for tests of clients: in this process, on free ports."""
 
 import asyncio
 import threading

@@ -17,7 +17,7 @@ def tries(search: RateSearch, limit: float) -> list[float]:
     rates = []
     while (rate := search.next()) is not None:
         rates.append(rate)
-        search.tried(rate, rate <= limit)
+        search.record(rate, rate <= limit)
         assert len(rates) < 60
     return rates
 
@@ -27,7 +27,7 @@ def tries(search: RateSearch, limit: float) -> list[float]:
 def test_it_comes_within_five_percent(limit: float, start: float) -> None:
     search = RateSearch(start)
     rates = tries(search, limit)
-    assert search.kept <= limit < search.missed <= search.kept * 1.05
+    assert search.met <= limit < search.missed <= search.met * 1.05
     assert len(rates) < 30
 
 
@@ -39,24 +39,24 @@ def test_it_doubles_then_halves() -> None:
 def test_no_rate_keeps_the_goal() -> None:
     search = RateSearch(8)
     assert tries(search, 0) == [8, 4, 2, 1, 0.5]
-    assert search.kept == 0
+    assert search.met == 0
 
 
 def test_bounds() -> None:
     search = RateSearch(1, 100, 400)
     assert tries(search, math.inf) == [100, 200, 400]
-    assert search.kept == 400
+    assert search.met == 400
     search = RateSearch(1000, 100, 400)
     assert tries(search, 50) == [400, 200, 100]
-    assert search.kept == 0
+    assert search.met == 0
 
 
 def test_a_rate_that_is_kept_once_and_then_not() -> None:
     search = RateSearch(100)
-    search.tried(100, True)
-    search.tried(200, True)
-    search.tried(150, False)
-    assert (search.kept, search.missed) == (0, 150)
+    search.record(100, True)
+    search.record(200, True)
+    search.record(150, False)
+    assert (search.met, search.missed) == (0, 150)
     assert search.next() == 75
 
 
@@ -79,7 +79,7 @@ def searched(goal: LatencyGoal, capacities: Sequence[float]) -> list[tuple[float
     async def go() -> list[tuple[float, bool]]:
         measuring = profiler(MeasurementRules(requests=1), lambda: running[-1] if running else None)
         tried = measuring.highest_rate(RateSearch(100), goal, generator_of)
-        return [(result.load.value, kept) async for result, kept in tried]
+        return [(result.load.value, met) async for result, met in tried]
 
     outcome = asyncio.run(go())
     assert all(generator.log == ["start", "stop"] for generator in running)
@@ -87,21 +87,21 @@ def searched(goal: LatencyGoal, capacities: Sequence[float]) -> list[tuple[float
 
 
 def test_the_highest_rate_is_measured_once_more() -> None:
-    *before, (rate, kept) = searched(LatencyGoal(50, 99), [1000])
-    assert kept
+    *before, (rate, met) = searched(LatencyGoal(50, 99), [1000])
+    assert met
     assert 950 <= rate <= 1000
     assert before.count((rate, True)) == 1
 
 
 def test_luck_does_not_count() -> None:
-    """The rate that the search ends with is not kept again: somewhat less is tried."""
+    """The rate that the search ends with is not met again: somewhat less is tried."""
     lucky = searched(LatencyGoal(50, 99), [1000])
     tried = searched(LatencyGoal(50, 99), [1000] * (len(lucky) - 1) + [920])
     assert tried[len(lucky) - 1 :] == [(lucky[-1][0], False), (pytest.approx(lucky[-1][0] * 0.92), True)]
 
 
 def test_a_goal_that_nothing_keeps() -> None:
-    assert not any(kept for _, kept in searched(LatencyGoal(1, 99), [1000]))
+    assert not any(met for _, met in searched(LatencyGoal(1, 99), [1000]))
 
 
 def run_one(

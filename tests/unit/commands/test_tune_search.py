@@ -32,7 +32,7 @@ def searched(rate: Callable[[Point], float]) -> tuple[CoordinateSearch, list[Poi
     points = []
     while (point := search.next()) is not None:
         points.append(point)
-        search.tried(point, rate(point))
+        search.record(point, rate(point))
         assert len(points) < 80
     return search, points
 
@@ -202,7 +202,7 @@ def test_a_tuning() -> None:
     assert outcome.best.point == {"delay_us": 500, "instances": 4, "threads": 1}
     assert attempts[0] == (START, None)
     assert outcome.finals is not None
-    assert [tried.point for tried in outcome.finals] == [START, outcome.best.point]
+    assert [trial.point for trial in outcome.finals] == [START, outcome.best.point]
     assert outcome.gain == pytest.approx(smooth(outcome.best.point) / smooth(START))
     above = [bar for _, bar in attempts[1:-2]]
     assert above[0] == pytest.approx(smooth(START) * 1.03)  # hopeless points are given up at that rate
@@ -217,14 +217,14 @@ def test_nothing_is_better() -> None:
 def test_the_time_is_over() -> None:
     outcome, attempts = outcome_of(smooth, seconds=10, budget=40)
     assert outcome.out_of_time
-    assert len(outcome.tried) == 4
+    assert len(outcome.trials) == 4
     assert len(attempts) == 6  # and the comparison
 
 
 def test_ctrl_c_gives_what_there_is() -> None:
     outcome, attempts = outcome_of(smooth, interrupt_after=3)
     assert outcome.interrupted
-    assert (len(outcome.tried), len(attempts), outcome.finals) == (2, 3, None)
+    assert (len(outcome.trials), len(attempts), outcome.finals) == (2, 3, None)
 
 
 def test_what_a_person_reads() -> None:

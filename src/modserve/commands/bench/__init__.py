@@ -1,4 +1,4 @@
-"""``modserve bench``: how fast a server of the KServe v2 protocol is, seen from its client."""
+"""``modserve bench``: measures latency and throughput of a KServe v2 server."""
 
 from .command import PARSER, work
 

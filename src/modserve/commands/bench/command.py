@@ -1,4 +1,4 @@
-"""``modserve bench MODEL``: measures, prints, writes reports."""
+"""``modserve bench MODEL``: measures, prints and writes reports."""
 
 import json
 from argparse import Namespace

@@ -1,4 +1,4 @@
-"""gRPC's calls of one request and one response: prepared messages over HTTP/2, six slots a connection."""
+"""Unary gRPC calls: prepared messages over HTTP/2, six slots per connection."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -7,11 +7,11 @@ from .http2 import PREFIX, GrpcMessage, Http2Connection
 from .slots import RETRY_SECONDS, Endpoint, RequestSlot, ResponseListener
 
 SHARE = 6
-"""Slots of a connection, which is what NVIDIA's client shares one among."""
+"""Slots per connection, as in NVIDIA's client."""
 
 
 class SharedConnection:
-    """Where slots find their connection, which is opened again when it is lost."""
+    """The connection that some slots share; it is reopened when lost."""
 
     def __init__(self, endpoint: Endpoint, fields: Sequence[tuple[str, str]], messages: Sequence[GrpcMessage]) -> None:
         self.connection: Http2Connection | None = None
@@ -83,7 +83,7 @@ class GrpcSlot:
         self._finish(error)
 
     def on_data(self, data: bytes) -> None:
-        """What the response says is not looked at."""
+        """The content of unary responses is ignored."""
 
     def _finish(self, error: str) -> None:
         if self.start:

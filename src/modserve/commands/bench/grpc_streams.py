@@ -1,4 +1,4 @@
-"""gRPC's streams: a connection for each slot, and one ModelStreamInfer on it that all of the slot's requests go by."""
+"""gRPC streams: a connection per slot, with one ModelStreamInfer for all its requests."""
 
 from google.protobuf.message import DecodeError
 

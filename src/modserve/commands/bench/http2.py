@@ -1,4 +1,4 @@
-"""The client's side of HTTP/2 as lean as it can be, as far as gRPC needs it: calls of one message, and streams of many.
+"""A minimal HTTP/2 client for gRPC: calls with one message, and streams.
 
 Header blocks are written once: after two or three of them all fields are in the server's table, and the block stays the
 same bytes. Blocks that come in are remembered by their bytes as long as reading them leaves the table as it is.
@@ -60,7 +60,7 @@ class GrpcMessage(NamedTuple):
 
 
 class CallListener(Protocol):
-    """Who made a call, and gets to know what comes back."""
+    """Receives what comes back for a call."""
 
     def on_end(self, error: str) -> None:
         """The call is over, `error` is empty for status OK. Once, and not after `Http2Connection.reset`."""

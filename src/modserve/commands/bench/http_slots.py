@@ -1,7 +1,6 @@
-"""HTTP/1.1 as lean as it can be: the bytes of requests are there before, and of responses only the end matters.
+"""Minimal HTTP/1.1: requests are prepared bytes, and only the end of a response matters.
 
-A connection is a slot. The head of a response is looked at once: heads are remembered by their bytes, since those of a
-server's responses to one request hardly differ.
+A connection is a slot. Heads of responses are cached by their bytes, since they hardly differ.
 """
 
 import asyncio

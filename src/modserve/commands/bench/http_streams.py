@@ -1,4 +1,4 @@
-"""HTTP's streams: the responses of a decoupled model as lines of JSON, by modserve's ``infer_stream``."""
+"""HTTP streams: the responses of a decoupled model as lines of JSON, by modserve's ``infer_stream``."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What requests carry: made up from a model's metadata, or read from files, perf_analyzer's JSON among them."""
+"""Input data of requests: generated from the metadata, or read from files such as perf_analyzer's JSON."""
 
 import base64
 import binascii
@@ -38,16 +38,16 @@ class TargetInput:
 
 class Dataset(NamedTuple):
     requests: list[Inputs]
-    """Those that are sent in turns."""
+    """Sent in turn."""
     remarks: list[str]
-    """What was assumed."""
+    """Assumptions about the data."""
     streams: list[int]
     """How many of the requests, one behind the other, are the steps of a sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataOptions:
-    """What the command line says of the data."""
+    """The options for input data."""
 
     batch_size: int = 1
     zero: bool = False
@@ -89,7 +89,7 @@ def spec_of(specs: Sequence[TargetInput], name: str) -> TargetInput:
     return next(spec for spec in specs if spec.name == name)
 
 
-# Made up
+# Generated data
 
 
 def _made(model: str, spec: TargetInput, data: DataOptions, rows: int | None, remarks: list[str]) -> Tensor:

@@ -1,8 +1,8 @@
-"""Who sends when: so many requests at a time (closed loop), or so many a second whatever comes back (open loop).
+"""Load generators: a fixed concurrency (closed loop), or a fixed rate whatever comes back (open loop).
 
-An open loop counts a request's latency from the moment at which it was to be sent, not from when a connection was free
-for it: a server that stalls for a second has then delayed all requests of that second, and not just one for each
-connection. A closed loop cannot see that ("coordinated omission"): while it waits, it sends nothing.
+An open loop counts latency from when a request was due, not from when a connection was free for it: a server that
+stalls for a second delays all requests of that second, not just one per connection. A closed loop cannot see that
+("coordinated omission"): while it waits, it sends nothing.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from .slots import RequestSlot, SlotFactory, clock
 from .ticker import Ticker, ticker
 
 MOST_ERRORS = 100
-"""Texts of errors that are told apart."""
+"""Distinct error texts."""
 
 
 class LoadGenerator(Protocol):
@@ -37,7 +37,7 @@ class LoadGenerator(Protocol):
 
 
 class _LoadLoop:
-    """What both loops have in common: slots, the window that is open, and requests that get no response."""
+    """Shared by both loops: slots, the current window, and timeouts."""
 
     def __init__(
         self, load: LoadLevel, factory: SlotFactory, requests: int, timeout: float, sequences: Sequences | None

@@ -1,4 +1,4 @@
-"""What was measured: windows of time with the latencies of their requests, and what a load makes of them."""
+"""Measurement windows with the latencies of their requests, and their summary."""
 
 import math
 from array import array
@@ -87,7 +87,7 @@ def is_stable(windows: Sequence[MeasurementWindow], percent: float, percentile: 
 
 @dataclass(frozen=True, slots=True)
 class LoadLevel:
-    """What is sent: `value` requests at a time, or a second."""
+    """A load: `value` concurrent requests, or requests per second."""
 
     is_rate: bool
     value: float

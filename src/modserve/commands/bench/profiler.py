@@ -141,9 +141,9 @@ class Profiler:
 
         while (rate := search.next()) is not None:
             result, met = await attempt(rate)
-            search.tried(rate, met)
+            search.record(rate, met)
             yield result, met
-        rate = search.kept
+        rate = search.met
         for _ in range(_CONFIRMATIONS if rate else 0):
             result, met = await attempt(rate)
             yield result, met

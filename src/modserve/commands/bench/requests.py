@@ -1,4 +1,4 @@
-"""The bytes of requests, made once: HTTP with binary or JSON tensors, and messages of gRPC."""
+"""Prepared requests as bytes: HTTP with binary or JSON tensors, and gRPC messages."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

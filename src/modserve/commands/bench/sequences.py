@@ -1,4 +1,4 @@
-"""Which request of which sequence a slot sends next. Each slot has one sequence at a time, and sends it whole."""
+"""Chooses the next request of each slot's sequence. A slot sends one whole sequence after another."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ _FIRST_IDS = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class SequenceLengths:
-    """How many requests a sequence has, as perf_analyzer's options of these names say it."""
+    """The number of requests in a sequence; the options are those of perf_analyzer."""
 
     length: int | None = None
     """As many as the data has steps, or 20 of data that is made up."""
@@ -33,7 +33,7 @@ class SequenceLengths:
 
 @dataclass(slots=True)
 class _ActiveSequence:
-    """A sequence under way."""
+    """An open sequence."""
 
     id: int | str
     first: int

@@ -1,4 +1,4 @@
-"""A model of a server that runs, with the requests that are sent to it: what every measurement begins with."""
+"""A benchmark session: a model of a running server and the prepared requests to it."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from .target import ServerStatistics, TargetModel, describe, slot_factory
 
 
 class Interrupt:
-    """Ctrl-C, or the end that the system wants, from now on: whoever sleeps is woken by an InterruptedError."""
+    """Ctrl-C or a termination signal: `sleep` then raises InterruptedError."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -46,7 +46,7 @@ class BenchSession:
     inputs: Sequence[str]
     """Each input in words."""
     remarks: Sequence[str]
-    """What was assumed about the data."""
+    """Assumptions about the data."""
     times: ServerStatistics
     slots: SlotFactory
     requests: int
@@ -71,7 +71,7 @@ class BenchSession:
         return max(1, min(SEQUENCES, int(rate * traits.idle_seconds * _SHARE_OF_IDLE)))
 
     async def first_response(self) -> None:
-        """One request ahead: whether the model takes it. Raises OSError, and INVALID_ARG with the server's words."""
+        """Send one request as a test. Raises OSError, and INVALID_ARG with the server's message."""
         outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         class FirstResponse:
@@ -143,7 +143,7 @@ def session(
 
 @contextlib.contextmanager
 def without_collections() -> Iterator[None]:
-    """The garbage collector rests: a collection would be a pause of the client's own."""
+    """Pause the garbage collector, whose pauses would count as latency."""
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -1,4 +1,4 @@
-"""A slot sends one request at a time and says when its response is complete. HTTP and gRPC have their own."""
+"""A slot sends one request at a time and reports its response. There are slots for HTTP and for gRPC."""
 
 import ssl
 import time
@@ -10,7 +10,7 @@ clock = time.perf_counter_ns
 """Nanoseconds of the clock that all latencies are differences of."""
 
 RETRY_SECONDS = 0.1
-"""Behind a connection that could not be opened."""
+"""Delay after a failed connection."""
 
 
 class RequestSlot(Protocol):
@@ -27,11 +27,11 @@ class RequestSlot(Protocol):
         """End a request that gets no response: its error is `why`."""
 
     def close(self) -> None:
-        """End the connection without a word."""
+        """Abort the connection."""
 
 
 class ResponseListener(Protocol):
-    """Who gets to know the outcome of each request."""
+    """Receives the outcome of each request."""
 
     def on_done(self, slot: RequestSlot, error: str) -> None:
         """The response of the slot's request is complete; `error` is empty for success."""

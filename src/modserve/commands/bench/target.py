@@ -1,4 +1,4 @@
-"""The model that is measured, as its server describes it, and what the server counts of it."""
+"""The measured model as its server describes it, and its server-side statistics."""
 
 import asyncio
 import functools
@@ -24,13 +24,13 @@ from .slots import Endpoint, SlotFactory
 
 _BINARY = "binary_tensor_data"
 _IDLE_MICROSECONDS = 1_000_000
-"""What a server waits for a sequence's next request if the configuration does not say it."""
+"""The default time a server waits for the next request of a sequence."""
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 
 
 @dataclass(frozen=True, slots=True)
 class TargetModel:
-    """A model: what it takes."""
+    """The properties of a model that requests depend on."""
 
     name: str
     version: int | None
@@ -104,7 +104,7 @@ def _sequence_traits(remote: RemoteServer, config: pb.ModelConfig) -> SequenceTr
 def slot_factory(
     server: Destination, model: TargetModel, inputs: Sequence[Inputs], *, binary: bool, streaming: bool
 ) -> SlotFactory:
-    """What sends these inputs, by streams for a decoupled model too. Raises INVALID_ARG for what cannot be sent."""
+    """The slots that send these inputs. Raises INVALID_ARG for inputs that cannot be sent."""
     place, access = server.address, server.access
     context = access.context() if place.secure else None
     if context is not None:

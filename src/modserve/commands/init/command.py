@@ -1,4 +1,4 @@
-"""``modserve init``: reads the command line, writes the files, says what comes next."""
+"""``modserve init``: writes the files of a new model, and prints the next steps."""
 
 import contextlib
 import logging

@@ -1,4 +1,4 @@
-"""``modserve tune``: which configuration of a model takes the highest rate within a goal, by trying."""
+"""``modserve tune``: searches the configuration of a model with the highest rate within a goal."""
 
 from .command import PARSER, work
 

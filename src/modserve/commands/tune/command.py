@@ -1,4 +1,4 @@
-"""``modserve tune MODEL``: tries configurations, prints what came of each, writes the one that it recommends."""
+"""``modserve tune MODEL``: tries configurations, prints the results, and writes the recommended one."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ from ..remote_server import connect
 from ..syntax import FAILED, INTERRUPTED, Parser, UsageError, option, parser, positive, print_error
 from .search import CoordinateSearch
 from .servers import CONFIG_FILE, ModelCopy, serving
-from .show import finals, remarks, table, tried_line
+from .show import finals, remarks, table, trial_line
 from .space import Point, SearchLimits, Value, applied, shown, space, text, why_not
 from .tuning import Hooks, Trial, TrialRunner, TuneResult, TuneSetup, tune
 
@@ -155,15 +155,15 @@ def _search(
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         trials = TrialRunner(setup, copies, runner)
 
-        def on_tried(tried: Trial) -> None:
-            print(tried_line(tried, setup), file=sys.stderr, flush=True)
-            if tried.failure and tried.point == setup.present:
-                raise invalid(f"model '{setup.model}': {tried.failure}")
+        def on_trial(trial: Trial) -> None:
+            print(trial_line(trial, setup), file=sys.stderr, flush=True)
+            if trial.failure and trial.point == setup.present:
+                raise invalid(f"model '{setup.model}': {trial.failure}")
 
         def search_from(rate: float) -> CoordinateSearch:
             return CoordinateSearch(dimensions, setup.present, rate)
 
-        hooks = Hooks(trials.attempt, trials.compare, on_tried, trials.interrupted)
+        hooks = Hooks(trials.attempt, trials.compare, on_trial, trials.interrupted)
         return tune(search_from, setup.present, options.budget_secs, hooks)
 
 

@@ -29,8 +29,8 @@ def page(outcome: TuneResult, setup: TuneSetup) -> str:
 
 def _plots(outcome: TuneResult, setup: TuneSetup) -> list[Plot]:
     level, goal = setup.goal.percentile, setup.goal.ms
-    first, best = outcome.tried[0], outcome.best
-    others = [each for each in outcome.tried if each is not first and each is not best]
+    first, best = outcome.trials[0], outcome.best
+    others = [each for each in outcome.trials if each is not first and each is not best]
     label = f"p{level:g}, ms, over the rate"
     series: dict[str, Points] = {"current": _points([first], level)}
     if best is not first:
@@ -39,9 +39,9 @@ def _plots(outcome: TuneResult, setup: TuneSetup) -> list[Plot]:
     plots = [Plot(label, "requests a second", series, goal, log_y=True, dots_only=True)]
     if outcome.finals is not None:
         names = ("current", "recommended")
-        ends = {name: _points([tried], level) for name, tried in zip(names, outcome.finals, strict=True)}
+        ends = {name: _points([trial], level) for name, trial in zip(names, outcome.finals, strict=True)}
         plots.append(Plot(f"{label}, side by side", "requests a second", ends, goal, log_y=True, dots_only=True))
-    rates = [(float(number), each.rate) for number, each in enumerate(outcome.tried, 1)]
+    rates = [(float(number), each.rate) for number, each in enumerate(outcome.trials, 1)]
     plots.append(Plot("highest rate within the goal", "trial", {"requests/s": rates}, dots_only=True))
     return plots
 
@@ -49,7 +49,7 @@ def _plots(outcome: TuneResult, setup: TuneSetup) -> list[Plot]:
 def _points(several: list[Trial], level: float) -> Points:
     return sorted(
         (result.load.value, result.percentiles[level])
-        for tried in several
-        for result, _ in tried.results
+        for trial in several
+        for result, _ in trial.results
         if result.requests
     )

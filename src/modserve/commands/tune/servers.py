@@ -1,4 +1,4 @@
-"""Servers of the command's own, each with a copy of one model, on ports that the system chooses."""
+"""Temporary servers, each with a copy of one model, on free ports."""
 
 import contextlib
 import os

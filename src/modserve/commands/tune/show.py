@@ -1,4 +1,4 @@
-"""What a tuning has found, for people: a line for each point, the table, and what comes of it."""
+"""Terminal output of a tuning: a line per trial, the table, and the recommendation."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,24 +9,24 @@ from .space import changes, shown
 from .tuning import Trial, TuneResult, TuneSetup
 
 
-def difference(tried: Trial, setup: TuneSetup) -> str:
+def difference(trial: Trial, setup: TuneSetup) -> str:
     """A point by what differs from the present one."""
-    names = [name for name, value in tried.point.items() if value != setup.present[name]]
-    return shown(tried.point, names) if names else "current"
+    names = [name for name, value in trial.point.items() if value != setup.present[name]]
+    return shown(trial.point, names) if names else "current"
 
 
-def tried_line(tried: Trial, setup: TuneSetup) -> str:
-    return f"{difference(tried, setup)}: {verdict(tried, setup)}"
+def trial_line(trial: Trial, setup: TuneSetup) -> str:
+    return f"{difference(trial, setup)}: {verdict(trial, setup)}"
 
 
-def verdict(tried: Trial, setup: TuneSetup) -> str:
+def verdict(trial: Trial, setup: TuneSetup) -> str:
     level = setup.goal.percentile
-    if tried.failure:
-        return tried.failure
-    if tried.rate and tried.best is not None:
-        return f"{rounded(tried.rate)}/s at p{level:g} {milliseconds(tried.best.percentiles[level])} ms"
-    if tried.results:
-        last, _ = tried.results[-1]
+    if trial.failure:
+        return trial.failure
+    if trial.rate and trial.best is not None:
+        return f"{rounded(trial.rate)}/s at p{level:g} {milliseconds(trial.best.percentiles[level])} ms"
+    if trial.results:
+        last, _ = trial.results[-1]
         return f"misses the goal at {rounded(last.load.value)}/s: {_why(last, level)}"
     return "not measured"
 
@@ -40,16 +40,16 @@ def _why(result: Measurement, level: float) -> str:
 
 
 def table(outcome: TuneResult, setup: TuneSetup) -> Iterator[str]:
-    yield f"{len(outcome.tried)} configurations of '{setup.model}', in the order in which they were tried:"
+    yield f"{len(outcome.trials)} configurations of '{setup.model}', in the order in which they were tried:"
     yield from terminal.table(*rows(outcome, setup))
 
 
 def rows(outcome: TuneResult, setup: TuneSetup) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
     names = ["configuration", "", "result"]
-    tags = {id(outcome.tried[0]): "current"}
-    tags |= {id(each): "better" for each in outcome.tried[1:] if each.better}
-    tags[id(outcome.best)] = "best" if outcome.best is not outcome.tried[0] else "current, best"
-    return names, [[difference(each, setup), tags.get(id(each), ""), verdict(each, setup)] for each in outcome.tried]
+    tags = {id(outcome.trials[0]): "current"}
+    tags |= {id(each): "better" for each in outcome.trials[1:] if each.better}
+    tags[id(outcome.best)] = "best" if outcome.best is not outcome.trials[0] else "current, best"
+    return names, [[difference(each, setup), tags.get(id(each), ""), verdict(each, setup)] for each in outcome.trials]
 
 
 def finals(outcome: TuneResult, setup: TuneSetup) -> Iterator[str]:
@@ -61,7 +61,7 @@ def finals(outcome: TuneResult, setup: TuneSetup) -> Iterator[str]:
     if not outcome.best.rate:
         yield f"No configuration meets {goal} at any rate."
         return
-    if outcome.best is outcome.tried[0]:
+    if outcome.best is outcome.trials[0]:
         yield f"No configuration is better than the current one: {rounded(outcome.best.rate)}/s within {goal}."
         return
     if outcome.finals is not None:

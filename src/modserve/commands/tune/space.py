@@ -1,4 +1,4 @@
-"""What there is to try for a model, and what a choice makes of its configuration."""
+"""The search space of a model, and how a point changes the configuration."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias

@@ -35,27 +35,25 @@ _ABOVE, _BELOW = 1.2, 0.25
 
 @dataclass(slots=True)
 class Trial:
-    """A point, and what came of it."""
+    """A point and its results."""
 
     point: Point
     rate: float = 0.0
-    """The highest that kept the goal; 0: none did, or none above that of the best point before."""
+    """The highest that met the goal; 0: none did, or none above that of the best point before."""
     results: list[tuple[Measurement, bool]] = field(default_factory=list)
-    """All rates that were measured, and whether each kept the goal."""
+    """All rates that were measured, and whether each met the goal."""
     failure: str = ""
     better: bool = False
 
     @property
     def best(self) -> Measurement | None:
         """The last measurement of its highest rate."""
-        return next(
-            (result for result, kept in reversed(self.results) if kept and result.load.value == self.rate), None
-        )
+        return next((result for result, met in reversed(self.results) if met and result.load.value == self.rate), None)
 
 
 @dataclass(frozen=True, slots=True)
 class TuneSetup:
-    """What stays the same for all points."""
+    """The setup that all trials share."""
 
     model: str
     config: pb.ModelConfig
@@ -75,7 +73,7 @@ class TuneSetup:
 
 @dataclass(slots=True)
 class TuneResult:
-    tried: list[Trial]
+    trials: list[Trial]
     """The present point first."""
     best: Trial
     finals: tuple[Trial, Trial] | None = None
@@ -99,7 +97,7 @@ class Hooks:
     """Measures a point until a moment of the clock; only above a rate, if there is one. Blocks."""
     compare: Callable[[Trial, Trial, float], tuple[Trial, Trial]]
     """Measures two of them side by side, until a moment."""
-    on_tried: Callable[[Trial], None]
+    on_trial: Callable[[Trial], None]
     interrupted: Callable[[], bool]
     clock: Callable[[], float] = time.monotonic
 
@@ -114,7 +112,7 @@ def tune(search_from: Callable[[float], CoordinateSearch], present: Point, budge
 
     first = hooks.attempt(present, None, limit())
     first.better = True
-    hooks.on_tried(first)
+    hooks.on_trial(first)
     outcome = TuneResult([first], first)
     search = search_from(first.rate)
     while not hooks.interrupted():
@@ -127,12 +125,12 @@ def tune(search_from: Callable[[float], CoordinateSearch], present: Point, budge
         each = hooks.attempt(point, search.bar or None, limit())
         if hooks.interrupted():
             break
-        search.tried(point, each.rate)
+        search.record(point, each.rate)
         each.better = search.best == point
-        outcome.tried.append(each)
+        outcome.trials.append(each)
         if each.better:
             outcome.best = each
-        hooks.on_tried(each)
+        hooks.on_trial(each)
     if outcome.best is not first and not hooks.interrupted():
         outcome.finals = hooks.compare(first, outcome.best, hooks.clock() + budget * _SHARE_FOR_END)
     outcome.interrupted = hooks.interrupted()
@@ -150,7 +148,7 @@ class TrialRunner:
         return self._interruption.happened
 
     def attempt(self, point: Point, above: float | None, deadline: float) -> Trial:
-        tried = Trial(point)
+        trial = Trial(point)
         setup = self._setting
         copy = self._copies[0]
         copy.configure(setup.text(point))
@@ -159,35 +157,35 @@ class TrialRunner:
                 serving(copy, setup.options, setup.load_seconds) as server,
                 session(server, setup.model, None, setup.data) as opened,
             ):
-                self._runner.run(self._measure(opened, tried, deadline, above=above))
+                self._runner.run(self._measure(opened, trial, deadline, above=above))
         except (ModserveError, OSError) as error:
-            tried.failure = error.message if isinstance(error, ModserveError) else str(error)
-        return tried
+            trial.failure = error.message if isinstance(error, ModserveError) else str(error)
+        return trial
 
     def compare(self, present: Trial, best: Trial, deadline: float) -> tuple[Trial, Trial]:
         """Both servers run; each is measured twice, in turns, and its better result counts."""
         share = max(0.0, deadline - time.monotonic()) / _TURNS
         again = (Trial(present.point), Trial(best.point))
         setup = self._setting
-        for copy, tried in zip(self._copies, again, strict=True):
-            copy.configure(setup.text(tried.point))
+        for copy, trial in zip(self._copies, again, strict=True):
+            copy.configure(setup.text(trial.point))
         with (
             serving(self._copies[0], setup.options, setup.load_seconds) as first,
             serving(self._copies[1], setup.options, setup.load_seconds) as second,
         ):
             for _ in range(_TURNS // 2):
-                for server, tried, before in zip((first, second), again, (present, best), strict=True):
+                for server, trial, before in zip((first, second), again, (present, best), strict=True):
                     if not self.interrupted():
-                        self._once_more(server, tried, before, time.monotonic() + share)
+                        self._once_more(server, trial, before, time.monotonic() + share)
         return again
 
-    def _once_more(self, server: Destination, tried: Trial, before: Trial, deadline: float) -> None:
+    def _once_more(self, server: Destination, trial: Trial, before: Trial, deadline: float) -> None:
         setup = self._setting
         with session(server, setup.model, None, setup.data) as opened:
-            self._runner.run(self._measure(opened, tried, deadline, near=before.rate or None))
+            self._runner.run(self._measure(opened, trial, deadline, near=before.rate or None))
 
     async def _measure(
-        self, opened: BenchSession, tried: Trial, deadline: float, above: float | None = None, near: float | None = None
+        self, opened: BenchSession, trial: Trial, deadline: float, above: float | None = None, near: float | None = None
     ) -> None:
         """Search for the point's rate: from scratch, only `above` a rate, or `near` one."""
         setup = self._setting
@@ -209,15 +207,15 @@ class TrialRunner:
                 search = RateSearch(max(await profiler.single_client_rate(generator_of), LOWEST), tolerance=_TOLERANCE)
             rates = profiler.highest_rate(search, setup.goal, generator_of)
             last = 0.0
-            async for result, kept in rates:
+            async for result, met in rates:
                 if self.interrupted():
                     return
-                tried.results.append((result, kept))
-                last = result.load.value if kept else 0.0
+                trial.results.append((result, met))
+                last = result.load.value if met else 0.0
                 if time.monotonic() > deadline:
-                    last = max(last, search.kept)
+                    last = max(last, search.met)
                     break
-            tried.rate = max(tried.rate, last)
+            trial.rate = max(trial.rate, last)
 
 
 async def _interruption() -> Interrupt:
