@@ -123,7 +123,7 @@ def test_what_differs(folder: Path, other: ServerProcess, protocol: str) -> None
     assert repeat["text"] == "version 1 is decoupled: its responses are not compared"
     assert {each["text"].replace(url, "URL") for each in models["settings"]["notes"]} == {
         "instance_group is 3 here, and 1 at URL",
-        "response_cache is not there here, and there at URL",
+        "response_cache is not set here, and set at URL",
     }
     assert report["remarks"] == [f"{url} serves models that are not here: 'only_there'"]
 

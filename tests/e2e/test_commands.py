@@ -112,7 +112,7 @@ def test_an_inference_that_fails(server: ServerProcess) -> None:
     assert "missing values for the inputs of 'simple': INPUT0 INT32 [-1, 16]; INPUT1 INT32 [-1, 16]" in text
     text = run(server, "infer", "simple", "INPUT0=1", code=1)
     assert "missing required input(s) ['INPUT1']" in text
-    assert "modserve: --sample makes up data" in text
+    assert "modserve: --sample generates data" in text
     assert "modserve: 'modserve models' lists" in run(server, "infer", "nosuch", "a=1", code=1)
 
 
@@ -144,7 +144,7 @@ def test_no_server(server: ServerProcess) -> None:
     text = run(server, "status", "--url=http://127.0.0.1:1", code=1)
     assert ": Connection refused\nmodserve: 'modserve serve --model-repository DIR' starts a server; --url or " in text
     text = run(server, "status", f"--url=http://127.0.0.1:{server.grpc_port}", code=1)
-    assert "--url names the HTTP port" in text
+    assert "--url needs the HTTP port" in text
 
 
 def test_the_doctor_names_who_has_a_port(server: ServerProcess) -> None:

@@ -24,7 +24,7 @@ the KServe v2 protocol. Input data is generated from the model's metadata, or re
 command measures windows of time until three in a row agree, and reports these three. Ctrl-C ends
 it with the results so far."""
 _CODES = """0 measured, 2 wrong command line, 130 ended by Ctrl-C, 1 otherwise: failed
-            requests, no such model or server, no rate that keeps the goal"""
+            requests, no such model or server, no rate that meets the goal"""
 _EXAMPLES = """\
   modserve bench simple --concurrency 1:64:x2
   modserve bench simple --url grpc://127.0.0.1:8001 --rate 1000:5000:1000

@@ -31,7 +31,7 @@ batch size, queue delay, engine threads, and with --try-auto the engine. It star
 with a copy of the model, and does not touch your files or servers. A configuration that is no
 better than the best one so far is dropped after a second or two."""
 _CODES = """0 done, 2 wrong command line, 130 ended by Ctrl-C (results so far), 1 otherwise:
-            the model does not load, or nothing keeps the goal"""
+            the model does not load, or nothing meets the goal"""
 _EXAMPLES = """\
   modserve tune resnet50 --model-repository models --goal-ms 50 --output config.pbtxt
   modserve tune encoder --model-repository models --goal-ms 20 --budget-secs 600 --html tuned.html"""
