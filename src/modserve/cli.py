@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from .__about__ import __version__
-from .commands.table import COMMANDS, Program, program
+from .commands import table
+from .commands.table import COMMANDS
 from .core.errors import ModserveError
 from .core.runtime.event_loop import new_event_loop
 from .form import form, stale_module
@@ -42,9 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"modserve: the compiled form was made of another {file}; install modserve again", file=sys.stderr)
         return 1
     if words and words[0] in COMMANDS:
-        return run_command(program(words[0]), words[1:])
+        return run_command(words[0], words[1:])
     if words and words[0].partition("=")[0] == "--print-completion":  # the name that 'completion' had first
-        return run_command(program("completion"), [*filter(None, [words[0].partition("=")[2]]), *words[1:]])
+        return run_command("completion", [*filter(None, [words[0].partition("=")[2]]), *words[1:]])
     if "--version" in words:
         print(f"modserve {__version__} ({form()})")
         return 0
@@ -85,13 +86,10 @@ def wrong_file(settings: Settings) -> str:
     return ""
 
 
-def run_command(command: Program, words: Sequence[str]) -> int:
+def run_command(name: str, words: Sequence[str]) -> int:
     """Run a command that serves nothing, or print its help."""
     gc.enable()
-    if "--help" in words or "-h" in words:
-        print(command.HELP.rstrip())
-        return 0
-    return command.main(words)
+    return table.run(name, words)
 
 
 def meant_command(words: Sequence[str]) -> str:

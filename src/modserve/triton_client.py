@@ -6,7 +6,7 @@ as httpclient`` (or ``tritonclient.grpc``). `tritonclient` need not be installed
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,42 +20,30 @@ from .core.tensors import dtypes
 from .core.tensors.tensor import Array, Tensor, format_shape
 from .library.connecting import Target, connect
 
-if TYPE_CHECKING:
 
-    class InferenceServerException(Exception):
-        """A failure."""
+class InferenceServerException(Exception):
+    """A failure: what the server said, and its status."""
 
-        def __init__(self, msg: str, status: str | None = None, debug_details: object = None) -> None: ...
+    def __init__(self, msg: str, status: str | None = None, debug_details: object = None) -> None:
+        super().__init__(msg)
+        self._msg, self._status, self._debug_details = msg, status, debug_details
 
-        def message(self) -> str: ...
+    def __str__(self) -> str:
+        return self._msg if self._status is None else f"[{self._status}] {self._msg}"
 
-        def status(self) -> str | None: ...
+    def message(self) -> str:
+        return self._msg
 
-        def debug_details(self) -> object: ...
+    def status(self) -> str | None:
+        return self._status
 
-else:
-    try:
+    def debug_details(self) -> object:
+        return self._debug_details
+
+
+if not TYPE_CHECKING:
+    with suppress(ImportError):
         from tritonclient.utils import InferenceServerException
-    except ImportError:
-
-        class InferenceServerException(Exception):
-            """A failure: what the server said, and its status."""
-
-            def __init__(self, msg, status=None, debug_details=None):
-                super().__init__(msg)
-                self._msg, self._status, self._debug_details = msg, status, debug_details
-
-            def __str__(self):
-                return self._msg if self._status is None else f"[{self._status}] {self._msg}"
-
-            def message(self):
-                return self._msg
-
-            def status(self):
-                return self._status
-
-            def debug_details(self):
-                return self._debug_details
 
 
 class InferInput:
@@ -105,7 +93,7 @@ class InferRequestedOutput:
 
     def __init__(self, name: str, binary_data: bool = True, class_count: int = 0) -> None:
         if class_count:
-            raise InferenceServerException("this client does not ask for classes: compute them from the output")
+            raise InferenceServerException("this client does not support classes: compute them from the output")
         self._name = name
 
     def name(self) -> str:
@@ -253,7 +241,7 @@ def _tensor(tensor: Any) -> Tensor:
     described = tensor._get_tensor()
     data = described.get("data") if isinstance(described, dict) else None
     if data is None:
-        _refuse(f"input '{name}' has no data; shared memory is not for this client")
+        _refuse(f"input '{name}' has no data; this client does not support shared memory")
     return Tensor.from_array(np.array(data, dtype=datatype.numpy).reshape(shape), datatype)
 
 
@@ -262,13 +250,13 @@ def _requested(tensor: Any) -> str:
     described = None if isinstance(tensor, InferRequestedOutput) else tensor._get_tensor()
     keys = described.get("parameters", {}) if isinstance(described, dict) else getattr(described, "parameters", {})
     if "classification" in keys or "shared_memory_region" in keys:
-        _refuse(f"output '{tensor.name()}': this client asks neither for classes nor for shared memory")
+        _refuse(f"output '{tensor.name()}': this client supports neither classes nor shared memory")
     return str(tensor.name())
 
 
 def _version(text: str) -> int | None:
     if text and not text.isdigit():
-        _refuse(f"model version '{text}' is no number")
+        _refuse(f"model version '{text}' is not a number")
     return int(text) if text else None
 
 

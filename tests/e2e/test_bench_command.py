@@ -15,7 +15,7 @@ from repositories import EXAMPLES, write_identity
 from server_process import ServerProcess, serving
 from wire import HOST
 
-from modserve.commands.bench import main
+from modserve.commands import table
 
 DELAY_MS = 20
 
@@ -94,7 +94,7 @@ def test_the_highest_rate_within_a_goal(bench: Bench, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     goal = ["--goal-ms=100", "--percentile=90", "--shape=INPUT0:4", "--rate=20:80", f"--html={page}"]
     done = bench("http", "slow", *goal, "--window-secs=0.5")
-    best = re.search(r"The highest rate that keeps p90 of at most 100 ms: ([\d.,]+) requests a second", done.stdout)
+    best = re.search(r"The highest rate that meets p90 of at most 100 ms: ([\d.,]+) requests/s", done.stdout)
     assert best is not None, done.stdout
     assert 20 <= float(best[1]) <= 55
     text = page.read_text()
@@ -107,7 +107,7 @@ MISTAKES = {
     "no such model": (["nosuch"], 1, "Request for unknown model: 'nosuch' is not found"),
     "no model": ([], 2, "the following arguments are required: MODEL"),
     "no range": (["simple", "--concurrency=4:1"], 2, "expected such as 8, or 1,4,16"),
-    "two loads": (["simple", "--concurrency=4", "--rate=1"], 2, "--concurrency is for a closed loop"),
+    "two loads": (["simple", "--concurrency=4", "--rate=1"], 2, "option '--concurrency' is for a closed loop"),
     "another option": (["simple", "--concurency=4"], 2, "unknown option '--concurency'; did you mean '--concurrency'"),
 }
 
@@ -119,7 +119,7 @@ def test_a_mistake(bench: Bench, case: str) -> None:
 
 
 def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["m", "--url", f"http://{HOST}:9"]) == 1
+    assert table.run("bench", ["m", "--url", f"http://{HOST}:9"]) == 1
     assert "cannot reach a server at http://127.0.0.1:9" in capsys.readouterr().err
 
 

@@ -13,7 +13,7 @@ from repositories import EXAMPLES, write_accumulator, write_identity, write_sequ
 from server_process import ServerProcess, eventually, serving
 from wire import http
 
-from modserve.commands.bench import main
+from modserve.commands import table
 
 pytestmark = pytest.mark.slow
 
@@ -106,7 +106,7 @@ def test_the_first_request_fails(bench: Bench) -> None:
 
 
 def test_streaming_is_for_grpc(bench: Bench) -> None:
-    assert "option --streaming is for gRPC" in bench("http", "simple", "--streaming", code=2).stderr
+    assert "option '--streaming' is for gRPC" in bench("http", "simple", "--streaming", code=2).stderr
 
 
 # Decoupled models
@@ -140,12 +140,12 @@ def test_a_decoupled_model_in_all_reports(bench: Bench, three: str, tmp_path: Pa
     done = bench("grpc", "repeat", three, "--concurrency=2", f"--html={page}", f"--json={document}")
     assert "model 'repeat' is decoupled" in done.stderr
     assert re.search(
-        r"^load +responses/s +a request +first p50 +first p99 +between p50 +between p99$", done.stdout, re.M
+        r"^load +responses/s +per request +first p50 +first p99 +between p50 +between p99$", done.stdout, re.M
     )
     report = json.loads(document.read_text())
     assert report["decoupled"] is True
     html = page.read_text()
-    assert "responses, ms until the first and between two" in html
+    assert "responses: ms to the first, and between two" in html
     assert "<th>first p50</th>" in html
 
 
@@ -203,13 +203,13 @@ def test_sequences_of_a_file(bench: Bench, server: ServerProcess, tmp_path: Path
 
 def test_sequences_in_the_table(bench: Bench) -> None:
     done = bench("grpc", "sum_direct", "--concurrency=2")
-    assert "model 'sum_direct' keeps sequences" in done.stderr
+    assert "model 'sum_direct' uses sequences" in done.stderr
     assert re.search(r"^load +requests/s +sequences/s +mean", done.stdout, re.M)
 
 
 def test_the_highest_rate_of_sequences(bench: Bench) -> None:
     done = bench("http", "sum_direct", "--goal-ms=1000", "--rate=20:40", "--window-requests=3")
-    assert "The highest rate that keeps p99 of at most 1000 ms: " in done.stdout
+    assert "The highest rate that meets p99 of at most 1000 ms: " in done.stdout
 
 
 # TLS
@@ -248,11 +248,11 @@ def test_tls(
     url = f"{scheme}://localhost:{secure.grpc_port if scheme == 'grpcs' else secure.http_port}"
     trust, own = [f"--ca-file={authority.certificate}"], [f"--cert={pair.certificate}", f"--key={pair.key}"]
     before = "simple", "--url", url, *QUICK, *load, *TLS_WAYS[way]
-    assert main([*before, *trust, *own, "--json=-"]) == 0
+    assert table.run("bench", [*before, *trust, *own, "--json=-"]) == 0
     rows = json.loads(capsys.readouterr().out)["results"]
     assert all(row["errors"] == {} and row["requests"] > 0 for row in rows)
     for words in (trust, own):  # without a certificate, and without trust in the server's
-        assert main([*before, *words]) == 1
+        assert table.run("bench", [*before, *words]) == 1
         assert "cannot reach a server at" in capsys.readouterr().err
 
 
@@ -263,7 +263,7 @@ def test_a_decoupled_model_over_tls(
     pair = authority.issue("client")
     url = f"{scheme}://localhost:{secure.grpc_port if scheme == 'grpcs' else secure.http_port}"
     files = [f"--ca-file={authority.certificate}", f"--cert={pair.certificate}", f"--key={pair.key}"]
-    assert main(["repeat", "--url", url, *QUICK, *files, three, "--json=-"]) == 0
+    assert table.run("bench", ["repeat", "--url", url, *QUICK, *files, three, "--json=-"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["results"]
     assert row["errors"] == {}
     assert row["responses"]["per_request"] == pytest.approx(3, abs=0.5)

@@ -123,9 +123,9 @@ def test_what_differs(folder: Path, other: ServerProcess, protocol: str) -> None
     assert repeat["text"] == "version 1 is decoupled: its responses are not compared"
     assert {each["text"].replace(url, "URL") for each in models["settings"]["notes"]} == {
         "instance_group is 3 here, and 1 at URL",
-        "response_cache is not there here, and there at URL",
+        "response_cache is not set here, and set at URL",
     }
-    assert report["remarks"] == [f"{url} serves what is not here: 'only_there'"]
+    assert report["remarks"] == [f"{url} serves models that are not here: 'only_there'"]
 
 
 def test_the_tolerance(tmp_path: Path, other: ServerProcess) -> None:
@@ -142,7 +142,10 @@ def test_nobody_is_there(folder: Path) -> None:
     for url, text in (
         ("http://127.0.0.1:1", "modserve: cannot reach a server at http://127.0.0.1:1: "),
         ("grpc://127.0.0.1:1", "modserve: cannot reach a server at grpc://127.0.0.1:1: "),
-        ("ftp://x", "modserve: 'ftp://x' is no address of a server; expected such as http://127.0.0.1:8000 or grpc://"),
+        (
+            "ftp://x",
+            "modserve: 'ftp://x' is not the address of a server; expected, for example, ",
+        ),
     ):
         run = check(folder, "here", "--against", url)
         assert (run.returncode, run.stdout) == (2, "")

@@ -53,7 +53,7 @@ def test_status(server: ServerProcess) -> None:
     assert text.startswith(f"http://127.0.0.1:{server.http_port}: modserve ")
     assert ", ready\n" in text
     assert json.loads(run(server, "status", "--json"))["ready"] is True
-    assert "left out: This API is restricted, expecting header 'admin'" in run(server, "status", header="")
+    assert "not shown: This API is restricted, expecting header 'admin'" in run(server, "status", header="")
 
 
 def test_models(server: ServerProcess) -> None:
@@ -109,10 +109,10 @@ def test_an_inference(server: ServerProcess, tmp_path: Path, over: str) -> None:
 
 def test_an_inference_that_fails(server: ServerProcess) -> None:
     text = run(server, "infer", "simple", code=2)
-    assert "no values for the inputs of 'simple': INPUT0 INT32 [-1, 16]; INPUT1 INT32 [-1, 16]" in text
+    assert "missing values for the inputs of 'simple': INPUT0 INT32 [-1, 16]; INPUT1 INT32 [-1, 16]" in text
     text = run(server, "infer", "simple", "INPUT0=1", code=1)
     assert "missing required input(s) ['INPUT1']" in text
-    assert "modserve: --sample makes up data" in text
+    assert "modserve: --sample generates data" in text
     assert "modserve: 'modserve models' lists" in run(server, "infer", "nosuch", "a=1", code=1)
 
 
@@ -131,7 +131,7 @@ def test_loading(server: ServerProcess) -> None:
     assert run(server, "unload", "repeat") == "repeat: unloaded\n"
     assert "'modserve models' lists" in run(server, "infer", "repeat", "IN=1", code=1)
     assert run(server, "load", "repeat").startswith("repeat: version 1 READY, after ")
-    assert "there is no model 'repaet'; did you mean 'repeat'?" in run(server, "load", "repaet", code=1)
+    assert "model 'repaet' does not exist; did you mean 'repeat'?" in run(server, "load", "repaet", code=1)
 
 
 def test_top(server: ServerProcess) -> None:
@@ -144,7 +144,7 @@ def test_no_server(server: ServerProcess) -> None:
     text = run(server, "status", "--url=http://127.0.0.1:1", code=1)
     assert ": Connection refused\nmodserve: 'modserve serve --model-repository DIR' starts a server; --url or " in text
     text = run(server, "status", f"--url=http://127.0.0.1:{server.grpc_port}", code=1)
-    assert "--url names the HTTP port" in text
+    assert "--url needs the HTTP port" in text
 
 
 def test_the_doctor_names_who_has_a_port(server: ServerProcess) -> None:

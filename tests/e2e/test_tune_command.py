@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from modserve.commands.check import main as check
-from modserve.commands.tune import main
+from modserve.commands import table
 
 CONFIG = """
 backend: "identity"
@@ -27,24 +26,24 @@ def test_a_model_that_waits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     output.parent.mkdir(parents=True)
     words = ["slow", f"--model-repository={repository}", "--goal-ms=400", "--percentile=80", "--budget-secs=8"]
     words += [f"--output={output}", f"--html={page}", *QUICK]
-    code = main(words)
+    code = table.run("tune", words)
     text = capsys.readouterr().out
     assert code == 0, text
     assert {path: path.read_bytes() for path in repository.rglob("*") if path.is_file()} == before
     assert output.read_text().startswith("# The configuration of model 'slow' that 'modserve tune' recommends")
-    assert re.search(r"^as it is +at present.* +[\d.]+/s at p80 [\d.]+ ms$", text, re.MULTILINE), text
+    assert re.search(r"^current +current.* +[\d.]+/s at p80 [\d.]+ ms$", text, re.MULTILINE), text
     assert page.read_text().count("<svg") >= 2
     (output.parent / "1").mkdir()
-    assert check([str(output.parents[1])]) == 0
+    assert table.run("check", [str(output.parents[1])]) == 0
 
 
 def test_a_model_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["m", f"--model-repository={tmp_path}", "--goal-ms=10"]) == 2
-    assert "there is no model 'm' in" in capsys.readouterr().err
+    assert table.run("tune", ["m", f"--model-repository={tmp_path}", "--goal-ms=10"]) == 2
+    assert "model 'm' does not exist in" in capsys.readouterr().err
 
 
 def test_a_model_that_does_not_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "1" / "model.onnx").write_bytes(b"nonsense")
-    assert main(["m", f"--model-repository={tmp_path}", "--goal-ms=10"]) == 1
+    assert table.run("tune", ["m", f"--model-repository={tmp_path}", "--goal-ms=10"]) == 1
     assert "the model does not load" in capsys.readouterr().err

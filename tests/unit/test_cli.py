@@ -74,7 +74,10 @@ def test_engines(started: Started, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_engines_takes_no_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["engines", "--model-repository", "m"]) == 2
-    assert capsys.readouterr().err == "modserve: 'engines' takes no options, got: --model-repository m\n"
+    assert capsys.readouterr().err == (
+        "modserve: unknown option '--model-repository'; those of this command: --help\n"
+        "modserve: see 'modserve engines --help'\n"
+    )
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["serve", "--help"], ["--nosuch", "--help"]])

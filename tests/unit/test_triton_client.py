@@ -85,15 +85,15 @@ def test_control_and_metadata(client: triton_client.InferenceServerClient) -> No
 
 def test_what_it_does_not_do(client: triton_client.InferenceServerClient) -> None:
     refused = triton_client.InferenceServerException
-    with pytest.raises(refused, match="does not ask for classes"):
+    with pytest.raises(refused, match="does not support classes"):
         triton_client.InferRequestedOutput("x", class_count=2)
-    with pytest.raises(refused, match="neither for classes nor for shared memory"):
+    with pytest.raises(refused, match="neither classes nor shared memory"):
         client.infer("simple", inputs_of(triton_client), outputs=[tritonclient.http.InferRequestedOutput("x", True, 2)])
-    with pytest.raises(refused, match="neither for classes nor for shared memory"):
+    with pytest.raises(refused, match="neither classes nor shared memory"):
         client.infer("simple", inputs_of(triton_client), outputs=[tritonclient.grpc.InferRequestedOutput("x", 2)])
-    with pytest.raises(refused, match="shared memory is not for this client"):
+    with pytest.raises(refused, match="this client does not support shared memory"):
         client.infer("simple", [tritonclient.http.InferInput("INPUT0", [1], "INT32")])
-    with pytest.raises(refused, match="model version 'x' is no number"):
+    with pytest.raises(refused, match="model version 'x' is not a number"):
         client.infer("simple", inputs_of(triton_client), "x")
 
 

@@ -1,4 +1,4 @@
-"""Addresses of servers, and what connections to them have in common."""
+"""Addresses of servers, with the headers and TLS files for connections."""
 
 import re
 import ssl
@@ -52,7 +52,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to get in: headers (metadata over gRPC) for every call, and PEM files for TLS.
+    """Headers (metadata over gRPC) for every call, and PEM files for TLS.
 
     `insecure` trusts any certificate, over HTTP only: gRPC's library always checks them.
     """
@@ -67,9 +67,9 @@ class Access:
         """Raises INVALID_ARG for headers that cannot be sent."""
         for name, value in self.headers.items():
             if not _NAME.fullmatch(name):
-                raise ClientError(Code.INVALID_ARG, f"'{name}' is no name of a header")
+                raise ClientError(Code.INVALID_ARG, f"'{name}' is not a valid header name")
             if not _VALUE.fullmatch(value):
-                text = f"the value of header '{name}' has characters that no header can have"
+                text = f"the value of header '{name}' has characters that headers cannot contain"
                 raise ClientError(Code.INVALID_ARG, text)
 
     def context(self) -> ssl.SSLContext:
@@ -121,10 +121,10 @@ def parse(url: str) -> Address:
         parts = urllib.parse.urlsplit(url)
         host, port, scheme = parts.hostname, parts.port, parts.scheme.lower()
     except ValueError as error:
-        raise ClientError(Code.INVALID_ARG, f"'{url}' is no address: {error}") from None
+        raise ClientError(Code.INVALID_ARG, f"'{url}' is not an address: {error}") from None
     if not host or scheme not in PORTS or parts.query or parts.fragment or "@" in parts.netloc:
         raise ClientError(
             Code.INVALID_ARG,
-            f"'{url}' is no address of a server; expected such as http://127.0.0.1:8000 or grpc://host:8001",
+            f"'{url}' is not the address of a server; expected, for example, http://127.0.0.1:8000 or grpc://host:8001",
         )
     return Address(scheme, host, port or PORTS[scheme], parts.path.rstrip("/"))

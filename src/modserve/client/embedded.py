@@ -1,4 +1,4 @@
-"""A server in this process: its calls on its event loop, and for threads by a loop on a thread of its own."""
+"""Calls to a server in this process, on its event loop; for threads, on a loop in a thread of its own."""
 
 import asyncio
 import atexit
@@ -11,64 +11,75 @@ from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 from modserve.core.errors import Code, ModserveError
+from modserve.core.requests.response import InferenceResponse
 from modserve.core.residency import describe
 from modserve.protocol.control import metadata, repository, statistics
 from modserve.server import Phase
 from modserve.server.local import LocalServer
 
-from .errors import ClientError, from_server, in_client_terms, timed_out
-from .transport import CONFIG, INDEX, LIVE, LOAD, METADATA, MODEL_READY, READY, SERVER, STATISTICS, UNLOAD, Question
-from .values import Call, Result
+from .errors import ClientError, client_errors
+from .transport import CONFIG, INDEX, LIVE, LOAD, METADATA, MODEL_READY, READY, SERVER, STATISTICS, UNLOAD, ControlCall
+from .values import InferCall, Result
 
 T = TypeVar("T")
 
 
-async def _metadata(server: LocalServer, question: Question) -> Any:
-    servables = server.models(question.model, question.version)
+async def _metadata(server: LocalServer, control: ControlCall) -> Any:
+    servables = server.models(control.model, control.version)
     await describe(servables[-1])
     return metadata.model_json(servables[-1], [servable.id.version for servable in servables])
 
 
-async def _config(server: LocalServer, question: Question) -> Any:
-    servable = server.model(question.model, question.version)
+async def _config(server: LocalServer, control: ControlCall) -> Any:
+    servable = server.model(control.model, control.version)
     await describe(servable)
     return metadata.config_json(servable)
 
 
-async def _model_ready(server: LocalServer, question: Question) -> bool:
+async def _model_ready(server: LocalServer, control: ControlCall) -> bool:
     try:
-        return await server.check_model_ready(question.model, question.version)
+        return await server.check_model_ready(control.model, control.version)
     except ModserveError:
         return False
 
 
-async def _load(server: LocalServer, question: Question) -> Any:
-    parameters = question.parameters or {}
+async def _load(server: LocalServer, control: ControlCall) -> Any:
+    parameters = control.parameters or {}
     config = parameters.get("config")
-    await server.load_model(question.model, None if config is None else str(config))
+    await server.load_model(control.model, None if config is None else str(config))
     return {}
 
 
-async def _unload(server: LocalServer, question: Question) -> Any:
-    await server.unload_model(question.model, bool((question.parameters or {}).get("unload_dependents", False)))
+async def _unload(server: LocalServer, control: ControlCall) -> Any:
+    await server.unload_model(control.model, bool((control.parameters or {}).get("unload_dependents", False)))
     return {}
 
 
-async def _index(server: LocalServer, question: Question) -> Any:
+async def _index(server: LocalServer, control: ControlCall) -> Any:
     return repository.index_json(await server.repository_index(False))
 
 
-async def _now(value: T) -> T:
-    return value
+async def _server(server: LocalServer, control: ControlCall) -> Any:
+    return metadata.server_json(server.name, server.version, server.extensions)
 
 
-_ANSWERS: dict[str, Callable[[LocalServer, Question], Awaitable[Any]]] = {
-    LIVE.rpc: lambda server, _: _now(server.live),
-    READY.rpc: lambda server, _: _now(server.ready),
-    SERVER.rpc: lambda server, _: _now(metadata.server_json(server.name, server.version, server.extensions)),
-    STATISTICS.rpc: lambda server, question: _now(
-        statistics.json(server.with_statistics(question.model, question.version))
-    ),
+async def _statistics(server: LocalServer, control: ControlCall) -> Any:
+    return statistics.json(server.with_statistics(control.model, control.version))
+
+
+async def _live(server: LocalServer, control: ControlCall) -> bool:
+    return server.live
+
+
+async def _ready(server: LocalServer, control: ControlCall) -> bool:
+    return server.ready
+
+
+_CALLS: dict[str, Callable[[LocalServer, ControlCall], Awaitable[Any]]] = {
+    LIVE.rpc: _live,
+    READY.rpc: _ready,
+    SERVER.rpc: _server,
+    STATISTICS.rpc: _statistics,
     MODEL_READY.rpc: _model_ready,
     METADATA.rpc: _metadata,
     CONFIG.rpc: _config,
@@ -91,7 +102,7 @@ class AsyncEmbeddedTransport:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(self) -> None:
-        with in_client_terms():
+        with client_errors():
             if self._server.phase is Phase.STARTING:
                 self._owned = True
                 await self._begin()
@@ -102,60 +113,30 @@ class AsyncEmbeddedTransport:
                 Code.UNSUPPORTED, "the server runs on another event loop: call it from there, or use modserve.connect"
             )
 
-    async def ask(self, question: Question) -> Any:
+    async def call(self, control: ControlCall) -> Any:
         self._check()
-        with in_client_terms():
-            try:
-                async with asyncio.timeout(question.timeout):
-                    return await _ANSWERS[question.operation.rpc](self._server, question)
-            except TimeoutError:
-                raise timed_out(question.timeout) from None
+        with client_errors(control.timeout):
+            async with asyncio.timeout(control.timeout):
+                return await _CALLS[control.operation.rpc](self._server, control)
 
-    async def infer(self, call: Call) -> Result:
+    async def infer(self, call: InferCall) -> Result:
         self._check()
-        with in_client_terms():
-            try:
-                async with asyncio.timeout(call.timeout):
-                    response = await self._server.infer(
-                        call.model,
-                        call.tensors,
-                        outputs=call.outputs,
-                        version=call.version,
-                        request_id=call.request_id,
-                        parameters=call.parameters,
-                        timeout=call.timeout,
-                    )
-            except TimeoutError:
-                raise timed_out(call.timeout) from None
-        return Result(response.model_name, response.model_version, response.outputs, response.id, response.parameters)
+        with client_errors(call.timeout):
+            async with asyncio.timeout(call.timeout):
+                return _result(await self._server.infer(call.model, call.tensors, **_options(call)))
 
-    async def stream(self, call: Call) -> AsyncGenerator[Result]:
+    async def stream(self, call: InferCall) -> AsyncGenerator[Result]:
         self._check()
-        responses = self._server.infer_stream(
-            call.model,
-            call.tensors,
-            outputs=call.outputs,
-            version=call.version,
-            request_id=call.request_id,
-            parameters=call.parameters,
-            timeout=call.timeout,
-        )
-        loop = asyncio.get_running_loop()
-        end = None if call.timeout is None else loop.time() + call.timeout
-        async with aclosing(responses):
+        end = None if call.timeout is None else asyncio.get_running_loop().time() + call.timeout
+        async with aclosing(self._server.infer_stream(call.model, call.tensors, **_options(call))) as responses:
             while True:
-                try:
+                # No timeout is open at a yield: it would cancel the caller.
+                with client_errors(call.timeout):
                     async with asyncio.timeout_at(end):
-                        response = await anext(responses)
-                except StopAsyncIteration:
+                        response = await anext(responses, None)
+                if response is None:
                     return
-                except TimeoutError:
-                    raise timed_out(call.timeout) from None
-                except ModserveError as error:
-                    raise from_server(error) from None
-                yield Result(
-                    response.model_name, response.model_version, response.outputs, response.id, response.parameters
-                )
+                yield _result(response)
 
     async def close(self) -> None:
         if self._owned:
@@ -169,7 +150,21 @@ class AsyncEmbeddedTransport:
             )
 
 
-class LoopThread:
+def _options(call: InferCall) -> dict[str, Any]:
+    return {
+        "outputs": call.outputs,
+        "version": call.version,
+        "request_id": call.request_id,
+        "parameters": call.parameters,
+        "timeout": call.timeout,
+    }
+
+
+def _result(response: InferenceResponse) -> Result:
+    return Result(response.model_name, response.model_version, response.outputs, response.id, response.parameters)
+
+
+class EventLoopThread:
     """An event loop on a thread of its own."""
 
     def __init__(self, make: Callable[[], asyncio.AbstractEventLoop]) -> None:
@@ -194,7 +189,7 @@ class LoopThread:
 
 
 async def _end_tasks() -> None:
-    """Nobody waits for ever for what the loop has not finished."""
+    """Cancel what the loop has not finished."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
@@ -250,7 +245,7 @@ class Portal:
         if running is self._loop:
             raise ClientError(
                 Code.UNSUPPORTED,
-                "this call would wait for ever for the event loop that it is made on: use modserve.connect_async here, "
+                "this call would block the event loop it waits for: use modserve.connect_async here, "
                 "and await its calls",
             )
 
@@ -265,14 +260,13 @@ class EmbeddedTransport:
         make_loop: Callable[[], asyncio.AbstractEventLoop],
     ) -> None:
         self._inner = inner
-        self._thread = None if running_on is not None else LoopThread(make_loop)
-        self._portal = Portal(running_on or self._thread_loop())
+        self._thread: EventLoopThread | None = None
+        if running_on is None:
+            self._thread = EventLoopThread(make_loop)
+            running_on = self._thread.loop
+        self._portal = Portal(running_on)
         self._lock = threading.Lock()
         self._closed = False
-
-    def _thread_loop(self) -> asyncio.AbstractEventLoop:
-        assert self._thread is not None, "there is a loop or a thread: this is a bug"
-        return self._thread.loop
 
     def start(self) -> None:
         try:
@@ -282,13 +276,13 @@ class EmbeddedTransport:
             raise
         _close_at_exit(self)
 
-    def ask(self, question: Question) -> Any:
-        return self._portal.call(self._inner.ask(question))
+    def call(self, control: ControlCall) -> Any:
+        return self._portal.call(self._inner.call(control))
 
-    def infer(self, call: Call) -> Result:
+    def infer(self, call: InferCall) -> Result:
         return self._portal.call(self._inner.infer(call))
 
-    def stream(self, call: Call) -> Generator[Result]:
+    def stream(self, call: InferCall) -> Generator[Result]:
         responses = self._inner.stream(call)
         portal = self._portal
         try:

@@ -10,11 +10,11 @@ from modserve.core.errors import Code, ModserveError
 from modserve.protocol import failures
 
 CODES = {404: Code.NOT_FOUND, 500: Code.INTERNAL, 501: Code.UNSUPPORTED, 503: Code.UNAVAILABLE, 429: Code.UNAVAILABLE}
-"""What a status over HTTP says; others below 500 are the client's fault."""
+"""Codes by HTTP status; other statuses below 500 are INVALID_ARG."""
 
 
 class ClientError(ModserveError):
-    """A failed call.
+    """The failure of a call.
 
     `message` is the server's text and `code` the kind of failure. `status` is the HTTP status: the received one, or,
     over gRPC and in process, the one that HTTP would have had. It is None if no server responded.
@@ -38,7 +38,7 @@ class ClientTimeoutError(ClientError, TimeoutError):
 
 
 _LATE = frozenset({"Request timeout expired", "Deadline Exceeded"})
-"""What servers say of requests that have waited for longer than they may."""
+"""Messages of servers for requests that timed out."""
 
 
 def reported(code: Code, message: str, status: int) -> ClientError:
@@ -58,11 +58,11 @@ def from_server(error: ModserveError) -> ClientError:
 
 
 def unreachable(where: str, error: BaseException) -> ClientError:
-    """Nobody answers at `where`, or what comes from there cannot be understood."""
+    """No server responds at `where`, or its response cannot be parsed."""
     return ClientError(Code.UNAVAILABLE, f"cannot reach a server at {where}: {_reason(error)}")
 
 
-def not_understood(why: str) -> ClientError:
+def bad_response(why: str) -> ClientError:
     """What came is no response of the protocol. No other failure has the status 200."""
     return ClientError(Code.UNKNOWN, f"the response cannot be understood: {why}", 200)
 
@@ -87,11 +87,13 @@ def timed_out(timeout: float | None) -> ClientTimeoutError:
 
 
 @contextmanager
-def in_client_terms() -> Iterator[None]:
-    """Failures of a server in this process leave the block as `ClientError`."""
+def client_errors(timeout: float | None = None) -> Iterator[None]:
+    """Failures of a server in this process leave the block as `ClientError`; `timeout` is the call's limit."""
     try:
         yield
     except ClientError:
         raise
+    except TimeoutError:
+        raise timed_out(timeout) from None
     except ModserveError as error:
         raise from_server(error) from None

@@ -10,14 +10,14 @@ from modserve.core.requests.request import ParameterValue
 
 from . import flat, transport, values
 from .errors import ClientError
-from .transport import AsyncTransport, Question, Transport
-from .values import Call, ModelMetadata, Result, Value
+from .transport import AsyncTransport, ControlCall, Transport
+from .values import InferCall, ModelMetadata, Result, Value
 
 _WRONG = (Code.INVALID_ARG, Code.NOT_FOUND)
 
 
 class _Base:
-    """Cached metadata of models, and the default timeout of calls."""
+    """Shared by both clients: cached metadata of models, and the default timeout."""
 
     def __init__(self, timeout: float | None) -> None:
         self._timeout = timeout
@@ -38,7 +38,7 @@ class _Base:
         request_id: str,
         parameters: Mapping[str, ParameterValue] | None,
         timeout: float | None,
-    ) -> Call:
+    ) -> InferCall:
         try:
             tensors = values.to_tensors(inputs, self._known.get((model, version)))
         except ClientError:
@@ -46,7 +46,7 @@ class _Base:
             raise
         except ModserveError as error:
             raise ClientError(error.code, error.message) from None
-        return Call(model, version, tensors, tuple(outputs), request_id, parameters, self._patience(timeout))
+        return InferCall(model, version, tensors, tuple(outputs), request_id, parameters, self._patience(timeout))
 
     def _forget(self, model: str) -> None:
         for key in [key for key in self._known if key[0] == model]:
@@ -129,7 +129,7 @@ class Client(_Base):
         self._learn(model, version, inputs, timeout)
         return self._stream(self._call(model, inputs, outputs, version, request_id, parameters, timeout))
 
-    def _stream(self, call: Call) -> Generator[Result]:
+    def _stream(self, call: InferCall) -> Generator[Result]:
         try:
             with closing(self._transport.stream(call)) as results:
                 for result in results:
@@ -164,49 +164,49 @@ class Client(_Base):
         """A model's inputs and outputs. Fetched once, and again after an invalid request."""
         known = self._known.get((model, version))
         if known is None:
-            known = values.metadata_of(self._ask(transport.METADATA, model, version, timeout=timeout))
+            known = values.metadata_of(self._control(transport.METADATA, model, version, timeout=timeout))
             self._known[model, version] = known
         return known
 
     def live(self) -> bool:
-        """Whether the server is running."""
-        return bool(self._ask(transport.LIVE))
+        """Whether the server runs."""
+        return bool(self._control(transport.LIVE))
 
     def ready(self) -> bool:
-        """Whether the server and all its models accept requests."""
-        return bool(self._ask(transport.READY))
+        """Whether the server and all its models take requests."""
+        return bool(self._control(transport.READY))
 
     def model_ready(self, model: str, version: int | None = None) -> bool:
-        """Whether a model accepts requests; False for an unknown model."""
-        return bool(self._ask(transport.MODEL_READY, model, version))
+        """Whether a model takes requests; False for one that is not there."""
+        return bool(self._control(transport.MODEL_READY, model, version))
 
     def server(self) -> dict[str, Any]:
         """The server's ``name``, ``version`` and ``extensions``."""
-        return dict(self._ask(transport.SERVER))
+        return dict(self._control(transport.SERVER))
 
     def models(self) -> list[dict[str, Any]]:
         """All model versions: ``name``, ``version``, ``state``, and the ``reason`` of those that are not READY."""
-        return list(self._ask(transport.INDEX))
+        return list(self._control(transport.INDEX))
 
     def config(self, model: str, version: int | None = None) -> dict[str, Any]:
         """The model's configuration, completed."""
-        return dict(self._ask(transport.CONFIG, model, version))
+        return dict(self._control(transport.CONFIG, model, version))
 
     def statistics(self, model: str, version: int | None = None) -> list[dict[str, Any]]:
-        """Counts and durations of each version of a model since it was loaded."""
-        return list(self._ask(transport.STATISTICS, model, version)["model_stats"])
+        """Counts and durations of each of its versions since they were loaded."""
+        return list(self._control(transport.STATISTICS, model, version)["model_stats"])
 
     def load(self, model: str, *, config: str | None = None, timeout: float | None = None) -> None:
         """Load a model of the repository, or load it again. It is READY on return. Needs the control mode explicit."""
         self._forget(model)
-        self._ask(transport.LOAD, model, parameters=None if config is None else {"config": config}, timeout=timeout)
+        self._control(transport.LOAD, model, parameters=None if config is None else {"config": config}, timeout=timeout)
 
     def unload(self, model: str, *, timeout: float | None = None) -> None:
         """Take a model out of service."""
         self._forget(model)
-        self._ask(transport.UNLOAD, model, timeout=timeout)
+        self._control(transport.UNLOAD, model, timeout=timeout)
 
-    def _ask(
+    def _control(
         self,
         operation: transport.Operation,
         model: str = "",
@@ -214,7 +214,7 @@ class Client(_Base):
         parameters: transport.Parameters | None = None,
         timeout: float | None = None,
     ) -> Any:
-        return self._transport.ask(Question(operation, model, version, parameters, self._patience(timeout)))
+        return self._transport.call(ControlCall(operation, model, version, parameters, self._patience(timeout)))
 
 
 class AsyncClient(_Base):
@@ -330,31 +330,31 @@ class AsyncClient(_Base):
         """Like `Client.metadata`."""
         known = self._known.get((model, version))
         if known is None:
-            known = values.metadata_of(await self._ask(transport.METADATA, model, version, patience=timeout))
+            known = values.metadata_of(await self._control(transport.METADATA, model, version, patience=timeout))
             self._known[model, version] = known
         return known
 
     async def live(self) -> bool:
-        """Like `Client.live`; the methods below also match those of `Client`."""
-        return bool(await self._ask(transport.LIVE))
+        """As `Client.live`, and so with all below."""
+        return bool(await self._control(transport.LIVE))
 
     async def ready(self) -> bool:
-        return bool(await self._ask(transport.READY))
+        return bool(await self._control(transport.READY))
 
     async def model_ready(self, model: str, version: int | None = None) -> bool:
-        return bool(await self._ask(transport.MODEL_READY, model, version))
+        return bool(await self._control(transport.MODEL_READY, model, version))
 
     async def server(self) -> dict[str, Any]:
-        return dict(await self._ask(transport.SERVER))
+        return dict(await self._control(transport.SERVER))
 
     async def models(self) -> list[dict[str, Any]]:
-        return list(await self._ask(transport.INDEX))
+        return list(await self._control(transport.INDEX))
 
     async def config(self, model: str, version: int | None = None) -> dict[str, Any]:
-        return dict(await self._ask(transport.CONFIG, model, version))
+        return dict(await self._control(transport.CONFIG, model, version))
 
     async def statistics(self, model: str, version: int | None = None) -> list[dict[str, Any]]:
-        return list((await self._ask(transport.STATISTICS, model, version))["model_stats"])
+        return list((await self._control(transport.STATISTICS, model, version))["model_stats"])
 
     async def load(
         self,
@@ -365,13 +365,13 @@ class AsyncClient(_Base):
     ) -> None:
         self._forget(model)
         parameters = None if config is None else {"config": config}
-        await self._ask(transport.LOAD, model, parameters=parameters, patience=timeout)
+        await self._control(transport.LOAD, model, parameters=parameters, patience=timeout)
 
     async def unload(self, model: str, *, timeout: float | None = None) -> None:  # noqa: ASYNC109
         self._forget(model)
-        await self._ask(transport.UNLOAD, model, patience=timeout)
+        await self._control(transport.UNLOAD, model, patience=timeout)
 
-    async def _ask(
+    async def _control(
         self,
         operation: transport.Operation,
         model: str = "",
@@ -379,4 +379,4 @@ class AsyncClient(_Base):
         parameters: transport.Parameters | None = None,
         patience: float | None = None,
     ) -> Any:
-        return await self._transport.ask(Question(operation, model, version, parameters, self._patience(patience)))
+        return await self._transport.call(ControlCall(operation, model, version, parameters, self._patience(patience)))

@@ -25,7 +25,7 @@ def split(fields: Mapping[str, Value], metadata: ModelMetadata) -> tuple[dict[st
             listed = ", ".join(sorted(names))
             raise ClientError(
                 Code.INVALID_ARG,
-                f"'{name}' is no input of model '{metadata.name}', which has {listed}; as a parameter it has to be a "
+                f"'{name}' is not an input of model '{metadata.name}', which has {listed}; a parameter must be a "
                 f"bool, a number or a text, got {type(value).__name__}",
             )
     return inputs, parameters

@@ -1,4 +1,4 @@
-"""Requests and responses of KServe v2 over gRPC, as messages: nothing here waits for anything."""
+"""Requests and responses of KServe v2 over gRPC, as messages, without I/O."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,9 +14,9 @@ from modserve.pb import inference as pb
 from modserve.pb.json_message import to_json
 from modserve.protocol.failures import STATUS
 
-from .errors import ClientError, not_understood, reported
-from .transport import CONFIG, INDEX, SERVER, Operation, Question
-from .values import Call, Result, version_of
+from .errors import ClientError, bad_response, reported
+from .transport import CONFIG, INDEX, SERVER, ControlCall, Operation
+from .values import InferCall, Result, version_of
 
 _FIELDS: Mapping[type, str] = {
     bool: "bool_param",
@@ -33,19 +33,17 @@ def path(rpc: str) -> str:
     return f"/{pb.SERVICE}/{rpc}"
 
 
-def request(question: Question) -> tuple[Message, type[Message]]:
+def request(control: ControlCall) -> tuple[Message, type[Message]]:
     """The request, and the type of the response. Raises UNSUPPORTED for what only HTTP has."""
-    if not question.operation.rpc:
-        raise ClientError(
-            Code.UNSUPPORTED, f"{question.operation.path.format(model=question.model)} is not in gRPC", 501
-        )
-    method = pb.METHODS[question.operation.rpc]
+    if not control.operation.rpc:
+        raise ClientError(Code.UNSUPPORTED, f"{control.operation.path.format(model=control.model)} is not in gRPC", 501)
+    method = pb.METHODS[control.operation.rpc]
     message: Any = method.request()
-    if question.operation.rpc not in _OF_NO_MODEL:
-        setattr(message, question.operation.name, question.model)
-    if question.version is not None:
-        message.version = str(question.version)
-    _set(message, question.parameters or {})
+    if control.operation.rpc not in _OF_NO_MODEL:
+        setattr(message, control.operation.name, control.model)
+    if control.version is not None:
+        message.version = str(control.version)
+    _set(message, control.parameters or {})
     return message, method.response
 
 
@@ -60,7 +58,7 @@ def answer(operation: Operation, message: Message) -> Any:
     return document["config"] if operation is CONFIG else document
 
 
-def infer(call: Call) -> pb.ModelInferRequest:
+def infer(call: InferCall) -> pb.ModelInferRequest:
     message = pb.ModelInferRequest(model_name=call.model, id=call.request_id)
     if call.version is not None:
         message.model_version = str(call.version)
@@ -89,7 +87,7 @@ def result(message: pb.ModelInferResponse) -> Result:
             for index, row in enumerate(message.outputs)
         }
     except (KeyError, ValueError) as error:
-        raise not_understood(repr(error)) from error
+        raise bad_response(repr(error)) from error
     return Result(
         message.model_name, version_of(message.model_version), tensors, message.id, _parameters(message.parameters)
     )

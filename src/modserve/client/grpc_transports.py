@@ -15,29 +15,42 @@ from modserve.protocol.failures import STATUS, TOO_MANY
 from . import grpc_messages as messages
 from .address import Access, Address
 from .errors import ClientError, reported, timed_out, unreachable
-from .transport import Question
-from .values import Call, Result
+from .transport import ControlCall
+from .values import InferCall, Result
 
 _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 _NO_CONNECTION = re.compile("connect|socket", re.IGNORECASE)
 """In what gRPC's library says where a server has not responded."""
 _CODES = {spelling.grpc_name: code for code, spelling in STATUS.items()}
 
+_INFER: Any = messages.path("ModelInfer"), messages.serialised, pb.ModelInferResponse.FromString
+_STREAM: Any = messages.path("ModelStreamInfer"), messages.serialised, pb.ModelStreamInferResponse.FromString
+"""What a channel makes the calls of: path, serializer, deserializer."""
+
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
 
-class _Both:
-    """What the two have in common."""
+class _GrpcTransport:
+    """What both transports share: metadata, credentials and errors."""
 
     def __init__(self, address: Address, access: Access) -> None:
         if address.prefix:
-            raise ClientError(Code.INVALID_ARG, f"{address}: gRPC has no paths; {address.scheme}://host:port is all")
+            raise ClientError(
+                Code.INVALID_ARG, f"{address}: gRPC addresses have no path; use {address.scheme}://host:port"
+            )
         self._address = address
         self._metadata: Metadata = tuple(access.metadata())
         self._on_streams: Metadata = (*self._metadata, ("triton_grpc_error", "true"))
         """Failures end the stream, with their status: otherwise they are messages with a text only."""
         self._credentials = grpc.ssl_channel_credentials(*access.pem()) if address.secure else None
         self._closed = False
+
+    def _open(self, library: Any) -> Any:
+        """A channel of `grpc` or `grpc.aio`."""
+        target, options = self._address.authority, list(_OPTIONS)
+        if self._credentials is None:
+            return library.insecure_channel(target, options)
+        return library.secure_channel(target, self._credentials, options)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -64,39 +77,32 @@ def failure(address: Address, error: grpc.RpcError, timeout: float | None) -> Cl
     return reported(code, text or status.name, STATUS[code].http)
 
 
-class GrpcTransport(_Both):
+class GrpcTransport(_GrpcTransport):
     """Implements `Transport`, with one channel."""
 
     def __init__(self, address: Address, access: Access) -> None:
         super().__init__(address, access)
-        target, options = address.authority, list(_OPTIONS)
-        self._channel = (
-            grpc.insecure_channel(target, options)
-            if self._credentials is None
-            else grpc.secure_channel(target, self._credentials, options)
-        )
-        kinds = pb.ModelInferResponse, pb.ModelStreamInferResponse
-        unary, stream = (kind.FromString for kind in kinds)
-        self._infer = self._channel.unary_unary(messages.path("ModelInfer"), messages.serialised, unary)
-        self._stream = self._channel.stream_stream(messages.path("ModelStreamInfer"), messages.serialised, stream)
+        self._channel: grpc.Channel = self._open(grpc)
+        self._infer = self._channel.unary_unary(*_INFER)
+        self._stream = self._channel.stream_stream(*_STREAM)
 
     def start(self) -> None: ...
 
-    def ask(self, question: Question) -> Any:
+    def call(self, control: ControlCall) -> Any:
         self._check_open()
-        request, kind = messages.request(question)
-        method = self._channel.unary_unary(messages.path(question.operation.rpc), messages.serialised, kind.FromString)
-        with self._failures(question.timeout):
-            response = method(request, timeout=question.timeout, metadata=self._metadata)
-        return messages.answer(question.operation, response)
+        request, kind = messages.request(control)
+        method = self._channel.unary_unary(messages.path(control.operation.rpc), messages.serialised, kind.FromString)
+        with self._failures(control.timeout):
+            response = method(request, timeout=control.timeout, metadata=self._metadata)
+        return messages.answer(control.operation, response)
 
-    def infer(self, call: Call) -> Result:
+    def infer(self, call: InferCall) -> Result:
         self._check_open()
         with self._failures(call.timeout):
             response = self._infer(messages.infer(call), timeout=call.timeout, metadata=self._metadata)
         return messages.result(response)
 
-    def stream(self, call: Call) -> Generator[Result]:
+    def stream(self, call: InferCall) -> Generator[Result]:
         self._check_open()
         responses: Any = self._stream(iter((messages.infer(call),)), timeout=call.timeout, metadata=self._on_streams)
         try:
@@ -113,7 +119,7 @@ class GrpcTransport(_Both):
         self._channel.close()
 
 
-class AsyncGrpcTransport(_Both):
+class AsyncGrpcTransport(_GrpcTransport):
     """Implements `AsyncTransport`, with one channel on the event loop that first uses it."""
 
     _made: grpc.aio.Channel | None = None
@@ -122,35 +128,26 @@ class AsyncGrpcTransport(_Both):
     def _channel(self) -> grpc.aio.Channel:
         self._check_open()
         if self._made is None:
-            target, options = self._address.authority, list(_OPTIONS)
-            self._made = (
-                grpc.aio.insecure_channel(target, options)
-                if self._credentials is None
-                else grpc.aio.secure_channel(target, self._credentials, options)
-            )
+            self._made = self._open(grpc.aio)
         return self._made
 
     async def start(self) -> None: ...
 
-    async def ask(self, question: Question) -> Any:
-        request, kind = messages.request(question)
-        method = self._channel.unary_unary(messages.path(question.operation.rpc), messages.serialised, kind.FromString)
-        with self._failures(question.timeout):
-            response = await method(request, timeout=question.timeout, metadata=self._metadata)
-        return messages.answer(question.operation, response)
+    async def call(self, control: ControlCall) -> Any:
+        request, kind = messages.request(control)
+        method = self._channel.unary_unary(messages.path(control.operation.rpc), messages.serialised, kind.FromString)
+        with self._failures(control.timeout):
+            response = await method(request, timeout=control.timeout, metadata=self._metadata)
+        return messages.answer(control.operation, response)
 
-    async def infer(self, call: Call) -> Result:
-        method = self._channel.unary_unary(
-            messages.path("ModelInfer"), messages.serialised, pb.ModelInferResponse.FromString
-        )
+    async def infer(self, call: InferCall) -> Result:
+        method = self._channel.unary_unary(*_INFER)
         with self._failures(call.timeout):
             response = await method(messages.infer(call), timeout=call.timeout, metadata=self._metadata)
         return messages.result(response)
 
-    async def stream(self, call: Call) -> AsyncGenerator[Result]:
-        method = self._channel.stream_stream(
-            messages.path("ModelStreamInfer"), messages.serialised, pb.ModelStreamInferResponse.FromString
-        )
+    async def stream(self, call: InferCall) -> AsyncGenerator[Result]:
+        method = self._channel.stream_stream(*_STREAM)
         responses: Any = method(iter((messages.infer(call),)), timeout=call.timeout, metadata=self._on_streams)
         try:
             with self._failures(call.timeout):

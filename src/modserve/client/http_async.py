@@ -12,9 +12,9 @@ from modserve.core.tensors.tensor import Buffer
 from . import http_messages as messages
 from .address import CONNECT_SECONDS, Access, Address
 from .errors import ClientError, timed_out, unreachable
-from .http_messages import HttpReply, HttpRequest
-from .transport import Question
-from .values import Call, Result
+from .http_messages import HttpRequest, HttpResponse
+from .transport import ControlCall
+from .values import InferCall, Result
 
 _KEPT = 32
 """Idle connections; more are closed after their call."""
@@ -24,7 +24,7 @@ _LONGEST_HEAD = 64 * 1024
 
 
 class _ProtocolError(Exception):
-    """What came is no HTTP/1.1."""
+    """The response is not HTTP/1.1."""
 
 
 class AsyncHttpTransport:
@@ -39,20 +39,20 @@ class AsyncHttpTransport:
 
     async def start(self) -> None: ...
 
-    async def ask(self, question: Question) -> Any:
-        return messages.answer(question, await self._call(messages.request(self._address, question)))
+    async def call(self, control: ControlCall) -> Any:
+        return messages.answer(control, await self._call(messages.request(self._address, control)))
 
-    async def infer(self, call: Call) -> Result:
+    async def infer(self, call: InferCall) -> Result:
         return messages.result(await self._call(messages.infer(self._address, call)))
 
-    async def stream(self, call: Call) -> AsyncGenerator[Result]:
+    async def stream(self, call: InferCall) -> AsyncGenerator[Result]:
         request = messages.stream(self._address, call)
         end = _end(request)
         async with self._exchange(request, end) as connection:
             async with asyncio.timeout_at(end):
                 status, headers = await connection.head()
                 if status != 200:
-                    messages.check(HttpReply(status, headers, await _whole(connection.body(headers))))
+                    messages.check(HttpResponse(status, headers, await _whole(connection.body(headers))))
             async with aclosing(_lines(connection.body(headers))) as lines:
                 # No timeout is open at a yield: it would cancel the caller, whatever that does by then.
                 while (line := await _next(lines, end)) is not None:
@@ -67,11 +67,11 @@ class AsyncHttpTransport:
             connection.close()
         await asyncio.sleep(0)  # in which their sockets are closed, though the loop should end
 
-    async def _call(self, request: HttpRequest) -> HttpReply:
+    async def _call(self, request: HttpRequest) -> HttpResponse:
         end = _end(request)
         async with self._exchange(request, end) as connection, asyncio.timeout_at(end):
             status, headers = await connection.head()
-            return HttpReply(status, headers, await _whole(connection.body(headers)))
+            return HttpResponse(status, headers, await _whole(connection.body(headers)))
 
     @asynccontextmanager
     async def _exchange(self, request: HttpRequest, end: float | None) -> "AsyncIterator[_Connection]":
@@ -178,7 +178,7 @@ class _Connection:
             first, *lines = text[:-4].decode("latin-1").split("\r\n")
             version, _, rest = first.partition(" ")
             if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
-                raise _ProtocolError(f"the response begins with {first[:80]!r}")
+                raise _ProtocolError(f"the response starts with {first[:80]!r}")
             status = int(rest[:3])
         headers: dict[str, str] = {}
         for line in lines:

@@ -1,4 +1,4 @@
-"""Requests and responses of KServe v2 over HTTP, with binary tensors, as bytes: nothing here waits for anything."""
+"""Requests and responses of KServe v2 over HTTP, with binary tensors, as bytes, without I/O."""
 
 import base64
 import struct
@@ -15,9 +15,9 @@ from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Buffer, Shape, Tensor
 
 from .address import Address
-from .errors import from_status, not_understood
-from .transport import HEALTH, MODEL_READY, Parameters, Question
-from .values import Call, Result, version_of
+from .errors import bad_response, from_status
+from .transport import HEALTH, MODEL_READY, ControlCall, Parameters
+from .values import InferCall, Result, version_of
 
 LENGTH = "inference-header-content-length"
 LINES = "application/x-ndjson"
@@ -41,7 +41,7 @@ class HttpRequest:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HttpReply:
+class HttpResponse:
     """`headers` have lower-case names."""
 
     status: int
@@ -55,14 +55,14 @@ def model_path(model: str, version: int | None) -> str:
     return path if version is None else f"{path}/versions/{version}"
 
 
-def request(address: Address, question: Question) -> HttpRequest:
-    operation = question.operation
-    name = urllib.parse.quote(question.model, safe="")
-    path = operation.path.format(model=model_path(question.model, question.version), name=name)
+def request(address: Address, control: ControlCall) -> HttpRequest:
+    operation = control.operation
+    name = urllib.parse.quote(control.model, safe="")
+    path = operation.path.format(model=model_path(control.model, control.version), name=name)
     parts: tuple[bytes, ...] = ()
     if operation.method == "POST":
-        parts = (orjson.dumps({"parameters": _json(question.parameters)} if question.parameters else {}),)
-    return HttpRequest(operation.method, address.prefix + path, {}, parts, question.timeout)
+        parts = (orjson.dumps({"parameters": _json(control.parameters)} if control.parameters else {}),)
+    return HttpRequest(operation.method, address.prefix + path, {}, parts, control.timeout)
 
 
 def _json(parameters: Parameters) -> dict[str, str | bool]:
@@ -76,9 +76,9 @@ _READY = {200: True, 400: False, 503: False}
 """What statuses say of readiness."""
 
 
-def answer(question: Question, reply: HttpReply) -> Any:
+def answer(control: ControlCall, reply: HttpResponse) -> Any:
     """Raises ClientError."""
-    operation, ready = question.operation, _READY.get(reply.status)
+    operation, ready = control.operation, _READY.get(reply.status)
     if operation is MODEL_READY and reply.status == 404:
         return False
     if operation.probe and ready is not None:
@@ -98,16 +98,18 @@ def _details(body: bytes) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def infer(address: Address, call: Call) -> HttpRequest:
+def infer(address: Address, call: InferCall) -> HttpRequest:
     return _inference(address, call, "infer", {}, binary=True)
 
 
-def stream(address: Address, call: Call) -> HttpRequest:
+def stream(address: Address, call: InferCall) -> HttpRequest:
     """``infer_stream``, an extension of modserve: a response in each line."""
     return _inference(address, call, "infer_stream", {"accept": LINES}, binary=False)
 
 
-def _inference(address: Address, call: Call, method: str, headers: Mapping[str, str], *, binary: bool) -> HttpRequest:
+def _inference(
+    address: Address, call: InferCall, method: str, headers: Mapping[str, str], *, binary: bool
+) -> HttpRequest:
     """`binary`: whether the outputs are; the inputs always are."""
     raws = [tensor.raw for tensor in call.tensors.values()]
     head = _head(call, binary)
@@ -126,7 +128,7 @@ def _inference(address: Address, call: Call, method: str, headers: Mapping[str, 
     return HttpRequest("POST", target, fields, (text, *raws), call.timeout)
 
 
-def _head(call: Call, binary: bool) -> dict[str, Any]:
+def _head(call: InferCall, binary: bool) -> dict[str, Any]:
     parameters = dict(call.parameters or {})
     head: dict[str, Any] = {}
     if call.request_id:
@@ -141,12 +143,12 @@ def _head(call: Call, binary: bool) -> dict[str, Any]:
     return head
 
 
-def _patience(call: Call) -> dict[str, str]:
+def _patience(call: InferCall) -> dict[str, str]:
     """The server drops a request for which nobody waits any more."""
     return {} if not call.timeout else {_PATIENCE: f"{max(0.001, call.timeout * 1000):.3f}"}
 
 
-def check(reply: HttpReply) -> None:
+def check(reply: HttpResponse) -> None:
     """Raises the failure that the response reports."""
     if reply.status == 200:
         return
@@ -157,13 +159,13 @@ def check(reply: HttpReply) -> None:
     raise from_status(reply.status, text)
 
 
-def result(reply: HttpReply) -> Result:
+def result(reply: HttpResponse) -> Result:
     """Raises ClientError."""
     check(reply)
     try:
         length = int(reply.headers.get(LENGTH, len(reply.body)))
     except ValueError:
-        raise not_understood("its header length is no number") from None
+        raise bad_response("its header length is not a number") from None
     return _result(_parsed(memoryview(reply.body)[:length]), memoryview(reply.body)[length:])
 
 
@@ -191,7 +193,7 @@ def _result(document: Mapping[str, Any], binary: memoryview) -> Result:
         name, parameters = str(document.get("model_name", "")), document.get("parameters")
         return Result(name, version, tensors, str(document.get("id", "")), parameters)
     except (KeyError, TypeError, ValueError) as error:
-        raise not_understood(repr(error)) from error
+        raise bad_response(repr(error)) from error
 
 
 def _from_json(datatype: Datatype, shape: Shape, data: list[Any]) -> Tensor:
@@ -205,4 +207,4 @@ def _parsed(text: Buffer) -> Any:
     try:
         return orjson.loads(text)
     except ValueError as error:
-        raise not_understood("it is no JSON") from error
+        raise bad_response("it is not JSON") from error

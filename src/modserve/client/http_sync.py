@@ -5,8 +5,8 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Generator, Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from modserve.core.errors import Code
@@ -14,9 +14,9 @@ from modserve.core.errors import Code
 from . import http_messages as messages
 from .address import CONNECT_SECONDS, Access, Address
 from .errors import ClientError, timed_out, unreachable
-from .http_messages import HttpReply, HttpRequest
-from .transport import Question
-from .values import Call, Result
+from .http_messages import HttpRequest, HttpResponse
+from .transport import ControlCall
+from .values import InferCall, Result
 
 _PIECE = 1 << 20
 _KEPT = 32
@@ -36,17 +36,15 @@ class HttpTransport:
 
     def start(self) -> None: ...
 
-    def ask(self, question: Question) -> Any:
-        return messages.answer(question, self._call(messages.request(self._address, question)))
+    def call(self, control: ControlCall) -> Any:
+        return messages.answer(control, self._call(messages.request(self._address, control)))
 
-    def infer(self, call: Call) -> Result:
+    def infer(self, call: InferCall) -> Result:
         return messages.result(self._call(messages.infer(self._address, call)))
 
-    def stream(self, call: Call) -> Generator[Result]:
-        request = messages.stream(self._address, call)
-        with _Exchange(self, request) as exchange:
-            response = exchange.response
-            if response.status != 200:
+    def stream(self, call: InferCall) -> Generator[Result]:
+        with self._exchange(messages.stream(self._address, call)) as exchange:
+            if exchange.response.status != 200:
                 messages.check(exchange.whole())
             for line in exchange.lines():
                 result = messages.streamed(line)
@@ -54,10 +52,10 @@ class HttpTransport:
                     yield result
 
     def page(self, path: str) -> bytes:
-        """What the server has at a path, whatever it is."""
-        reply = self._call(HttpRequest("GET", path, {}))
-        messages.check(reply)
-        return reply.body
+        """The body of any page of the server."""
+        response = self._call(HttpRequest("GET", path, {}))
+        messages.check(response)
+        return response.body
 
     def close(self) -> None:
         with self._lock:
@@ -66,19 +64,32 @@ class HttpTransport:
         for connection in idle:
             connection.close()
 
-    def _call(self, request: HttpRequest) -> HttpReply:
-        with _Exchange(self, request) as exchange:
+    def _call(self, request: HttpRequest) -> HttpResponse:
+        with self._exchange(request) as exchange:
             return exchange.whole()
 
-    @property
-    def where(self) -> str:
-        return str(self._address)
+    @contextmanager
+    def _exchange(self, request: HttpRequest) -> "Iterator[_Exchange]":
+        """A connection on which `request` has been sent. A response that is not read to its end closes it.
 
-    def headers_of(self, request: HttpRequest) -> dict[str, str]:
-        return {**self._headers, **request.headers, "content-length": str(request.length)}
+        Failures of the connection leave the block as ClientError.
+        """
+        end = None if request.timeout is None else time.monotonic() + request.timeout
+        exchange: _Exchange | None = None
+        try:
+            exchange = _Exchange(self._connection(request.timeout), end)
+            exchange.send(request, {**self._headers, **request.headers})
+            yield exchange
+        except TimeoutError as error:
+            raise timed_out(request.timeout) from error
+        except (OSError, http.client.HTTPException) as error:
+            raise unreachable(str(self._address), error) from error
+        finally:
+            if exchange is not None:
+                self._release(exchange)
 
-    def connection(self, timeout: float) -> http.client.HTTPConnection:
-        """One that is kept and open on both sides, or a new one. Raises OSError."""
+    def _connection(self, timeout: float | None) -> http.client.HTTPConnection:
+        """A kept connection that is open on both sides, or a new one. Raises OSError."""
         while True:
             with self._lock:
                 if self._closed:
@@ -90,24 +101,32 @@ class HttpTransport:
                 return kept
             kept.close()
         host, port = self._address.host, self._address.port
+        seconds = CONNECT_SECONDS if timeout is None else min(timeout, CONNECT_SECONDS)
         if self._tls is None:
-            made = http.client.HTTPConnection(host, port, timeout=timeout)
+            connection = http.client.HTTPConnection(host, port, timeout=seconds)
         else:
-            made = http.client.HTTPSConnection(host, port, timeout=timeout, context=self._tls)
-        made.connect()
-        made.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return made
+            connection = http.client.HTTPSConnection(host, port, timeout=seconds, context=self._tls)
+        try:
+            connection.connect()
+        except TimeoutError as error:
+            if timeout is not None and timeout < CONNECT_SECONDS:
+                raise
+            no_connection = TimeoutError(f"no connection within {CONNECT_SECONDS:g} s")
+            raise unreachable(str(self._address), no_connection) from error
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
 
-    def keep(self, connection: http.client.HTTPConnection) -> None:
-        with self._lock:
-            if not self._closed and len(self._idle) < _KEPT:
-                self._idle.append(connection)
-                return
-        connection.close()
+    def _release(self, exchange: "_Exchange") -> None:
+        if exchange.complete and not exchange.response.will_close:
+            with self._lock:
+                if not self._closed and len(self._idle) < _KEPT:
+                    self._idle.append(exchange.connection)
+                    return
+        exchange.connection.close()
 
 
 def _has_ended(sock: socket.socket | None) -> bool:
-    """Whether the server has closed an idle connection, or said something that nobody asked for."""
+    """Whether the server has closed an idle connection, or sent something unrequested."""
     if sock is None:
         return True
     poll = select.poll()
@@ -116,130 +135,69 @@ def _has_ended(sock: socket.socket | None) -> bool:
 
 
 class _Exchange:
-    """One request on one connection. What is not read to its end closes the connection: the server stops then."""
+    """One request and its response on a connection, until `end` on the monotonic clock."""
 
-    def __init__(self, transport: HttpTransport, request: HttpRequest) -> None:
-        self._transport = transport
-        self._request = request
-        self._end = None if request.timeout is None else time.monotonic() + request.timeout
-        self._connection: http.client.HTTPConnection | None = None
-        self._complete = False
+    response: http.client.HTTPResponse
 
-    def __enter__(self) -> "_Exchange":
-        with self._failures():
-            self._connection = connection = self._connect()
-            self._limit()
-            request = self._request
-            headers = self._transport.headers_of(request)
-            connection.putrequest(request.method, request.target, skip_accept_encoding=True)
-            for name, value in headers.items():
-                connection.putheader(name, value)
-            small = b"".join(request.parts) if request.length < _PIECE else None
-            connection.endheaders(small or None)
-            if small is None:
-                for part in request.parts:
-                    self._limit()
-                    connection.send(part)
-            self._limit()
-            self.response = connection.getresponse()
-        return self
+    def __init__(self, connection: http.client.HTTPConnection, end: float | None) -> None:
+        self.connection = connection
+        self._end = end
+        self.complete = False
+        """The response has been read to its end."""
 
-    def _connect(self) -> http.client.HTTPConnection:
-        left = self._left()
-        if left is not None and left < CONNECT_SECONDS:
-            return self._transport.connection(left)
-        try:
-            return self._transport.connection(CONNECT_SECONDS)
-        except TimeoutError as error:
-            no_connection = TimeoutError(f"no connection within {CONNECT_SECONDS:g} s")
-            raise unreachable(self._transport.where, no_connection) from error
-
-    def __exit__(self, *_: object) -> None:
-        self._over(keep=self._complete and not self.response.will_close)
-
-    def _over(self, keep: bool) -> None:
-        connection, self._connection = self._connection, None
-        if connection is None:
-            return
-        if keep:
-            self._transport.keep(connection)
-        else:
-            connection.close()
-
-    def _left(self) -> float | None:
-        if self._end is None:
-            return None
-        left = self._end - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        return left
+    def send(self, request: HttpRequest, headers: Mapping[str, str]) -> None:
+        """Send all of it, and read the head of the response. Raises OSError, HTTPException."""
+        connection = self.connection
+        self._limit()
+        connection.putrequest(request.method, request.target, skip_accept_encoding=True)
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.putheader("content-length", str(request.length))
+        small = b"".join(request.parts) if request.length < _PIECE else None
+        connection.endheaders(small or None)
+        if small is None:
+            for part in request.parts:
+                self._limit()
+                connection.send(part)
+        self._limit()
+        self.response = connection.getresponse()
 
     def _limit(self) -> None:
-        connection = self._connection
-        if connection is not None and connection.sock is not None:
-            connection.sock.settimeout(self._left())
+        """Give the socket the time that is left. Raises TimeoutError if none is."""
+        left = None if self._end is None else self._end - time.monotonic()
+        if left is not None and left <= 0:
+            raise TimeoutError
+        if self.connection.sock is not None:
+            self.connection.sock.settimeout(left)
 
-    def _failures(self) -> "_Failures":
-        return _Failures(self, self._transport.where, self._request.timeout)
-
-    def whole(self) -> HttpReply:
+    def whole(self) -> HttpResponse:
         """The response with all of its body."""
-        response = self.response
-        with self._failures():
-            pieces = list(self._pieces())
+        pieces = list(self._pieces())
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        self._complete = True
-        return HttpReply(response.status, {name.lower(): value for name, value in response.getheaders()}, body)
-
-    def _pieces(self) -> Iterator[bytes]:
-        """Each as it comes, so that the time is looked at between them."""
-        self._limit()
-        length = self.response.length
-        if length is not None and self._end is None:  # in one go
-            whole = self.response.read()
-            if whole:
-                yield whole
-            return
-        while piece := self.response.read1(_PIECE):
-            yield piece
-            self._limit()
-        if self.response.length:
-            raise http.client.IncompleteRead(b"", self.response.length)
-        self.response.close()  # or the connection would think that there is more to read
+        headers = {name.lower(): value for name, value in self.response.getheaders()}
+        return HttpResponse(self.response.status, headers, body)
 
     def lines(self) -> Iterator[bytes]:
         """The lines of the body that are not empty, as they come."""
         rest = b""
-        with self._failures():
-            for piece in self._pieces():
-                *lines, rest = (rest + piece).split(b"\n")
-                yield from filter(None, lines)
-        self._complete = True
+        for piece in self._pieces():
+            *lines, rest = (rest + piece).split(b"\n")
+            yield from filter(None, lines)
         if rest:
             yield rest
 
-    def abandon(self) -> None:
-        self._over(keep=False)
-
-
-class _Failures:
-    """What the connection raises leaves the block as ClientError, and ends the connection."""
-
-    def __init__(self, exchange: _Exchange, where: str, timeout: float | None) -> None:
-        self._exchange = exchange
-        self._where = where
-        self._timeout = timeout
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if error is None or isinstance(error, GeneratorExit):
-            return
-        with suppress(OSError):
-            self._exchange.abandon()
-        if isinstance(error, ClientError):
-            return
-        if isinstance(error, TimeoutError):
-            raise timed_out(self._timeout) from error
-        if isinstance(error, OSError | http.client.HTTPException):
-            raise unreachable(self._where, error) from error
+    def _pieces(self) -> Iterator[bytes]:
+        """Each as it comes, so that the time limit is checked between them."""
+        self._limit()
+        response = self.response
+        if response.length is not None and self._end is None:  # in one go
+            if whole := response.read():
+                yield whole
+        else:
+            while piece := response.read1(_PIECE):
+                yield piece
+                self._limit()
+            if response.length:
+                raise http.client.IncompleteRead(b"", response.length)
+            response.close()  # or the connection would expect more to read
+        self.complete = True

@@ -1,10 +1,10 @@
-"""What a client needs of what is behind it, and the table of the calls that are no inference."""
+"""The interface of transports, and the table of control calls."""
 
 from collections.abc import AsyncGenerator, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from .values import Call, Result
+from .values import InferCall, Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ Parameters: TypeAlias = Mapping[str, str | bool | bytes]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Question:
-    """One call that is no inference. `parameters` are for LOAD and UNLOAD."""
+class ControlCall:
+    """One call of an `Operation`. `parameters` are for LOAD and UNLOAD."""
 
     operation: Operation
     model: str = ""
@@ -58,12 +58,12 @@ class Transport(Protocol):
 
     def start(self) -> None: ...
 
-    def ask(self, question: Question) -> Any:
+    def call(self, control: ControlCall) -> Any:
         """The response in JSON's values, as HTTP has it; a bool for probes."""
 
-    def infer(self, call: Call) -> Result: ...
+    def infer(self, call: InferCall) -> Result: ...
 
-    def stream(self, call: Call) -> Generator[Result]:
+    def stream(self, call: InferCall) -> Generator[Result]:
         """The responses as they come, but for one that only says that it is the last."""
 
     def close(self) -> None:
@@ -75,10 +75,10 @@ class AsyncTransport(Protocol):
 
     async def start(self) -> None: ...
 
-    async def ask(self, question: Question) -> Any: ...
+    async def call(self, control: ControlCall) -> Any: ...
 
-    async def infer(self, call: Call) -> Result: ...
+    async def infer(self, call: InferCall) -> Result: ...
 
-    def stream(self, call: Call) -> AsyncGenerator[Result]: ...
+    def stream(self, call: InferCall) -> AsyncGenerator[Result]: ...
 
     async def close(self) -> None: ...

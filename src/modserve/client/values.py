@@ -1,4 +1,4 @@
-"""The inputs and results of a call, and the conversion of values by the model's metadata."""
+"""Values that go into calls, their conversion by the model's metadata, and results."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Array, Shape, Tensor
 
-from .errors import ClientError, not_understood
+from .errors import ClientError, bad_response
 
 Value: TypeAlias = object
 """An input. An array or `Tensor` is sent unchanged; numbers, texts and lists become an array of the model's datatype.
@@ -34,7 +34,7 @@ class TensorMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """A model's inputs and outputs. `versions` are the ready versions, as the server writes them."""
+    """The inputs and outputs of a model. `versions` are those that serve."""
 
     name: str
     versions: tuple[str, ...]
@@ -44,8 +44,8 @@ class ModelMetadata:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Call:
-    """One inference. `timeout` (seconds) covers all of it.
+class InferCall:
+    """One inference. `timeout` (seconds) bounds all of it.
 
     `classes` above 0 requests that many top classes of each of `outputs`, in place of its values.
     """
@@ -202,7 +202,7 @@ def metadata_of(document: Mapping[str, Any]) -> ModelMetadata:
         platform = document.get("platform", "")
         return ModelMetadata(document["name"], versions, platform, tensors("inputs"), tensors("outputs"))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise not_understood(f"it is no model's metadata: {error!r}") from error
+        raise bad_response(f"it is not the metadata of a model: {error!r}") from error
 
 
 def version_of(text: str) -> int | None:

@@ -1,1 +1,1 @@
-"""Commands that serve nothing, a module each. `table` lists them; the one that runs is imported, and no other."""
+"""The commands beside `serve`, one module each. `table` lists them; only the one that runs is imported."""

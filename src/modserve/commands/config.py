@@ -1,9 +1,9 @@
-"""``modserve config MODEL_FILE``: a full config.pbtxt for a model file, made of what its engine says of it."""
+"""``modserve config MODEL_FILE``: a full config.pbtxt for a model file, from what its engine reports."""
 
 import asyncio
 import logging
 import sys
-from collections.abc import Sequence
+from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,84 +18,55 @@ from modserve.repository.local import LocalRepository
 from .config_text import written
 from .model_check import findings
 from .stdout import stdout_as_stderr
+from .syntax import FAILED, UsageError, number_type, option, parser, print_error
 
-WRONG_WORDS = 2
-
-HELP = """\
-usage: modserve config MODEL_FILE [--max-batch-size N] [-o FILE]
-
-Loads a model file, or a folder such as a SavedModel, and writes a complete config.pbtxt for it to
-standard output: name, backend, inputs and outputs as the engine describes them, and common
-options, commented out and explained.
-
-  --max-batch-size N  Maximum number of rows per batch; 0: no batching. [default: what a server uses
-                      without a configuration: 4 if the first dimension of every tensor is variable,
-                      otherwise 0]
-  -o FILE, --output FILE
-                      Write to FILE, which must not exist.
-
-exit codes: 0 written, 1 the model does not load, 2 wrong command line or file
-
-examples:
+PARSER = parser(
+    "config",
+    "Loads a model file, or a folder such as a SavedModel, and writes a complete config.pbtxt for it to\n"
+    "standard output: name, backend, inputs and outputs as the engine describes them, and common\n"
+    "options, commented out and explained.",
+    """\
   modserve config resnet50.onnx
-  modserve config model_repository/resnet/1/model.onnx -o model_repository/resnet/config.pbtxt"""
+  modserve config model_repository/resnet/1/model.onnx -o model_repository/resnet/config.pbtxt""",
+    "0 written, 1 the model does not load, 2 wrong command line or file",
+)
+PARSER.add_argument("file", metavar="MODEL_FILE", type=Path, help="The model file or folder.")
+option(
+    PARSER,
+    "--max-batch-size N",
+    "Maximum number of rows per batch; 0: no batching. [default: what a server uses without a configuration: 4 if "
+    "the first dimension of every tensor is variable, otherwise 0]",
+    type=number_type("a number of 0 or more", lambda value: value.is_integer() and 0 <= value < 1e9),
+)
+option(PARSER, "-o, --output FILE", "Write to FILE, which must not exist.", type=Path)
 
 
-class _WordsError(Exception):
-    """A wrong command line."""
-
-
-def main(words: Sequence[str]) -> int:
-    """The command; `words` are those behind its name. Returns the exit code."""
+def work(options: Namespace) -> int:
+    """Runs the command; returns the exit code."""
+    output: Path | None = options.output
+    if output is not None and output.exists():
+        raise UsageError(f"'{output}' already exists; remove it, or name another file")
     try:
-        path, size, output = _read(words)
-        if output is not None and output.exists():
-            raise _WordsError(f"'{output}' is there already; remove it, or name another file")
-        file = model_file(path, BackendRegistry().names)
-    except (_WordsError, ModserveError) as error:
-        print(f"modserve: {error}\nmodserve: see 'modserve config --help'", file=sys.stderr)
-        return WRONG_WORDS
+        file = model_file(options.file, BackendRegistry().names)
+    except ModserveError as error:
+        raise UsageError(error.message) from None
     logging.getLogger().addHandler(logging.NullHandler())
     try:
         with stdout_as_stderr():
-            text = make(file, size)
-        if output is not None:
-            output.write_text(text, "utf-8")
+            text = make(file, None if options.max_batch_size is None else int(options.max_batch_size))
     except ModserveError as error:
-        for finding in findings(error, str(path)):
-            print("\n".join(filter(None, [f"modserve: {path}: {finding.text}", finding.advice])), file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"modserve: cannot write '{output}': {error.strerror}", file=sys.stderr)
-        return WRONG_WORDS
+        for finding in findings(error, str(options.file)):
+            print_error(f"{options.file}: {finding.text}")
+            print(finding.advice, end="\n" if finding.advice else "", file=sys.stderr)
+        return FAILED
     if output is None:
         print(text, end="")
+        return 0
+    try:
+        output.write_text(text, "utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write '{output}': {error.strerror}") from None
     return 0
-
-
-def _read(words: Sequence[str]) -> tuple[Path, int | None, Path | None]:
-    """The model's file, max_batch_size if it is set, and the file to write."""
-    files: list[str] = []
-    values: dict[str, str] = {}
-    remaining = iter(words)
-    for word in remaining:
-        name, equals, value = word.partition("=")
-        name = {"-o": "--output"}.get(name, name).replace("_", "-")
-        if not word.startswith("-"):
-            files.append(word)
-        elif name not in ("--max-batch-size", "--output"):
-            raise _WordsError(f"unknown option '{word}'")
-        else:
-            values[name] = value if equals else next(remaining, "")
-            if not values[name]:
-                raise _WordsError(f"option '{name}' requires a value")
-    if len(files) != 1:
-        raise _WordsError(f"expected one model file, got: {' '.join(files) or 'none'}")
-    size = values.get("--max-batch-size")
-    if size is not None and not (size.isascii() and size.isdigit() and len(size) < 10):
-        raise _WordsError(f"option '--max-batch-size': expected a number of 0 or more, got: {size}")
-    output = values.get("--output")
-    return Path(files[0]), None if size is None else int(size), None if output is None else Path(output)
 
 
 def make(file: StandaloneModel, max_batch_size: int | None = None) -> str:

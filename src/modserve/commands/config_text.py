@@ -1,4 +1,4 @@
-"""The text of a config.pbtxt for people: what a model needs, and what else they may want, with a line on each."""
+"""The text of a config.pbtxt with comments: the required fields, and optional sections, commented out."""
 
 from collections.abc import Iterator
 

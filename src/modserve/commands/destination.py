@@ -1,4 +1,4 @@
-"""Where a server is, and what it takes to be let in: the options that all commands share which call one."""
+"""The server that a command calls: address, headers and TLS, from the options that these commands share."""
 
 import os
 from argparse import Namespace

@@ -1,44 +1,34 @@
-"""``modserve doctor``: what on this machine is in the way of a server, each with what to do."""
+"""``modserve doctor``: checks this machine for a server, with advice for each problem."""
 
 import json
 import sys
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from modserve.settings import OptionError, Settings, from_command_line
 
 from .doctor_checks import PROBLEM, Check, all_checks
-from .syntax import WRONG_WORDS, complain
+from .syntax import UsageError, add_json, parser
 from .terminal import COLOURS, PLAIN, plural, takes_colours
 
-HELP = """\
-usage: modserve doctor [--json] [options of 'modserve serve']
-
-Checks this machine for a server with the same options, and suggests what to do: versions,
-libraries, ports, cores, memory, open files, shared memory, engines, GPUs, clock. It serves nothing.
-
-  --json  Print one JSON document.
-
-exit codes: 0 no problems (there may be warnings), 1 problems, 2 wrong command line
-
-examples:
-  modserve doctor
-  modserve doctor --http-port 80
-  modserve doctor --config modserve.yaml --json"""
+PARSER = parser(
+    "doctor",
+    "Checks this machine for a server with the same options, and suggests what to do: versions,\n"
+    "libraries, ports, cores, memory, open files, shared memory, engines, GPUs, clock. It serves nothing.",
+    "  modserve doctor\n  modserve doctor --http-port 80\n  modserve doctor --config modserve.yaml --json",
+    "0 no problems (there may be warnings), 1 problems, 2 wrong command line",
+    usage="[--json]",
+)
+add_json(PARSER)
 
 _NO_MODELS = "no model repository given"
 
 
-def main(words: Sequence[str]) -> int:
-    """The command; `words` are those behind its name. Returns the exit code."""
-    rest = [word for word in words if word != "--json"]
-    try:
-        settings, remarks = read(rest)
-    except OptionError as error:
-        complain(str(error), "see 'modserve doctor --help'")
-        return WRONG_WORDS
-    checks = list(all_checks(settings, remarks))
-    if len(rest) < len(words):
+def work(options: Namespace) -> int:
+    """Runs the command; returns the exit code."""
+    checks = list(all_checks(*read(options.server_words)))
+    if options.json:
         print(json.dumps([each._asdict() for each in checks], indent=2, ensure_ascii=False))
     else:
         print("\n".join(lines(checks, colours=takes_colours(sys.stdout))))
@@ -46,18 +36,18 @@ def main(words: Sequence[str]) -> int:
 
 
 def read(words: Sequence[str]) -> tuple[Settings, Sequence[str]]:
-    """The settings of a server with these options, which need not name models, and warnings. Raises OptionError."""
+    """The settings of a server with these options, and warnings; they need not name models. Raises UsageError."""
     try:
         line = from_command_line(words)
     except OptionError as error:
         if _NO_MODELS not in str(error):
-            raise
+            raise UsageError(str(error)) from None
         line = from_command_line([*words, "--model-repository=."])
     return line.settings, line.warnings
 
 
 def lines(checks: Sequence[Check], *, colours: bool = False) -> Iterator[str]:
-    """What a person reads."""
+    """The report as text."""
     width = max(len(each.name) for each in checks)
     for each in checks:
         level = each.level.ljust(7)

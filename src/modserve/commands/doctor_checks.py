@@ -1,7 +1,4 @@
-"""What ``modserve doctor`` looks at: a function for each thing on this machine, which says how it is and what helps.
-
-What they read is an argument, so that tests can bring their own.
-"""
+"""The checks of ``modserve doctor``, a function each. Their sources are arguments, so that tests can replace them."""
 
 import asyncio
 import os
@@ -33,12 +30,17 @@ _MIB = 1 << 20
 
 
 class Check(NamedTuple):
-    """`text` says how it is, `advice` what to do if it is not well."""
+    """`text` is the finding, `advice` what to do about a warning or problem."""
 
     level: str
     name: str
     text: str
     advice: str = ""
+
+
+def _check(name: str, text: str, problem: str = "", level: str = WARNING) -> Check:
+    """OK without a `problem`, which is advice on what to do."""
+    return Check(level if problem else OK, name, text, problem)
 
 
 def versions(own_form: str = form()) -> Iterator[Check]:
@@ -48,11 +50,9 @@ def versions(own_form: str = form()) -> Iterator[Check]:
     if own_form == "compiled":
         yield Check(OK, "form", "compiled")
     else:
+        text = "interpreted, which takes up to twice the CPU time of the compiled form for each request"
         yield Check(
-            WARNING,
-            "form",
-            "interpreted, which takes up to twice the CPU time of the compiled form for each request",
-            "install a wheel made by scripts/wheel, or serve with 'scripts/serve --compiled'",
+            WARNING, "form", text, "install a wheel made by scripts/wheel, or serve with 'scripts/serve --compiled'"
         )
     broken: list[str] = []
     listed: list[str] = []
@@ -84,7 +84,7 @@ _LIBRARIES = {
 def settings_remarks(remarks: Sequence[str]) -> Iterator[Check]:
     """Options and variables that have no effect."""
     for remark in remarks:
-        yield Check(WARNING, "settings", remark, "'modserve --help' lists all options and variables")
+        yield _check("settings", remark, "'modserve --help' lists all options and variables")
 
 
 def ports(settings: Settings, probe: Callable[[str, int], None] | None = None) -> Iterator[Check]:
@@ -118,17 +118,13 @@ def cores(root: Path = _CGROUP, there: int | None = None) -> Iterator[Check]:
     """The cores that engines' threads are made for, and whether the system takes time away."""
     there = there or os.cpu_count() or 1
     usable = available_cores(root)
-    text = plural(usable, "core") + (f" of {there}: the rest is kept from this process" if usable < there else "")
-    throttled = _field(root / "cpu.stat", "nr_throttled")
-    if throttled:
-        yield Check(
-            WARNING,
-            "cores",
-            f"{text}; this container was made to wait {count(throttled)} times for using more than its share",
-            "a larger CPU limit (--cpus, resources.limits.cpu), or fewer instances and threads",
-        )
-        return
-    yield Check(OK, "cores", text)
+    text = plural(usable, "core") + (
+        f" of {there}: the others are not available to this process" if usable < there else ""
+    )
+    if throttled := _field(root / "cpu.stat", "nr_throttled"):
+        text += f"; this container was throttled {count(throttled)} times for using more than its share"
+    advice = "a larger CPU limit (--cpus, resources.limits.cpu), or fewer instances and threads"
+    yield _check("cores", text, advice if throttled else "")
 
 
 def _field(file: Path, name: str) -> int:
@@ -151,11 +147,8 @@ def memory(root: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> Itera
     except (OSError, ValueError):
         pass
     text = f"{size(limit)} allowed, {size(free)} free" if limit else "the system does not say"
-    if limit and free < 512 * _MIB:
-        advice = "a larger limit; --request-memory-limit and --model-memory-limit keep a server below one"
-        yield Check(WARNING, "memory", text, advice)
-    else:
-        yield Check(OK, "memory", text)
+    advice = "a larger limit; --request-memory-limit and --model-memory-limit keep a server below one"
+    yield _check("memory", text, advice if limit and free < 512 * _MIB else "")
 
 
 def files(limit: int | None = None) -> Iterator[Check]:
@@ -165,10 +158,8 @@ def files(limit: int | None = None) -> Iterator[Check]:
         yield Check(OK, "open files", "no limit")
         return
     text = f"{count(limit)} allowed, which is {count(for_connections(limit, 64))} connections"
-    if limit < 4096:
-        yield Check(WARNING, "open files", text, "ulimit -n 65536, or LimitNOFILE= of systemd, or docker's --ulimit")
-    else:
-        yield Check(OK, "open files", text)
+    advice = "ulimit -n 65536, or LimitNOFILE= of systemd, or docker's --ulimit"
+    yield _check("open files", text, advice if limit < 4096 else "")
 
 
 def shared_memory(directory: Path = Path("/dev/shm")) -> Iterator[Check]:
@@ -180,11 +171,8 @@ def shared_memory(directory: Path = Path("/dev/shm")) -> Iterator[Check]:
         yield Check(WARNING, "shared memory", text, "only needed for --allow-client-shm; mount a tmpfs there")
         return
     text = f"{directory} has {size(usage.total)}, {size(usage.free)} free"
-    if usage.free <= 64 * _MIB:
-        advice = "for clients that share memory: docker's --shm-size=1g, or an emptyDir with medium: Memory"
-        yield Check(WARNING, "shared memory", text, advice)
-    else:
-        yield Check(OK, "shared memory", text)
+    advice = "for clients that share memory: docker's --shm-size=1g, or an emptyDir with medium: Memory"
+    yield _check("shared memory", text, advice if usage.free <= 64 * _MIB else "")
 
 
 def temporary(directory: str = "") -> Iterator[Check]:
@@ -197,8 +185,7 @@ def temporary(directory: str = "") -> Iterator[Check]:
     except OSError as error:
         yield Check(PROBLEM, "temporary files", f"cannot be written: {error}", "TMPDIR names a directory for them")
         return
-    level = OK if free >= 256 * _MIB else WARNING
-    yield Check(level, "temporary files", f"{place}, {size(free)} free", "" if level == OK else "TMPDIR names another")
+    yield _check("temporary files", f"{place}, {size(free)} free", "TMPDIR names another" if free < 256 * _MIB else "")
 
 
 def engines(entries: Sequence[Entry] | None = None) -> Iterator[Check]:
@@ -221,12 +208,9 @@ def gpus(devices: Sequence[str] | None = None, has_build: bool | None = None) ->
         return
     has_build = _installed("onnxruntime-gpu") if has_build is None else has_build
     text = ", ".join(devices)
-    if has_build:
-        yield Check(OK, "GPU", text)
-    else:
-        yield Check(
-            WARNING, "GPU", f"{text}; the ONNX Runtime here is for CPU cores only", "pip install 'modserve[gpu]'"
-        )
+    if not has_build:
+        text += "; the installed ONNX Runtime is for CPU cores only"
+    yield _check("GPU", text, "" if has_build else "pip install 'modserve[gpu]'")
 
 
 def _gpus() -> list[str]:
@@ -270,10 +254,8 @@ def clock(
     except OSError:
         kind = "unknown source"
     text = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(now))}, a look takes {cost_ns:.0f} ns ({kind})"
-    if cost_ns > 1000:
-        yield Check(WARNING, "clock", text, "a quicker clock source of the kernel, such as tsc: every request reads it")
-    else:
-        yield Check(OK, "clock", text)
+    advice = "a faster clock source of the kernel, such as tsc: every request reads the clock"
+    yield _check("clock", text, advice if cost_ns > 1000 else "")
 
 
 def _clock_cost_ns() -> float:

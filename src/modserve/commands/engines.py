@@ -1,24 +1,20 @@
-"""``modserve engines``: what can run models here, and what to install for the rest."""
+"""``modserve engines``: lists installed engines, and how to install others."""
 
-import sys
-from collections.abc import Sequence
+from argparse import Namespace
 
 from modserve.backends.inventory import inventory
 from modserve.process import console
 
-HELP = """\
-usage: modserve engines
+from .syntax import parser
 
-Lists the installed engines with the files that each loads, and the pip commands for others.
+PARSER = parser(
+    "engines",
+    "Lists the installed engines with the files that each loads, and the pip commands for others.",
+    "  modserve engines",
+)
 
-example:
-  modserve engines"""
 
-
-def main(words: Sequence[str]) -> int:
-    """The command; `words` are those behind its name. Returns the exit code."""
-    if words:
-        print(f"modserve: 'engines' takes no options, got: {' '.join(words)}", file=sys.stderr)
-        return 2
+def work(options: Namespace) -> int:
+    """Runs the command; returns the exit code."""
     print(console.engines_table(inventory()))
     return 0

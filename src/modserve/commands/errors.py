@@ -1,22 +1,19 @@
-"""Failures of calls to a server."""
+"""Failures of calls to a server. `advice` says what helps."""
 
-from modserve.core.errors import ModserveError, invalid, unavailable
-
-_UNAVAILABLE = unavailable("").code
-_INVALID = invalid("").code
+from modserve.core.errors import Code, ModserveError
 
 
 class UnreachableError(ModserveError):
-    """Nobody answers at the address, or no server that speaks the protocol. `advice` says what helps."""
+    """No server responds at the address, or none that speaks the protocol."""
 
     def __init__(self, message: str, advice: str = "") -> None:
-        super().__init__(_UNAVAILABLE, message)
+        super().__init__(Code.UNAVAILABLE, message)
         self.advice = advice
 
 
 class RefusedError(ModserveError):
-    """The call is not possible: `message` is the server's text, `advice` says what helps."""
+    """The server refused the call; `message` is its text."""
 
     def __init__(self, message: str, advice: str = "") -> None:
-        super().__init__(_INVALID, message)
+        super().__init__(Code.INVALID_ARG, message)
         self.advice = advice

@@ -1,14 +1,14 @@
-"""``modserve infer MODEL NAME=VALUE …``: send one request to a running server, and show the response."""
+"""``modserve infer MODEL NAME=VALUE …``: send one request to a running server and show the response."""
 
 import json
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from modserve.client.address import PORTS
-from modserve.client.values import Call, ModelMetadata, Result, TensorMetadata
+from modserve.client.values import InferCall, ModelMetadata, Result, TensorMetadata
 from modserve.core.requests.request import ParameterValue
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array
@@ -17,9 +17,9 @@ from modserve.pb import inference as pb
 from . import infer_images, infer_output
 from .destination import Destination, destination
 from .errors import RefusedError
-from .infer_values import Input, parameter, sample, tensors
+from .infer_values import InputSpec, parameter, sample, tensors
 from .remote_server import RemoteServer, connect
-from .syntax import WordsError, add_destination, add_json, parser, run
+from .syntax import UsageError, add_destination, add_json, option, parser
 
 PARSER = parser(
     "infer",
@@ -40,19 +40,13 @@ with @ as @@. 'modserve models MODEL' lists a model's inputs.""",
 PARSER.add_argument("model", metavar="MODEL", help="The model's name.")
 PARSER.add_argument("values", nargs="*", metavar="NAME=VALUE", help="Inputs.")
 _GROUP = PARSER.add_argument_group("the request")
-_GROUP.add_argument("--version", metavar="N", type=int, help="The version. [default: the latest ready one]")
+option(_GROUP, "--version N", "The version. [default: the latest ready one]", type=int)
 _GROUP.add_argument("--sample", action="store_true", help="Generate data for all other inputs.")
-_GROUP.add_argument("--outputs", metavar="NAME,…", default="", help="The outputs to request. [default: all]")
-_GROUP.add_argument("--classes", metavar="K", type=int, default=0, help="Return the K best classes of each output.")
-_GROUP.add_argument(
-    "--request-id", metavar="TEXT", default="", help="The request id, which appears in the response and in logs."
-)
-_GROUP.add_argument(
-    "--parameter", metavar="NAME=VALUE", action="append", default=[], help="Request parameter; may be repeated."
-)
-_GROUP.add_argument(
-    "--sequence-id", metavar="ID", help="Id of the sequence that the request belongs to: a number or a text."
-)
+option(_GROUP, "--outputs NAME,…", "The outputs to request. [default: all]")
+option(_GROUP, "--classes K", "Return the K best classes of each output.", type=int, default=0)
+option(_GROUP, "--request-id TEXT", "The request id, which appears in the response and in logs.")
+option(_GROUP, "--parameter NAME=VALUE", "Request parameter; may be repeated.", action="append", default=[])
+option(_GROUP, "--sequence-id ID", "Id of the sequence that the request belongs to: a number or a text.", default=None)
 _GROUP.add_argument("--sequence-start", action="store_true", help="Mark the first request of the sequence.")
 _GROUP.add_argument("--sequence-end", action="store_true", help="Mark the last request of the sequence.")
 _GROUP.add_argument("--stream", action="store_true", help="Show any number of responses as they arrive.")
@@ -61,27 +55,22 @@ _GROUP = PARSER.add_argument_group("pictures")
 _GROUP.add_argument("--pixels", choices=tuple(infer_images.PIXELS), default="", help="Range of pixel values.")
 _GROUP.add_argument("--layout", choices=infer_images.ORDERS, default="", help="Order of the dimensions.")
 _GROUP = PARSER.add_argument_group("the response")
-_GROUP.add_argument(
-    "--output",
-    metavar="[NAME=]FILE",
+option(
+    _GROUP,
+    "--output [NAME=]FILE",
+    f"Write outputs to a file: {' '.join(infer_output.ENDINGS)}; may be repeated.",
     action="append",
     default=[],
-    help=f"Write outputs to a file: {' '.join(infer_output.ENDINGS)}; may be repeated.",
 )
 add_json(PARSER)
 add_destination(PARSER)
-HELP = PARSER.format_help()
 
 
-def main(words: Sequence[str]) -> int:
-    """The command; `words` are those behind its name. Returns the exit code."""
-    return run(PARSER, words, _work)
-
-
-def _work(options: Namespace) -> int:
+def work(options: Namespace) -> int:
+    """Runs the command; returns the exit code."""
     files = infer_output.targets(options.output)
     if options.stream and files:
-        raise WordsError("option '--output' is for one response, and '--stream' for many; --json prints them all")
+        raise UsageError("option '--output' is for one response, and '--stream' for many; --json prints them all")
     server = connect(over_grpc(destination(options)) if options.grpc else destination(options))
     try:
         call = _call(server, options)
@@ -107,27 +96,27 @@ def over_grpc(own: Destination) -> Destination:
     return replace(own, address=place.at_port(PORTS["grpc"], "grpcs" if place.secure else "grpc"))
 
 
-def _results(server: RemoteServer, call: Call, options: Namespace) -> Iterator[Result]:
+def _results(server: RemoteServer, call: InferCall, options: Namespace) -> Iterator[Result]:
     if options.stream:
         yield from server.stream(call)
     else:
         yield server.infer(call)
 
 
-def _call(server: RemoteServer, options: Namespace) -> Call:
+def _call(server: RemoteServer, options: Namespace) -> InferCall:
     metadata = server.metadata(options.model, options.version)
     inputs = [_input(row) for row in metadata.inputs]
     if inputs and not options.values and not options.sample:
         words = " ".join(f"{each.name}=…" for each in inputs)
-        raise WordsError(
-            f"no values for the inputs of '{options.model}': {'; '.join(map(str, inputs))}\n"
-            f"say 'modserve infer {options.model} {words}', or --sample for made-up data"
+        raise UsageError(
+            f"missing values for the inputs of '{options.model}': {'; '.join(map(str, inputs))}\n"
+            f"say 'modserve infer {options.model} {words}', or --sample for generated data"
         )
     pictures = _Pictures(server, options)
     values = tensors(options.values, inputs, pictures.decode)
     if options.sample:
         values |= {each.name: sample(each, options.model) for each in inputs if each.name not in values}
-    return Call(
+    return InferCall(
         options.model,
         options.version,
         values,
@@ -138,8 +127,8 @@ def _call(server: RemoteServer, options: Namespace) -> Call:
     )
 
 
-def _input(row: TensorMetadata) -> Input:
-    return Input(row.name, dtypes.BY_NAME[row.datatype], row.shape)
+def _input(row: TensorMetadata) -> InputSpec:
+    return InputSpec(row.name, dtypes.BY_NAME[row.datatype], row.shape)
 
 
 def _outputs(metadata: ModelMetadata, options: Namespace) -> tuple[str, ...]:
@@ -149,14 +138,14 @@ def _outputs(metadata: ModelMetadata, options: Namespace) -> tuple[str, ...]:
 
 
 def parameters(options: Namespace) -> dict[str, ParameterValue]:
-    """Those of the request, with what says where it is in a sequence. Raises WordsError, INVALID_ARG."""
+    """Those of the request, with what says where it is in a sequence. Raises UsageError, INVALID_ARG."""
     values = dict(map(parameter, options.parameter))
     if options.sequence_id is not None:
         id = options.sequence_id
         values["sequence_id"] = int(id) if id.isascii() and id.isdigit() else id
         values |= {"sequence_start": options.sequence_start, "sequence_end": options.sequence_end}
     elif options.sequence_start or options.sequence_end:
-        raise WordsError("options '--sequence-start' and '--sequence-end' require '--sequence-id'")
+        raise UsageError("options '--sequence-start' and '--sequence-end' require '--sequence-id'")
     return values
 
 
@@ -169,10 +158,10 @@ class _Pictures:
         self._config: pb.ModelConfig | None = None
         self._looked = False
 
-    def decode(self, file: str, content: bytes, spec: Input) -> Array:
+    def decode(self, file: str, content: bytes, spec: InputSpec) -> Array:
         return infer_images.decode(file, content, spec, self._hints(spec), self._note)
 
-    def _hints(self, spec: Input) -> infer_images.Hints:
+    def _hints(self, spec: InputSpec) -> infer_images.ImageHints:
         if not self._looked:
             self._looked = True
             try:
@@ -184,7 +173,7 @@ class _Pictures:
         order = (
             {pb.ModelInput.FORMAT_NCHW: "CHW", pb.ModelInput.FORMAT_NHWC: "HWC"}.get(formats[0], "") if formats else ""
         )
-        return infer_images.Hints(batched, self._options.layout or order, self._options.pixels)
+        return infer_images.ImageHints(batched, self._options.layout or order, self._options.pixels)
 
     def _note(self, text: str) -> None:
         if not self._options.json:

@@ -1,4 +1,4 @@
-"""Pictures as tensors, where the model's metadata and configuration leave no doubt what is meant."""
+"""Pictures as tensors, if the metadata and configuration of the model determine their layout."""
 
 import io
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +11,7 @@ from modserve.core.errors import invalid
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array
 
-from .infer_values import Input, Shape
+from .infer_values import InputSpec, Shape
 
 ORDERS = ("CHW", "HWC", "HW")
 """The order of a picture's dimensions: channels, height, width."""
@@ -37,8 +37,8 @@ PIXELS: Mapping[str, Callable[[Array], Array]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """How an input has a picture. `height` and `width` are -1 where they may be any."""
+class ImageLayout:
+    """The layout of a picture in an input. `height` and `width` are -1 if variable."""
 
     order: str
     channels: int
@@ -47,16 +47,16 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Hints:
-    """What is known beside the metadata. `batched`: whether the first dimension is that of the batch."""
+class ImageHints:
+    """Information beside the metadata. `batched`: whether the first dimension is the batch."""
 
     batched: bool | None = None
     order: str = ""
     pixels: str = ""
 
 
-def layouts(shape: Shape, hints: Hints) -> Iterator[Layout]:
-    """All that the shape may mean."""
+def layouts(shape: Shape, hints: ImageHints) -> Iterator[ImageLayout]:
+    """All layouts that fit the shape."""
     seen = set()
     for dims in _without_batch(shape, hints.batched):
         for layout in _of(dims):
@@ -73,46 +73,46 @@ def _without_batch(shape: Shape, batched: bool | None) -> Iterator[Shape]:
         yield shape
 
 
-def _of(dims: Shape) -> Iterator[Layout]:
+def _of(dims: Shape) -> Iterator[ImageLayout]:
     if len(dims) == 2:
-        yield Layout("HW", 1, *dims)
+        yield ImageLayout("HW", 1, *dims)
     elif len(dims) == 3:
         if dims[0] in _MODES:
-            yield Layout("CHW", dims[0], *dims[1:])
+            yield ImageLayout("CHW", dims[0], *dims[1:])
         if dims[2] in _MODES:
-            yield Layout("HWC", dims[2], *dims[:2])
+            yield ImageLayout("HWC", dims[2], *dims[:2])
 
 
-def layout(spec: Input, hints: Hints) -> Layout:
+def layout(spec: InputSpec, hints: ImageHints) -> ImageLayout:
     """The one layout that an input has. Raises INVALID_ARG if there is none, or more than one."""
     possible = list(layouts(spec.shape, hints))
     if len(possible) == 1:
         return possible[0]
     if not possible:
         raise invalid(
-            f"input '{spec}' is not of the shape of a picture: height and width, with 1, 3 or 4 channels before or "
-            "behind them; an .npy file takes any shape"
+            f"input '{spec}' does not have the shape of a picture: height and width, with 1, 3 or 4 channels before or "
+            "after them; an .npy file can have any shape"
         )
     listed = " or ".join(each.order for each in possible)
     raise invalid(f"input '{spec}' may be {listed} of a picture: '--layout' says which")
 
 
-def pixels(spec: Input, hints: Hints) -> Callable[[Array], Array]:
+def pixels(spec: InputSpec, hints: ImageHints) -> Callable[[Array], Array]:
     """What makes numbers of pixels. Raises INVALID_ARG if only the user can know."""
     if hints.pixels:
         return PIXELS[hints.pixels]
     if spec.datatype is dtypes.UINT8 or (spec.datatype.json_kind == "int" and spec.datatype is not dtypes.INT8):
         return PIXELS["bytes"]
     raise invalid(
-        f"input '{spec}' does not say how pixels are numbers: '--pixels' takes bytes (0 to 255), unit (0 to 1), signed "
-        "(-1 to 1), or imagenet (with the mean and deviation of ImageNet)"
+        f"input '{spec}' does not say how pixels become numbers: '--pixels' takes bytes (0 to 255), unit (0 to 1), "
+        "signed (-1 to 1), or imagenet (with the mean and deviation of ImageNet)"
     )
 
 
-def decode(file: str, content: bytes, spec: Input, hints: Hints, note: Callable[[str], None]) -> Array:
+def decode(file: str, content: bytes, spec: InputSpec, hints: ImageHints, note: Callable[[str], None]) -> Array:
     """A picture as a tensor: turned upright, resized, with the channels where they belong. Raises INVALID_ARG.
 
-    `note` is told what was done to it.
+    `note` receives a description of the changes.
     """
     where, number = layout(spec, hints), pixels(spec, hints)
     image = _open(file, content)
@@ -139,4 +139,4 @@ def _open(file: str, content: bytes) -> Any:
     try:
         return ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
     except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
-        raise invalid(f"{file} is no picture: {error}") from None
+        raise invalid(f"{file} is not a picture: {error}") from None

@@ -1,4 +1,4 @@
-"""What ``modserve infer`` shows and writes of a response."""
+"""The output of ``modserve infer``: a response as text, JSON, or files."""
 
 import base64
 import io
@@ -14,7 +14,7 @@ from modserve.core.errors import invalid
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array, Tensor
 
-from .syntax import WordsError
+from .syntax import UsageError
 from .terminal import duration
 
 _MOST = 100
@@ -25,7 +25,7 @@ ENDINGS = (".npy", ".npz", ".json", ".txt", ".bin", *_PICTURES)
 
 
 def lines(result: Result, seconds: float) -> Iterator[str]:
-    """What a person reads."""
+    """The response as text."""
     parts = [f"{result.model} version {_version(result)}", f"after {duration(seconds)}"]
     parts += [f"id {result.id}"] * bool(result.id)
     parts += [f"{name}={value}" for name, value in result.parameters.items()]
@@ -43,7 +43,7 @@ def shown(tensor: Tensor) -> str:
     """The elements as text; the middle of many is left out."""
     array = tensor.array
     if not array.size:
-        return "no elements"
+        return "empty"
     if tensor.datatype is dtypes.BYTES:
         texts = [_text(each) for each in array.reshape(-1)[:_MOST]]
         more = array.size - len(texts)
@@ -95,13 +95,13 @@ def _json_text(element: bytes) -> Any:
 
 
 def targets(texts: Sequence[str]) -> list[tuple[str, Path]]:
-    """Read ``FILE`` and ``NAME=FILE``: the output, empty for all or the only one, and the file. Raises WordsError."""
+    """Read ``FILE`` and ``NAME=FILE``: the output, empty for all or the only one, and the file. Raises UsageError."""
     out = []
     for text in texts:
         name, equals, file = text.partition("=")
         path = Path(file if equals else text)
         if path.suffix.lower() not in ENDINGS:
-            raise WordsError(f"option '--output': expected a file ending in {', '.join(ENDINGS)}, got: {path}")
+            raise UsageError(f"option '--output': expected a file ending in {', '.join(ENDINGS)}, got: {path}")
         out.append((name if equals else "", path))
     return out
 
@@ -112,7 +112,7 @@ def write(result: Result, name: str, path: Path) -> str:
     outputs = dict(result.tensors)
     if name:
         if name not in outputs:
-            raise invalid(f"option '--output': there is no output '{name}'; there are {', '.join(outputs)}")
+            raise invalid(f"option '--output': output '{name}' does not exist; the outputs are {', '.join(outputs)}")
         outputs = {name: outputs[name]}
     if ending == ".json":
         content = json.dumps(document(result), ensure_ascii=False).encode()
@@ -171,8 +171,8 @@ def _picture(tensor: Tensor, ending: str, path: Path) -> bytes:
         array = array[:, :, 0]
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (3, 4)):
         raise invalid(
-            f"option '--output': {tensor.datatype} {list(tensor.shape)} is no picture for {path}; pictures are UINT8 "
-            "with height, width and channels"
+            f"option '--output': {tensor.datatype} {list(tensor.shape)} cannot be written as a picture to {path}; "
+            "pictures are UINT8 with height, width and channels"
         )
     try:
         from PIL import Image

@@ -1,4 +1,4 @@
-"""From the words of ``modserve infer`` to tensors: numbers, lists, JSON, texts and files, by the model's metadata."""
+"""Converts the arguments of ``modserve infer`` to tensors: numbers, lists, JSON, texts and files."""
 
 import io
 import json
@@ -23,7 +23,7 @@ _NUMBERS = "numbers such as 1, [1, 2, 3] or 1,2,3"
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class InputSpec:
     """An input as the metadata has it: with the dimension of the batch, where the model has one."""
 
     name: str
@@ -34,11 +34,11 @@ class Input:
         return f"{self.name} {self.datatype} {list(self.shape)}"
 
 
-DecodeImage = Callable[[str, bytes, Input], Array]
+DecodeImage = Callable[[str, bytes, InputSpec], Array]
 """The elements of a picture in a file for an input; the text is the file's name. Raises INVALID_ARG."""
 
 
-def tensors(words: Sequence[str], inputs: Sequence[Input], decode_image: DecodeImage) -> dict[str, Tensor]:
+def tensors(words: Sequence[str], inputs: Sequence[InputSpec], decode_image: DecodeImage) -> dict[str, Tensor]:
     """The tensors that ``name=value`` words stand for; those of one name become rows of one batch.
 
     Raises INVALID_ARG, with the input, what it is, and what would be right.
@@ -53,7 +53,7 @@ def tensors(words: Sequence[str], inputs: Sequence[Input], decode_image: DecodeI
     }
 
 
-def _read(word: str, inputs: Mapping[str, Input], decode_image: DecodeImage) -> list[tuple[str, Array]]:
+def _read(word: str, inputs: Mapping[str, InputSpec], decode_image: DecodeImage) -> list[tuple[str, Array]]:
     name, equals, text = word.partition("=")
     if not equals or name not in inputs:
         if word.startswith("@") and word.lower().endswith(".npz"):
@@ -61,7 +61,7 @@ def _read(word: str, inputs: Mapping[str, Input], decode_image: DecodeImage) -> 
         if len(inputs) != 1 or (equals and name.isidentifier()):
             listed = "; ".join(map(str, inputs.values())) or "none"
             hint = did_you_mean(name, inputs) if equals else ", expected NAME=VALUE"
-            raise invalid(f"'{word[:60]}' is for no input of the model{hint}; its inputs are {listed}")
+            raise invalid(f"'{word[:60]}' does not name an input of the model{hint}; its inputs are {listed}")
         name, text = next(iter(inputs)), word
     spec = inputs[name]
     if text.startswith("@") and not text.startswith("@@"):
@@ -69,7 +69,7 @@ def _read(word: str, inputs: Mapping[str, Input], decode_image: DecodeImage) -> 
     return [(name, from_text(text.removeprefix("@") if text.startswith("@@") else text, spec))]
 
 
-def _joined(spec: Input, rows: list[Array]) -> Array:
+def _joined(spec: InputSpec, rows: list[Array]) -> Array:
     if len(rows) == 1:
         return rows[0]
     if not spec.shape or spec.shape[0] != -1:
@@ -84,7 +84,7 @@ def _joined(spec: Input, rows: list[Array]) -> Array:
 # Texts
 
 
-def from_text(text: str, spec: Input) -> Array:
+def from_text(text: str, spec: InputSpec) -> Array:
     """A value of the command line. Raises INVALID_ARG."""
     if spec.datatype is dtypes.BYTES:
         value: Any = text
@@ -111,7 +111,7 @@ def _is_list(text: str) -> bool:
     return False
 
 
-def _numbers(value: Any, spec: Input) -> Array:
+def _numbers(value: Any, spec: InputSpec) -> Array:
     try:
         array = np.array(value)
     except ValueError:
@@ -121,7 +121,7 @@ def _numbers(value: Any, spec: Input) -> Array:
     return array
 
 
-def _texts(value: Any, spec: Input) -> Array:
+def _texts(value: Any, spec: InputSpec) -> Array:
     try:
         shape = np.array(value).shape
     except ValueError:
@@ -133,7 +133,7 @@ def _texts(value: Any, spec: Input) -> Array:
     return array
 
 
-def converted(array: Array, spec: Input) -> Array:
+def converted(array: Array, spec: InputSpec) -> Array:
     """With elements of the input's type, if nothing is lost but precision. Raises INVALID_ARG."""
     datatype = spec.datatype
     if datatype is dtypes.BYTES:
@@ -156,7 +156,7 @@ def converted(array: Array, spec: Input) -> Array:
     return made
 
 
-def fitted(array: Array, spec: Input) -> Array:
+def fitted(array: Array, spec: InputSpec) -> Array:
     """In the input's shape: as it is, with dimensions of 1 before it, a list folded, or one number for all elements.
 
     Raises INVALID_ARG for what fits in none of these ways.
@@ -193,7 +193,7 @@ def _matches(shape: Shape, dims: Shape) -> bool:
 # Files
 
 
-def from_file(file: str, spec: Input, decode_image: DecodeImage) -> Array:
+def from_file(file: str, spec: InputSpec, decode_image: DecodeImage) -> Array:
     """The value in a file, read by its ending. Raises INVALID_ARG."""
     content = _content(file)
     ending = Path(file).suffix.lower()
@@ -222,12 +222,12 @@ def from_file(file: str, spec: Input, decode_image: DecodeImage) -> Array:
     )
 
 
-def _archive(file: str, inputs: Mapping[str, Input]) -> list[tuple[str, Array]]:
+def _archive(file: str, inputs: Mapping[str, InputSpec]) -> list[tuple[str, Array]]:
     """All inputs that an .npz file has by name."""
     arrays = _numpy(file, _content(file))
     if others := [name for name in arrays if name not in inputs]:
         listed = "; ".join(map(str, inputs.values()))
-        raise invalid(f"{file} has an array '{others[0]}', which is for no input; the inputs are {listed}")
+        raise invalid(f"{file} has an array '{others[0]}', which is not an input; the inputs are {listed}")
     return [(name, fitted(converted(array, inputs[name]), inputs[name])) for name, array in arrays.items()]
 
 
@@ -242,7 +242,7 @@ def _text(file: str, content: bytes) -> str:
     try:
         return content.decode().strip()
     except UnicodeDecodeError as error:
-        raise invalid(f"{file} is no text in UTF-8: {error}") from None
+        raise invalid(f"{file} is not UTF-8 text: {error}") from None
 
 
 def _numpy(file: str, content: bytes) -> Any:
@@ -251,7 +251,7 @@ def _numpy(file: str, content: bytes) -> Any:
         loaded = np.load(io.BytesIO(content), allow_pickle=False)
         return loaded if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
     except (ValueError, OSError, EOFError, KeyError) as error:
-        raise invalid(f"{file} is no file of numpy without objects: {error}") from None
+        raise invalid(f"{file} is not a numpy file without objects: {error}") from None
 
 
 def _columns(file: str, text: str) -> Array:
@@ -259,11 +259,11 @@ def _columns(file: str, text: str) -> Array:
     try:
         array = np.array([[float(cell) for cell in row] for row in rows])
     except ValueError as error:
-        raise invalid(f"{file} is no table of numbers: {error}") from None
+        raise invalid(f"{file} is not a table of numbers: {error}") from None
     return array[0] if len(rows) == 1 else array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
 
 
-def sample(spec: Input, model: str) -> Tensor:
+def sample(spec: InputSpec, model: str) -> Tensor:
     """Made-up data that most models take. Raises INVALID_ARG."""
     from modserve.core.tensors.sample_data import Sizes, generator, likely
 

@@ -4,6 +4,7 @@ import json
 import time
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from modserve.client.transport import LOAD
@@ -14,7 +15,7 @@ from .errors import RefusedError
 from .models import chosen
 from .remote_server import RemoteServer, connect
 from .server_status import index
-from .syntax import WordsError, add_destination, parser, run
+from .syntax import UsageError, add_destination, option, parser
 from .terminal import duration, each
 
 PARSER = parser(
@@ -26,47 +27,37 @@ PARSER = parser(
     "0 loaded, 1 not loaded (the reason is printed), 2 wrong command line",
 )
 PARSER.add_argument("names", nargs="+", metavar="MODEL", help="Names of models in the model repository.")
-PARSER.add_argument(
-    "--config", metavar="FILE", default="", help="Configuration in JSON, instead of the one in the repository."
-)
-PARSER.add_argument(
-    "--file",
-    metavar="PATH=FILE",
+option(PARSER, "--config FILE", "Configuration in JSON, instead of the one in the repository.")
+option(
+    PARSER,
+    "--file PATH=FILE",
+    "A model file, instead of those in the repository; PATH is relative to the model's folder, e.g. 1/model.onnx; "
+    "may be repeated.",
     action="append",
     default=[],
-    help="A model file, instead of those in the repository; PATH is relative to the model's folder, e.g. 1/model.onnx; "
-    "may be repeated.",
 )
 add_destination(PARSER, 600.0)
-HELP = PARSER.format_help()
 
 
-def main(words: Sequence[str]) -> int:
-    """The command; `words` are those behind its name. Returns the exit code."""
-    return run(PARSER, words, _work)
-
-
-def _work(options: Namespace) -> int:
+def work(options: Namespace) -> int:
+    """Runs the command; returns the exit code."""
     values = parameters(options.config, options.file)
-    server = connect(destination(options))
+    with closing(connect(destination(options))) as server:
 
-    def load(name: str) -> str:
-        begin = time.perf_counter()
-        try:
-            server.ask(LOAD, name, parameters=values)
-        except RefusedError as error:
-            if not options.file:
-                _name_others(server, name, error)
-            raise
-        took = time.perf_counter() - begin
-        versions = [row for row in index(server) if row.model == name]
-        listed = ", ".join(f"version {row.version} {row.state}" for row in versions if row.state)
-        return f"{name}: {listed or 'loaded'}, after {duration(took)}"
+        def load(name: str) -> str:
+            begin = time.perf_counter()
+            try:
+                server.call(LOAD, name, parameters=values)
+            except RefusedError as error:
+                if not options.file:
+                    _name_others(server, name, error)
+                raise
+            took = time.perf_counter() - begin
+            versions = [row for row in index(server) if row.model == name]
+            listed = ", ".join(f"version {row.version} {row.state}" for row in versions if row.state)
+            return f"{name}: {listed or 'loaded'}, after {duration(took)}"
 
-    try:
         return each(options.names, load)
-    finally:
-        server.close()
 
 
 def _name_others(server: RemoteServer, name: str, error: RefusedError) -> None:
@@ -80,23 +71,22 @@ def _name_others(server: RemoteServer, name: str, error: RefusedError) -> None:
 
 
 def parameters(config: str, files: Sequence[str]) -> dict[str, str | bytes]:
-    """Those of a load request. Raises WordsError, or INVALID_ARG for a file that cannot be read."""
+    """Those of a load request. Raises UsageError, or INVALID_ARG for a file that cannot be read."""
     out: dict[str, str | bytes] = {}
     if config:
         try:
             json.loads(text := _read(config, "--config").decode())
         except ValueError:
             raise invalid(
-                f"option '--config': {config} is no JSON; for a config.pbtxt, 'modserve check' and the repository are "
-                "the place"
+                f"option '--config': {config} is not JSON; a config.pbtxt belongs into the repository"
             ) from None
         out["config"] = text
     if files and not config:
-        raise WordsError("option '--file' requires '--config', since files stand in place of the repository")
+        raise UsageError("option '--file' requires '--config', since files stand in place of the repository")
     for each_file in files:
         path, equals, file = each_file.partition("=")
         if not (equals and path and file):
-            raise WordsError(f"option '--file': expected PATH=FILE such as 1/model.onnx=model.onnx, got: {each_file}")
+            raise UsageError(f"option '--file': expected PATH=FILE such as 1/model.onnx=model.onnx, got: {each_file}")
         out[f"file:{path}"] = _read(file, "--file")
     return out
 

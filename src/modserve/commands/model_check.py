@@ -1,7 +1,7 @@
-"""Looks at all models of a server as the server would, and keeps what it says of each. Nothing is served.
+"""Checks all models as a server would load them, and collects the findings.
 
-The parts are those of a server, down to the manager that loads ensembles after their models, so that nothing here knows
-a rule of its own: a loader stands before the real one, and writes down what that raises.
+The parts are those of a server, down to the manager that loads ensembles after their models, so there are no rules of
+its own: a loader in front of the real one records what that raises.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ class ModelReport:
 
 
 @dataclass(frozen=True)
-class Report:
+class CheckReport:
     models: list[ModelReport]
     """By name."""
     remarks: list[str]
@@ -114,7 +114,7 @@ class Counterpart:
 
 async def check(
     repositories: Sequence[Repository], settings: Settings, *, load: bool, against: Counterpart | None = None
-) -> Report:
+) -> CheckReport:
     """Look at all models, and load them if `load`, one after the other; compare what has loaded with `against`.
 
     Raises INVALID_ARG without a repository, and UnreachableError without the other server.
@@ -145,10 +145,10 @@ async def check(
             await control.stop()
     if not models:
         places = ", ".join(f"'{repository}'" for repository in repositories)
-        remarks.append(f"there are no models in {places}: a model is a folder in it")
+        remarks.append(f"no models in {places}: each of its folders would be a model")
     for report in models.values():
         report.notes.sort(key=lambda note: (note.line or 0, note.column or 0))
-    return Report([models[name] for name in sorted(models)], remarks, load, "" if against is None else against.url)
+    return CheckReport([models[name] for name in sorted(models)], remarks, load, "" if against is None else against.url)
 
 
 async def _compare(
@@ -170,7 +170,7 @@ async def _compare(
         return
     if names := sorted(there - models.keys()):
         listed = ", ".join(f"'{name}'" for name in names)
-        remarks.append(f"{against.url} serves what is not here: {listed}")
+        remarks.append(f"{against.url} serves models that are not here: {listed}")
 
 
 def _about(report: ModelReport, name: str, text: str) -> Finding:

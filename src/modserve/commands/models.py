@@ -1,9 +1,10 @@
-"""``modserve models``: the models of a server with state, engine and use; one of them with its inputs and outputs."""
+"""``modserve models``: lists the models of a server, or describes some of them with inputs and outputs."""
 
 import json
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from modserve.client.transport import METADATA
@@ -12,8 +13,8 @@ from modserve.settings.options import did_you_mean
 from .destination import destination
 from .errors import RefusedError
 from .remote_server import RemoteServer, connect
-from .server_status import Usage, Version, engine, index, usage
-from .syntax import add_destination, add_json, add_watch, parser, run
+from .server_status import IndexRow, VersionUsage, engine, index, usage
+from .syntax import add_destination, add_json, add_watch, parser
 from .terminal import again, count, duration, indented, table, takes_colours
 
 PARSER = parser(
@@ -27,53 +28,46 @@ PARSER.add_argument("names", nargs="*", metavar="MODEL", help="Models to describ
 add_watch(PARSER)
 add_json(PARSER)
 add_destination(PARSER, 10.0)
-HELP = PARSER.format_help()
 
-_NOT_USED = Usage()
-
-
-def main(words: Sequence[str]) -> int:
-    """The command; `words` are those behind its name. Returns the exit code."""
-    return run(PARSER, words, _work)
+_NOT_USED = VersionUsage()
 
 
-def _work(options: Namespace) -> int:
-    server = connect(destination(options))
+def work(options: Namespace) -> int:
+    """Runs the command; returns the exit code."""
+    with closing(connect(destination(options))) as server:
 
-    def draw() -> tuple[int, str]:
-        rows = chosen(index(server), options.names)
-        try:
-            used = usage(server)
-        except RefusedError:
-            used = {}
-        engines = {row.key: engine(server, row) for row in rows if row.state == "READY"}
-        tensors = {name: _tensors(server, name) for name in options.names}
-        if options.json:
-            return 0, json.dumps(document(rows, used, engines, tensors), indent=2, ensure_ascii=False)
-        out = list(lines(rows, used, engines, time.time(), colours=takes_colours()))
-        for name, body in tensors.items():
-            out += ["", *described(name, body)]
-        return 0, "\n".join(out)
+        def draw() -> tuple[int, str]:
+            rows = chosen(index(server), options.names)
+            try:
+                used = usage(server)
+            except RefusedError:
+                used = {}
+            engines = {row.key: engine(server, row) for row in rows if row.state == "READY"}
+            tensors = {name: _tensors(server, name) for name in options.names}
+            if options.json:
+                return 0, json.dumps(document(rows, used, engines, tensors), indent=2, ensure_ascii=False)
+            out = list(lines(rows, used, engines, time.time(), colours=takes_colours()))
+            for name, body in tensors.items():
+                out += ["", *described(name, body)]
+            return 0, "\n".join(out)
 
-    try:
         return again(options.watch, draw)
-    finally:
-        server.close()
 
 
-def chosen(rows: Sequence[Version], names: Sequence[str]) -> list[Version]:
+def chosen(rows: Sequence[IndexRow], names: Sequence[str]) -> list[IndexRow]:
     """The rows of these models, all if none is named. Raises RefusedError for a name that is not there."""
     known = sorted({row.model for row in rows})
     for name in names:
         if name not in known:
-            hint = did_you_mean(name, known) or f"; there are {', '.join(known) or 'none'}"
-            raise RefusedError(f"there is no model '{name}'{hint}")
+            models = f"the models are {', '.join(known)}" if known else "the server has no models"
+            hint = did_you_mean(name, known) or f"; {models}"
+            raise RefusedError(f"model '{name}' does not exist{hint}")
     return [row for row in rows if not names or row.model in names]
 
 
 def _tensors(server: RemoteServer, name: str) -> Mapping[str, Any]:
     try:
-        body: Mapping[str, Any] = server.ask(METADATA, name)
+        body: Mapping[str, Any] = server.call(METADATA, name)
     except RefusedError:
         return {}
     return body
@@ -83,16 +77,16 @@ _HEAD = ("model", "version", "state", "engine", "requests", "failed", "mean", "l
 
 
 def lines(
-    rows: Sequence[Version],
-    used: Mapping[tuple[str, str], Usage],
+    rows: Sequence[IndexRow],
+    used: Mapping[tuple[str, str], VersionUsage],
     engines: Mapping[tuple[str, str], str],
     now: float,
     *,
     colours: bool = False,
 ) -> Iterator[str]:
-    """A table, with reasons below the lines that have one. `now` is in seconds of the epoch."""
+    """A table; reasons follow their rows. `now` is in seconds since the epoch."""
     if not rows:
-        yield "There are no models."
+        yield "The server has no models."
         return
     cells = []
     for row in rows:
@@ -114,7 +108,7 @@ def lines(
 def described(name: str, body: Mapping[str, Any]) -> Iterator[str]:
     """The inputs and outputs of a model, from its metadata, and how to call it."""
     if not body:
-        yield f"{name} is not ready: its inputs and outputs are not known."
+        yield f"{name} is not ready: its inputs and outputs are unknown."
         return
     rows = [
         (kind, row["name"], row["datatype"], shape(row["shape"]))
@@ -135,8 +129,8 @@ def shape(sizes: Sequence[int | str]) -> str:
 
 
 def document(
-    rows: Sequence[Version],
-    used: Mapping[tuple[str, str], Usage],
+    rows: Sequence[IndexRow],
+    used: Mapping[tuple[str, str], VersionUsage],
     engines: Mapping[tuple[str, str], str],
     tensors: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Pages of plots that need no other file: lines as SVG, tables, in light and dark."""
+"""Self-contained HTML pages with SVG plots and tables, in light and dark."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A running server as commands call it: by `modserve.client`, with advice where a call fails."""
+"""Calls to a running server by `modserve.client`, with advice for failures."""
 
 import os
 import socket
@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.client import BadStatusLine
-from typing import Any, TypeVar
+from typing import Any
 
 from google.protobuf import json_format
-from google.protobuf.message import Message
 
 from modserve.client import remote
 from modserve.client.address import PORTS
@@ -21,13 +20,12 @@ from modserve.client.transport import (
     INDEX,
     METADATA,
     SERVER,
-    STATISTICS,
+    ControlCall,
     Operation,
     Parameters,
-    Question,
     Transport,
 )
-from modserve.client.values import Call, ModelMetadata, Result, metadata_of
+from modserve.client.values import InferCall, ModelMetadata, Result, metadata_of
 from modserve.core.errors import Code, invalid
 from modserve.pb import inference as pb
 
@@ -37,8 +35,6 @@ from .syntax import URL_VARIABLE
 
 _LONGEST_ERROR = 2000
 _START = f"'modserve serve --model-repository DIR' starts a server; --url or {URL_VARIABLE} names another one"
-
-M = TypeVar("M", bound=Message)
 
 
 def connect(place: str | Destination) -> "RemoteServer":
@@ -63,42 +59,46 @@ class RemoteServer:
         self._destination = destination
         self._transport = transport
 
-    def ask(
+    def call(
         self, operation: Operation, model: str = "", version: int | None = None, parameters: Parameters | None = None
     ) -> Any:
         """The response to a call that is no inference, in JSON's values as HTTP has it."""
         with _advice(self._destination):
-            return self._transport.ask(Question(operation, model, version, parameters, self._destination.seconds))
+            return self._transport.call(ControlCall(operation, model, version, parameters, self._destination.seconds))
 
     def metadata(self, model: str, version: int | None = None) -> ModelMetadata:
         with _advice(self._destination):
-            return metadata_of(self.ask(METADATA, model, version))
+            return metadata_of(self.call(METADATA, model, version))
 
     def config(self, model: str, version: int | None = None) -> pb.ModelConfig:
-        return self._message(pb.ModelConfig(), CONFIG, model, version)
-
-    def statistics(self, model: str, version: int | None = None) -> pb.ModelStatisticsResponse:
-        return self._message(pb.ModelStatisticsResponse(), STATISTICS, model, version)
+        document = self.call(CONFIG, model, version)
+        try:
+            return json_format.ParseDict(document, pb.ModelConfig(), ignore_unknown_fields=True)
+        except json_format.ParseError as error:
+            raise UnreachableError(f"{self.url} does not speak the protocol: {error}") from error
 
     def extensions(self) -> set[str]:
-        """The parts of the protocol that the server says it has."""
-        return set(self._message(pb.ServerMetadataResponse(), SERVER).extensions)
+        """The protocol extensions that the server lists."""
+        document = self.call(SERVER)
+        if not isinstance(document, dict):
+            raise UnreachableError(f"{self.url} does not speak the protocol: its metadata is not an object")
+        return set(document.get("extensions", ()))
 
     def ready_models(self) -> set[str]:
         """The names of the models that serve."""
-        return {row["name"] for row in self.ask(INDEX) if row.get("state") == "READY"}
+        return {row["name"] for row in self.call(INDEX) if row.get("state") == "READY"}
 
-    def infer(self, call: Call) -> Result:
+    def infer(self, call: InferCall) -> Result:
         with _advice(self._destination):
             return self._transport.infer(replace(call, timeout=self._destination.seconds))
 
-    def stream(self, call: Call) -> Iterator[Result]:
+    def stream(self, call: InferCall) -> Iterator[Result]:
         """The responses of a decoupled model, as they come."""
         with _advice(self._destination):
             yield from self._transport.stream(replace(call, timeout=self._destination.seconds))
 
     def page(self, path: str) -> str:
-        """What an HTTP port has at a path, such as metrics."""
+        """The page at a path of an HTTP port, such as metrics."""
         if not isinstance(self._transport, HttpTransport):
             raise invalid(f"{self.url} is not the address of an HTTP port")
         with _advice(self._destination):
@@ -107,17 +107,10 @@ class RemoteServer:
     def close(self) -> None:
         self._transport.close()
 
-    def _message(self, message: M, operation: Operation, model: str = "", version: int | None = None) -> M:
-        document = self.ask(operation, model, version)
-        try:
-            return json_format.ParseDict(document, message, ignore_unknown_fields=True)
-        except json_format.ParseError as error:
-            raise UnreachableError(f"{self.url} speaks another protocol: {error}") from error
-
 
 @contextmanager
 def _advice(destination: Destination) -> Iterator[None]:
-    """Failures of the client leave the block as those of commands, with what helps."""
+    """Failures of the client leave the block as errors of commands, with advice."""
     try:
         yield
     except ClientError as error:
@@ -127,10 +120,10 @@ def _advice(destination: Destination) -> Iterator[None]:
 def failure(error: ClientError, destination: Destination) -> UnreachableError | RefusedError:
     text = error.message[:_LONGEST_ERROR]
     if error.status == 200:
-        return UnreachableError(f"{destination.address} speaks another protocol: {text}", _START)
+        return UnreachableError(f"{destination.address} does not speak the protocol: {text}", _START)
     if error.status is None and isinstance(error, ClientTimeoutError):
         advice = (
-            f"--timeout allows more than {destination.seconds:g} s; 'modserve status' says whether the server is well"
+            f"--timeout allows more than {destination.seconds:g} s; 'modserve status' shows the state of the server"
         )
         return UnreachableError(f"cannot reach a server at {destination.address}: {text}", advice)
     if error.status is None and error.code is Code.UNAVAILABLE:
@@ -143,17 +136,17 @@ def _advice_on_connecting(error: ClientError, destination: Destination) -> str:
     if isinstance(cause, ssl.SSLCertVerificationError):
         return "--ca-file names a PEM file with its authority; --insecure trusts any certificate"
     if isinstance(cause, ssl.SSLError):
-        return "does that port speak TLS? --url http://… is for those that do not; --cert and --key show a certificate"
+        return "does the port use TLS? Use --url http://… if not; --cert and --key name a client certificate"
     if isinstance(cause, BadStatusLine) and not isinstance(cause, ConnectionError):
-        return f"--url names the HTTP port, which is 8000 by default; {PORTS['grpc']} is usually that of gRPC"
+        return f"--url needs the HTTP port, 8000 by default; {PORTS['grpc']} is usually the gRPC port"
     if isinstance(cause, socket.gaierror):
-        return f"there is no host '{place.host}'; --url or {URL_VARIABLE} names another one"
+        return f"unknown host '{place.host}'; --url or {URL_VARIABLE} names another one"
     if place.over_grpc:
         if "CERTIFICATE_VERIFY_FAILED" in error.message:
             return "--ca-file names a PEM file with its authority"
         return f"--url grpc://HOST:PORT names the gRPC port; {_START}"
     if isinstance(cause, ConnectionResetError) and not place.secure:
-        return f"does that port speak TLS? --url https://{place.authority} is for those that do"
+        return f"does the port use TLS? Then use --url https://{place.authority}"
     return _START
 
 
@@ -166,10 +159,10 @@ _ADVICE = (
     (" for TLS: ", "--ca-file, --cert and --key name PEM files"),
     ("is restricted, expecting header", "--header 'NAME: VALUE' sends that header"),
     ("explicit model load / unload is not allowed", "start the server with --model-control-mode explicit"),
-    ("has no available versions", "'modserve models' lists the models and why they are not ready"),
-    ("nknown model", "'modserve models' lists the models that are there"),
+    ("has no available versions", "'modserve models' lists the models and the reasons why they are not ready"),
+    ("nknown model", "'modserve models' lists the models"),
     ("failed to load", "'modserve models' has the reason; 'modserve check DIR' explains it with line and column"),
-    ("missing required input", "--sample makes up data for the inputs that are not named"),
-    ("decoupled transaction policy", "--stream takes any number of responses"),
+    ("missing required input", "--sample generates data for the other inputs"),
+    ("decoupled transaction policy", "use --stream for any number of responses"),
 )
 """Parts of texts, and what helps."""

@@ -1,6 +1,6 @@
-"""Compares models that were loaded here with those of another server: metadata, configuration, responses.
+"""Compares models loaded here with those of another server: metadata, configuration, responses.
 
-The same bytes go to both. What is made up is always the same, so that what differs once differs again.
+Both get the same bytes. Generated data is the same in each run, so differences are reproducible.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-from modserve.client.values import Call, ModelMetadata, metadata_of
+from modserve.client.values import InferCall, ModelMetadata, metadata_of
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import ModserveError
 from modserve.core.requests.request import InferenceRequest, ParameterValue
@@ -37,8 +37,8 @@ _SEQUENCE = 4_000_000_007
 
 
 @dataclass
-class Difference:
-    """What was seen of a model: what must not differ, and what may."""
+class ServerDifference:
+    """The differences of a model: `problems` must not be, `notes` may be."""
 
     problems: list[tuple[str, str]] = field(default_factory=list)
     """The configuration's field, or nothing, and what differs."""
@@ -47,9 +47,9 @@ class Difference:
     """How many responses were compared."""
 
 
-async def compare(served: Mapping[int, Servable], server: RemoteServer, url: str, tolerance: float) -> Difference:
+async def compare(served: Mapping[int, Servable], server: RemoteServer, url: str, tolerance: float) -> ServerDifference:
     """One model, all of its versions that are served here. Raises UnreachableError."""
-    difference = Difference()
+    difference = ServerDifference()
     first = next(iter(served.values()))
     try:
         theirs = await asyncio.to_thread(server.metadata, first.config.name)
@@ -68,7 +68,7 @@ async def compare(served: Mapping[int, Servable], server: RemoteServer, url: str
             raise
         except ModserveError as error:
             difference.notes.append(
-                ("", f"{url} does not tell the configuration of version {version}: {error.message}")
+                ("", f"{url} does not return the configuration of version {version}: {error.message}")
             )
         else:
             _configurations(config_message(servable), config, url, difference)
@@ -89,9 +89,9 @@ def _metadata(ours: ModelMetadata, theirs: ModelMetadata, url: str) -> Iterator[
         other = {each.name: each for each in there}
         for name in own.keys() | other.keys():
             if name not in other:
-                yield kind, f"{kind} '{name}' is not there at {url}, which has {_listed(other)}"
+                yield kind, f"{kind} '{name}' does not exist at {url}, which has {_listed(other)}"
             elif name not in own:
-                yield kind, f"{url} has {kind} '{name}', which is not here"
+                yield kind, f"{url} has {kind} '{name}', which does not exist here"
             elif own[name] != other[name]:
                 shown = [f"{each[name].datatype} {list(each[name].shape)}" for each in (own, other)]
                 yield kind, f"{kind} '{name}' is {shown[0]} here, and {shown[1]} at {url}"
@@ -153,7 +153,7 @@ _WORDS = {"model_transaction_policy": "decoupled"}
 """What a value is of, where the field has others."""
 
 
-def _configurations(ours: pb.ModelConfig, theirs: pb.ModelConfig, url: str, difference: Difference) -> None:
+def _configurations(ours: pb.ModelConfig, theirs: pb.ModelConfig, url: str, difference: ServerDifference) -> None:
     for row in _FIELDS:
         here, there = row.value(ours), row.value(theirs)
         if here != there:
@@ -165,7 +165,7 @@ def _configurations(ours: pb.ModelConfig, theirs: pb.ModelConfig, url: str, diff
 
 def _shown(value: object) -> str:
     if isinstance(value, bool):
-        return "there" if value else "not there"
+        return "set" if value else "not set"
     text = str(value) if isinstance(value, int | str) and value != "" else repr(value)
     return text if len(text) < 200 else f"{text[:200]}…"
 
@@ -174,7 +174,7 @@ def _shown(value: object) -> str:
 
 
 async def _responses(
-    servable: Servable, version: int, server: RemoteServer, url: str, tolerance: float, difference: Difference
+    servable: Servable, version: int, server: RemoteServer, url: str, tolerance: float, difference: ServerDifference
 ) -> None:
     config = servable.config
     if config.decoupled:
@@ -191,12 +191,12 @@ async def _responses(
         where = f"version {version}, {what}"
         if isinstance(ours, ModserveError) and isinstance(theirs, ModserveError):
             difference.notes.append(
-                ("", f"{where}: neither takes the request: {ours.message}; at {url}: {theirs.message}")
+                ("", f"{where}: both refuse the request: {ours.message}; at {url}: {theirs.message}")
             )
         elif isinstance(ours, ModserveError):
-            difference.problems.append(("", f"{where}: the request fails here, and not at {url}: {ours.message}"))
+            difference.problems.append(("", f"{where}: the request fails here, but not at {url}: {ours.message}"))
         elif isinstance(theirs, ModserveError):
-            difference.problems.append(("", f"{where}: the request fails at {url}, and not here: {theirs.message}"))
+            difference.problems.append(("", f"{where}: the request fails at {url}, but not here: {theirs.message}"))
         else:
             difference.requests += 1
             difference.problems += (("", f"{where}: {text}") for text in _outputs(ours, theirs, url, tolerance))
@@ -210,7 +210,7 @@ async def _ours(servable: Servable, request: InferenceRequest) -> Inputs | Modse
 
 
 async def _theirs(server: RemoteServer, request: InferenceRequest) -> Inputs | ModserveError:
-    call = Call(
+    call = InferCall(
         request.model_name, request.version, request.inputs, request_id=request.id, parameters=request.parameters
     )
     try:

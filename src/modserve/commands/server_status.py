@@ -1,4 +1,4 @@
-"""What a running server says of itself and its models, as values. All of it comes from calls of the protocol."""
+"""The state and statistics of a running server and its models, from calls of the protocol."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from .remote_server import RemoteServer
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class IndexRow:
     """A row of the repository index. `version` is empty for a model without one, `state` for one never loaded."""
 
     model: str
@@ -25,17 +25,43 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """What a model version has done since it was loaded. Times are sums, in seconds."""
+class VersionUsage:
+    """The statistics of a model version since it was loaded. Times are sums over all requests."""
 
     requests: int = 0
-    failures: int = 0
     inferences: int = 0
     executions: int = 0
-    seconds: float = 0.0
-    queue_seconds: float = 0.0
+    failures: int = 0
+    cache_hits: int = 0
+    total_ns: int = 0
+    queue_ns: int = 0
+    input_ns: int = 0
+    infer_ns: int = 0
+    output_ns: int = 0
     last_ms: int = 0
-    """When the last request came, on the clock of the epoch; 0: never."""
+    """When the last request came, in milliseconds since the epoch; 0: never."""
+
+    @property
+    def seconds(self) -> float:
+        return self.total_ns / 1e9
+
+    @property
+    def queue_seconds(self) -> float:
+        return self.queue_ns / 1e9
+
+    def since(self, before: "VersionUsage") -> "VersionUsage":
+        return VersionUsage(*(getattr(self, name) - getattr(before, name) for name in _COUNTS))
+
+    def plus(self, other: "VersionUsage") -> "VersionUsage":
+        return VersionUsage(*(getattr(self, name) + getattr(other, name) for name in _COUNTS))
+
+    def mean_ms(self, part: str) -> float:
+        """Per request, for ``total``, ``queue``, ``input``, ``infer`` and ``output``."""
+        total: int = getattr(self, f"{part}_ns")
+        return total / self.requests / 1e6 if self.requests else 0.0
+
+
+_COUNTS = tuple(name for name in VersionUsage.__dataclass_fields__ if name != "last_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +70,7 @@ class Health:
 
     ready: bool
     phase: str = ""
-    reasons: Sequence[Version] = ()
+    reasons: Sequence[IndexRow] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +80,15 @@ class ServerStatus:
     name: str
     version: str
     health: Health
-    versions: Sequence[Version]
-    usage: Mapping[tuple[str, str], Usage] = field(default_factory=dict)
+    versions: Sequence[IndexRow]
+    usage: Mapping[tuple[str, str], VersionUsage] = field(default_factory=dict)
     unknown: Sequence[str] = ()
 
 
 def server_status(server: RemoteServer) -> ServerStatus:
     """All of it. Raises UnreachableError; what is restricted is left out."""
     unknown: list[str] = []
-    row = _or_refused(lambda: server.ask(SERVER), {}, unknown)
+    row = _or_refused(lambda: server.call(SERVER), {}, unknown)
     versions = _or_refused(lambda: index(server), [], unknown)
     used = _or_refused(lambda: usage(server), {}, unknown)
     name, version = row.get("name", "a server"), row.get("version", "")
@@ -79,45 +105,51 @@ def _or_refused(call: Any, otherwise: Any, unknown: list[str]) -> Any:
 
 def health(server: RemoteServer) -> Health:
     """Whether inference may be sent, and what is in the way."""
-    body = server.ask(HEALTH)
+    body = server.call(HEALTH)
     return Health(bool(body.get("ready")), str(body.get("phase", "")), [_row(row) for row in body.get("reasons", ())])
 
 
-def index(server: RemoteServer) -> list[Version]:
+def index(server: RemoteServer) -> list[IndexRow]:
     """Every model version, whatever its state."""
-    return [_row(row) for row in server.ask(INDEX)]
+    return [_row(row) for row in server.call(INDEX)]
 
 
-def _row(row: Mapping[str, Any]) -> Version:
-    return Version(*(str(row.get(name, "")) for name in ("name", "version", "state", "reason")))
+def _row(row: Mapping[str, Any]) -> IndexRow:
+    return IndexRow(*(str(row.get(name, "")) for name in ("name", "version", "state", "reason")))
 
 
-def usage(server: RemoteServer) -> dict[tuple[str, str], Usage]:
-    """By model and version."""
-    return {(row["name"], row["version"]): _usage(row) for row in server.ask(STATISTICS)["model_stats"]}
+def usage(server: RemoteServer, model: str = "", version: int | None = None) -> dict[tuple[str, str], VersionUsage]:
+    """By model and version; of all models without a name."""
+    document = server.call(STATISTICS, model, version)
+    rows = document.get("model_stats", ()) if isinstance(document, dict) else ()
+    return {(row["name"], row.get("version", "")): _usage(row) for row in rows}
 
 
-def _usage(row: Mapping[str, Any]) -> Usage:
+def _usage(row: Mapping[str, Any]) -> VersionUsage:
     stats = row.get("inference_stats", {})
 
     def part(name: str, field: str) -> int:
         return int(stats.get(name, {}).get(field, 0))
 
-    return Usage(
+    return VersionUsage(
         part("success", "count"),
-        part("fail", "count"),
         int(row.get("inference_count", 0)),
         int(row.get("execution_count", 0)),
-        part("success", "ns") / 1e9,
-        part("queue", "ns") / 1e9,
+        part("fail", "count"),
+        part("cache_hit", "count"),
+        part("success", "ns"),
+        part("queue", "ns"),
+        part("compute_input", "ns"),
+        part("compute_infer", "ns"),
+        part("compute_output", "ns"),
         int(row.get("last_inference", 0)),
     )
 
 
-def engine(server: RemoteServer, row: Version) -> str:
+def engine(server: RemoteServer, row: IndexRow) -> str:
     """What runs a version, in words; empty if the server does not tell: gRPC has no such call."""
     try:
-        body = server.ask(ENGINE, row.model, int(row.version))
+        body = server.call(ENGINE, row.model, int(row.version))
     except RefusedError:
         return ""
     name = str(body.get("engine", "")) if isinstance(body, dict) else ""

@@ -1,15 +1,16 @@
-"""``modserve status``: whether a server is ready, what is in the way, and what it has done."""
+"""``modserve status``: shows whether a server is ready, and its counts."""
 
 import json
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 from .destination import destination
 from .remote_server import connect
-from .server_status import ServerStatus, Version, server_status
-from .syntax import add_destination, add_json, add_watch, parser, run
+from .server_status import IndexRow, ServerStatus, server_status
+from .syntax import add_destination, add_json, add_watch, parser
 from .terminal import COLOURS, PLAIN, again, count, duration, indented, pairs, takes_colours
 
 PARSER = parser(
@@ -21,34 +22,26 @@ PARSER = parser(
 add_watch(PARSER)
 add_json(PARSER)
 add_destination(PARSER, 10.0)
-HELP = PARSER.format_help()
 
 
-def main(words: Sequence[str]) -> int:
-    """The command; `words` are those behind its name. Returns the exit code."""
-    return run(PARSER, words, _work)
+def work(options: Namespace) -> int:
+    """Runs the command; returns the exit code."""
+    with closing(connect(destination(options))) as server:
 
+        def draw() -> tuple[int, str]:
+            status = server_status(server)
+            text = (
+                json.dumps(document(status, server.url), indent=2)
+                if options.json
+                else "\n".join(lines(status, server.url, colours=takes_colours()))
+            )
+            return int(not status.health.ready), text
 
-def _work(options: Namespace) -> int:
-    server = connect(destination(options))
-
-    def draw() -> tuple[int, str]:
-        status = server_status(server)
-        text = (
-            json.dumps(document(status, server.url), indent=2)
-            if options.json
-            else "\n".join(lines(status, server.url, colours=takes_colours()))
-        )
-        return int(not status.health.ready), text
-
-    try:
         return again(options.watch, draw)
-    finally:
-        server.close()
 
 
 def lines(status: ServerStatus, url: str, *, colours: bool = False) -> Iterator[str]:
-    """What a person reads."""
+    """The status as text."""
     word = "ready" if status.health.ready else "not ready"
     if colours:
         word = f"{COLOURS['READY' if status.health.ready else 'UNAVAILABLE']}{word}{PLAIN}"
@@ -61,7 +54,7 @@ def lines(status: ServerStatus, url: str, *, colours: bool = False) -> Iterator[
         yield f"{row.model} {row.version or '-'} is {row.state or 'not loaded'}"
         yield from indented(row.reason)
     for text in status.unknown:
-        yield f"\nleft out: {text}"
+        yield f"\nnot shown: {text}"
 
 
 def _rows(status: ServerStatus) -> Iterator[tuple[str, str]]:
@@ -72,7 +65,7 @@ def _rows(status: ServerStatus) -> Iterator[tuple[str, str]]:
     used = status.usage.values()
     requests, failures = sum(each.requests for each in used), sum(each.failures for each in used)
     executions = sum(each.executions for each in used)
-    yield "requests", f"{count(requests)} responded to, {count(failures)} failed"
+    yield "requests", f"{count(requests)} succeeded, {count(failures)} failed"
     if executions:
         yield "batches", f"{count(executions)}, of {sum(each.inferences for each in used) / executions:.1f} on average"
     if requests:
@@ -85,7 +78,7 @@ def _times(status: ServerStatus) -> tuple[list[float], list[float]]:
     return [each.seconds for each in used], [each.queue_seconds for each in used]
 
 
-def _troubled(status: ServerStatus) -> list[Version]:
+def _troubled(status: ServerStatus) -> list[IndexRow]:
     """What has a reason to tell, if the server does not say what is in the way."""
     return [row for row in status.versions if row.state != "READY" and row.reason not in ("", "unloaded")]
 
@@ -107,5 +100,5 @@ def document(status: ServerStatus, url: str) -> dict[str, Any]:
     }
 
 
-def as_json(row: Version) -> dict[str, str]:
+def as_json(row: IndexRow) -> dict[str, str]:
     return {"model": row.model, "version": row.version, "state": row.state, "reason": row.reason}

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def stdout_as_stderr() -> Iterator[None]:
-    """What engines and models print meanwhile goes to standard error, not among what a command writes."""
+    """Redirect standard output to standard error, for what engines and models print."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

@@ -1,23 +1,26 @@
-"""The words of a command: its options by argparse, its help, and what is said of mistakes. Every command has one."""
+"""Command lines: options by argparse, help texts, and messages for mistakes."""
 
 import argparse
+import contextlib
 import os
+import re
 import sys
 import textwrap
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from modserve.core.errors import ModserveError
 from modserve.settings.options import did_you_mean
 
 DEFAULT_URL = "http://localhost:8000"
 URL_VARIABLE = "MODSERVE_URL"
-FAILED, WRONG_WORDS, INTERRUPTED = 1, 2, 130
+FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
 _WIDTH = 100
+_OPTION = re.compile(r"^--[\w-]+")
 
 
-class WordsError(Exception):
+class UsageError(Exception):
     """A wrong command line: the text names the option, its value, and what would be right."""
 
 
@@ -27,10 +30,14 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises WordsError where argparse would end the process."""
+    """Raises UsageError where argparse would end the process."""
+
+    takes_server_options = False
+    """Words that are not options of this command are those of a server: `read` puts them into `server_words`."""
 
     def error(self, message: str) -> NoReturn:
-        raise WordsError(message.replace("argument ", "option ", 1))
+        message = re.sub(r"^argument (?:-\w/)?(--[\w-]+)", r"option '\1'", message)
+        raise UsageError(message.replace("': expected one argument", "' requires a value"))
 
     @property
     def command(self) -> str:
@@ -40,26 +47,35 @@ class Parser(argparse.ArgumentParser):
         return [spelling for action in self._actions for spelling in action.option_strings]
 
     def read(self, words: Sequence[str]) -> Namespace:
-        """The values; options may stand between other words. Raises WordsError."""
-        options, rest = self.parse_known_intermixed_args(list(words))
+        """The values; options may stand between other words, with - or _ in their names. Raises UsageError."""
+        words = [_OPTION.sub(lambda match: match[0].replace("_", "-"), word) for word in words]
+        if self.takes_server_options:
+            options, rest = self.parse_known_args(words)
+            options.server_words = rest
+            return options
+        options, rest = self.parse_known_intermixed_args(words)
         if rest:
             name = rest[0].partition("=")[0]
             if not name.startswith("-"):
-                raise WordsError(f"unexpected argument: {rest[0]}")
+                raise UsageError(f"unexpected argument: {rest[0]}")
             hint = did_you_mean(name, self.options())
-            raise WordsError(f"unknown option '{name}'{hint or f'; those of this command: {self._listed()}'}")
+            raise UsageError(f"unknown option '{name}'{hint or f'; those of this command: {self._listed()}'}")
         return options
 
     def _listed(self) -> str:
         return ", ".join(each for each in self.options() if each.startswith("--"))
 
 
-def parser(command: str, text: str, examples: str = "", codes: str = "") -> Parser:
-    """A command without options yet. `text` is its description, `codes` what the exit codes mean."""
+def parser(command: str, text: str, examples: str = "", codes: str = "", usage: str | None = None) -> Parser:
+    """A command without options yet. `text` is its description, `codes` what the exit codes mean.
+
+    One with a `usage` takes the options of ``modserve serve`` as well.
+    """
     parts = ["\n".join(_wrapped(f"exit codes: {codes}"))] if codes else []
     parts += [f"examples:\n{examples}"] if examples else []
     made = Parser(
         f"modserve {command}",
+        usage and f"modserve {command} {usage} [options of 'modserve serve']",
         description="\n".join(_wrapped(text)),
         epilog="\n\n".join(parts) or None,
         formatter_class=_Formatter,
@@ -67,6 +83,7 @@ def parser(command: str, text: str, examples: str = "", codes: str = "") -> Pars
         allow_abbrev=False,
     )
     made._optionals.title = "options"
+    made.takes_server_options = usage is not None
     made.add_argument("-h", "--help", action="store_true", help="Print this help and exit.")
     return made
 
@@ -76,35 +93,35 @@ def _wrapped(text: str) -> Iterator[str]:
         yield from textwrap.wrap(line, _WIDTH, break_on_hyphens=False, break_long_words=False) or [""]
 
 
+def option(group: argparse._ActionsContainer, spelling: str, help: str, **settings: Any) -> None:
+    """Add an option with a value, written as its help shows it: ``-o, --output FILE``. The default is an empty text."""
+    names, _, metavar = spelling.rpartition(" ")
+    if not settings.keys() & {"type", "action"}:
+        settings.setdefault("default", "")
+    group.add_argument(*names.split(", "), metavar=metavar, help=help, **settings)
+
+
 def add_destination(made: Parser, seconds: float = 60.0) -> None:
     """The options of commands that call a server; `seconds` is the default of ``--timeout``."""
     group = made.add_argument_group("the server")
-    group.add_argument(
-        "--url",
-        metavar="URL",
-        default="",
-        help=f"The server's address. [default: {DEFAULT_URL}] [env: {URL_VARIABLE}]",
-    )
-    group.add_argument(
-        "--header",
-        metavar="NAME:VALUE",
+    option(group, "--url URL", f"The server's address. [default: {DEFAULT_URL}] [env: {URL_VARIABLE}]")
+    option(
+        group,
+        "--header NAME:VALUE",
+        "Header for every call, for example for restricted calls; @FILE reads headers from a file; may be repeated.",
         action="append",
         default=[],
-        help="Header for every call, for example for restricted calls; @FILE reads headers from a file; may be "
-        "repeated.",
     )
-    group.add_argument(
-        "--ca-file", metavar="FILE", default="", help="PEM file with the certificate authorities to trust, for TLS."
-    )
-    group.add_argument("--cert", metavar="FILE", default="", help="PEM file with the client certificate, for TLS.")
-    group.add_argument("--key", metavar="FILE", default="", help="PEM file with the key of --cert.")
+    option(group, "--ca-file FILE", "PEM file with the certificate authorities to trust, for TLS.")
+    option(group, "--cert FILE", "PEM file with the client certificate, for TLS.")
+    option(group, "--key FILE", "PEM file with the key of --cert.")
     group.add_argument("--insecure", action="store_true", help="Do not check the server's certificate.")
-    group.add_argument(
-        "--timeout",
-        metavar="SECONDS",
+    option(
+        group,
+        "--timeout SECONDS",
+        f"Time limit of a call, including all responses of a stream. [default: {seconds:g}]",
         type=positive,
         default=seconds,
-        help=f"Time limit of a call, including all responses of a stream. [default: {seconds:g}]",
     )
 
 
@@ -123,26 +140,30 @@ def add_watch(made: Parser) -> None:
     )
 
 
-def positive(text: str) -> float:
-    """A number above 0, for argparse."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got: {text}")
-    return value
+def number_type(expected: str, accepts: Callable[[float], bool]) -> Callable[[str], float]:
+    """A type for argparse: a number that `accepts` accepts; the error message names what is `expected`."""
+
+    def number(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if accepts(value := float(text)):
+                return value
+        raise argparse.ArgumentTypeError(f"expected {expected}, got: {text}")
+
+    return number
+
+
+positive = number_type("a number above 0", lambda value: 0 < value < 1e6)
 
 
 def run(made: Parser, words: Sequence[str], work: Callable[[Namespace], int]) -> int:
     """Read `words`, do the work, and return its exit code; a failure becomes its text and what helps."""
     try:
         return work(made.read(words))
-    except WordsError as error:
-        complain(str(error), f"see 'modserve {made.command} --help'")
-        return WRONG_WORDS
+    except UsageError as error:
+        print_error(str(error), f"see 'modserve {made.command} --help'")
+        return USAGE_ERROR
     except ModserveError as error:
-        complain(error.message, getattr(error, "advice", ""))
+        print_error(error.message, getattr(error, "advice", ""))
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -151,7 +172,7 @@ def run(made: Parser, words: Sequence[str], work: Callable[[Namespace], int]) ->
         return FAILED
 
 
-def complain(text: str, advice: str = "") -> None:
+def print_error(text: str, advice: str = "") -> None:
     """Write an error to standard error, and below it what helps."""
     sys.stdout.flush()
     for line in (*text.splitlines(), *advice.splitlines()):

@@ -1,13 +1,13 @@
-"""The commands of ``modserve``: a line for each, and the module of the same name that does it.
-
-A module has `HELP`, the text of ``modserve NAME --help``, and ``main(words)``, which takes the words behind the
-command's name and returns the exit code. It is imported when its command runs, and at no other time.
-"""
+"""The commands of ``modserve``: a row for each, and the module of the same name, imported when the command runs."""
 
 import importlib
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+
+if TYPE_CHECKING:
+    from .syntax import Parser
 
 
 class Command(NamedTuple):
@@ -41,14 +41,25 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
 """All but `serve`, in the order of the help."""
 
 
-class Program(Protocol):
-    """What a command's module has."""
+class CommandModule(Protocol):
+    """What the module of a command defines."""
 
-    HELP: str
+    PARSER: "Parser"
 
-    def main(self, words: Sequence[str], /) -> int: ...
+    def work(self, options: Namespace, /) -> int:
+        """Runs the command; returns the exit code."""
 
 
-def program(name: str) -> Program:
-    """The module of a command."""
-    return cast(Program, importlib.import_module(f"{__package__}.{name}"))
+def module(name: str) -> CommandModule:
+    return cast(CommandModule, importlib.import_module(f"{__package__}.{name}"))
+
+
+def run(name: str, words: Sequence[str]) -> int:
+    """Run a command with the words after its name, or print its help. Returns the exit code."""
+    from . import syntax
+
+    command = module(name)
+    if "--help" in words or "-h" in words:
+        print(command.PARSER.format_help().rstrip())
+        return 0
+    return syntax.run(command.PARSER, words, command.work)

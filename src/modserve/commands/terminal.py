@@ -1,4 +1,4 @@
-"""What commands print on a terminal: tables, colours, and the same again every few seconds."""
+"""Terminal output of commands: tables, colours, numbers with units, and repeated output."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from typing import TextIO
 from modserve.core.errors import ModserveError
 
 from .errors import UnreachableError
-from .syntax import complain, printable
+from .syntax import print_error, printable
 
 RED, GREEN, YELLOW, CYAN, BOLD, PLAIN = "\x1b[1;31m", "\x1b[32m", "\x1b[33m", "\x1b[1;36m", "\x1b[1m", "\x1b[0m"
 COLOURS = {"READY": GREEN, "LOADING": YELLOW, "UNLOADING": YELLOW, "UNAVAILABLE": RED, "ok": GREEN, "warning": YELLOW}
@@ -51,7 +51,7 @@ def pairs(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 
 def indented(text: str) -> Iterator[str]:
-    """The lines of a reason, below what it is of."""
+    """The lines of a reason, indented."""
     yield from (f"    {printable(line)}" for line in text.splitlines())
 
 
@@ -106,7 +106,7 @@ def again(
 
 
 def each(names: Sequence[str], work: Callable[[str], str]) -> int:
-    """Do something to each of several models, and say what came of it; returns the exit code."""
+    """Apply `work` to several models and print the result of each; returns the exit code."""
     code = 0
     for name in names:
         try:
@@ -114,6 +114,6 @@ def each(names: Sequence[str], work: Callable[[str], str]) -> int:
         except UnreachableError:
             raise
         except ModserveError as error:
-            complain(error.message, getattr(error, "advice", ""))
+            print_error(error.message, getattr(error, "advice", ""))
             code = 1
     return code

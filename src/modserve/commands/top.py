@@ -1,20 +1,20 @@
-"""``modserve top``: requests, queues, batches, latencies and errors of a running server, as they change."""
+"""``modserve top``: a live view of requests, queues, batches, latencies and errors of a server."""
 
 import os
 import sys
 import time
 from argparse import Namespace
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from .destination import Destination, address, destination
 from .errors import RefusedError, UnreachableError
 from .remote_server import RemoteServer, connect
 from .server_status import health, usage
-from .syntax import WordsError, add_destination, parser, positive, run
-from .top_figures import Reading, from_metrics, from_statistics, rows
-from .top_frame import Frame, plain
+from .syntax import UsageError, add_destination, option, parser, positive
+from .top_figures import Snapshot, from_metrics, from_statistics, rows
+from .top_frame import Frame, text_lines
 
 METRICS_PORT = 8002
 METRICS_VARIABLE = "MODSERVE_METRICS_URL"
@@ -28,30 +28,22 @@ PARSER = parser(
     "  modserve top\n  modserve top --interval 5\n  modserve top --count 2 | cat",
     "0 ended, 1 unreachable at the start, 2 wrong command line",
 )
-PARSER.add_argument(
-    "--interval", metavar="SECONDS", type=positive, default=1.0, help="Time between two updates. [default: 1]"
-)
-PARSER.add_argument("--count", metavar="N", type=int, default=0, help="Number of tables to print; 0: until Ctrl-C.")
+option(PARSER, "--interval SECONDS", "Time between two updates. [default: 1]", type=positive, default=1.0)
+option(PARSER, "--count N", "Number of tables to print; 0: until Ctrl-C.", type=int, default=0)
 PARSER.add_argument("--plain", action="store_true", help="Print lines even on a terminal.")
 add_destination(PARSER, 10.0)
-PARSER.add_argument(
-    "--metrics-url",
-    metavar="URL",
-    default="",
-    help=f"Address of the metrics page. [default: port {METRICS_PORT} of --url's host] [env: {METRICS_VARIABLE}]",
+option(
+    PARSER,
+    "--metrics-url URL",
+    f"Address of the metrics page. [default: port {METRICS_PORT} of --url's host] [env: {METRICS_VARIABLE}]",
 )
-HELP = PARSER.format_help()
 
 
-def main(words: Sequence[str]) -> int:
-    """The command; `words` are those behind its name. Returns the exit code."""
-    return run(PARSER, words, _work)
-
-
-def _work(options: Namespace) -> int:
+def work(options: Namespace) -> int:
+    """Runs the command; returns the exit code."""
     if options.count < 0:
-        raise WordsError(f"option '--count': expected a number of 0 or more, got: {options.count}")
-    source = Source(destination(options), options.metrics_url or os.environ.get(METRICS_VARIABLE, ""))
+        raise UsageError(f"option '--count': expected a number of 0 or more, got: {options.count}")
+    source = SnapshotSource(destination(options), options.metrics_url or os.environ.get(METRICS_VARIABLE, ""))
     frames = Frames(source, options.interval, options.count)
     live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not options.plain
     try:
@@ -61,7 +53,7 @@ def _work(options: Namespace) -> int:
             show(frames)
         else:
             for frame in frames:
-                print("\n".join(plain(frame)), flush=True)
+                print("\n".join(text_lines(frame)), flush=True)
     except KeyboardInterrupt:
         pass
     finally:
@@ -69,8 +61,8 @@ def _work(options: Namespace) -> int:
     return 0
 
 
-class Source:
-    """Where readings come from: the metrics page, or the statistics if that is not to be had."""
+class SnapshotSource:
+    """Takes snapshots from the metrics page, or from the statistics if there is no such page."""
 
     def __init__(self, own: Destination, metrics_url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._server = connect(own)
@@ -83,24 +75,24 @@ class Source:
         self.remark = ""
         """What is missing, and the option that helps."""
 
-    def read(self) -> Reading:
+    def read(self) -> Snapshot:
         """Raises UnreachableError, RefusedError."""
         if self._metrics is not None:
             try:
                 page = self._metrics.page(self._path)
                 if "nv_inference_" in page or "modserve_" in page:
                     return from_metrics(page, self._clock())
-                why = f"{self._metrics.url}{self._path} has no metrics of a server"
+                why = f"{self._metrics.url}{self._path} has no server metrics"
             except (UnreachableError, RefusedError) as error:
                 if self._explicit:
                     raise
                 why = error.message
-            self.remark = f"without queue, p50 and p99: {why}; --metrics-url names the metrics port"
+            self.remark = f"queue, p50 and p99 are missing: {why}; --metrics-url names the metrics port"
             self._metrics.close()
-        reading = from_statistics(usage(self._server), self._clock())
-        self._metrics = None  # only now: a server that is not there at all may have one later
-        reading.ready = health(self._server).ready
-        return reading
+        snapshot = from_statistics(usage(self._server), self._clock())
+        self._metrics = None  # only now: a server that does not respond yet may have a metrics page later
+        snapshot.ready = health(self._server).ready
+        return snapshot
 
     def close(self) -> None:
         self._server.close()
@@ -109,19 +101,21 @@ class Source:
 
 
 class Frames:
-    """The frames, one for each interval; the first comes after two readings. Iterating waits."""
+    """One frame per interval; the first needs two snapshots. Iterating waits."""
 
-    def __init__(self, source: Source, interval: float, most: int, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self, source: SnapshotSource, interval: float, most: int, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         self._source = source
         self._interval = interval
         self._most = most
         self._sleep = sleep
-        self._readings: deque[Reading] = deque()
+        self._snapshots: deque[Snapshot] = deque()
         self._history: deque[float] = deque(maxlen=60)
 
     def __iter__(self) -> Iterator[Frame]:
-        """Raises UnreachableError for the first reading; later ones are tried again."""
-        self._readings.append(self._source.read())
+        """Raises UnreachableError for the first snapshot; later ones are tried again."""
+        self._snapshots.append(self._source.read())
         made = 0
         while not self._most or made < self._most:
             self._sleep(self._interval)
@@ -131,16 +125,16 @@ class Frames:
     def _next(self) -> Frame:
         remark = self._source.remark
         try:
-            self._readings.append(self._source.read())
+            self._snapshots.append(self._source.read())
             remark = self._source.remark
         except (UnreachableError, RefusedError) as error:
             remark = error.message
-            last = self._readings[-1]
-            self._readings.clear()
-            self._readings.append(last)
+            last = self._snapshots[-1]
+            self._snapshots.clear()
+            self._snapshots.append(last)
             return Frame(self._source.url, last, [], list(self._history), remark)
-        while len(self._readings) > 2 and self._readings[-1].at - self._readings[1].at >= _WINDOW:
-            self._readings.popleft()
-        shown = rows(self._readings)
+        while len(self._snapshots) > 2 and self._snapshots[-1].at - self._snapshots[1].at >= _WINDOW:
+            self._snapshots.popleft()
+        shown = rows(self._snapshots)
         self._history.append(sum(max(0.0, row.per_second) for row in shown))
-        return Frame(self._source.url, self._readings[-1], shown, list(self._history), remark)
+        return Frame(self._source.url, self._snapshots[-1], shown, list(self._history), remark)

@@ -1,6 +1,6 @@
-"""What ``modserve top`` shows, reckoned from what a server counts: its metrics page, or else its statistics.
+"""The figures of ``modserve top``, computed from the counters of a server: its metrics page, or its statistics.
 
-A `Reading` has what was counted until one time. Two of them, some seconds apart, tell rates and recent latencies.
+A `Snapshot` has the counters at one time. Two of them, some seconds apart, give rates and recent latencies.
 """
 
 import re
@@ -8,14 +8,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .server_status import Usage
+from .server_status import VersionUsage
 
 Key = tuple[str, str]
 """A model and its version."""
 
 
 @dataclass(slots=True)
-class Counts:
+class ModelCounts:
     """What a model version has counted. `waiting` is -1, and `buckets` is empty, where the server does not tell."""
 
     requests: float = 0
@@ -30,11 +30,11 @@ class Counts:
 
 
 @dataclass(slots=True)
-class Reading:
+class Snapshot:
     """`at` is in seconds on a clock that only goes forward."""
 
     at: float
-    models: dict[Key, Counts] = field(default_factory=lambda: defaultdict(Counts))
+    models: dict[Key, ModelCounts] = field(default_factory=lambda: defaultdict(ModelCounts))
     in_flight: float = -1
     connections: float = -1
     memory: float = -1
@@ -49,7 +49,7 @@ _COUNTERS = {
     "nv_inference_count": "inferences",
     "nv_inference_exec_count": "executions",
 }
-"""Families by the field of `Counts` that they add up to."""
+"""Families by the field of `ModelCounts` that they add up to."""
 
 
 def samples(page: str) -> Iterator[tuple[str, dict[str, str], float]]:
@@ -65,43 +65,43 @@ def samples(page: str) -> Iterator[tuple[str, dict[str, str], float]]:
             continue
 
 
-def from_metrics(page: str, at: float) -> Reading:
+def from_metrics(page: str, at: float) -> Snapshot:
     """From the metrics page of modserve, or of Triton, which has less."""
-    reading = Reading(at)
+    snapshot = Snapshot(at)
     for name, labels, value in samples(page):
         key = labels.get("model", ""), labels.get("version", "")
         if name in _COUNTERS:
-            counts = reading.models[key]
+            counts = snapshot.models[key]
             setattr(counts, _COUNTERS[name], getattr(counts, _COUNTERS[name]) + value)
         elif name == "nv_inference_request_duration_us":
-            reading.models[key].seconds += value / 1e6
+            snapshot.models[key].seconds += value / 1e6
         elif name == "nv_inference_pending_request_count":
-            reading.models[key].waiting = value
+            snapshot.models[key].waiting = value
         elif name == "modserve_request_duration_seconds_bucket":
-            reading.models[key].buckets[float(labels["le"])] = value
+            snapshot.models[key].buckets[float(labels["le"])] = value
         elif name == "modserve_model_state" and key[1]:
-            reading.models[key].state = labels["state"]
+            snapshot.models[key].state = labels["state"]
         elif name == "modserve_requests_in_flight":
-            reading.in_flight = max(0, reading.in_flight) + value
+            snapshot.in_flight = max(0, snapshot.in_flight) + value
         elif name == "modserve_connections":
-            reading.connections = max(0, reading.connections) + value
+            snapshot.connections = max(0, snapshot.connections) + value
         elif name == "modserve_ready":
-            reading.ready = value == 1
+            snapshot.ready = value == 1
         elif name == "process_resident_memory_bytes":
-            reading.memory = value
-    return reading
+            snapshot.memory = value
+    return snapshot
 
 
-def from_statistics(used: Mapping[Key, Usage], at: float) -> Reading:
+def from_statistics(used: Mapping[Key, VersionUsage], at: float) -> Snapshot:
     """From the statistics of the protocol, which have neither queues nor percentiles."""
-    reading = Reading(at)
+    snapshot = Snapshot(at)
     for key, each in used.items():
-        reading.models[key] = Counts(each.requests, each.failures, each.inferences, each.executions, each.seconds)
-    return reading
+        snapshot.models[key] = ModelCounts(each.requests, each.failures, each.inferences, each.executions, each.seconds)
+    return snapshot
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ModelRow:
     """What is shown of a model version. Numbers are -1 where there is nothing to tell. Times are in seconds."""
 
     model: str
@@ -117,21 +117,21 @@ class Row:
     errors: float
 
 
-def rows(readings: Sequence[Reading]) -> list[Row]:
-    """Of the last reading: rates since the one before it, and times since the first. The busiest model comes first."""
-    last = readings[-1]
-    before = readings[-2] if len(readings) > 1 else last
-    made = [_row(key, last, before, readings[0]) for key in last.models]
+def rows(snapshots: Sequence[Snapshot]) -> list[ModelRow]:
+    """Of the last snapshot: rates since the one before it, and times since the first. The busiest model comes first."""
+    last = snapshots[-1]
+    before = snapshots[-2] if len(snapshots) > 1 else last
+    made = [_row(key, last, before, snapshots[0]) for key in last.models]
     return sorted(made, key=lambda row: (-row.per_second, row.model, row.version))
 
 
-def _row(key: Key, last: Reading, before: Reading, first: Reading) -> Row:
+def _row(key: Key, last: Snapshot, before: Snapshot, first: Snapshot) -> ModelRow:
     now = last.models[key]
-    was, old = (_earlier(key, reading, now) for reading in (before, first))
+    was, old = (_earlier(key, snapshot, now) for snapshot in (before, first))
     span = max(last.at - before.at, 1e-9)
     requests, executions = now.requests - old.requests, now.executions - old.executions
     since = {bound: count - old.buckets.get(bound, 0) for bound, count in now.buckets.items()}
-    return Row(
+    return ModelRow(
         *key,
         now.state,
         (now.requests - was.requests) / span if last is not before else -1,
@@ -145,10 +145,10 @@ def _row(key: Key, last: Reading, before: Reading, first: Reading) -> Row:
     )
 
 
-def _earlier(key: Key, reading: Reading, now: Counts) -> Counts:
+def _earlier(key: Key, snapshot: Snapshot, now: ModelCounts) -> ModelCounts:
     """What had been counted; nothing, if the model was loaded again meanwhile, which begins at 0."""
-    counts = reading.models.get(key)
-    return Counts() if counts is None or counts.requests > now.requests else counts
+    counts = snapshot.models.get(key)
+    return ModelCounts() if counts is None or counts.requests > now.requests else counts
 
 
 def quantile(buckets: Mapping[float, float], share: float) -> float:

@@ -1,11 +1,11 @@
-"""A frame of ``modserve top``: one look at a server, and its texts."""
+"""A frame of ``modserve top`` and its texts."""
 
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .terminal import count, duration, size, table
-from .top_figures import Reading, Row
+from .top_figures import ModelRow, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,8 +13,8 @@ class Frame:
     """What is on the screen at one time. `history` has the requests/s of all models, one value for each look."""
 
     url: str
-    reading: Reading
-    rows: Sequence[Row]
+    snapshot: Snapshot
+    rows: Sequence[ModelRow]
     history: Sequence[float]
     remark: str
 
@@ -23,7 +23,7 @@ HEAD = ("model", "version", "state", "req/s", "queue", "batch", "mean", "p50", "
 RIGHT = "   rrrrrrrr"
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: ModelRow) -> tuple[str, ...]:
     """The texts of a row."""
     return (
         row.model,
@@ -46,21 +46,21 @@ def _number(value: float) -> str:
 
 def summary(frame: Frame) -> str:
     """A line on the server as a whole."""
-    reading = frame.reading
+    snapshot = frame.snapshot
     parts = [frame.url]
-    if reading.ready is not None:
-        parts.append("ready" if reading.ready else "not ready")
+    if snapshot.ready is not None:
+        parts.append("ready" if snapshot.ready else "not ready")
     if frame.history:
         parts.append(f"{_number(frame.history[-1])} requests/s")
-    for value, text in ((reading.in_flight, "in flight"), (reading.connections, "connections")):
+    for value, text in ((snapshot.in_flight, "in flight"), (snapshot.connections, "connections")):
         if value >= 0:
             parts.append(f"{count(value)} {text.removesuffix('s') if value == 1 else text}")
-    if reading.memory >= 0:
-        parts.append(f"{size(reading.memory)} resident")
+    if snapshot.memory >= 0:
+        parts.append(f"{size(snapshot.memory)} resident")
     return ", ".join(parts)
 
 
-def plain(frame: Frame) -> Iterator[str]:
+def text_lines(frame: Frame) -> Iterator[str]:
     """A frame in lines."""
     yield f"{time.strftime('%H:%M:%S')} {summary(frame)}"
     if frame.remark:

@@ -37,7 +37,7 @@ def view(frame: Frame) -> RenderableType:
         parts.append(Text(f"{bars(frame.history)}  requests/s, at most {max(frame.history):,.0f}", style="cyan"))
     if frame.remark:
         parts.append(Text(frame.remark, style="yellow"))
-    return Group(*parts, table, Text("Ctrl-C ends it", style="dim"))
+    return Group(*parts, table, Text("Ctrl-C to quit", style="dim"))
 
 
 def bars(values: Sequence[float]) -> str:

@@ -1,7 +1,7 @@
-"""``modserve unload MODEL``: take a model out of a running server."""
+"""``modserve unload MODEL``: unload models of a running server."""
 
 from argparse import Namespace
-from collections.abc import Sequence
+from contextlib import closing
 
 from modserve.client.transport import UNLOAD
 
@@ -9,7 +9,7 @@ from .destination import destination
 from .models import chosen
 from .remote_server import connect
 from .server_status import index
-from .syntax import add_destination, parser, run
+from .syntax import add_destination, parser
 from .terminal import each
 
 PARSER = parser(
@@ -22,23 +22,15 @@ PARSER = parser(
 PARSER.add_argument("names", nargs="+", metavar="MODEL", help="Names of models.")
 PARSER.add_argument("--dependents", action="store_true", help="Also unload the models that only this ensemble uses.")
 add_destination(PARSER)
-HELP = PARSER.format_help()
 
 
-def main(words: Sequence[str]) -> int:
-    """The command; `words` are those behind its name. Returns the exit code."""
-    return run(PARSER, words, _work)
+def work(options: Namespace) -> int:
+    """Runs the command; returns the exit code."""
+    with closing(connect(destination(options))) as server:
 
+        def unload(name: str) -> str:
+            chosen(index(server), [name])  # servers accept unknown names
+            server.call(UNLOAD, name, parameters={"unload_dependents": options.dependents})
+            return f"{name}: unloaded"
 
-def _work(options: Namespace) -> int:
-    server = connect(destination(options))
-
-    def unload(name: str) -> str:
-        chosen(index(server), [name])  # since a server has nothing against the name of no model
-        server.ask(UNLOAD, name, parameters={"unload_dependents": options.dependents})
-        return f"{name}: unloaded"
-
-    try:
         return each(options.names, unload)
-    finally:
-        server.close()

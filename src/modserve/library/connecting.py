@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from modserve.client import remote
 from modserve.client.address import Access, is_url, parse
-from modserve.client.errors import ClientError, in_client_terms
+from modserve.client.errors import ClientError, client_errors
 from modserve.client.facade import AsyncClient, Client
 from modserve.core.errors import Code
 from modserve.core.runtime.event_loop import new_event_loop
@@ -100,7 +100,7 @@ def _server(target: Target) -> "InferenceServer":
 
     if isinstance(target, InferenceServer):
         return target
-    with in_client_terms():
+    with client_errors():
         return InferenceServer(settings_of(target))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from modserve.client.errors import in_client_terms
+from modserve.client.errors import client_errors
 from modserve.core.errors import unavailable
 from modserve.frontends.http.mounted import MountedApp, refusal
 from modserve.frontends.http.rest.app import create_app
@@ -37,7 +37,7 @@ def asgi(models: str | Path | Settings | InferenceServer) -> "Mounted":
     """
     if isinstance(models, InferenceServer):
         return Mounted(models)
-    with in_client_terms():
+    with client_errors():
         return Mounted(InferenceServer(settings_of(models)))
 
 
@@ -58,7 +58,7 @@ class Mounted:
         """Load the models. Raises `ClientError` if a repository cannot be read."""
         if self.server.phase is Phase.STARTING:
             self._owned = True
-            with in_client_terms():
+            with client_errors():
                 await self.server.__aenter__()
         return self
 

@@ -1,4 +1,4 @@
-"""Short builders for the values that tests need."""
+"""Builders of values for tests."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Time under the control of a test."""
+"""A clock that tests turn by hand."""
 
 import heapq
 import itertools

@@ -1,4 +1,4 @@
-"""Work that a test ends: in place of an instance pool, and in place of an engine."""
+"""Fakes whose work the test finishes by hand: an instance pool and an engine."""
 
 import queue
 import threading

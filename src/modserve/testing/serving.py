@@ -1,4 +1,4 @@
-"""A whole server for tests of client code: in this process, on free ports."""
+"""A whole server for tests of clients: in this process, on free ports."""
 
 import asyncio
 import threading

@@ -15,7 +15,7 @@ import pytest
 
 import modserve
 from modserve import Client, ClientError, ClientTimeoutError, Code, InferenceServer, Settings
-from modserve.client.embedded import LoopThread, Portal
+from modserve.client.embedded import EventLoopThread, Portal
 from modserve.server import Phase
 
 REPOSITORY = Path(__file__).parents[3] / "model_repository"
@@ -114,7 +114,7 @@ def test_streams(client: Client) -> None:
     assert [result.plain("OUT") for result in client.stream("repeat", inputs)] == [4, 5]
     assert list(client.generate_stream("repeat", inputs)) == [{"OUT": 4, "IDX": 0}, {"OUT": 5, "IDX": 1}]
     assert client.generate("repeat", {"IN": [4], "DELAY": [0], "WAIT": 0}) == {"OUT": 4, "IDX": 0}
-    with pytest.raises(ClientError, match="'x' is no input of model 'repeat', which has DELAY, IN, WAIT"):
+    with pytest.raises(ClientError, match="'x' is not an input of model 'repeat', which has DELAY, IN, WAIT"):
         client.generate("repeat", {"x": [1]})
 
 
@@ -250,8 +250,8 @@ def test_what_there_is_no_client_of(tmp_path: Path) -> None:
     for target, message in (
         (str(tmp_path / "nosuch"), "there is no model repository or model file at"),
         ("localhost:8000", "for a server say http://localhost:8000 or grpc://localhost:8000"),
-        ("http://", "is no address"),
-        ("grpc://host/path", "gRPC has no paths"),
+        ("http://", "is not the address"),
+        ("grpc://host/path", "gRPC addresses have no path"),
     ):
         with pytest.raises(ClientError, match=message):
             modserve.connect(target)
@@ -269,7 +269,7 @@ def test_one_model_file() -> None:
 
 
 def test_a_fork_is_no_client() -> None:
-    thread = LoopThread(asyncio.new_event_loop)
+    thread = EventLoopThread(asyncio.new_event_loop)
     portal = Portal(thread.loop)
     portal._process = os.getpid() + 1
     with pytest.raises(ClientError, match="does not survive a fork"):

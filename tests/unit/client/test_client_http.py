@@ -1,5 +1,6 @@
 """HTTP for threads, against a socket that says what it is to say."""
 
+import http.client
 import socket
 import ssl
 import threading
@@ -13,7 +14,7 @@ import pytest
 from modserve.client.address import Access, Address
 from modserve.client.errors import ClientError
 from modserve.client.http_sync import HttpTransport
-from modserve.client.transport import ENGINE, HEALTH, INDEX, SERVER, STATISTICS, Question
+from modserve.client.transport import ENGINE, HEALTH, INDEX, SERVER, STATISTICS, ControlCall
 
 
 def response(body: bytes, status: int = 200) -> bytes:
@@ -66,9 +67,9 @@ def scripted(*connections: tuple[bytes, ...]) -> Iterator[tuple[HttpTransport, S
 def test_calls_on_one_connection() -> None:
     stats, engine = response(b'{"model_stats":[]}'), response(b'{"engine":"e"}')
     with scripted((stats, engine, response(b"[]"), response(b"text"))) as (transport, server):
-        assert transport.ask(Question(STATISTICS)) == {"model_stats": []}
-        assert transport.ask(Question(ENGINE, "a b", 3)) == {"engine": "e"}
-        assert transport.ask(Question(INDEX)) == []
+        assert transport.call(ControlCall(STATISTICS)) == {"model_stats": []}
+        assert transport.call(ControlCall(ENGINE, "a b", 3)) == {"engine": "e"}
+        assert transport.call(ControlCall(INDEX)) == []
         assert transport.page("/metrics") == b"text"
     assert server.targets == [
         "GET /v2/models/stats",
@@ -80,11 +81,11 @@ def test_calls_on_one_connection() -> None:
 
 def test_a_connection_that_was_closed_meanwhile_is_opened_again() -> None:
     with scripted((response(b'{"a":1}'),), (response(b'{"a":2}'),)) as (transport, _):
-        assert transport.ask(Question(SERVER)) == {"a": 1}
+        assert transport.call(ControlCall(SERVER)) == {"a": 1}
         sock = transport._idle[0].sock
         assert sock is not None
         assert sock.recv(1) == b""  # its end has come
-        assert transport.ask(Question(SERVER)) == {"a": 2}
+        assert transport.call(ControlCall(SERVER)) == {"a": 2}
 
 
 @pytest.mark.parametrize(
@@ -98,13 +99,13 @@ def test_a_connection_that_was_closed_meanwhile_is_opened_again() -> None:
 )
 def test_health(text: bytes, health: tuple[str | None, int, bool]) -> None:
     with scripted((text,)) as (transport, _):
-        body = transport.ask(Question(HEALTH))
+        body = transport.call(ControlCall(HEALTH))
     assert (body.get("phase"), len(body.get("reasons", ())), body["ready"]) == health
 
 
 def test_health_that_is_refused() -> None:
     with scripted((response(b'{"error":"restricted"}', 403),)) as (transport, _), pytest.raises(ClientError) as raised:
-        transport.ask(Question(HEALTH))
+        transport.call(ControlCall(HEALTH))
     assert (raised.value.message, raised.value.status) == ("restricted", 403)
 
 
@@ -114,15 +115,15 @@ def test_health_that_is_refused() -> None:
 )
 def test_reasons_of_failures(text: bytes, reason: str) -> None:
     with scripted((text,)) as (transport, server), pytest.raises(ClientError) as raised:
-        transport.ask(Question(SERVER))
+        transport.call(ControlCall(SERVER))
     assert raised.value.message == f"cannot reach a server at {server.address}: {reason}"
     assert raised.value.status is None
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>"])
 def test_a_page_of_another_server(body: bytes) -> None:
-    with scripted((response(body),)) as (transport, _), pytest.raises(ClientError, match="it is no JSON") as raised:
-        transport.ask(Question(STATISTICS))
+    with scripted((response(body),)) as (transport, _), pytest.raises(ClientError, match="it is not JSON") as raised:
+        transport.call(ControlCall(STATISTICS))
     assert raised.value.status == 200
 
 
@@ -130,7 +131,7 @@ def test_nobody_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = Address("http", "127.0.0.1", listener.getsockname()[1])
     with pytest.raises(ClientError) as raised:
-        HttpTransport(address, Access()).ask(Question(SERVER))
+        HttpTransport(address, Access()).call(ControlCall(SERVER))
     assert raised.value.message == f"cannot reach a server at {address}: Connection refused"
 
 
@@ -138,14 +139,14 @@ def test_a_connection_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> Non
     """Its limit is not that of the call."""
     transport = HttpTransport(Address("http", "host", 1), Access())
 
-    def connection(timeout: float) -> None:
-        raise TimeoutError(timeout)
+    def connect(connection: http.client.HTTPConnection) -> None:
+        raise TimeoutError(connection.timeout)
 
-    monkeypatch.setattr(transport, "connection", connection)
+    monkeypatch.setattr(http.client.HTTPConnection, "connect", connect)
     with pytest.raises(ClientError, match="cannot reach a server at http://host:1: no connection within 10 s"):
-        transport.ask(Question(SERVER, timeout=60))
+        transport.call(ControlCall(SERVER, timeout=60))
     with pytest.raises(ClientError, match="no response within 5 s"):
-        transport.ask(Question(SERVER, timeout=5))
+        transport.call(ControlCall(SERVER, timeout=5))
 
 
 # Access
@@ -169,9 +170,9 @@ def test_files_for_tls_that_are_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("headers", "text"),
     [
-        ({"a b": "c"}, "'a b' is no name of a header"),
-        ({"": "c"}, "'' is no name of a header"),
-        ({"a": "b\r\nc: d"}, "the value of header 'a' has characters that no header can have"),
+        ({"a b": "c"}, "'a b' is not a valid header name"),
+        ({"": "c"}, "'' is not a valid header name"),
+        ({"a": "b\r\nc: d"}, "the value of header 'a' has characters that headers cannot contain"),
         ({"a": "€"}, "the value of header 'a' has characters"),
     ],
 )

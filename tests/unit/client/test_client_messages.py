@@ -10,9 +10,9 @@ import pytest
 from modserve.client import grpc_messages, http_messages
 from modserve.client.address import Address, is_url, parse
 from modserve.client.errors import ClientError
-from modserve.client.http_messages import HttpReply
-from modserve.client.transport import ENGINE, HEALTH, INDEX, LOAD, METADATA, MODEL_READY, READY, Question
-from modserve.client.values import Call, metadata_of
+from modserve.client.http_messages import HttpResponse
+from modserve.client.transport import ENGINE, HEALTH, INDEX, LOAD, METADATA, MODEL_READY, READY, ControlCall
+from modserve.client.values import InferCall, metadata_of
 from modserve.core.errors import Code
 from modserve.core.tensors.tensor import Tensor
 from modserve.pb import inference as pb
@@ -43,12 +43,12 @@ def test_an_address_as_text() -> None:
 
 @pytest.mark.parametrize("url", ["http://", "http://a:b", "http://a?b", "http://user@a", "http://a:99999"])
 def test_what_is_no_address(url: str) -> None:
-    with pytest.raises(ClientError, match="is no address"):
+    with pytest.raises(ClientError, match=r"is not (an|the) address"):
         parse(url)
 
 
 def test_an_inference_over_http() -> None:
-    call = Call("a model/1", 2, TENSORS, ("o",), "id", {"p": 1}, 1.5)
+    call = InferCall("a model/1", 2, TENSORS, ("o",), "id", {"p": 1}, 1.5)
     request = http_messages.infer(ADDRESS, call)
     assert request.target == "/prefix/v2/models/a%20model%2F1/versions/2/infer"
     length = int(request.headers["inference-header-content-length"])
@@ -68,7 +68,7 @@ def test_an_inference_over_http() -> None:
 
 
 def test_all_outputs_are_binary_without_a_list() -> None:
-    request = http_messages.infer(ADDRESS, Call("m", None, {}))
+    request = http_messages.infer(ADDRESS, InferCall("m", None, {}))
     assert orjson.loads(request.parts[0]) == {"parameters": {"binary_data_output": True}, "inputs": []}
     assert "x-request-timeout-ms" not in request.headers
 
@@ -80,7 +80,7 @@ def test_a_result_over_http() -> None:
         {"name": "z", "shape": [2], "datatype": "BYTES", "data": ["a", "ü"]},
     ]
     head = orjson.dumps({"model_name": "m", "model_version": "4", "outputs": rows, "parameters": {"q": True}})
-    reply = HttpReply(200, {"inference-header-content-length": str(len(head))}, head + struct.pack("<ii", 3, 4))
+    reply = HttpResponse(200, {"inference-header-content-length": str(len(head))}, head + struct.pack("<ii", 3, 4))
     result = http_messages.result(reply)
     assert (result.model, result.version, result.id, result.parameters) == ("m", 4, "", {"q": True})
     assert {name: array.tolist() for name, array in result.items()} == {
@@ -93,13 +93,13 @@ def test_a_result_over_http() -> None:
 @pytest.mark.parametrize(
     "reply",
     [
-        HttpReply(200, {}, b"<html>"),
-        HttpReply(200, {"inference-header-content-length": "x"}, b"{}"),
-        HttpReply(200, {}, b'{"outputs": [{"name": "x", "shape": [1], "datatype": "FP9"}]}'),
-        HttpReply(200, {}, b'{"outputs": [{"name": "x", "shape": [3], "datatype": "FP32", "data": [1]}]}'),
+        HttpResponse(200, {}, b"<html>"),
+        HttpResponse(200, {"inference-header-content-length": "x"}, b"{}"),
+        HttpResponse(200, {}, b'{"outputs": [{"name": "x", "shape": [1], "datatype": "FP9"}]}'),
+        HttpResponse(200, {}, b'{"outputs": [{"name": "x", "shape": [3], "datatype": "FP32", "data": [1]}]}'),
     ],
 )
-def test_a_response_that_is_none(reply: HttpReply) -> None:
+def test_a_response_that_is_none(reply: HttpResponse) -> None:
     with pytest.raises(ClientError, match="the response cannot be understood"):
         http_messages.result(reply)
 
@@ -109,34 +109,34 @@ def test_a_response_that_is_none(reply: HttpReply) -> None:
 )
 def test_failures_over_http(body: bytes, message: str) -> None:
     with pytest.raises(ClientError) as caught:
-        http_messages.check(HttpReply(404, {}, body))
+        http_messages.check(HttpResponse(404, {}, body))
     assert (caught.value.code, caught.value.message) == (Code.NOT_FOUND, message)
 
 
 def test_questions_over_http() -> None:
-    assert http_messages.request(ADDRESS, Question(METADATA, "m", 1)).target == "/prefix/v2/models/m/versions/1"
-    request = http_messages.request(ADDRESS, Question(LOAD, "a/b", parameters={"config": "{}", "file:1/x": b"abc"}))
+    assert http_messages.request(ADDRESS, ControlCall(METADATA, "m", 1)).target == "/prefix/v2/models/m/versions/1"
+    request = http_messages.request(ADDRESS, ControlCall(LOAD, "a/b", parameters={"config": "{}", "file:1/x": b"abc"}))
     assert request.target == "/prefix/v2/repository/models/a%2Fb/load"
     assert request.parts == (b'{"parameters":{"config":"{}","file:1/x":"YWJj"}}',)
 
 
 def test_probes_are_a_yes_or_no() -> None:
-    for question, status, ready in (
-        (Question(READY), 200, True),
-        (Question(READY), 400, False),
-        (Question(MODEL_READY, "m"), 404, False),
-        (Question(MODEL_READY, "m"), 503, False),
+    for control, status, ready in (
+        (ControlCall(READY), 200, True),
+        (ControlCall(READY), 400, False),
+        (ControlCall(MODEL_READY, "m"), 404, False),
+        (ControlCall(MODEL_READY, "m"), 503, False),
     ):
-        assert http_messages.answer(question, HttpReply(status, {}, b"")) is ready
+        assert http_messages.answer(control, HttpResponse(status, {}, b"")) is ready
     for status in (403, 500, 502):
         with pytest.raises(ClientError):
-            http_messages.answer(Question(READY), HttpReply(status, {}, b"no"))
+            http_messages.answer(ControlCall(READY), HttpResponse(status, {}, b"no"))
     with pytest.raises(ClientError):
-        http_messages.answer(Question(READY), HttpReply(404, {}, b"no"))  # another server
+        http_messages.answer(ControlCall(READY), HttpResponse(404, {}, b"no"))  # another server
 
 
 def test_an_inference_over_grpc() -> None:
-    message = grpc_messages.infer(Call("m", 2, TENSORS, ("o",), "id", {"a": 1, "b": True, "c": "x", "d": 1.5}))
+    message = grpc_messages.infer(InferCall("m", 2, TENSORS, ("o",), "id", {"a": 1, "b": True, "c": "x", "d": 1.5}))
     assert (message.model_name, message.model_version, message.id) == ("m", "2", "id")
     assert [row.name for row in message.outputs] == ["o"]
     assert list(message.raw_input_contents) == [struct.pack("<ii", 1, 2), b"\1\0\0\0x"]
@@ -156,9 +156,9 @@ def test_a_result_over_grpc() -> None:
 
 
 def test_questions_over_grpc() -> None:
-    message, kind = grpc_messages.request(Question(METADATA, "m", 1))
+    message, kind = grpc_messages.request(ControlCall(METADATA, "m", 1))
     assert (message, kind) == (pb.ModelMetadataRequest(name="m", version="1"), pb.ModelMetadataResponse)
-    message, _ = grpc_messages.request(Question(LOAD, "m", parameters={"config": "{}", "file:1/x": b"abc"}))
+    message, _ = grpc_messages.request(ControlCall(LOAD, "m", parameters={"config": "{}", "file:1/x": b"abc"}))
     assert isinstance(message, pb.RepositoryModelLoadRequest)
     assert message.parameters["config"].string_param == "{}"
     assert message.parameters["file:1/x"].bytes_param == b"abc"
@@ -168,11 +168,11 @@ def test_questions_over_grpc() -> None:
     assert grpc_messages.answer(READY, pb.ServerReadyResponse(ready=True)) is True
     assert grpc_messages.answer(HEALTH, pb.ServerReadyResponse(ready=True)) == {"ready": True}
     with pytest.raises(ClientError, match="m/engine is not in gRPC"):
-        grpc_messages.request(Question(ENGINE, "m", 1))
+        grpc_messages.request(ControlCall(ENGINE, "m", 1))
 
 
 def test_best_classes() -> None:
-    call = Call("m", None, {}, ("o",), classes=5)
+    call = InferCall("m", None, {}, ("o",), classes=5)
     [output] = orjson.loads(http_messages.infer(ADDRESS, call).parts[0])["outputs"]
     assert output == {"name": "o", "parameters": {"binary_data": True, "classification": 5}}
     assert grpc_messages.infer(call).outputs[0].parameters["classification"].int64_param == 5
@@ -181,5 +181,5 @@ def test_best_classes() -> None:
 def test_metadata_that_is_none() -> None:
     documents: list[Any] = [[], {}, {"name": "m", "inputs": [{"name": "i"}]}]
     for document in documents:
-        with pytest.raises(ClientError, match="cannot be understood: it is no model's metadata"):
+        with pytest.raises(ClientError, match="cannot be understood: it is not the metadata of a model"):
             metadata_of(document)

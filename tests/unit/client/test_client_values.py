@@ -8,10 +8,10 @@ import pytest
 
 from modserve.client.errors import ClientError, ClientTimeoutError, from_status
 from modserve.client.facade import Client
-from modserve.client.transport import Question
+from modserve.client.transport import ControlCall
 from modserve.client.values import (
     FINAL,
-    Call,
+    InferCall,
     ModelMetadata,
     Result,
     TensorMetadata,
@@ -155,12 +155,12 @@ class Streaming:
 
     def start(self) -> None: ...
 
-    def ask(self, question: Question) -> Any: ...
+    def call(self, control: ControlCall) -> Any: ...
 
-    def infer(self, call: Call) -> Result:
+    def infer(self, call: InferCall) -> Result:
         return Result(call.model, 1, {}, parameters={"triton_final_response": True, "other": 1})
 
-    def stream(self, call: Call) -> Generator[Result]:
+    def stream(self, call: InferCall) -> Generator[Result]:
         yield self.infer(call)
 
     def close(self) -> None: ...

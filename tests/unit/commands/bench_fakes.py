@@ -1,4 +1,4 @@
-"""A server that exists only in numbers: slots and drivers on a clock that the test turns."""
+"""A server that exists only in numbers: slots and generators on a clock that the test turns."""
 
 import copy
 from array import array
@@ -10,29 +10,30 @@ from typing import Any, Generic, TypeVar
 from hpack import Decoder, Encoder
 
 from http2_client import Transport
-from modserve.commands.bench.grpc_slots import GrpcSlot, Place
-from modserve.commands.bench.http2 import Connection, Message, frame
+from modserve.commands.bench.grpc_slots import GrpcSlot, SharedConnection
+from modserve.commands.bench.http2 import GrpcMessage, Http2Connection, frame
 from modserve.commands.bench.loops import OpenLoop
-from modserve.commands.bench.measures import Load, ServerTimes, Window
-from modserve.commands.bench.run import Surroundings
-from modserve.commands.bench.slots import Endpoint, Owner, Slot
+from modserve.commands.bench.measures import LoadLevel, MeasurementWindow
+from modserve.commands.bench.profiler import MeasurementRules, Profiler
+from modserve.commands.bench.slots import Endpoint, RequestSlot, ResponseListener
+from modserve.commands.server_status import VersionUsage
 
 MS = 1_000_000
 
 
 def window(
     milliseconds: Sequence[float], seconds: float = 1.0, errors: dict[str, int] | None = None, waiting: int = 0
-) -> Window:
+) -> MeasurementWindow:
     latencies = array("q", [round(value * MS) for value in milliseconds])
-    return Window(seconds, latencies, Counter(errors or {}), waiting=waiting)
+    return MeasurementWindow(seconds, latencies, Counter(errors or {}), waiting=waiting)
 
 
 @dataclass
-class FakeDriver:
+class FakeGenerator:
     """Each second brings the window that `windows` says, the last one for ever."""
 
-    load: Load
-    windows: Callable[[int], Window]
+    load: LoadLevel
+    windows: Callable[[int], MeasurementWindow]
     log: list[str] = field(default_factory=list)
     number: int = 0
     elapsed: float = 0.0
@@ -40,7 +41,7 @@ class FakeDriver:
     async def start(self) -> None:
         self.log.append("start")
 
-    def cut(self) -> Window:
+    def take_window(self) -> MeasurementWindow:
         if self.elapsed < 0.1:
             return window([])
         self.elapsed = 0.0
@@ -52,44 +53,47 @@ class FakeDriver:
         return 0
 
 
-def surroundings(
-    drivers: Callable[[], FakeDriver | None], log: list[str] | None = None, interrupt_after: int | None = None
-) -> Surroundings:
-    """Time passes for the driver that runs; `interrupt_after` so many windows, somebody presses Ctrl-C."""
-    seen: list[Window] = []
+def profiler(
+    rules: MeasurementRules,
+    generators: Callable[[], FakeGenerator | None],
+    log: list[str] | None = None,
+    interrupt_after: int | None = None,
+) -> Profiler:
+    """Time passes for the generator that runs; `interrupt_after` so many windows, somebody presses Ctrl-C."""
+    seen: list[MeasurementWindow] = []
 
     async def sleep(seconds: float) -> None:
-        driver = drivers()
+        generator = generators()
         if interrupt_after is not None and len(seen) >= interrupt_after:
             raise InterruptedError
-        if driver is not None:
-            driver.elapsed = seconds
+        if generator is not None:
+            generator.elapsed = seconds
 
-    async def times() -> ServerTimes | None:
-        return ServerTimes(requests=len(seen) * 10, total_ns=len(seen) * 10 * MS)
+    async def times() -> VersionUsage | None:
+        return VersionUsage(requests=len(seen) * 10, total_ns=len(seen) * 10 * MS)
 
-    def on_window(load: Load, windows: Sequence[Window]) -> None:
+    def on_window(load: LoadLevel, windows: Sequence[MeasurementWindow]) -> None:
         seen.append(windows[-1])
         if log is not None:
             log.append(f"{load}: {len(windows)}")
 
-    return Surroundings(times, on_window, sleep)
+    return Profiler(rules, times, on_window, sleep)
 
 
 class FakeSlot:
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: ResponseListener) -> None:
         self.start = 0
         self.sent: list[int] = []
-        self.marks: list[bytes] = []
+        self.tags: list[bytes] = []
         self.owner = owner
         self.closed = False
 
-    def send(self, index: int, mark: bytes = b"") -> None:
+    def send(self, index: int, tag: bytes = b"") -> None:
         self.sent.append(index)
-        self.marks.append(mark)
+        self.tags.append(tag)
 
     def respond(self, error: str = "") -> None:
-        self.owner.done(self, error)
+        self.owner.on_done(self, error)
 
     def abort(self, why: str) -> None:
         self.respond(why)
@@ -102,7 +106,7 @@ class Factory:
     def __init__(self) -> None:
         self.slots: list[FakeSlot] = []
 
-    async def open(self, owner: Owner, count: int) -> Sequence[Slot]:
+    async def open(self, owner: ResponseListener, count: int) -> Sequence[RequestSlot]:
         new = [FakeSlot(owner) for _ in range(count)]
         self.slots += new
         return new
@@ -138,13 +142,17 @@ class Http2End(Generic[S]):
     """The server's end of a connection with one slot."""
 
     def __init__(
-        self, make: Callable[[Place, Owner], S], owner: Owner, *messages: bytes, settings: bytes = b""
+        self,
+        make: Callable[[SharedConnection, ResponseListener], S],
+        owner: ResponseListener,
+        *messages: bytes,
+        settings: bytes = b"",
     ) -> None:
-        place = Place(Endpoint("h", 1), FIELDS, [Message.of(message) for message in messages])
-        self.connection = place.connection = Connection(FIELDS)
+        shared = SharedConnection(Endpoint("h", 1), FIELDS, [GrpcMessage.of(message) for message in messages])
+        self.connection = shared.connection = Http2Connection(FIELDS)
         self.transport = Transport(self.connection)
         self.connection.connection_made(self.transport)
-        self.slot = make(place, owner)
+        self.slot = make(shared, owner)
         self.encoder, self.decoder = Encoder(), Decoder()
         self.connection.data_received(frame(4, 0, 0, settings))
         self.frames(skip=24)

@@ -7,76 +7,76 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modserve.commands.bench.inputs import Inputs, InputSpec, Wishes, make
+from modserve.commands.bench.inputs import DataOptions, Inputs, TargetInput, make
 from modserve.commands.bench.requests import (
-    grpc_mark,
     grpc_message,
-    http_mark,
+    grpc_tag,
     http_path,
     http_request,
+    http_tag,
 )
 from modserve.core.errors import ModserveError
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
 from modserve.pb import inference as pb
 
-NUMBERS = InputSpec("X", dtypes.INT32, (2,))
-TEXTS = InputSpec("T", dtypes.BYTES, (-1,))
-IMAGE = InputSpec("image", dtypes.FP32, (3, -1, -1))
+NUMBERS = TargetInput("X", dtypes.INT32, (2,))
+TEXTS = TargetInput("T", dtypes.BYTES, (-1,))
+IMAGE = TargetInput("image", dtypes.FP32, (3, -1, -1))
 
 
-def made(spec: InputSpec, wishes: Wishes, batches: bool = False) -> Tensor:
-    ([inputs], _, _) = make("m", [spec], batches, wishes)
+def made(spec: TargetInput, data: DataOptions, batches: bool = False) -> Tensor:
+    ([inputs], _, _) = make("m", [spec], batches, data)
     return inputs[spec.name]
 
 
 def test_random_data_is_the_same_each_time() -> None:
-    first, second = made(IMAGE, Wishes()), made(IMAGE, Wishes())
+    first, second = made(IMAGE, DataOptions()), made(IMAGE, DataOptions())
     assert first.shape == (3, 224, 224)
     assert bytes(first.raw) == bytes(second.raw)
     assert np.isfinite(first.array).all()
 
 
 def test_what_was_assumed_is_said() -> None:
-    remarks = make("m", [IMAGE, NUMBERS], False, Wishes()).remarks
+    remarks = make("m", [IMAGE, NUMBERS], False, DataOptions()).remarks
     assert remarks == ["input 'image' of shape [3, -1, -1] is sent as --shape image:3,224,224"]
 
 
 def test_a_batch_is_the_first_dimension() -> None:
-    assert made(NUMBERS, Wishes(batch_size=5), batches=True).shape == (5, 2)
-    assert made(NUMBERS, Wishes(), batches=True).shape == (1, 2)
+    assert made(NUMBERS, DataOptions(batch_size=5), batches=True).shape == (5, 2)
+    assert made(NUMBERS, DataOptions(), batches=True).shape == (1, 2)
 
 
 def test_zero() -> None:
-    assert made(NUMBERS, Wishes(zero=True)).array.tolist() == [0, 0]
-    assert made(TEXTS, Wishes(zero=True, shapes=(("T", (2,)),))).array.tolist() == [b"", b""]
+    assert made(NUMBERS, DataOptions(zero=True)).array.tolist() == [0, 0]
+    assert made(TEXTS, DataOptions(zero=True, shapes=(("T", (2,)),))).array.tolist() == [b"", b""]
 
 
 def test_texts() -> None:
-    texts = made(TEXTS, Wishes(string_length=7, shapes=(("T", (3,)),))).array.tolist()
+    texts = made(TEXTS, DataOptions(string_length=7, shapes=(("T", (3,)),))).array.tolist()
     assert [len(text) for text in texts] == [7, 7, 7]
-    assert made(TEXTS, Wishes(string_data="hü", shapes=(("T", (2,)),))).array.tolist() == ["hü".encode()] * 2
+    assert made(TEXTS, DataOptions(string_data="hü", shapes=(("T", (2,)),))).array.tolist() == ["hü".encode()] * 2
 
 
 def test_an_array_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "x.npy"
     np.save(file, np.array([4, 5], np.int16))
-    assert made(NUMBERS, Wishes(files=(("X", file),))).array.tolist() == [4, 5]
-    assert made(NUMBERS, Wishes(batch_size=2, files=(("X", file),)), batches=True).array.tolist() == [[4, 5]] * 2
+    assert made(NUMBERS, DataOptions(files=(("X", file),))).array.tolist() == [4, 5]
+    assert made(NUMBERS, DataOptions(batch_size=2, files=(("X", file),)), batches=True).array.tolist() == [[4, 5]] * 2
     np.save(file, np.array([[4, 5], [6, 7], [8, 9]], np.int32))
-    assert made(NUMBERS, Wishes(files=(("X", file),)), batches=True).shape == (3, 2)
+    assert made(NUMBERS, DataOptions(files=(("X", file),)), batches=True).shape == (3, 2)
 
 
 def test_the_bytes_of_a_file_are_a_string(tmp_path: Path) -> None:
     file = tmp_path / "picture.png"
     file.write_bytes(b"\x89PNG")
-    assert made(TEXTS, Wishes(files=(("T", file),))).array.tolist() == [b"\x89PNG"]
+    assert made(TEXTS, DataOptions(files=(("T", file),))).array.tolist() == [b"\x89PNG"]
 
 
-def document(tmp_path: Path, *entries: object) -> Wishes:
+def document(tmp_path: Path, *entries: object) -> DataOptions:
     file = tmp_path / "data.json"
     file.write_text(json.dumps({"data": entries}))
-    return Wishes(data=file)
+    return DataOptions(file=file)
 
 
 def test_the_json_of_perf_analyzer(tmp_path: Path) -> None:
@@ -93,53 +93,53 @@ def test_the_json_of_perf_analyzer(tmp_path: Path) -> None:
 
 
 def test_rows_of_a_batch_are_entries_in_turns(tmp_path: Path) -> None:
-    wishes = document(tmp_path, {"X": [1, 2]}, {"X": [3, 4]}, {"X": [5, 6]})
-    requests = make("m", [NUMBERS], True, Wishes(batch_size=2, data=wishes.data)).requests
+    data = document(tmp_path, {"X": [1, 2]}, {"X": [3, 4]}, {"X": [5, 6]})
+    requests = make("m", [NUMBERS], True, DataOptions(batch_size=2, file=data.file)).requests
     assert [each["X"].array[:, 0].tolist() for each in requests] == [[1, 3], [3, 5], [5, 1]]
 
 
-OPTIONAL = InputSpec("X", dtypes.INT32, (2,), optional=True)
+OPTIONAL = TargetInput("X", dtypes.INT32, (2,), optional=True)
 
 
 def test_an_optional_input_is_sent_if_there_is_data_for_it(tmp_path: Path) -> None:
     specs = [OPTIONAL, TEXTS]
-    shaped = Wishes(shapes=(("X", (2,)),))
-    assert [list(make("m", specs, False, each).requests[0]) for each in (Wishes(), shaped)] == [["T"], ["X", "T"]]
-    wishes = document(tmp_path, {"T": ["a"]}, {"T": ["b"], "X": [1, 2]})
-    assert [list(each) for each in make("m", specs, False, wishes).requests] == [["T"], ["X", "T"]]
+    shaped = DataOptions(shapes=(("X", (2,)),))
+    assert [list(make("m", specs, False, each).requests[0]) for each in (DataOptions(), shaped)] == [["T"], ["X", "T"]]
+    data = document(tmp_path, {"T": ["a"]}, {"T": ["b"], "X": [1, 2]})
+    assert [list(each) for each in make("m", specs, False, data).requests] == [["T"], ["X", "T"]]
     with pytest.raises(ModserveError, match="optional ones are in some only"):
-        make("m", specs, True, Wishes(batch_size=2, data=wishes.data))
+        make("m", specs, True, DataOptions(batch_size=2, file=data.file))
 
 
-MISTAKES: dict[str, tuple[Wishes, str]] = {
-    "no batches": (Wishes(batch_size=2), "model 'm' takes no batches, and '--batch-size' is 2"),
-    "another input": (Wishes(shapes=(("Y", (2,)),)), "'--shape': model 'm' has no input 'Y', only T, X"),
-    "another shape": (Wishes(shapes=(("X", (3,)),)), "'--shape': input 'X' has shape [2], got [3]"),
-    "no file": (Wishes(files=(("X", Path("nosuch.npy")),)), "cannot read 'nosuch.npy': No such file or directory"),
-    "no array": (Wishes(files=(("X", Path("a.png")),)), "'a.png' is for input 'X' of INT32: expected a .npy file"),
-    "no data": (Wishes(data=Path("nosuch.json")), "cannot read 'nosuch.json': No such file or directory"),
+MISTAKES: dict[str, tuple[DataOptions, str]] = {
+    "no batches": (DataOptions(batch_size=2), "model 'm' does not support batching, but '--batch-size' is 2"),
+    "another input": (DataOptions(shapes=(("Y", (2,)),)), "'--shape': model 'm' has no input 'Y', only T, X"),
+    "another shape": (DataOptions(shapes=(("X", (3,)),)), "'--shape': input 'X' has shape [2], got [3]"),
+    "no file": (DataOptions(files=(("X", Path("nosuch.npy")),)), "cannot read 'nosuch.npy': No such file or directory"),
+    "no array": (DataOptions(files=(("X", Path("a.png")),)), "'a.png' is for input 'X' of INT32: expected a .npy file"),
+    "no data": (DataOptions(file=Path("nosuch.json")), "cannot read 'nosuch.json': No such file or directory"),
 }
 
 
 @pytest.mark.parametrize("case", MISTAKES)
 def test_a_mistake(case: str) -> None:
-    wishes, text = MISTAKES[case]
+    data, text = MISTAKES[case]
     with pytest.raises(ModserveError) as caught:
-        make("m", [NUMBERS, TEXTS], False, wishes)
+        make("m", [NUMBERS, TEXTS], False, data)
     assert text in caught.value.message
 
 
 WRONG_DOCUMENTS = {
     '{"data": []}': 'expected {"data": [{"INPUT": …}, …]}',
     "[1]": 'expected {"data": [{"INPUT": …}, …]}',
-    "no": "is no JSON",
+    "no": "is not JSON",
     '{"data": [[]]}': "or a list of such steps",
     '{"data": [1]}': "each entry of 'data' has to be an object",
     '{"data": [{}]}': "has an entry without input 'X'",
     '{"data": [{"X": [1, 2, 3]}]}': "the content of input 'X' does not fit INT32 [2]: 3 elements",
     '{"data": [{"X": ["a", 1]}]}': "the content of input 'X' does not fit INT32 [2]",
     '{"data": [{"X": {"b64": "AAAA"}}]}': "has 3 bytes, expected 8",
-    '{"data": [{"X": {"b64": "!"}}]}': "is no base64",
+    '{"data": [{"X": {"b64": "!"}}]}': "is not base64",
     '{"data": [{"X": {"text": 1}}]}': "has neither 'content' nor 'b64'",
 }
 
@@ -149,14 +149,14 @@ def test_a_document_with_a_mistake(text: str, tmp_path: Path) -> None:
     file = tmp_path / "data.json"
     file.write_text(text)
     with pytest.raises(ModserveError) as caught:
-        make("m", [NUMBERS], False, Wishes(data=file))
+        make("m", [NUMBERS], False, DataOptions(file=file))
     assert WRONG_DOCUMENTS[text] in caught.value.message
 
 
 def test_rows_of_several_shapes_make_no_batch(tmp_path: Path) -> None:
-    wishes = document(tmp_path, {"T": ["a"]}, {"T": ["b", "c"]})
+    data = document(tmp_path, {"T": ["a"]}, {"T": ["b", "c"]})
     with pytest.raises(ModserveError, match="input 'T' has several"):
-        make("m", [TEXTS], True, Wishes(batch_size=2, data=wishes.data))
+        make("m", [TEXTS], True, DataOptions(batch_size=2, file=data.file))
 
 
 INPUTS: Inputs = {
@@ -192,9 +192,9 @@ def test_a_request_of_json_alone() -> None:
 @pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize("sequence", [1, 2**31 - 1, "bench-2147483647"])
 def test_a_request_of_a_sequence(binary: bool, sequence: int | str) -> None:
-    before, after = http_request("h:1", "/", INPUTS, [], binary=binary, marked=True)
-    mark = http_mark(sequence, False, True)
-    head, _, body = (before + mark + after).partition(b"\r\n\r\n")
+    before, after = http_request("h:1", "/", INPUTS, [], binary=binary, tagged=True)
+    tag = http_tag(sequence, False, True)
+    head, _, body = (before + tag + after).partition(b"\r\n\r\n")
     fields = dict(line.split(": ") for line in head.decode().split("\r\n")[1:])
     assert int(fields["Content-Length"]) == len(body)
     document = json.loads(body[: int(fields.get("Inference-Header-Content-Length", len(body)))])
@@ -205,7 +205,7 @@ def test_a_request_of_a_sequence(binary: bool, sequence: int | str) -> None:
 
 @pytest.mark.parametrize("sequence", [1, 2**31 - 1, "bench-1"])
 def test_a_message_of_a_sequence(sequence: int | str) -> None:
-    whole = grpc_message("m", 2, INPUTS, {"flag": True}) + grpc_mark(sequence, True, False)
+    whole = grpc_message("m", 2, INPUTS, {"flag": True}) + grpc_tag(sequence, True, False)
     message = pb.ModelInferRequest.FromString(whole)
     assert (message.model_name, len(message.raw_input_contents)) == ("m", 2)
     parameters = message.parameters
@@ -217,7 +217,7 @@ def test_a_message_of_a_sequence(sequence: int | str) -> None:
 
 def test_strings_that_json_does_not_have() -> None:
     inputs = {"T": Tensor.from_array(np.array([b"\xff"], object))}
-    with pytest.raises(ModserveError, match="no UTF-8"):
+    with pytest.raises(ModserveError, match="not UTF-8"):
         http_request("h:1", "/", inputs, [], binary=False)
 
 

@@ -8,17 +8,17 @@ from bench_fakes import MS, window
 
 from modserve.commands.bench.measures import (
     PERCENTILES,
-    Load,
-    ServerTimes,
-    Window,
+    LoadLevel,
+    MeasurementWindow,
     is_stable,
     percentiles_ms,
     summary,
     to_json,
 )
+from modserve.commands.bench.profiler import MeasurementRules
 from modserve.commands.bench.ranges import read_range, whole_range
-from modserve.commands.bench.run import Rules
 from modserve.commands.bench.show import client_rows, response_rows, table
+from modserve.commands.server_status import VersionUsage
 
 RANGES = {
     "8": (8,),
@@ -86,15 +86,15 @@ def test_three_windows_that_agree() -> None:
     ],
     ids=["two", "another rate", "another latency", "nothing in one", "nothing in all"],
 )
-def test_windows_that_do_not_agree(windows: list[Window]) -> None:
+def test_windows_that_do_not_agree(windows: list[MeasurementWindow]) -> None:
     assert not is_stable(windows, 10, 99)
 
 
 def test_a_result_is_made_of_the_last_three_windows() -> None:
     windows = [window([100.0]), window([1.0, 2.0], errors={"no": 1}), window([3.0]), window([4.0], waiting=7)]
     for each in windows:
-        each.server = ServerTimes(requests=2, executions=1, inferences=2, total_ns=4 * MS, queue_ns=MS)
-    result = summary(Load(True, 2), windows, 3, 10, 99)
+        each.server = VersionUsage(requests=2, executions=1, inferences=2, total_ns=4 * MS, queue_ns=MS)
+    result = summary(LoadLevel(True, 2), windows, 3, 10, 99)
     assert (result.requests, result.seconds, result.windows, result.failed, result.waiting) == (4, 3.0, 4, 1, 7)
     assert (result.rate, result.inferences, result.mean) == pytest.approx((4 / 3, 4.0, 2.5))
     assert result.percentiles[99] == 4
@@ -111,7 +111,7 @@ def test_responses_of_a_decoupled_model() -> None:
     windows[0].firsts, windows[0].gaps = array("q", [MS, 3 * MS]), array("q", [2 * MS, 2 * MS, 8 * MS])
     windows[1].firsts = array("q", [2 * MS])
     windows[1].sequences = 4
-    result = summary(Load(False, 1), windows, 1, 10, 99)
+    result = summary(LoadLevel(False, 1), windows, 1, 10, 99)
     assert result.responses is not None
     assert (result.responses.count, result.responses.rate, result.responses.each) == (6, 3.0, 2.0)
     assert result.sequences == 2.0
@@ -122,19 +122,19 @@ def test_responses_of_a_decoupled_model() -> None:
     assert dict(zip(names, cells, strict=True)) == {
         "load": "concurrency 1",
         "responses/s": "3.0",
-        "a request": "2.00",
+        "per request": "2.00",
         "first p50": "2.00",
         "first p99": "3.00",
         "between p50": "2.00",
         "between p99": "8.00",
     }
-    assert "sequences/s" in client_rows([result], Rules(), [])[0]
+    assert "sequences/s" in client_rows([result], MeasurementRules(), [])[0]
 
 
 def test_other_models_have_no_responses_of_their_own() -> None:
-    result = summary(Load(False, 1), STEADY, 1, 10, 99)
+    result = summary(LoadLevel(False, 1), STEADY, 1, 10, 99)
     assert to_json(result)["responses"] is None
-    text = "\n".join(table([result], Rules()))
+    text = "\n".join(table([result], MeasurementRules()))
     assert "Responses" not in text
     assert "sequences/s" not in text
 
@@ -142,13 +142,13 @@ def test_other_models_have_no_responses_of_their_own() -> None:
 @pytest.mark.parametrize(("requests", "keeps_up"), [(100, True), (92, True), (91, False)])
 def test_a_load_that_keeps_up(requests: int, keeps_up: bool) -> None:
     """Five percent less than was to be sent, and three that end outside of the window."""
-    assert summary(Load(True, 100), [window([1.0] * requests)], 1, 10, 99).keeps_up == keeps_up
+    assert summary(LoadLevel(True, 100), [window([1.0] * requests)], 1, 10, 99).keeps_up == keeps_up
 
 
 def test_a_result_of_nothing() -> None:
-    result = summary(Load(False, 1), [], 1, 10, 99)
+    result = summary(LoadLevel(False, 1), [], 1, 10, 99)
     assert (result.requests, result.rate, result.mean, result.server) == (0, 0.0, 0.0, None)
 
 
 def test_server_times_subtract() -> None:
-    assert ServerTimes(5, 6, 7).since(ServerTimes(1, 2, 3)) == ServerTimes(4, 4, 4)
+    assert VersionUsage(5, 6, 7).since(VersionUsage(1, 2, 3)) == VersionUsage(4, 4, 4)

@@ -3,10 +3,10 @@
 import pytest
 
 from modserve.commands.bench import plan
-from modserve.commands.syntax import WordsError
+from modserve.commands.syntax import UsageError
 
 
-def read(*words: str) -> plan.Plan:
+def read(*words: str) -> plan.LoadPlan:
     return plan.read(plan.bench_parser().parse_args(["simple", *words]))
 
 
@@ -21,19 +21,19 @@ def read(*words: str) -> plan.Plan:
     ],
 )
 def test_shapes(text: str, shape: tuple[str, tuple[int, ...]]) -> None:
-    assert read("--shape", text).wishes.shapes == (shape,)
+    assert read("--shape", text).data.shapes == (shape,)
 
 
 @pytest.mark.parametrize(
     "text", ["", "X", "3", ":3", ":", "X:", "X:3,", "X:a", "X:3,-1", "X:3,a", "X:٣", "X:1234567890"]
 )
 def test_what_is_no_shape(text: str) -> None:
-    with pytest.raises(WordsError) as caught:
+    with pytest.raises(UsageError) as caught:
         read("--shape", text)
     assert f"expected NAME:SIZE,SIZE,…, got: {text}" in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "x", "", "1234567890"])
 def test_what_is_no_count(text: str) -> None:
-    with pytest.raises(WordsError, match="expected a whole number above 0"):
+    with pytest.raises(UsageError, match="expected a whole number above 0"):
         read("--model-version", text)

@@ -8,36 +8,36 @@ from bench_fakes import Factory, FakeSlot, open_loop
 
 from modserve.commands.bench import loops
 from modserve.commands.bench.loops import ClosedLoop
-from modserve.commands.bench.sequences import Lengths, Sequences
-from modserve.commands.bench.slots import Slot
+from modserve.commands.bench.sequences import SequenceLengths, Sequences
+from modserve.commands.bench.slots import RequestSlot
 
 
 class Nobody:
     """Has slots that get no response."""
 
-    def done(self, slot: Slot, error: str) -> None:
+    def on_done(self, slot: RequestSlot, error: str) -> None:
         raise AssertionError
 
-    def responded(self, slot: Slot) -> None:
+    def on_response(self, slot: RequestSlot) -> None:
         raise AssertionError
 
 
-def mark(sequence: int | str, start: bool, end: bool) -> bytes:
+def tag(sequence: int | str, start: bool, end: bool) -> bytes:
     return f"{sequence}{' start' if start else ''}{' end' if end else ''}".encode()
 
 
 def sequences(length: int | None, streams: tuple[int, ...] = (1,), *, made_up: bool = True) -> Sequences:
     """Of exactly that length, with the ids 1, 2, …"""
-    return Sequences(mark, streams, Lengths(length, 0.0), made_up, ids=iter(range(1, 100)))
+    return Sequences(tag, streams, SequenceLengths(length, 0.0), made_up, ids=iter(range(1, 100)))
 
 
-LENGTHS: dict[str, tuple[Lengths, int | None, set[int]]] = {
-    "made up": (Lengths(), None, set(range(16, 25))),
-    "the data's": (Lengths(), 7, {7}),
-    "a length": (Lengths(10), 7, set(range(8, 13))),
-    "another variation": (Lengths(10, 50.0), None, set(range(5, 16))),
-    "no variation": (Lengths(10, 0.0), None, {10}),
-    "short ones": (Lengths(1, 100.0), None, {1, 2}),
+LENGTHS: dict[str, tuple[SequenceLengths, int | None, set[int]]] = {
+    "made up": (SequenceLengths(), None, set(range(16, 25))),
+    "the data's": (SequenceLengths(), 7, {7}),
+    "a length": (SequenceLengths(10), 7, set(range(8, 13))),
+    "another variation": (SequenceLengths(10, 50.0), None, set(range(5, 16))),
+    "no variation": (SequenceLengths(10, 0.0), None, {10}),
+    "short ones": (SequenceLengths(1, 100.0), None, {1, 2}),
 }
 
 
@@ -69,11 +69,11 @@ def test_a_sequence_longer_than_its_data_begins_anew() -> None:
 
 
 def test_ids_differ_between_runs_and_may_be_texts() -> None:
-    runs = [Sequences(mark, [1], Lengths(1)) for _ in range(5)]
+    runs = [Sequences(tag, [1], SequenceLengths(1)) for _ in range(5)]
     ids = {int(run.only()[1].split()[0]) for run in runs}
     assert len(ids) == 5
     assert all(0 < id < 2**31 - 1 for id in ids)
-    assert Sequences(mark, [1], Lengths(1), text_ids=True).only()[1].startswith(b"bench-")
+    assert Sequences(tag, [1], SequenceLengths(1), text_ids=True).only()[1].startswith(b"bench-")
 
 
 @pytest.fixture
@@ -85,55 +85,55 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 async def test_a_closed_loop_sends_sequences_whole(now: list[int]) -> None:
     factory = Factory()
-    driver = ClosedLoop(2, factory, 1, 60, sequences=sequences(2))
-    await driver.start()
+    generator = ClosedLoop(2, factory, 1, 60, sequences=sequences(2))
+    await generator.start()
     first, second = factory.slots
     for _ in range(3):
         first.respond()
-    assert first.marks == [b"1 start", b"1 end", b"3 start", b"3 end"]
-    assert second.marks == [b"2 start"]
+    assert first.tags == [b"1 start", b"1 end", b"3 start", b"3 end"]
+    assert second.tags == [b"2 start"]
     second.respond("no")  # the rest of the sequence is not sent
-    assert second.marks[1:] == [b"4 start"]
-    window = driver.cut()
+    assert second.tags[1:] == [b"4 start"]
+    window = generator.take_window()
     assert (len(window.latencies), window.sequences, dict(window.errors)) == (3, 1, {"no": 1})
     first.respond()
-    assert driver.cut().sequences == 1
-    await driver.stop(0.0)
+    assert generator.take_window().sequences == 1
+    await generator.stop(0.0)
 
 
 async def test_what_is_under_way_gets_its_end(now: list[int]) -> None:
     factory = Factory()
-    driver = ClosedLoop(2, factory, 1, 60, sequences=sequences(9))
-    await driver.start()
+    generator = ClosedLoop(2, factory, 1, 60, sequences=sequences(9))
+    await generator.start()
     first, second = factory.slots
-    stopping = asyncio.create_task(driver.stop(5))
+    stopping = asyncio.create_task(generator.stop(5))
     await asyncio.sleep(0)
     first.respond()
-    assert first.marks == [b"1 start", b"1 end"]
+    assert first.tags == [b"1 start", b"1 end"]
     first.respond()
     second.respond("no")  # the server has ended that itself
     assert await stopping == 0
-    assert second.marks == [b"2 start"]
+    assert second.tags == [b"2 start"]
 
 
 async def test_sequences_of_an_open_loop_take_turns(now: list[int]) -> None:
     factory = Factory()
-    driver, _ = open_loop(factory, 1000, 2, sequences=sequences(3))
-    await driver.start()
+    generator, _ = open_loop(factory, 1000, 2, sequences=sequences(3))
+    await generator.start()
     first, second = factory.slots
     for _ in range(4):
         for slot in factory.slots:
             if slot.start:
                 slot.respond()
         now[0] += 1_000_000
-        driver.tick()
-    assert first.marks == [b"1 start", b"1", b"1 end"]
-    assert second.marks == [b"2 start", b"2"]
+        generator.tick()
+    assert first.tags == [b"1 start", b"1", b"1 end"]
+    assert second.tags == [b"2 start", b"2"]
     first.respond()  # both are idle, one in the middle of a sequence
     assert second.start == 0
-    stopping = asyncio.create_task(driver.stop(5))
+    stopping = asyncio.create_task(generator.stop(5))
     await asyncio.sleep(0)
-    assert second.marks == [b"2 start", b"2", b"2 end"]
+    assert second.tags == [b"2 start", b"2", b"2 end"]
     second.respond()
     assert await stopping == 0
 
@@ -141,31 +141,31 @@ async def test_sequences_of_an_open_loop_take_turns(now: list[int]) -> None:
 async def test_requests_of_an_open_loop_wait_for_a_sequence(now: list[int]) -> None:
     """More slots would be more sequences."""
     factory = Factory()
-    driver, _ = open_loop(factory, 1000, 1, sequences=sequences(3))
-    await driver.start()
+    generator, _ = open_loop(factory, 1000, 1, sequences=sequences(3))
+    await generator.start()
     now[0] += 2_000_000
-    driver.tick()
+    generator.tick()
     [slot] = factory.slots
-    assert driver.cut().waiting == 2
+    assert generator.take_window().waiting == 2
     slot.respond()
     slot.respond()
-    assert slot.marks == [b"1 start", b"1", b"1 end"]
-    await driver.stop(0.0)
+    assert slot.tags == [b"1 start", b"1", b"1 end"]
+    await generator.stop(0.0)
 
 
 async def test_responses_are_timed(now: list[int]) -> None:
     """The first from the request's start, the others from one another."""
     factory = Factory()
-    driver = ClosedLoop(1, factory, 1, 60)
-    await driver.start()
+    generator = ClosedLoop(1, factory, 1, 60)
+    await generator.start()
     [slot] = factory.slots
     for milliseconds in (3, 1, 2):
         now[0] += milliseconds
-        driver.responded(slot)
+        generator.on_response(slot)
     now[0] += 1
     slot.respond()
     now[0] += 5
-    driver.responded(slot)
-    window = driver.cut()
+    generator.on_response(slot)
+    window = generator.take_window()
     assert (list(window.firsts), list(window.gaps), list(window.latencies)) == ([3, 5], [1, 2], [7])
-    await driver.stop(0.0)
+    await generator.stop(0.0)

@@ -11,8 +11,8 @@ from modserve.commands.bench.grpc_slots import GrpcSlot
 from modserve.commands.bench.http2 import frame, status_error
 from modserve.commands.bench.http_slots import Heads, HttpSlot
 from modserve.commands.bench.loops import ClosedLoop
-from modserve.commands.bench.requests import HttpRequest
-from modserve.commands.bench.slots import Endpoint, Slot
+from modserve.commands.bench.requests import PreparedRequest
+from modserve.commands.bench.slots import Endpoint, RequestSlot
 
 HERE = Endpoint("h", 1)
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"
@@ -22,17 +22,17 @@ class Outcomes:
     def __init__(self) -> None:
         self.errors: list[str] = []
 
-    def done(self, slot: Slot, error: str) -> None:
+    def on_done(self, slot: RequestSlot, error: str) -> None:
         slot.start = 0
         self.errors.append(error)
 
-    def responded(self, slot: Slot) -> None:
+    def on_response(self, slot: RequestSlot) -> None:
         raise AssertionError("only models that are decoupled respond in parts")
 
 
 def http_slot() -> tuple[HttpSlot, Transport, Outcomes]:
     outcomes = Outcomes()
-    slot = HttpSlot(HERE, [HttpRequest(b"request 0"), HttpRequest(b"request 1", b".")], outcomes, Heads())
+    slot = HttpSlot(HERE, [PreparedRequest(b"request 0"), PreparedRequest(b"request 1", b".")], outcomes, Heads())
     transport = Transport(slot)
     slot.connection_made(transport)
     return slot, transport, outcomes
@@ -243,8 +243,8 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 async def test_a_closed_loop(now: list[int]) -> None:
     factory = Factory()
-    driver = ClosedLoop(2, factory, 3, 60)
-    await driver.start()
+    generator = ClosedLoop(2, factory, 3, 60)
+    await generator.start()
     first, second = factory.slots
     assert (first.sent, second.sent) == ([0], [1])
     now[0] += 5
@@ -252,9 +252,9 @@ async def test_a_closed_loop(now: list[int]) -> None:
     now[0] += 2
     first.respond("no")
     assert first.sent == [0, 2, 0]
-    window = driver.cut()
+    window = generator.take_window()
     assert (list(window.latencies), dict(window.errors), window.seconds) == ([5], {"no": 1}, 7e-9)
-    stopping = asyncio.create_task(driver.stop(5))
+    stopping = asyncio.create_task(generator.stop(5))
     await asyncio.sleep(0)
     first.respond()
     second.respond()
@@ -265,31 +265,31 @@ async def test_a_closed_loop(now: list[int]) -> None:
 
 async def test_responses_that_never_come(now: list[int]) -> None:
     factory = Factory()
-    driver = ClosedLoop(2, factory, 1, 60)
-    await driver.start()
-    assert await driver.stop(0.0) == 2
+    generator = ClosedLoop(2, factory, 1, 60)
+    await generator.start()
+    assert await generator.stop(0.0) == 2
 
 
 async def test_latency_counts_from_the_intended_start(now: list[int]) -> None:
     """One connection, 1000 a second, and a server that stalls for 3 ms: four requests were delayed, not one."""
     factory = Factory()
-    driver, _ = open_loop(factory, 1000, 1)
-    await driver.start()
+    generator, _ = open_loop(factory, 1000, 1)
+    await generator.start()
     [slot] = factory.slots
-    driver.cut()
+    generator.take_window()
     now[0] += 3_000_000
-    driver.tick()
-    assert driver.cut().waiting == 3
+    generator.tick()
+    assert generator.take_window().waiting == 3
     for _ in range(4):
         slot.respond()
-    assert list(driver.cut().latencies) == [3_000_000, 2_000_000, 1_000_000, 0]
-    await driver.stop(0.0)
+    assert list(generator.take_window().latencies) == [3_000_000, 2_000_000, 1_000_000, 0]
+    await generator.stop(0.0)
 
 
 async def test_an_open_loop_sends_by_the_clock(now: list[int]) -> None:
     factory = Factory()
-    driver, tickers = open_loop(factory, 1000, 8)
-    await driver.start()
+    generator, tickers = open_loop(factory, 1000, 8)
+    await generator.start()
     [ticker] = tickers
     assert ticker.moment == 1_001_000_000
     now[0] = ticker.moment + 20
@@ -299,15 +299,15 @@ async def test_an_open_loop_sends_by_the_clock(now: list[int]) -> None:
     await asyncio.sleep(0)  # another connection is opened, and takes what waits
     await asyncio.sleep(0)
     assert [slot.sent for slot in factory.slots] == [[0], [0]]
-    assert list(driver.cut().lags) == [0, 20]
-    await driver.stop(0.0)
+    assert list(generator.take_window().lags) == [0, 20]
+    await generator.stop(0.0)
 
 
 async def test_random_gaps_have_the_rate_on_average(now: list[int]) -> None:
     factory = Factory()
-    driver, _ = open_loop(factory, 1000, 1, poisson=True)
-    await driver.start()
+    generator, _ = open_loop(factory, 1000, 1, poisson=True)
+    await generator.start()
     now[0] += 1_000_000_000
-    driver.tick()
-    assert 900 < driver.cut().waiting < 1100
-    await driver.stop(0.0)
+    generator.tick()
+    assert 900 < generator.take_window().waiting < 1100
+    await generator.stop(0.0)

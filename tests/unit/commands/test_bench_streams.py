@@ -11,8 +11,8 @@ from modserve.commands.bench.grpc_streams import StreamSlot
 from modserve.commands.bench.http2 import frame
 from modserve.commands.bench.http_slots import Heads
 from modserve.commands.bench.http_streams import Chunks, HttpStreamSlot
-from modserve.commands.bench.requests import HttpRequest
-from modserve.commands.bench.slots import Endpoint, Slot
+from modserve.commands.bench.requests import PreparedRequest
+from modserve.commands.bench.slots import Endpoint, RequestSlot
 from modserve.pb import inference as pb
 
 
@@ -23,12 +23,12 @@ class Outcomes:
         self.ended: list[tuple[str, int]] = []
         self._responses = 0
 
-    def done(self, slot: Slot, error: str) -> None:
+    def on_done(self, slot: RequestSlot, error: str) -> None:
         slot.start = 0
         self.ended.append((error, self._responses))
         self._responses = 0
 
-    def responded(self, slot: Slot) -> None:
+    def on_response(self, slot: RequestSlot) -> None:
         self._responses += 1
 
 
@@ -53,9 +53,9 @@ class Server:
         self.end = Http2End(partial(StreamSlot, decoupled=decoupled), self.outcomes, *messages)
         self.slot = self.end.slot
 
-    def send(self, index: int = 0, mark: bytes = b"") -> None:
+    def send(self, index: int = 0, tag: bytes = b"") -> None:
         self.slot.start = 1
-        self.slot.send(index, mark)
+        self.slot.send(index, tag)
 
     def respond(self, data: bytes, stream: int = 1) -> None:
         self.end.connection.data_received(frame(0, 0, stream, data))
@@ -184,7 +184,7 @@ def chunk(data: bytes) -> bytes:
 
 def http_slot() -> tuple[HttpStreamSlot, Transport, Outcomes]:
     outcomes = Outcomes()
-    slot = HttpStreamSlot(Endpoint("h", 1), [HttpRequest(b"request")], outcomes, Heads())
+    slot = HttpStreamSlot(Endpoint("h", 1), [PreparedRequest(b"request")], outcomes, Heads())
     transport = Transport(slot)
     slot.connection_made(transport)
     return slot, transport, outcomes
@@ -198,7 +198,7 @@ RESPONSES: dict[str, tuple[bytes, tuple[str, int]]] = {
     ),
     "lines across chunks": (HEAD + chunk(line(False) + line(True)[:9]) + chunk(line(True)[9:]) + chunk(b""), ("", 2)),
     "an error behind one": (HEAD + chunk(line(False)) + chunk(line(True, error="no")) + chunk(b""), ("no", 1)),
-    "a stream without its end": (HEAD + chunk(line(False)) + chunk(b""), ("the server has cut the stream", 1)),
+    "a stream without its end": (HEAD + chunk(line(False)) + chunk(b""), ("the server aborted the stream", 1)),
     "an error at once": (b'HTTP/1.1 400 X\r\nContent-Length: 15\r\n\r\n{"error":"bad"}', ("400: bad", 0)),
 }
 
@@ -242,6 +242,6 @@ def test_chunks_in_pieces_of_any_size(size: int) -> None:
     content = b""
     for begin in range(0, len(data), size):
         assert not chunks.ended
-        content += chunks.feed(data[begin : begin + size])
+        content += chunks.decode(data[begin : begin + size])
     assert content == b"firstsecond\r\n0\r\n\r\n"
     assert chunks.ended

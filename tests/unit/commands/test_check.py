@@ -194,7 +194,7 @@ def test_no_models(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out = said(capsys, "model_repository")
     assert code == 0
     assert out == (
-        "note: there are no models in 'model_repository': a model is a folder in it\n"
+        "note: no models in 'model_repository': each of its folders would be a model\n"
         "0 models checked: no problems, 1 note\n"
     )
 
@@ -231,7 +231,7 @@ def test_colours_are_for_terminals(
 ) -> None:
     write(folder / "model_repository", {**MISTAKES[10].files, "b/config.pbtxt": "nosuch: 1\n"})
     assert "\x1b" not in said(capsys, "model_repository")[1]
-    monkeypatch.setattr(check, "_takes_colours", lambda stream: True)
+    monkeypatch.setattr(check, "takes_colours", lambda: True)
     coloured = said(capsys, "model_repository")[1]
     assert "\x1b[1mmodel_repository/b/config.pbtxt:1:1:\x1b[0m \x1b[1;31merror:\x1b[0m unknown field" in coloured
     assert "\x1b[1;36mnote:\x1b[0m" in coloured
@@ -246,7 +246,7 @@ def test_what_a_file_says_is_not_obeyed_by_the_terminal(folder: Path, capsys: py
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     code, out = said(capsys, "--help")
-    assert (code, out) == (0, check.HELP + "\n")
+    assert (code, out) == (0, check.PARSER.format_help())
     assert max(map(len, out.splitlines())) <= 100
 
 

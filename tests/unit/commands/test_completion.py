@@ -48,9 +48,3 @@ def test_the_command(capsys: pytest.CaptureFixture[str], words: list[str]) -> No
 def test_no_known_shell(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
     assert cli.main(words) == 2
     assert capsys.readouterr().err == f"modserve: {message}\nmodserve: see 'modserve completion --help'\n"
-
-
-def test_options_out_of_a_help_text() -> None:
-    text = "usage: x\n\n  --load  Load it.\n  --tolerance X\n          How much.\n  -o F, --output F\n  see --load\n"
-    assert [name for name, _ in completion._options(text)] == ["--load", "--tolerance", "--output"]
-    assert dict(completion._options(text))["--load"] == "Load it."

@@ -120,7 +120,7 @@ def test_into_a_file(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert made(capsys, str(model), "-o", str(output)) == ""
     assert output.read_text("utf-8") == made(capsys, str(model))
     assert cli.main(["config", str(model), "--output", str(output)]) == 2
-    assert f"'{output}' is there already" in capsys.readouterr().err
+    assert f"'{output}' already exists" in capsys.readouterr().err
 
 
 def test_nothing_is_left_behind(
@@ -136,8 +136,8 @@ def test_nothing_is_left_behind(
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ([], "expected one model file, got: none"),
-        (["a.onnx", "b.onnx"], "expected one model file, got: a.onnx b.onnx"),
+        ([], "the following arguments are required: MODEL_FILE"),
+        (["a.onnx", "b.onnx"], "unexpected argument: b.onnx"),
         (["nosuch.onnx"], "there is no file '.*nosuch.onnx'"),
         (["FILE", "--max-batch-size", "many"], "option '--max-batch-size': expected a number of 0 or more, got: many"),
         (["FILE", "--max-batch-size"], "option '--max-batch-size' requires a value"),
@@ -180,5 +180,5 @@ def test_a_model_that_cannot_be_loaded(
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert made(capsys, "--help") == config.HELP + "\n"
-    assert max(map(len, config.HELP.splitlines())) <= 100
+    assert made(capsys, "--help") == config.PARSER.format_help()
+    assert max(map(len, config.PARSER.format_help().splitlines())) <= 100

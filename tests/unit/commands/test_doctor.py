@@ -11,7 +11,7 @@ import pytest
 
 from modserve import Settings
 from modserve.backends.inventory import Entry
-from modserve.commands import doctor
+from modserve.commands import doctor, table
 from modserve.commands import doctor_checks as checks
 from modserve.commands.doctor_checks import Check
 
@@ -73,12 +73,14 @@ def test_ports_that_are_switched_off_or_any() -> None:
 def test_cores(tmp_path: Path) -> None:
     row = only(list(checks.cores(tmp_path, 10_000)))
     assert row.level == "ok"
-    assert row.text.endswith("of 10000: the rest is kept from this process")
+    assert row.text.endswith("of 10000: the others are not available to this process")
     (tmp_path / "cpu.max").write_text("100000 100000\n")
     (tmp_path / "cpu.stat").write_text("usage_usec 5\nnr_throttled 1234\n")
     row = only(list(checks.cores(tmp_path, 8)))
     assert row.level == "warning"
-    assert row.text.startswith("1 core of 8: the rest is kept from this process; this container was made to wait 1,234")
+    assert row.text.startswith(
+        "1 core of 8: the others are not available to this process; this container was throttled 1,234"
+    )
 
 
 def test_memory(tmp_path: Path) -> None:
@@ -154,12 +156,12 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[Check]:
 
 
 def test_a_report(rows: list[Check], capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor.main([]) == 0
+    assert table.run("doctor", []) == 0
     assert capsys.readouterr().out == (
         "ok       a      is well\nwarning  clock  is slow\n                → do this\n\n1 ok, 1 warning, 0 problems\n"
     )
     rows.append(Check("problem", "port", "is in use", "another"))
-    assert doctor.main(["--json"]) == 1
+    assert table.run("doctor", ["--json"]) == 1
     assert json.loads(capsys.readouterr().out)[2] == {
         "level": "problem",
         "name": "port",
@@ -170,7 +172,7 @@ def test_a_report(rows: list[Check], capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor.main(["--htpp-port=1"]) == 2
+    assert table.run("doctor", ["--htpp-port=1"]) == 2
     assert "did you mean '--http-port'?\nmodserve: see 'modserve doctor --help'" in capsys.readouterr().err
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from modserve.client.values import Result
 from modserve.commands.infer_output import document, lines, shown, targets, write
-from modserve.commands.syntax import WordsError
+from modserve.commands.syntax import UsageError
 from modserve.core.errors import ModserveError
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
@@ -34,7 +34,7 @@ def test_what_a_person_reads() -> None:
 def test_much_is_left_out() -> None:
     assert "..." in shown(tensor(np.zeros(1000)))
     assert shown(tensor([b"x"] * 103, dtypes.BYTES)).endswith("\n… and 3 more")
-    assert shown(tensor([])) == "no elements"
+    assert shown(tensor([])) == "empty"
     assert shown(tensor([b"\xff", b"\x1b[31m", b"a\nb"], dtypes.BYTES)) == "b'\\xff'\nb'\\x1b[31m'\na\nb"
 
 
@@ -77,7 +77,9 @@ def test_pictures(tmp_path: Path) -> None:
     write(result(A=tensor(pixels, dtypes.UINT8)), "", tmp_path / "a.png")
     with Image.open(tmp_path / "a.png") as image:
         assert (image.size, image.getpixel((0, 0))) == ((5, 2), (255, 0, 0))
-    with pytest.raises(ModserveError, match=r"FP32 \[2\] is no picture for .*a\.png; pictures are UINT8"):
+    with pytest.raises(
+        ModserveError, match=r"FP32 \[2\] cannot be written as a picture to .*a\.png; pictures are UINT8"
+    ):
         write(result(A=tensor([1, 2])), "", tmp_path / "a.png")
 
 
@@ -85,7 +87,7 @@ def test_outputs_that_cannot_be_written(tmp_path: Path) -> None:
     both = result(A=tensor([1]), B=tensor([2]))
     with pytest.raises(ModserveError, match=r"takes one output; NAME=FILE says which of A, B"):
         write(both, "", tmp_path / "a.npy")
-    with pytest.raises(ModserveError, match=r"there is no output 'C'; there are A, B"):
+    with pytest.raises(ModserveError, match=r"output 'C' does not exist; the outputs are A, B"):
         write(both, "C", tmp_path / "a.npy")
     with pytest.raises(ModserveError, match=r"cannot write .*: No such file or directory"):
         write(both, "A", tmp_path / "nosuch" / "a.npy")
@@ -93,5 +95,5 @@ def test_outputs_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_names_of_files() -> None:
     assert targets(["a.npz", "OUT=b.npy"]) == [("", Path("a.npz")), ("OUT", Path("b.npy"))]
-    with pytest.raises(WordsError, match=r"expected a file ending in \.npy, .*, got: a\.pt"):
+    with pytest.raises(UsageError, match=r"expected a file ending in \.npy, .*, got: a\.pt"):
         targets(["a.pt"])

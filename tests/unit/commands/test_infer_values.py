@@ -6,19 +6,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modserve.commands.infer_values import Input, parameter, sample, tensors
+from modserve.commands.infer_values import InputSpec, parameter, sample, tensors
 from modserve.core.errors import ModserveError
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Array
 
 
-def no_pictures(file: str, content: bytes, spec: Input) -> Array:
+def no_pictures(file: str, content: bytes, spec: InputSpec) -> Array:
     return np.full(spec.shape[-1:], len(content), spec.datatype.numpy)[None]
 
 
-def spec(datatype: Datatype = dtypes.INT32, *shape: int, name: str = "IN") -> Input:
-    return Input(name, datatype, shape)
+def spec(datatype: Datatype = dtypes.INT32, *shape: int, name: str = "IN") -> InputSpec:
+    return InputSpec(name, datatype, shape)
 
 
 def value(text: str, datatype: Datatype = dtypes.INT32, *shape: int) -> Any:
@@ -114,9 +114,10 @@ def test_the_name_of_the_only_input_may_be_left_out() -> None:
     [
         (
             "MASKS=1",
-            "'MASKS=1' is for no input of the model; did you mean 'MASK'?; its inputs are IN INT32 [1]; MASK INT32 [1]",
+            "'MASKS=1' does not name an input of the model; did you mean 'MASK'?; "
+            "its inputs are IN INT32 [1]; MASK INT32 [1]",
         ),
-        ("1", "'1' is for no input of the model, expected NAME=VALUE; its inputs are IN"),
+        ("1", "'1' does not name an input of the model, expected NAME=VALUE; its inputs are IN"),
     ],
 )
 def test_for_no_input(word: str, message: str) -> None:
@@ -167,7 +168,7 @@ def test_an_archive_of_arrays(tmp_path: Path) -> None:
     made = tensors([f"@{file}"], inputs, no_pictures)
     assert {name: tensor.array.tolist() for name, tensor in made.items()} == {"IN": [1], "MASK": [2]}
     assert value(f"@{file}", dtypes.INT32, 1) == [1]
-    with pytest.raises(ModserveError, match="has an array 'IN', which is for no input"):
+    with pytest.raises(ModserveError, match="has an array 'IN', which is not an input"):
         tensors([f"@{file}"], inputs[1:], no_pictures)
     with pytest.raises(ModserveError, match="has no array 'OTHER', but IN, MASK"):
         tensors([f"OTHER=@{file}"], [spec(dtypes.INT32, 1, name="OTHER")], no_pictures)
@@ -176,11 +177,11 @@ def test_an_archive_of_arrays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "datatype", "message"),
     [
-        ("a.npy", "nothing", dtypes.FP32, "is no file of numpy without objects"),
+        ("a.npy", "nothing", dtypes.FP32, "is not a numpy file without objects"),
         ("a.npy", np.array(["a"]), dtypes.FP32, "takes numbers"),
         ("a.npy", np.array([1]), dtypes.BYTES, "takes texts"),
-        ("a.csv", "a,b", dtypes.FP32, "is no table of numbers"),
-        ("a.txt", b"\xff", dtypes.FP32, "is no text in UTF-8"),
+        ("a.csv", "a,b", dtypes.FP32, "is not a table of numbers"),
+        ("a.txt", b"\xff", dtypes.FP32, "is not UTF-8 text"),
         ("a.pt", b"x", dtypes.FP32, "cannot be a value of input 'IN FP32 [1]'; read are .npy, .npz, .json"),
     ],
 )

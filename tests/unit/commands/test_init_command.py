@@ -102,7 +102,7 @@ def test_nothing_is_written_over(source: str, here: Path, capsys: pytest.Capture
     (here / "models" / taken_name).mkdir(parents=True)
     (here / "models" / taken_name / "mine.txt").write_text("mine")
     assert cli.main(["init", "m", "--from", source]) == 1
-    assert f"'models/{taken_name}' is there already" in capsys.readouterr().err
+    assert f"'models/{taken_name}' already exists" in capsys.readouterr().err
     assert files(here / "models") == [f"{taken_name}/mine.txt"]
 
 
@@ -118,10 +118,10 @@ MISTAKES = {
     "no source": (["m"], "the following arguments are required: --from"),
     "another kind": (
         ["m", "--from", "pyton"],
-        "there is no file 'pyton', and it is none of python, function, ensemble",
+        "file 'pyton' does not exist, and is none of python, function, ensemble",
     ),
-    "a path for a name": (["a/b", "--from", "python"], "'a/b' is no name for a model"),
-    "a hidden name": ([".a", "--from", "python"], "'.a' is no name for a model"),
+    "a path for a name": (["a/b", "--from", "python"], "'a/b' is not a valid model name"),
+    "a hidden name": ([".a", "--from", "python"], "'.a' is not a valid model name"),
 }
 
 

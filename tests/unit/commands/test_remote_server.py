@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from modserve.client.address import Access
-from modserve.client.errors import ClientError, from_status, not_understood, timed_out, unreachable
-from modserve.client.transport import CONFIG, INDEX, METADATA, SERVER, STATISTICS, Question
-from modserve.client.values import Call, Result
+from modserve.client.errors import ClientError, bad_response, from_status, timed_out, unreachable
+from modserve.client.transport import CONFIG, INDEX, METADATA, SERVER, STATISTICS, ControlCall
+from modserve.client.values import InferCall, Result
 from modserve.commands.destination import Destination, address
 from modserve.commands.errors import RefusedError, UnreachableError
 from modserve.commands.remote_server import RemoteServer, advice_on, connect, failure
+from modserve.commands.server_status import usage
 from modserve.core.errors import Code, ModserveError
 from modserve.core.tensors.tensor import Tensor
 
@@ -32,17 +33,17 @@ class Prepared:
 
     def start(self) -> None: ...
 
-    def ask(self, question: Question) -> Any:
-        self.calls.append(question)
-        return self._outcome(question.operation)
+    def call(self, control: ControlCall) -> Any:
+        self.calls.append(control)
+        return self._outcome(control.operation)
 
-    def infer(self, call: Call) -> Result:
+    def infer(self, call: InferCall) -> Result:
         self.calls.append(call)
         result = self._outcome(call)
         assert isinstance(result, Result)
         return result
 
-    def stream(self, call: Call) -> Generator[Result]:
+    def stream(self, call: InferCall) -> Generator[Result]:
         yield self.infer(call)
 
     def close(self) -> None: ...
@@ -72,15 +73,15 @@ def test_calls_about_models() -> None:
     )
     assert server.metadata("m", 2).inputs[0].shape == (-1,)
     assert server.config("m").max_batch_size == 8
-    assert server.statistics("m").model_stats[0].inference_count == 7
+    assert [each.inferences for each in usage(server, "m").values()] == [7]
     assert (server.extensions(), server.ready_models()) == ({"a", "b"}, {"m"})
-    question = transport.calls[0]
-    assert (question.model, question.version, question.timeout) == ("m", 2, 3.0)
+    control = transport.calls[0]
+    assert (control.model, control.version, control.timeout) == ("m", 2, 3.0)
 
 
 def test_inferences_have_the_time_of_a_call() -> None:
     server, transport = prepared(lambda call: Result(call.model, 1, call.tensors))
-    call = Call("m", None, TENSORS, classes=2)
+    call = InferCall("m", None, TENSORS, classes=2)
     assert server.infer(call).tensors == TENSORS
     assert [result.model for result in server.stream(call)] == ["m"]
     assert [(each.timeout, each.classes) for each in transport.calls] == [(3.0, 2), (3.0, 2)]
@@ -90,9 +91,9 @@ def test_inferences_have_the_time_of_a_call() -> None:
 def test_another_protocol(call: Callable[[RemoteServer], Any]) -> None:
     for outcome in (
         lambda _: {"name": "m", "inputs": [1], "max_batch_size": "x"},
-        raising(not_understood("it is no JSON")),
+        raising(bad_response("it is not JSON")),
     ):
-        with pytest.raises(UnreachableError, match="http://host:8000 speaks another protocol: "):
+        with pytest.raises(UnreachableError, match="http://host:8000 does not speak the protocol: "):
             call(prepared(outcome)[0])
 
 
@@ -100,9 +101,9 @@ def test_a_refusal() -> None:
     error = from_status(404, "Request for unknown model: 'x' is not found")
     server, _ = prepared(raising(error))
     calls: list[Callable[[], Any]] = [
-        lambda: server.ask(SERVER),
-        lambda: server.infer(Call("x", None, {})),
-        lambda: list(server.stream(Call("x", None, {}))),
+        lambda: server.call(SERVER),
+        lambda: server.infer(InferCall("x", None, {})),
+        lambda: list(server.stream(InferCall("x", None, {}))),
     ]
     for call in calls:
         with pytest.raises(RefusedError, match="unknown model") as raised:
@@ -120,8 +121,8 @@ UNTRUSTED.verify_message = "self-signed certificate"
     [
         (ConnectionRefusedError(111, "Connection refused"), ": Connection refused", "'modserve serve --model-repo"),
         (http.client.RemoteDisconnected("x"), "closed the connection without a response", "--url https://host:8000"),
-        (http.client.BadStatusLine("x"), "its response is not HTTP", "--url names the HTTP port"),
-        (socket.gaierror(-2, "Name or service not known"), "Name or service", "there is no host 'host'; --url or "),
+        (http.client.BadStatusLine("x"), "its response is not HTTP", "--url needs the HTTP port"),
+        (socket.gaierror(-2, "Name or service not known"), "Name or service", "unknown host 'host'; --url or "),
         (ConnectionResetError(104, "Connection reset by peer"), "Connection reset", "--url https://host:8000"),
         (ssl.SSLError(1, "[SSL] wrong"), "no TLS connection", "--url http://"),
         (UNTRUSTED, "is not trusted: self-signed certificate", "--ca-file"),
@@ -142,7 +143,7 @@ def test_what_helps_over_http(error: Exception, text: str, helps: str) -> None:
     [
         (unreachable("there", Exception("failed to connect")), UnreachableError, "--url grpc://HOST:PORT names"),
         (unreachable("there", Exception("x CERTIFICATE_VERIFY_FAILED y")), UnreachableError, "--ca-file"),
-        (timed_out(60.0), UnreachableError, "--timeout allows more than 60 s; 'modserve status' says"),
+        (timed_out(60.0), UnreachableError, "--timeout allows more than 60 s; 'modserve status' shows"),
         (ClientError(Code.UNAVAILABLE, "restricted, is restricted, expecting header 'k'", 503), RefusedError, "--head"),
         (ClientError(Code.INVALID_ARG, "it is wrong", 400), RefusedError, ""),
     ],

@@ -11,12 +11,12 @@ from modserve.client.transport import ENGINE, HEALTH, INDEX, SERVER, STATISTICS,
 from modserve.commands import load, models, server_status, status, terminal
 from modserve.commands.errors import RefusedError, UnreachableError
 from modserve.commands.remote_server import RemoteServer
-from modserve.commands.server_status import Health, ServerStatus, Usage, Version
-from modserve.commands.syntax import WordsError
+from modserve.commands.server_status import Health, IndexRow, ServerStatus, VersionUsage
+from modserve.commands.syntax import UsageError
 from modserve.core.errors import ModserveError
 
-READY = Version("simple", "1", "READY", "")
-FAILED = Version("broken", "", "UNAVAILABLE", "Invalid argument: one\ntwo")
+READY = IndexRow("simple", "1", "READY", "")
+FAILED = IndexRow("broken", "", "UNAVAILABLE", "Invalid argument: one\ntwo")
 BROKEN = {"name": "broken", "version": "", "state": "UNAVAILABLE", "reason": "Invalid argument: one\ntwo"}
 COUNTS = {
     "model_stats": [
@@ -34,7 +34,7 @@ COUNTS = {
         }
     ]
 }
-USED = {("simple", "1"): Usage(20, 2, 30, 10, 0.04, 0.01, 990_000)}
+USED = {("simple", "1"): VersionUsage(20, 30, 10, 2, total_ns=40_000_000, queue_ns=10_000_000, last_ms=990_000)}
 
 
 class Played(RemoteServer):
@@ -43,7 +43,7 @@ class Played(RemoteServer):
     def __init__(self, table: dict[Operation, Any]) -> None:
         self._table = table
 
-    def ask(
+    def call(
         self, operation: Operation, model: str = "", version: int | None = None, parameters: Parameters | None = None
     ) -> Any:
         if operation not in self._table:
@@ -60,7 +60,7 @@ def test_looking_at_a_server() -> None:
     }
     seen = server_status.server_status(Played(table))
     assert seen == ServerStatus(
-        "modserve", "1.0", Health(False, "serving", [FAILED]), [READY, Version("other", "", "", "")], USED, ()
+        "modserve", "1.0", Health(False, "serving", [FAILED]), [READY, IndexRow("other", "", "", "")], USED, ()
     )
     del table[STATISTICS], table[SERVER]
     less = server_status.server_status(Played(table))
@@ -83,7 +83,7 @@ def test_status_of_a_server_that_is_not_ready() -> None:
         "http://host: modserve 1.0, not ready (serving)\n"
         "\n"
         "models     2, versions: 1 READY, 1 UNAVAILABLE\n"
-        "requests   20 responded to, 2 failed\n"
+        "requests   20 succeeded, 2 failed\n"
         "batches    10, of 3.0 on average\n"
         "mean time  2 ms, of which 500 us in queues\n"
         "\n"
@@ -91,7 +91,7 @@ def test_status_of_a_server_that_is_not_ready() -> None:
         "    Invalid argument: one\n"
         "    two\n"
         "\n"
-        "left out: not told"
+        "not shown: not told"
     )
     assert json.loads(json.dumps(status.document(seen, "u")))["reasons"] == [status.as_json(FAILED)]
 
@@ -112,7 +112,7 @@ def test_a_table_of_models() -> None:
         "    Invalid argument: one\n"
         "    two"
     )
-    assert list(models.lines([], {}, {}, 0)) == ["There are no models."]
+    assert list(models.lines([], {}, {}, 0)) == ["The server has no models."]
 
 
 def test_inputs_and_outputs_of_a_model() -> None:
@@ -128,16 +128,16 @@ def test_inputs_and_outputs_of_a_model() -> None:
         "\n"
         "modserve infer m IN=…"
     )
-    assert list(models.described("m", {})) == ["m is not ready: its inputs and outputs are not known."]
+    assert list(models.described("m", {})) == ["m is not ready: its inputs and outputs are unknown."]
     assert list(models.described("m", {"name": "m"})) == ["m has no inputs and no outputs."]
 
 
 def test_models_by_name() -> None:
     assert models.chosen([READY, FAILED], []) == [READY, FAILED]
     assert models.chosen([READY, FAILED], ["broken"]) == [FAILED]
-    with pytest.raises(RefusedError, match="there is no model 'simpel'; did you mean 'simple'"):
+    with pytest.raises(RefusedError, match="model 'simpel' does not exist; did you mean 'simple'"):
         models.chosen([READY], ["simpel"])
-    with pytest.raises(RefusedError, match="there is no model 'x'; there are none"):
+    with pytest.raises(RefusedError, match="model 'x' does not exist; the server has no models"):
         models.chosen([], ["x"])
 
 
@@ -153,13 +153,13 @@ def test_parameters_of_a_load(tmp_path: Path) -> None:
         "config": '{"backend": "identity"}',
         "file:1/model.onnx": b"abc",
     }
-    with pytest.raises(WordsError, match="'--file' requires '--config'"):
+    with pytest.raises(UsageError, match="'--file' requires '--config'"):
         load.parameters("", ["a=b"])
-    with pytest.raises(WordsError, match="expected PATH=FILE such as"):
+    with pytest.raises(UsageError, match="expected PATH=FILE such as"):
         load.parameters(config, ["a"])
     with pytest.raises(ModserveError, match="option '--file': cannot read nosuch: No such file"):
         load.parameters(config, ["a=nosuch"])
-    with pytest.raises(ModserveError, match=r"model\.onnx is no JSON"):
+    with pytest.raises(ModserveError, match=r"model\.onnx is not JSON"):
         load.parameters(str(tmp_path / "model.onnx"), [])
 
 

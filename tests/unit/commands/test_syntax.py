@@ -36,9 +36,9 @@ def test_options_stand_anywhere(made: syntax.Parser) -> None:
             ["--nothing=1"],
             "unknown option '--nothing'; those of this command: --help, --watch, --json, --url, --header",
         ),
-        (["--url"], "option --url: expected one argument"),
-        (["--timeout", "0"], "option --timeout: expected a number above 0, got: 0"),
-        (["--timeout", "soon"], "option --timeout: expected a number above 0, got: soon"),
+        (["--url"], "option '--url' requires a value"),
+        (["--timeout", "0"], "option '--timeout': expected a number above 0, got: 0"),
+        (["--timeout", "soon"], "option '--timeout': expected a number above 0, got: soon"),
     ],
 )
 def test_mistakes(made: syntax.Parser, capsys: pytest.CaptureFixture[str], words: list[str], text: str) -> None:

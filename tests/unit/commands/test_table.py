@@ -5,15 +5,16 @@ from pathlib import Path
 import pytest
 
 from modserve import cli
-from modserve.commands.table import COMMANDS, program
+from modserve.commands.table import COMMANDS, module
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_has_a_module_and_a_line(name: str) -> None:
-    command = program(name)
-    assert callable(command.main)
-    assert command.HELP.startswith(f"usage: modserve {name}")
-    assert max(map(len, command.HELP.splitlines())) <= 100
+    command = module(name)
+    assert callable(command.work)
+    text = command.PARSER.format_help()
+    assert text.startswith(f"usage: modserve {name}")
+    assert max(map(len, text.splitlines())) <= 100
     summary = COMMANDS[name].summary
     assert summary[0].isupper()
     assert summary.endswith(".")
@@ -23,7 +24,7 @@ def test_a_command_has_a_module_and_a_line(name: str) -> None:
 @pytest.mark.parametrize("option", ["-h", "--help"])
 def test_help_of_a_command(name: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([name, "nosuch", option]) == 0
-    assert capsys.readouterr().out == f"{program(name).HELP.rstrip()}\n"
+    assert capsys.readouterr().out == f"{module(name).PARSER.format_help().rstrip()}\n"
 
 
 def test_the_first_command_begins_a_section() -> None:

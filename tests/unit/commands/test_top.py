@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 from modserve.client.transport import HEALTH, Operation
-from modserve.commands import top, top_frame, top_view
+from modserve.commands import table, top, top_frame, top_view
 from modserve.commands.destination import Destination, address
 from modserve.commands.errors import RefusedError, UnreachableError
 from modserve.commands.remote_server import RemoteServer
-from modserve.commands.server_status import Usage
-from modserve.commands.top_figures import Reading, Row, from_metrics, from_statistics, quantile, rows, samples
+from modserve.commands.server_status import VersionUsage
+from modserve.commands.top_figures import ModelRow, Snapshot, from_metrics, from_statistics, quantile, rows, samples
 
 PAGE = """\
 # HELP nv_inference_request_success Requests
@@ -53,13 +53,13 @@ def test_samples() -> None:
 
 
 def test_what_a_page_tells() -> None:
-    reading = from_metrics(page(10, 30, 5, 2e6, 9), 3.0)
-    counts = reading.models["a", "1"]
+    snapshot = from_metrics(page(10, 30, 5, 2e6, 9), 3.0)
+    counts = snapshot.models["a", "1"]
     assert (counts.requests, counts.failures, counts.inferences, counts.executions) == (10, 3, 30, 5)
     assert (counts.seconds, counts.waiting, counts.state) == (2, 4, "READY")
     assert counts.buckets == {0.001: 9, math.inf: 10}
-    assert (reading.in_flight, reading.connections, reading.memory, reading.ready) == (5, 3, 100 << 20, True)
-    assert list(reading.models) == [("a", "1")]
+    assert (snapshot.in_flight, snapshot.connections, snapshot.memory, snapshot.ready) == (5, 3, 100 << 20, True)
+    assert list(snapshot.models) == [("a", "1")]
 
 
 def test_rates_and_recent_times() -> None:
@@ -68,7 +68,7 @@ def test_rates_and_recent_times() -> None:
     third = from_metrics(page(40, 70, 20, 2.3e6, 30), 4.0)
     [row] = rows([first, second, third])
     assert row.mean == pytest.approx(0.3 / 30)
-    assert row == Row("a", "1", "READY", 10.0, 4, 40 / 15, row.mean, 0.0005, 0.00099, 0, 3)
+    assert row == ModelRow("a", "1", "READY", 10.0, 4, 40 / 15, row.mean, 0.0005, 0.00099, 0, 3)
     [alone] = rows([first])
     assert (alone.per_second, alone.batch, alone.p50) == (-1, -1, -1)
 
@@ -80,7 +80,7 @@ def test_a_model_that_was_loaded_again_begins_anew() -> None:
 
 
 def test_the_busiest_model_comes_first() -> None:
-    used = {("a", "1"): Usage(1), ("b", "1"): Usage(5), ("c", "1"): Usage(1)}
+    used = {("a", "1"): VersionUsage(1), ("b", "1"): VersionUsage(5), ("c", "1"): VersionUsage(1)}
     shown = rows([from_statistics({}, 0.0), from_statistics(used, 1.0)])
     assert [row.model for row in shown] == ["b", "a", "c"]
     assert (shown[0].waiting, shown[0].p99) == (-1, -1)
@@ -100,7 +100,7 @@ def test_quantiles(buckets: dict[float, float], share: float, value: float) -> N
     assert quantile(buckets, share) == pytest.approx(value)
 
 
-# Where readings come from
+# Where snapshots come from
 
 
 class Server(SimpleNamespace):
@@ -109,7 +109,7 @@ class Server(SimpleNamespace):
     def page(self, path: str) -> str:
         return str(self._outcome())
 
-    def ask(self, operation: Operation) -> Any:
+    def call(self, operation: Operation, *_: object) -> Any:
         self._outcome()
         return {"ready": True} if operation is HEALTH else {"model_stats": [{"name": "a", "version": "1"}]}
 
@@ -122,8 +122,8 @@ class Server(SimpleNamespace):
         pass
 
 
-def source(metrics: "str | Exception", server: "str | Exception" = "", url: str = "") -> top.Source:
-    made = top.Source(Destination(address("http://host:1")), url, lambda: 7.0)
+def source(metrics: "str | Exception", server: "str | Exception" = "", url: str = "") -> top.SnapshotSource:
+    made = top.SnapshotSource(Destination(address("http://host:1")), url, lambda: 7.0)
     made._metrics = cast(RemoteServer, Server(outcome=metrics, url="http://host:8002"))
     made._server = cast(RemoteServer, Server(outcome=server))
     return made
@@ -137,9 +137,9 @@ def test_the_metrics_page_is_read() -> None:
 @pytest.mark.parametrize("metrics", [UnreachableError("refused"), RefusedError("404"), "another page"])
 def test_statistics_stand_in_for_metrics(metrics: "str | Exception") -> None:
     made = source(metrics)
-    reading = made.read()
-    assert (list(reading.models), reading.ready) == ([("a", "1")], True)
-    assert made.remark.startswith("without queue, p50 and p99: ")
+    snapshot = made.read()
+    assert (list(snapshot.models), snapshot.ready) == ([("a", "1")], True)
+    assert made.remark.startswith("queue, p50 and p99 are missing: ")
     assert made.remark.endswith("; --metrics-url names the metrics port")
     assert made.read().ready
 
@@ -158,50 +158,50 @@ class Prepared:
     url = "http://host"
     remark = ""
 
-    def __init__(self, *outcomes: "Reading | Exception") -> None:
+    def __init__(self, *outcomes: "Snapshot | Exception") -> None:
         self._outcomes = list(outcomes)
 
-    def read(self) -> Reading:
+    def read(self) -> Snapshot:
         outcome = self._outcomes.pop(0)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
 
-def frames(*outcomes: "Reading | Exception", most: int) -> list[top_frame.Frame]:
+def frames(*outcomes: "Snapshot | Exception", most: int) -> list[top_frame.Frame]:
     waits: list[float] = []
-    made = list(top.Frames(cast(top.Source, Prepared(*outcomes)), 0.5, most, waits.append))
+    made = list(top.Frames(cast(top.SnapshotSource, Prepared(*outcomes)), 0.5, most, waits.append))
     assert waits == [0.5] * most
     return made
 
 
-def readings(*times: float) -> Sequence[Reading]:
+def snapshots(*times: float) -> Sequence[Snapshot]:
     return [from_metrics(page(10 * at, 10 * at, 5 * at, 1e4 * at, 10 * at), at) for at in times]
 
 
 def test_a_frame_for_each_interval() -> None:
-    one, two = frames(*readings(1, 2, 3), most=2)
+    one, two = frames(*snapshots(1, 2, 3), most=2)
     assert (one.rows[0].per_second, two.rows[0].per_second, list(two.history)) == (10, 10, [10, 10])
 
 
 def test_a_server_that_is_away_for_a_while() -> None:
-    first, second = readings(1, 3)
+    first, second = snapshots(1, 3)
     away, back = frames(first, UnreachableError("nobody there"), second, most=2)
     assert (away.remark, away.rows) == ("nobody there", [])
     assert (back.remark, back.rows[0].per_second) == ("", 10)
 
 
 def test_old_readings_do_not_count() -> None:
-    *_, last = frames(*readings(*range(30)), most=29)
+    *_, last = frames(*snapshots(*range(30)), most=29)
     assert last.rows[0].p99 > 0
     quiet = [from_metrics(page(10, 10, 5, 1e4, 10), at) for at in (0.0, 1.0, 12.0, 13.0)]
     assert frames(*quiet, most=3)[-1].rows[0].p99 == -1
 
 
 def test_lines() -> None:
-    [frame] = frames(*readings(1, 2), most=1)
+    [frame] = frames(*snapshots(1, 2), most=1)
     frame = replace(frame, remark="a remark")
-    stamp, remark, head, rule, row, empty = top_frame.plain(frame)
+    stamp, remark, head, rule, row, empty = top_frame.text_lines(frame)
     assert stamp.endswith(" http://host, ready, 10.0 requests/s, 5 in flight, 3 connections, 100 MiB resident")
     assert remark == "a remark"
     assert head.split() == list(top_frame.HEAD)
@@ -211,12 +211,12 @@ def test_lines() -> None:
 
 
 def test_the_live_view() -> None:
-    [frame] = frames(*readings(1, 2), most=1)
+    [frame] = frames(*snapshots(1, 2), most=1)
     frame = replace(frame, remark="a remark")
     console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
     top_view.show([frame], console)
     text = cast(io.StringIO, console.file).getvalue()
-    for part in ("http://host, ready", "requests/s, at most 10", "a remark", "READY", "990 us", "Ctrl-C ends it"):
+    for part in ("http://host, ready", "requests/s, at most 10", "a remark", "READY", "990 us", "Ctrl-C to quit"):
         assert part in text
 
 
@@ -226,5 +226,5 @@ def test_bars(values: list[float], text: str) -> None:
 
 
 def test_a_count_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert top.main(["--count", "-1"]) == 2
+    assert table.run("top", ["--count", "-1"]) == 2
     assert "option '--count': expected a number of 0 or more, got: -1" in capsys.readouterr().err

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 from google.protobuf import text_format
 
-from modserve.commands.bench.inputs import Wishes
-from modserve.commands.bench.measures import Load, Result, Window, summary
-from modserve.commands.bench.run import Goal, Rules
+from modserve.commands.bench.inputs import DataOptions
+from modserve.commands.bench.measures import LoadLevel, Measurement, MeasurementWindow, summary
+from modserve.commands.bench.profiler import LatencyGoal, MeasurementRules
 from modserve.commands.tune import page, show
 from modserve.commands.tune.search import CoordinateSearch
-from modserve.commands.tune.space import OFF, Limits, Point, Value, applied, changes, shown, space, why_not
-from modserve.commands.tune.tuning import Hooks, Outcome, Setting, Tried, tune
+from modserve.commands.tune.space import OFF, Point, SearchLimits, Value, applied, changes, shown, space, why_not
+from modserve.commands.tune.tuning import Hooks, Trial, TuneResult, TuneSetup, tune
 from modserve.pb import inference as pb
 
 DIMENSIONS: Mapping[str, Sequence[Value]] = {
@@ -32,7 +32,7 @@ def searched(rate: Callable[[Point], float]) -> tuple[CoordinateSearch, list[Poi
     points = []
     while (point := search.next()) is not None:
         points.append(point)
-        search.tried(point, rate(point))
+        search.record(point, rate(point))
         assert len(points) < 80
     return search, points
 
@@ -98,7 +98,9 @@ def config(text: str = CONFIG) -> pb.ModelConfig:
 
 
 def test_the_space_of_a_model() -> None:
-    dimensions, present = space(config(), "onnxruntime", Limits(4, goal_ms=10, rows=2, max_batch=64, engines=True))
+    dimensions, present = space(
+        config(), "onnxruntime", SearchLimits(4, goal_ms=10, rows=2, max_batch=64, engines=True)
+    )
     assert present == {"delay_us": 300, "max_batch": 16, "instances": 1, "threads": 2, "engine": "onnxruntime"}
     assert dimensions == {
         "delay_us": [OFF, 0, 100, 300, 500, 1000, 2000, 5000],
@@ -111,13 +113,13 @@ def test_the_space_of_a_model() -> None:
 
 def test_the_space_of_a_model_without_batches() -> None:
     text = 'name: "m" backend: "python" instance_group { count: 3 }'
-    dimensions, present = space(config(text), "python", Limits(2, 10))
+    dimensions, present = space(config(text), "python", SearchLimits(2, 10))
     assert (dimensions, present) == ({"instances": [1, 2, 3, 4]}, {"instances": 3})
 
 
 def test_several_groups_of_instances_stay() -> None:
     text = 'name: "m" instance_group { count: 1 } instance_group { count: 2 }'
-    assert space(config(text), "python", Limits(2, 10)) == ({}, {})
+    assert space(config(text), "python", SearchLimits(2, 10)) == ({}, {})
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ def test_what_is_not_tuned(text: str, reason: str) -> None:
 
 
 def changed(**point: Value) -> pb.ModelConfig:
-    _, present = space(config(), "onnxruntime", Limits(4, 10, engines=True))
+    _, present = space(config(), "onnxruntime", SearchLimits(4, 10, engines=True))
     return applied(config(), {**present, **point}, present, "onnxruntime")
 
 
@@ -162,34 +164,34 @@ def test_points_in_words() -> None:
 # The whole, with servers that exist only in numbers
 
 
-def result(rate: float, ms: float) -> Result:
-    window = Window(1.0, array("q", [round(ms * 1e6)] * round(rate)), Counter())
-    return summary(Load(True, rate), [window], 1, 10, 99)
+def result(rate: float, ms: float) -> Measurement:
+    window = MeasurementWindow(1.0, array("q", [round(ms * 1e6)] * round(rate)), Counter())
+    return summary(LoadLevel(True, rate), [window], 1, 10, 99)
 
 
-SETTING = Setting("m", config(), "onnxruntime", START, Goal(50, 99), Rules(), Wishes(), 10)
+SETTING = TuneSetup("m", config(), "onnxruntime", START, LatencyGoal(50, 99), MeasurementRules(), DataOptions(), 10)
 
 
 def outcome_of(
     rate: Callable[[Point], float], seconds: float = 1.0, budget: float = 1000.0, interrupt_after: int = 1000
-) -> tuple[Outcome, list[tuple[Point, float | None]]]:
+) -> tuple[TuneResult, list[tuple[Point, float | None]]]:
     now = [0.0]
     attempts: list[tuple[Point, float | None]] = []
 
-    def attempt(point: Point, above: float | None, deadline: float) -> Tried:
+    def attempt(point: Point, above: float | None, deadline: float) -> Trial:
         now[0] += seconds
         attempts.append((point, above))
         if point["threads"] == 4:
-            return Tried(point, failure="the model does not load: no memory")
+            return Trial(point, failure="the model does not load: no memory")
         at = rate(point)
         if above is not None and at < above:
-            return Tried(point, 0.0, [(result(above, 100), False)])
-        return Tried(point, at, [(result(at * 2, 100), False), (result(at, 20), True)])
+            return Trial(point, 0.0, [(result(above, 100), False)])
+        return Trial(point, at, [(result(at * 2, 100), False), (result(at, 20), True)])
 
-    def compare(present: Tried, best: Tried, deadline: float) -> tuple[Tried, Tried]:
+    def compare(present: Trial, best: Trial, deadline: float) -> tuple[Trial, Trial]:
         return attempt(present.point, None, 0), attempt(best.point, None, 0)
 
-    log: list[Tried] = []
+    log: list[Trial] = []
     hooks = Hooks(attempt, compare, log.append, lambda: len(attempts) >= interrupt_after, lambda: now[0])
     made = tune(lambda score: CoordinateSearch(DIMENSIONS, START, score), START, budget, hooks)
     return made, attempts
@@ -200,7 +202,7 @@ def test_a_tuning() -> None:
     assert outcome.best.point == {"delay_us": 500, "instances": 4, "threads": 1}
     assert attempts[0] == (START, None)
     assert outcome.finals is not None
-    assert [tried.point for tried in outcome.finals] == [START, outcome.best.point]
+    assert [trial.point for trial in outcome.finals] == [START, outcome.best.point]
     assert outcome.gain == pytest.approx(smooth(outcome.best.point) / smooth(START))
     above = [bar for _, bar in attempts[1:-2]]
     assert above[0] == pytest.approx(smooth(START) * 1.03)  # hopeless points are given up at that rate
@@ -209,30 +211,32 @@ def test_a_tuning() -> None:
 def test_nothing_is_better() -> None:
     outcome, _ = outcome_of(lambda point: 100.0)
     assert (outcome.best.point, outcome.finals) == (START, None)
-    assert "Nothing is better than the present configuration" in "\n".join(show.finals(outcome, SETTING))
+    assert "No configuration is better than the current one" in "\n".join(show.finals(outcome, SETTING))
 
 
 def test_the_time_is_over() -> None:
     outcome, attempts = outcome_of(smooth, seconds=10, budget=40)
     assert outcome.out_of_time
-    assert len(outcome.tried) == 4
+    assert len(outcome.trials) == 4
     assert len(attempts) == 6  # and the comparison
 
 
 def test_ctrl_c_gives_what_there_is() -> None:
     outcome, attempts = outcome_of(smooth, interrupt_after=3)
     assert outcome.interrupted
-    assert (len(outcome.tried), len(attempts), outcome.finals) == (2, 3, None)
+    assert (len(outcome.trials), len(attempts), outcome.finals) == (2, 3, None)
 
 
 def test_what_a_person_reads() -> None:
     outcome, _ = outcome_of(smooth)
     text = "\n".join([*show.table(outcome, SETTING), *show.finals(outcome, SETTING)])
-    assert re.search(r"^as it is +at present +167/s at p99 20.00 ms$", text, re.MULTILINE)
+    assert re.search(r"^current +current +167/s at p99 20.00 ms$", text, re.MULTILINE)
     assert "misses the goal at" in text
     assert "4 instances (was: 1 instance)" in text
     assert "Recommended, with 6.00 times the rate:" in text
-    assert show.remarks(outcome, SETTING)[1] == "Measured side by side: 167/s before, 1,000/s with it, 6.00 times."
+    assert (
+        show.remarks(outcome, SETTING)[1] == "Measured side by side: 167/s before, 1,000/s after, 6.00 times the rate."
+    )
 
 
 def test_the_page() -> None:
@@ -244,5 +248,5 @@ def test_the_page() -> None:
 
 def test_no_configuration_keeps_the_goal() -> None:
     outcome, _ = outcome_of(lambda point: 0.0)
-    assert "No configuration keeps p99 of at most 50 ms" in "\n".join(show.finals(outcome, SETTING))
+    assert "No configuration meets p99 of at most 50 ms" in "\n".join(show.finals(outcome, SETTING))
     assert page.page(outcome, SETTING)

@@ -1,5 +1,5 @@
-"""``modserve bench``: how fast a server of the KServe v2 protocol is, seen from its client."""
+"""``modserve bench``: measures latency and throughput of a KServe v2 server."""
 
-from .command import HELP, main
+from .command import PARSER, work
 
-__all__ = ["HELP", "main"]
+__all__ = ["PARSER", "work"]

@@ -1,40 +1,34 @@
-"""``modserve bench MODEL``: measures, prints, writes reports."""
+"""``modserve bench MODEL``: measures, prints and writes reports."""
 
 import json
 from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
 
 from modserve.core.errors import invalid
 
-from ..syntax import FAILED, INTERRUPTED, complain, run
-from .conduct import Report, conduct
+from ..syntax import FAILED, INTERRUPTED, print_error
+from .benchmark import BenchReport, run_benchmark
 from .plan import bench_parser, read
 from .show import table, verdict
 
-_PARSER = bench_parser()
-HELP = _PARSER.format_help()
+PARSER = bench_parser()
 
 
-def main(words: Sequence[str]) -> int:
-    """The command; `words` are those behind its name. Returns the exit code."""
-    return run(_PARSER, words, _bench)
-
-
-def _bench(options: Namespace) -> int:
+def work(options: Namespace) -> int:
+    """Runs the command; returns the exit code."""
     plan = read(options)
     try:
-        report = conduct(plan)
+        report = run_benchmark(plan)
     except OSError as error:
         raise invalid(f"cannot connect to {plan.server.address}: {error.strerror or error}") from error
     if plan.json != "-":
-        print("\n".join(table(report.results, plan.rules, report.kept, plan.goal)))
+        print("\n".join(table(report.results, plan.rules, report.met, plan.goal)))
         if plan.goal is not None:
-            print(verdict(report.results, report.kept, plan.goal, report.best))
+            print(verdict(report.results, report.met, plan.goal, report.best))
     try:
         _write(report)
     except OSError as error:
-        complain(f"cannot write '{error.filename}': {error.strerror}", "--json and --html name files to write")
+        print_error(f"cannot write '{error.filename}': {error.strerror}", "--json and --html name files to write")
         return FAILED
     if report.interrupted:
         return INTERRUPTED
@@ -42,7 +36,7 @@ def _bench(options: Namespace) -> int:
     return FAILED if failed else 0
 
 
-def _write(report: Report) -> None:
+def _write(report: BenchReport) -> None:
     plan = report.plan
     if plan.json:
         text = json.dumps(report.as_json(), indent=2, ensure_ascii=False)

@@ -1,73 +1,73 @@
-"""gRPC's calls of one request and one response: prepared messages over HTTP/2, six slots a connection."""
+"""Unary gRPC calls: prepared messages over HTTP/2, six slots per connection."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 
-from .http2 import PREFIX, Connection, Message
-from .slots import RETRY_SECONDS, Endpoint, Owner, Slot
+from .http2 import PREFIX, GrpcMessage, Http2Connection
+from .slots import RETRY_SECONDS, Endpoint, RequestSlot, ResponseListener
 
 SHARE = 6
-"""Slots of a connection, which is what NVIDIA's client shares one among."""
+"""Slots per connection, as in NVIDIA's client."""
 
 
-class Place:
-    """Where slots find their connection, which is opened again when it is lost."""
+class SharedConnection:
+    """The connection that some slots share; it is reopened when lost."""
 
-    def __init__(self, endpoint: Endpoint, fields: Sequence[tuple[str, str]], messages: Sequence[Message]) -> None:
-        self.connection: Connection | None = None
+    def __init__(self, endpoint: Endpoint, fields: Sequence[tuple[str, str]], messages: Sequence[GrpcMessage]) -> None:
+        self.connection: Http2Connection | None = None
         self.messages = messages
         self._endpoint, self._fields = endpoint, fields
         self._lock = asyncio.Lock()
 
-    async def open(self) -> Connection:
+    async def open(self) -> Http2Connection:
         """Raises OSError."""
         async with self._lock:
             if self.connection is not None and self.connection.usable:
                 return self.connection
-            connection = Connection(self._fields)
+            connection = Http2Connection(self._fields)
             endpoint = self._endpoint
             loop = asyncio.get_running_loop()
             await loop.create_connection(lambda: connection, endpoint.host, endpoint.port, ssl=endpoint.secure)
-            await connection.greeted
+            await connection.ready
             self.connection = connection
             return connection
 
-    def message(self, index: int, mark: bytes) -> Message:
+    def message(self, index: int, tag: bytes) -> GrpcMessage:
         """A prepared one. Fields that are written behind those of a message are a part of it."""
         message = self.messages[index]
-        return Message.of(message.body[PREFIX:] + mark) if mark else message
+        return GrpcMessage.of(message.body[PREFIX:] + tag) if tag else message
 
 
 class GrpcSlot:
-    """A call at a time on a connection that it shares; `start` is as in `Slot`."""
+    """A call at a time on a connection that it shares; `start` is as in `RequestSlot`."""
 
-    def __init__(self, place: Place, owner: Owner) -> None:
+    def __init__(self, shared: SharedConnection, owner: ResponseListener) -> None:
         self.start = 0
         self._stream = 0
-        self._place, self._owner = place, owner
+        self._shared, self._owner = shared, owner
         self._opening: asyncio.Task[None] | None = None
 
-    def send(self, index: int, mark: bytes = b"") -> None:
-        connection = self._place.connection
+    def send(self, index: int, tag: bytes = b"") -> None:
+        connection = self._shared.connection
         if connection is not None and connection.usable:
-            self._send(connection, self._place.message(index, mark))
+            self._send(connection, self._shared.message(index, tag))
         else:
-            self._opening = asyncio.create_task(self._reopen(index, mark))
+            self._opening = asyncio.create_task(self._reopen(index, tag))
 
-    def _send(self, connection: Connection, message: Message) -> None:
+    def _send(self, connection: Http2Connection, message: GrpcMessage) -> None:
         self._stream = connection.request(self, message)
 
-    async def _reopen(self, index: int, mark: bytes) -> None:
+    async def _reopen(self, index: int, tag: bytes) -> None:
         try:
-            connection = await self._place.open()
+            connection = await self._shared.open()
         except OSError as error:
             await asyncio.sleep(RETRY_SECONDS)
             self._finish(f"cannot connect: {error.strerror or error}")
         else:
-            self._send(connection, self._place.message(index, mark))
+            self._send(connection, self._shared.message(index, tag))
 
     def abort(self, why: str) -> None:
-        connection = self._place.connection
+        connection = self._shared.connection
         if connection is not None:
             connection.reset(self._stream)
         self._finish(why)
@@ -76,18 +76,18 @@ class GrpcSlot:
         self.start = 0
         if self._opening is not None:
             self._opening.cancel()
-        if self._place.connection is not None:
-            self._place.connection.close()
+        if self._shared.connection is not None:
+            self._shared.connection.close()
 
-    def ended(self, error: str) -> None:
+    def on_end(self, error: str) -> None:
         self._finish(error)
 
-    def receive(self, data: bytes) -> None:
-        """What the response says is not looked at."""
+    def on_data(self, data: bytes) -> None:
+        """The content of unary responses is ignored."""
 
     def _finish(self, error: str) -> None:
         if self.start:
-            self._owner.done(self, error)
+            self._owner.on_done(self, error)
 
 
 class GrpcSlots:
@@ -99,11 +99,11 @@ class GrpcSlots:
         path: str,
         messages: Sequence[bytes],
         metadata: Sequence[tuple[str, str]],
-        make: Callable[[Place, Owner], Slot] = GrpcSlot,
+        make: Callable[[SharedConnection, ResponseListener], RequestSlot] = GrpcSlot,
         share: int = SHARE,
     ) -> None:
         self._endpoint, self._make, self._share = endpoint, make, share
-        self._messages = [Message.of(message) for message in messages]
+        self._messages = [GrpcMessage.of(message) for message in messages]
         self._fields = [
             (":method", "POST"),
             (":scheme", "https" if endpoint.secure else "http"),
@@ -115,7 +115,9 @@ class GrpcSlots:
             *((name.lower(), value) for name, value in metadata),
         ]
 
-    async def open(self, owner: Owner, count: int) -> Sequence[Slot]:
-        places = [Place(self._endpoint, self._fields, self._messages) for _ in range(-(-count // self._share))]
-        await asyncio.gather(*(place.open() for place in places))
-        return [self._make(places[number % len(places)], owner) for number in range(count)]
+    async def open(self, owner: ResponseListener, count: int) -> Sequence[RequestSlot]:
+        connections = [
+            SharedConnection(self._endpoint, self._fields, self._messages) for _ in range(-(-count // self._share))
+        ]
+        await asyncio.gather(*(shared.open() for shared in connections))
+        return [self._make(connections[number % len(connections)], owner) for number in range(count)]

@@ -1,42 +1,42 @@
-"""gRPC's streams: a connection for each slot, and one ModelStreamInfer on it that all of the slot's requests go by."""
+"""gRPC streams: a connection per slot, with one ModelStreamInfer for all its requests."""
 
 from google.protobuf.message import DecodeError
 
 from modserve.client.values import FINAL
 from modserve.pb import inference as pb
 
-from .grpc_slots import GrpcSlot, Place
-from .http2 import PREFIX, Connection, Message
-from .slots import Owner
+from .grpc_slots import GrpcSlot, SharedConnection
+from .http2 import PREFIX, GrpcMessage, Http2Connection
+from .slots import ResponseListener
 
 _LONGEST_ERROR = 300
 _UNREADABLE = "the server's response cannot be read"
 
 
 class StreamSlot(GrpcSlot):
-    """A request at a time on a stream of its own, which is begun again when it has ended; `start` is as in `Slot`.
+    """A request at a time on a stream of its own, begun again when it has ended.
 
     A model that is not `decoupled` gives one response to a request. For one that is, each response is reported to the
     owner, and the request is over with that which says that it is the last.
     """
 
-    def __init__(self, place: Place, owner: Owner, decoupled: bool) -> None:
-        super().__init__(place, owner)
+    def __init__(self, shared: SharedConnection, owner: ResponseListener, decoupled: bool) -> None:
+        super().__init__(shared, owner)
         self._decoupled = decoupled
-        self._carrier: Connection | None = None
+        self._carrier: Http2Connection | None = None
         """The connection that the stream is on."""
         self._received = bytearray()
         self._error = ""
         """Of the request under way, which is not over with its first error."""
 
-    def _send(self, connection: Connection, message: Message) -> None:
+    def _send(self, connection: Http2Connection, message: GrpcMessage) -> None:
         self._error = ""
         if not self._stream or self._carrier is not connection:
             self._received.clear()
             self._carrier = connection
             self._stream = connection.open(self)
         if self._stream:
-            connection.feed(self._stream, message.body)
+            connection.send_message(self._stream, message.body)
 
     def abort(self, why: str) -> None:
         """With the stream, so that nothing comes back of the request later on."""
@@ -45,11 +45,11 @@ class StreamSlot(GrpcSlot):
             self._carrier.reset(stream)
         self._finish(why)
 
-    def ended(self, error: str) -> None:
+    def on_end(self, error: str) -> None:
         self._stream = 0
         self._finish(error or "the server has ended the stream")
 
-    def receive(self, data: bytes) -> None:
+    def on_data(self, data: bytes) -> None:
         received = self._received
         received += data
         while len(received) >= PREFIX:
@@ -75,7 +75,7 @@ class StreamSlot(GrpcSlot):
             return
         answer = response.infer_response
         if answer.outputs and not response.error_message:
-            self._owner.responded(self)
+            self._owner.on_response(self)
         # An error before the model has the request says nothing of what is to come: nothing is.
         if answer.parameters[FINAL].bool_param if FINAL in answer.parameters else response.error_message:
             self._finish(self._error)

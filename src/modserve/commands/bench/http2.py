@@ -1,4 +1,4 @@
-"""The client's side of HTTP/2 as lean as it can be, as far as gRPC needs it: calls of one message, and streams of many.
+"""A minimal HTTP/2 client for gRPC: calls with one message, and streams.
 
 Header blocks are written once: after two or three of them all fields are in the server's table, and the block stays the
 same bytes. Blocks that come in are remembered by their bytes as long as reading them leaves the table as it is.
@@ -33,7 +33,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return _HEAD.pack(len(payload) >> 8, len(payload) & 255, kind, flags, stream) + payload
 
 
-_HELLO = (
+_OPENING = (
     _PREFACE
     + frame(_SETTINGS, 0, 0, _SETTING.pack(2, 0) + _SETTING.pack(4, _LARGEST))
     + frame(_WINDOW, 0, 0, (_LARGEST - 65_535).to_bytes(4, "big"))
@@ -45,7 +45,7 @@ PREFIX = 5
 """Bytes before a message of gRPC's: whether it is compressed, and its length."""
 
 
-class Message(NamedTuple):
+class GrpcMessage(NamedTuple):
     """A message as gRPC sends it, behind its length."""
 
     body: bytes
@@ -53,20 +53,20 @@ class Message(NamedTuple):
     """What stands before the stream's number in a frame with all of it."""
 
     @classmethod
-    def of(cls, message: bytes) -> "Message":
+    def of(cls, message: bytes) -> "GrpcMessage":
         body = b"\0" + len(message).to_bytes(4, "big") + message
         length = min(len(body), 0xFFFFFF)
         return cls(body, _HEAD.pack(length >> 8, length & 255, _DATA, _END_STREAM, 0)[:5])
 
 
-class Call(Protocol):
-    """Who made a call, and gets to know what comes back."""
+class CallListener(Protocol):
+    """Receives what comes back for a call."""
 
-    def ended(self, error: str) -> None:
-        """The call is over, `error` is empty for status OK. Once, and not after `Connection.reset`."""
+    def on_end(self, error: str) -> None:
+        """The call is over, `error` is empty for status OK. Once, and not after `Http2Connection.reset`."""
 
-    def receive(self, data: bytes) -> None:
-        """A part of the response's messages; only for calls that `Connection.open` has begun."""
+    def on_data(self, data: bytes) -> None:
+        """A part of the response's messages; only for calls that `Http2Connection.open` has begun."""
 
 
 class _Upload:
@@ -78,11 +78,11 @@ class _Upload:
         self.body, self.position, self.window, self.ends = body, 0, window, ends
 
 
-class Connection(asyncio.Protocol):
+class Http2Connection(asyncio.Protocol):
     """The client's side. `fields` are the headers of every call."""
 
     def __init__(self, fields: Sequence[tuple[str, str]]) -> None:
-        self.greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.usable = False
         self._fields = fields
         self._encoder, self._decoder = Encoder(), Decoder()
@@ -90,8 +90,8 @@ class Connection(asyncio.Protocol):
         self._block_stays = False
         self._known: dict[bytes, str | None] = {}
         self._transport: asyncio.Transport | None = None
-        self._calls: dict[int, Call] = {}
-        self._open: dict[int, Call] = {}
+        self._calls: dict[int, CallListener] = {}
+        self._open: dict[int, CallListener] = {}
         """Those of them whose messages are read."""
         self._uploads: dict[int, _Upload] = {}
         self._stream = 1
@@ -106,11 +106,11 @@ class Connection(asyncio.Protocol):
 
     # Calls
 
-    def request(self, call: Call, message: Message) -> int:
+    def request(self, call: CallListener, message: GrpcMessage) -> int:
         """Begin a call with one message, whose response is not looked at: the number of its stream; 0: it has ended."""
         transport = self._transport
         if transport is None:
-            call.ended("connection closed by the server")
+            call.on_end("connection closed by the server")
             return 0
         stream = self._begin(call)
         number = stream.to_bytes(4, "big")
@@ -125,11 +125,11 @@ class Connection(asyncio.Protocol):
         self._upload()
         return stream
 
-    def open(self, call: Call) -> int:
-        """Begin a call with any number of messages, which `feed` sends; otherwise as `request`."""
+    def open(self, call: CallListener) -> int:
+        """Begin a call with any number of messages, which `send_message` sends; otherwise as `request`."""
         transport = self._transport
         if transport is None:
-            call.ended("connection closed by the server")
+            call.on_end("connection closed by the server")
             return 0
         stream = self._begin(call)
         block = self._block if self._block_stays else self._encode()
@@ -138,14 +138,14 @@ class Connection(asyncio.Protocol):
         self._open[stream] = call
         return stream
 
-    def feed(self, stream: int, body: bytes) -> None:
+    def send_message(self, stream: int, body: bytes) -> None:
         """Send a message of an open call, when there is window for it."""
         upload = self._uploads[stream]
         upload.body = upload.body[upload.position :] + body
         upload.position = 0
         self._upload()
 
-    def _begin(self, call: Call) -> int:
+    def _begin(self, call: CallListener) -> int:
         stream = self._stream
         self._stream = stream + 2
         if stream >= _LAST_STREAM:
@@ -196,21 +196,19 @@ class Connection(asyncio.Protocol):
         self._open.pop(stream, None)
         call = self._calls.pop(stream, None)
         if call is not None:
-            call.ended(error)
+            call.on_end(error)
 
     # The protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.write(_HELLO)
+        self._transport.write(_OPENING)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         self.usable = False
-        if not self.greeted.done():
-            self.greeted.set_exception(
-                ConnectionError("the server speaks no HTTP/2 here, or has closed the connection")
-            )
+        if not self.ready.done():
+            self.ready.set_exception(ConnectionError("the server does not speak HTTP/2 here, or closed the connection"))
         why = f"connection closed {f'with {error}' if error else 'by the server'}"
         for stream in list(self._calls):
             self._end(stream, why)
@@ -228,7 +226,7 @@ class Connection(asyncio.Protocol):
             if kind == _DATA:
                 self._consumed += stop - position - 9
                 if self._open:
-                    self._pass_on(flags, data[position + 5 : stop])
+                    self._deliver(flags, data[position + 5 : stop])
                 if flags & _END_STREAM:
                     self._end(int.from_bytes(data[position + 5 : position + 9], "big"), _NO_STATUS)
             elif kind in (_HEADERS, _CONTINUATION):
@@ -246,11 +244,11 @@ class Connection(asyncio.Protocol):
                 self._transport.write(frame(_WINDOW, 0, stream, self._consumed.to_bytes(4, "big")))
             self._consumed = 0
 
-    def _pass_on(self, flags: int, rest: bytes) -> None:
+    def _deliver(self, flags: int, rest: bytes) -> None:
         """The data of an open call; `rest` is its frame from the stream's number on."""
         call = self._open.get(int.from_bytes(rest[:4], "big"))
         if call is not None:
-            call.receive(rest[5 : len(rest) - rest[4]] if flags & _PADDED else rest[4:])
+            call.on_data(rest[5 : len(rest) - rest[4]] if flags & _PADDED else rest[4:])
 
     def _read_block(self, stream: int, flags: int, block: bytes, kind: int) -> None:
         """A part of the response that says nothing, or the status at its end."""
@@ -303,8 +301,8 @@ class Connection(asyncio.Protocol):
                 self._set(number, value)
             transport.write(frame(_SETTINGS, _ACK, 0))
             self.usable = True
-            if not self.greeted.done():
-                self.greeted.set_result(None)
+            if not self.ready.done():
+                self.ready.set_result(None)
         elif kind == _RESET:
             self._end(stream, f"stream reset with code {int.from_bytes(payload, 'big')}")
         elif kind == _GOAWAY:

@@ -1,7 +1,6 @@
-"""HTTP/1.1 as lean as it can be: the bytes of requests are there before, and of responses only the end matters.
+"""Minimal HTTP/1.1: requests are prepared bytes, and only the end of a response matters.
 
-A connection is a slot. The head of a response is looked at once: heads are remembered by their bytes, since those of a
-server's responses to one request hardly differ.
+A connection is a slot. Heads of responses are cached by their bytes, since they hardly differ.
 """
 
 import asyncio
@@ -9,21 +8,23 @@ import json
 from collections.abc import Sequence
 from typing import cast
 
-from .requests import HttpRequest
-from .slots import RETRY_SECONDS, Endpoint, Owner, Slot
+from .requests import PreparedRequest
+from .slots import RETRY_SECONDS, Endpoint, RequestSlot, ResponseListener
 
 _HEADS = 64
 _LONGEST_ERROR = 300
 _LAST_CHUNK = b"0\r\n\r\n"
 
 CHUNKED, UNTIL_CLOSED = -1, -2
-"""Lengths of bodies that are not known before their end."""
+"""SequenceLengths of bodies that are not known before their end."""
 
 
 class HttpSlot(asyncio.Protocol):
-    """One connection; `start` is as in `Slot`. Where the server closes it behind a response, it is opened again."""
+    """A connection. It reconnects where the server closes it after a response."""
 
-    def __init__(self, endpoint: Endpoint, requests: Sequence[HttpRequest], owner: Owner, heads: "Heads") -> None:
+    def __init__(
+        self, endpoint: Endpoint, requests: Sequence[PreparedRequest], owner: ResponseListener, heads: "Heads"
+    ) -> None:
         self.start = 0
         self._endpoint, self._requests, self._owner, self._heads = endpoint, requests, owner, heads
         self._transport: asyncio.Transport | None = None
@@ -46,10 +47,10 @@ class HttpSlot(asyncio.Protocol):
         endpoint = self._endpoint
         await loop.create_connection(lambda: self, endpoint.host, endpoint.port, ssl=endpoint.secure)
 
-    def send(self, index: int, mark: bytes = b"") -> None:
+    def send(self, index: int, tag: bytes = b"") -> None:
         transport = self._transport
         before, after = self._requests[index]
-        request = before + mark + after if mark else before
+        request = before + tag + after if tag else before
         if transport is not None and not self._closes:
             transport.write(request)
             return
@@ -142,7 +143,7 @@ class HttpSlot(asyncio.Protocol):
 
     def _finish(self, error: str) -> None:
         if self.start:
-            self._owner.done(self, error)
+            self._owner.on_done(self, error)
 
 
 class Heads:
@@ -188,11 +189,13 @@ def _error_text(status: int, body: bytes) -> str:
 class HttpSlots:
     """Makes connections of one kind that send these requests."""
 
-    def __init__(self, endpoint: Endpoint, requests: Sequence[HttpRequest], make: type[HttpSlot] = HttpSlot) -> None:
+    def __init__(
+        self, endpoint: Endpoint, requests: Sequence[PreparedRequest], make: type[HttpSlot] = HttpSlot
+    ) -> None:
         self._endpoint, self._requests, self._make = endpoint, requests, make
         self._heads = Heads()
 
-    async def open(self, owner: Owner, count: int) -> Sequence[Slot]:
+    async def open(self, owner: ResponseListener, count: int) -> Sequence[RequestSlot]:
         slots = [self._make(self._endpoint, self._requests, owner, self._heads) for _ in range(count)]
         await asyncio.gather(*(slot.open() for slot in slots))
         return slots

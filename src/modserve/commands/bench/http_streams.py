@@ -1,4 +1,4 @@
-"""HTTP's streams: the responses of a decoupled model as lines of JSON, by modserve's ``infer_stream``."""
+"""HTTP streams: the responses of a decoupled model as lines of JSON, by modserve's ``infer_stream``."""
 
 import asyncio
 import json
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from modserve.client.values import FINAL
 
 from .http_slots import CHUNKED, Heads, HttpSlot
-from .requests import HttpRequest
-from .slots import Endpoint, Owner
+from .requests import PreparedRequest
+from .slots import Endpoint, ResponseListener
 
 LINES = "application/x-ndjson"
 _LONGEST_ERROR = 300
@@ -17,7 +17,9 @@ _LONGEST_ERROR = 300
 class HttpStreamSlot(HttpSlot):
     """A request at a time; each line of its response is reported to the owner. A failure comes as for other calls."""
 
-    def __init__(self, endpoint: Endpoint, requests: Sequence[HttpRequest], owner: Owner, heads: Heads) -> None:
+    def __init__(
+        self, endpoint: Endpoint, requests: Sequence[PreparedRequest], owner: ResponseListener, heads: Heads
+    ) -> None:
         super().__init__(endpoint, requests, owner, heads)
         self._chunks: Chunks | None = None
         """Of the response that comes in; None before and behind it."""
@@ -49,17 +51,17 @@ class HttpStreamSlot(HttpSlot):
 
     def _read(self, chunks: "Chunks", data: bytes) -> None:
         """Raises ValueError for what is no chunk, or no JSON."""
-        *lines, self._line = (self._line + chunks.feed(data)).split(b"\n")
+        *lines, self._line = (self._line + chunks.decode(data)).split(b"\n")
         for line in filter(None, lines):
             row = json.loads(line)
             if "error" in row:
                 self._error = str(row["error"])[:_LONGEST_ERROR]
             elif row.get("outputs") and self.start:
-                self._owner.responded(self)
+                self._owner.on_response(self)
             self._is_final = bool(row.get("parameters", {}).get(FINAL))
         if chunks.ended:
             self._chunks = None
-            self._finish(self._error or ("" if self._is_final else "the server has cut the stream"))
+            self._finish(self._error or ("" if self._is_final else "the server aborted the stream"))
 
 
 class Chunks:
@@ -73,7 +75,7 @@ class Chunks:
         """Bytes of a chunk that are still to come, with the end of the line behind it."""
         self._is_last = False
 
-    def feed(self, data: bytes) -> bytes:
+    def decode(self, data: bytes) -> bytes:
         """Raises ValueError for a size that is none."""
         data, self._size = self._size + data, b""
         parts = []

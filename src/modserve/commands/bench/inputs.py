@@ -1,4 +1,4 @@
-"""What requests carry: made up from a model's metadata, or read from files, perf_analyzer's JSON among them."""
+"""Input data of requests: generated from the metadata, or read from files such as perf_analyzer's JSON."""
 
 import base64
 import binascii
@@ -26,7 +26,7 @@ _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz0123456789", np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
-class InputSpec:
+class TargetInput:
     """An input as the server describes it; `dims` leave out the batch."""
 
     name: str
@@ -36,22 +36,22 @@ class InputSpec:
     """Whether it is sent only if data for it comes from a file or has a `--shape`."""
 
 
-class Data(NamedTuple):
+class Dataset(NamedTuple):
     requests: list[Inputs]
-    """Those that are sent in turns."""
+    """Sent in turn."""
     remarks: list[str]
-    """What was assumed."""
+    """Assumptions about the data."""
     streams: list[int]
     """How many of the requests, one behind the other, are the steps of a sequence."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What the command line says of the data."""
+class DataOptions:
+    """The options for input data."""
 
     batch_size: int = 1
     zero: bool = False
-    data: Path | None = None
+    file: Path | None = None
     """perf_analyzer's JSON."""
     files: tuple[tuple[str, Path], ...] = ()
     shapes: tuple[tuple[str, Shape], ...] = ()
@@ -59,43 +59,41 @@ class Wishes:
     string_data: str = ""
 
 
-def make(model: str, specs: Sequence[InputSpec], batches: bool, wishes: Wishes) -> Data:
+def make(model: str, specs: Sequence[TargetInput], batches: bool, data: DataOptions) -> Dataset:
     """Raises INVALID_ARG."""
-    if not batches and wishes.batch_size > 1:
-        raise invalid(f"model '{model}' takes no batches, and '--batch-size' is {wishes.batch_size}")
+    if not batches and data.batch_size > 1:
+        raise invalid(f"model '{model}' does not support batching, but '--batch-size' is {data.batch_size}")
     known = {spec.name for spec in specs}
-    for name, option in [*((n, "--input") for n, _ in wishes.files), *((n, "--shape") for n, _ in wishes.shapes)]:
+    for name, option in [*((n, "--input") for n, _ in data.files), *((n, "--shape") for n, _ in data.shapes)]:
         if name not in known:
             raise invalid(f"option '{option}': model '{model}' has no input '{name}', only {', '.join(sorted(known))}")
-    rows = wishes.batch_size if batches else None
-    files = {name: _from_file(spec_of(specs, name), path, rows) for name, path in wishes.files}
+    rows = data.batch_size if batches else None
+    files = {name: _from_file(spec_of(specs, name), path, rows) for name, path in data.files}
     remarks: list[str] = []
     rest = [spec for spec in specs if spec.name not in files]
-    if wishes.data is not None:
-        streams = _documents(wishes.data)
+    if data.file is not None:
+        streams = _documents(data.file)
         documents = itertools.chain.from_iterable(streams)
-        samples = [_sample(rest, document, dict(wishes.shapes), wishes.data) for document in documents]
+        samples = [_sample(rest, document, dict(data.shapes), data.file) for document in documents]
         requests: list[Inputs] = [{**files, **_stacked(samples, start, rows)} for start in range(len(samples))]
-        return Data(requests, remarks, [len(stream) for stream in streams])
-    shaped = dict(wishes.shapes)
+        return Dataset(requests, remarks, [len(stream) for stream in streams])
+    shaped = dict(data.shapes)
     made = {
-        spec.name: _made(model, spec, wishes, rows, remarks)
-        for spec in rest
-        if not spec.optional or spec.name in shaped
+        spec.name: _made(model, spec, data, rows, remarks) for spec in rest if not spec.optional or spec.name in shaped
     }
     everything = {**files, **made}
-    return Data([{spec.name: everything[spec.name] for spec in specs if spec.name in everything}], remarks, [1])
+    return Dataset([{spec.name: everything[spec.name] for spec in specs if spec.name in everything}], remarks, [1])
 
 
-def spec_of(specs: Sequence[InputSpec], name: str) -> InputSpec:
+def spec_of(specs: Sequence[TargetInput], name: str) -> TargetInput:
     return next(spec for spec in specs if spec.name == name)
 
 
-# Made up
+# Generated data
 
 
-def _made(model: str, spec: InputSpec, wishes: Wishes, rows: int | None, remarks: list[str]) -> Tensor:
-    shape = dict(wishes.shapes).get(spec.name)
+def _made(model: str, spec: TargetInput, data: DataOptions, rows: int | None, remarks: list[str]) -> Tensor:
+    shape = dict(data.shapes).get(spec.name)
     if shape is None:
         shape = Sizes("", model).resolve(spec.name, spec.dims)
         if shape != spec.dims:
@@ -104,18 +102,18 @@ def _made(model: str, spec: InputSpec, wishes: Wishes, rows: int | None, remarks
     elif not matches(spec.dims, shape):
         raise invalid(f"option '--shape': input '{spec.name}' has shape {list(spec.dims)}, got {list(shape)}")
     whole = shape if rows is None else (rows, *shape)
-    return Tensor.from_array(_values(spec, whole, wishes), spec.datatype)
+    return Tensor.from_array(_values(spec, whole, data), spec.datatype)
 
 
-def _values(spec: InputSpec, shape: Shape, wishes: Wishes) -> Array:
+def _values(spec: TargetInput, shape: Shape, data: DataOptions) -> Array:
     random = generator()
-    if wishes.zero:
+    if data.zero:
         return zeros(spec.datatype, shape)
     if spec.datatype is not dtypes.BYTES:
         return likely(spec.name, spec.datatype, shape, random, max(1, math.prod(shape[1:])))
     array = np.empty(shape, object)
     for index in range(array.size):
-        text = wishes.string_data.encode() or random.choice(_LETTERS, wishes.string_length).tobytes()
+        text = data.string_data.encode() or random.choice(_LETTERS, data.string_length).tobytes()
         array.flat[index] = text
     return array
 
@@ -123,7 +121,7 @@ def _values(spec: InputSpec, shape: Shape, wishes: Wishes) -> Array:
 # Files
 
 
-def _from_file(spec: InputSpec, path: Path, rows: int | None) -> Tensor:
+def _from_file(spec: TargetInput, path: Path, rows: int | None) -> Tensor:
     """An array of numpy's, with or without the batch; of any other file the bytes, for an input of strings."""
     try:
         if path.suffix != ".npy":
@@ -136,11 +134,11 @@ def _from_file(spec: InputSpec, path: Path, rows: int | None) -> Tensor:
     except OSError as error:
         raise invalid(f"cannot read '{path}': {error.strerror}") from None
     except ValueError as error:
-        raise invalid(f"'{path}' is no array that can be read: {error}") from None
+        raise invalid(f"'{path}' cannot be read as an array: {error}") from None
     return _fitted(spec, array, rows, f"'{path}'")
 
 
-def _fitted(spec: InputSpec, array: Array, rows: int | None, where: str) -> Tensor:
+def _fitted(spec: TargetInput, array: Array, rows: int | None, where: str) -> Tensor:
     if rows is not None and matches(spec.dims, array.shape):
         array = np.repeat(array[None], rows, axis=0)
     dims = spec.dims if rows is None else (-1, *spec.dims)
@@ -169,7 +167,7 @@ def _documents(path: Path) -> list[list[Mapping[str, Any]]]:
     except OSError as error:
         raise invalid(f"cannot read '{path}': {error.strerror}") from None
     except ValueError as error:
-        raise invalid(f"'{path}' is no JSON: {error}") from None
+        raise invalid(f"'{path}' is not JSON: {error}") from None
     data = document.get("data") if isinstance(document, dict) else None
     if not isinstance(data, list) or not data:
         raise invalid(f'\'{path}\': expected {{"data": [{{"INPUT": …}}, …]}}')
@@ -182,7 +180,7 @@ def _documents(path: Path) -> list[list[Mapping[str, Any]]]:
 
 
 def _sample(
-    specs: Sequence[InputSpec], document: Mapping[str, Any], shapes: Mapping[str, Shape], path: Path
+    specs: Sequence[TargetInput], document: Mapping[str, Any], shapes: Mapping[str, Shape], path: Path
 ) -> dict[str, Tensor]:
     """One row of each input."""
     sample = {}
@@ -195,7 +193,7 @@ def _sample(
     return sample
 
 
-def _value(spec: InputSpec, value: Any, shape: Shape | None, path: Path) -> Tensor:
+def _value(spec: TargetInput, value: Any, shape: Shape | None, path: Path) -> Tensor:
     where = f"'{path}': the content of input '{spec.name}'"
     content = value
     if isinstance(value, dict):
@@ -208,7 +206,7 @@ def _value(spec: InputSpec, value: Any, shape: Shape | None, path: Path) -> Tens
         try:
             raw = base64.b64decode(content["b64"], validate=True)
         except (binascii.Error, TypeError, ValueError):
-            raise invalid(f"{where} is no base64") from None
+            raise invalid(f"{where} is not base64") from None
         if spec.datatype is dtypes.BYTES:
             return Tensor.from_raw(dtypes.BYTES, fixed or (1,), encode_elements([raw]))
         if fixed is None:
@@ -229,7 +227,7 @@ def _value(spec: InputSpec, value: Any, shape: Shape | None, path: Path) -> Tens
         raise invalid(f"{where} does not fit {spec.datatype} {list(fixed or spec.dims)}: {error}") from None
 
 
-def _shape(fixed: Shape | None, spec: InputSpec, count: int) -> Shape:
+def _shape(fixed: Shape | None, spec: TargetInput, count: int) -> Shape:
     """The shape, with the one unknown dimension from the number of elements."""
     if fixed is not None:
         if math.prod(fixed) != count:

@@ -1,8 +1,8 @@
-"""Who sends when: so many requests at a time (closed loop), or so many a second whatever comes back (open loop).
+"""Load generators: a fixed concurrency (closed loop), or a fixed rate whatever comes back (open loop).
 
-An open loop counts a request's latency from the moment at which it was to be sent, not from when a connection was free
-for it: a server that stalls for a second has then delayed all requests of that second, and not just one for each
-connection. A closed loop cannot see that ("coordinated omission"): while it waits, it sends nothing.
+An open loop counts latency from when a request was due, not from when a connection was free for it: a server that
+stalls for a second delays all requests of that second, not just one per connection. A closed loop cannot see that
+("coordinated omission"): while it waits, it sends nothing.
 """
 
 import asyncio
@@ -13,39 +13,39 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from .measures import Load, Window
+from .measures import LoadLevel, MeasurementWindow
 from .sequences import Sequences
-from .slots import Slot, SlotFactory, clock
+from .slots import RequestSlot, SlotFactory, clock
 from .ticker import Ticker, ticker
 
 MOST_ERRORS = 100
-"""Texts of errors that are told apart."""
+"""Distinct error texts."""
 
 
-class Driver(Protocol):
-    """Sends requests from `start` to `stop`. `cut` gives what ended since the last cut."""
+class LoadGenerator(Protocol):
+    """Sends requests from `start` to `stop`. `take_window` gives what ended since the last cut."""
 
-    load: Load
+    load: LoadLevel
 
     async def start(self) -> None:
         """Opens connections and sends. Raises OSError."""
 
-    def cut(self) -> Window: ...
+    def take_window(self) -> MeasurementWindow: ...
 
     async def stop(self, patience: float) -> int:
         """Send nothing more, and wait so many seconds for responses: how many did not come."""
 
 
-class _Recording:
-    """What both loops have in common: slots, the window that is open, and requests that get no response."""
+class _LoadLoop:
+    """Shared by both loops: slots, the current window, and timeouts."""
 
     def __init__(
-        self, load: Load, factory: SlotFactory, requests: int, timeout: float, sequences: Sequences | None
+        self, load: LoadLevel, factory: SlotFactory, requests: int, timeout: float, sequences: Sequences | None
     ) -> None:
         self.load = load
         self._factory, self._requests, self._timeout = factory, requests, timeout
         self._sequences = sequences
-        self._slots: list[Slot] = []
+        self._slots: list[RequestSlot] = []
         self._index = 0
         self._running = False
         self._latencies, self._lags = array("q"), array("q")
@@ -53,15 +53,17 @@ class _Recording:
         self._firsts, self._gaps = array("q"), array("q")
         self._ended = 0
         """Sequences that are over."""
-        self._last_responses: dict[Slot, int] = {}
+        self._last_responses: dict[RequestSlot, int] = {}
         """When the last response to a slot's request came, of those that have one and wait for more."""
         self._begin = clock()
         self._sweeper: asyncio.TimerHandle | None = None
         self._all_idle = asyncio.Event()
 
-    def cut(self) -> Window:
+    def take_window(self) -> MeasurementWindow:
         now = clock()
-        window = Window((now - self._begin) / 1e9, self._latencies, self._errors, self._lags, self._waiting())
+        window = MeasurementWindow(
+            (now - self._begin) / 1e9, self._latencies, self._errors, self._lags, self._waiting()
+        )
         window.firsts, window.gaps = self._firsts, self._gaps
         window.sequences, self._ended = self._ended, 0
         self._latencies, self._lags, self._errors = array("q"), array("q"), Counter()
@@ -72,7 +74,7 @@ class _Recording:
     def _waiting(self) -> int:
         return 0
 
-    def _send(self, slot: Slot, start: int) -> None:
+    def _send(self, slot: RequestSlot, start: int) -> None:
         slot.start = start
         if self._sequences is not None:
             slot.send(*self._sequences.next(slot))
@@ -81,7 +83,7 @@ class _Recording:
         self._index = index + 1 if index + 1 < self._requests else 0
         slot.send(index)
 
-    def responded(self, slot: Slot) -> None:
+    def on_response(self, slot: RequestSlot) -> None:
         now = clock()
         last = self._last_responses.get(slot)
         if last is None:
@@ -90,7 +92,7 @@ class _Recording:
             self._gaps.append(now - last)
         self._last_responses[slot] = now
 
-    def _record(self, slot: Slot, error: str, now: int) -> None:
+    def _record(self, slot: RequestSlot, error: str, now: int) -> None:
         """The slot's request is over."""
         if self._last_responses:
             self._last_responses.pop(slot, None)
@@ -116,7 +118,7 @@ class _Recording:
                 slot.abort(f"no response within {self._timeout:g} s")
         self._sweeper = asyncio.get_running_loop().call_later(1.0, self._sweep)
 
-    def _idle(self, slot: Slot) -> None:
+    def _idle(self, slot: RequestSlot) -> None:
         """After the end, a slot has its last response. Its sequence, which the server would keep, is ended as well."""
         slot.start = 0
         if self._sequences is not None and self._sequences.under_way(slot):
@@ -146,7 +148,7 @@ class _Recording:
         return busy
 
 
-class ClosedLoop(_Recording):
+class ClosedLoop(_LoadLoop):
     """Each slot sends its next request when it has the response to the last one."""
 
     def __init__(
@@ -158,7 +160,7 @@ class ClosedLoop(_Recording):
         *,
         sequences: Sequences | None = None,
     ) -> None:
-        super().__init__(Load(False, concurrency), factory, requests, timeout, sequences)
+        super().__init__(LoadLevel(False, concurrency), factory, requests, timeout, sequences)
 
     async def start(self) -> None:
         self._slots += await self._factory.open(self, int(self.load.value))
@@ -167,7 +169,7 @@ class ClosedLoop(_Recording):
         for slot in self._slots:
             self._send(slot, clock())
 
-    def done(self, slot: Slot, error: str) -> None:
+    def on_done(self, slot: RequestSlot, error: str) -> None:
         now = clock()
         self._record(slot, error, now)
         if self._running:
@@ -176,7 +178,7 @@ class ClosedLoop(_Recording):
             self._idle(slot)
 
 
-class OpenLoop(_Recording):
+class OpenLoop(_LoadLoop):
     """Sends by the clock. Slots are added as they are needed, up to `most`; then requests wait in line for one.
 
     With sequences there are `most` from the start on, each with its own, and they take turns.
@@ -195,14 +197,14 @@ class OpenLoop(_Recording):
         sequences: Sequences | None = None,
         make_ticker: Callable[[Callable[[], None]], Ticker] = ticker,
     ) -> None:
-        super().__init__(Load(True, rate), factory, requests, timeout, sequences)
+        super().__init__(LoadLevel(True, rate), factory, requests, timeout, sequences)
         self._most, self._first = most, min(first, most) if sequences is None else most
         self._gap = 1e9 / rate
         self._random = random.Random(0) if poisson else None
         self._make_ticker = make_ticker
         self._ticker: Ticker | None = None
         self._due = 0.0
-        self._free: deque[Slot] = deque()
+        self._free: deque[RequestSlot] = deque()
         self._take = self._free.pop if sequences is None else self._free.popleft
         self._line: deque[int] = deque()
         self._opening: asyncio.Task[None] | None = None
@@ -215,7 +217,7 @@ class OpenLoop(_Recording):
         self._due = float(clock())
         self.tick()
 
-    def _add(self, slots: Sequence[Slot]) -> None:
+    def _add(self, slots: Sequence[RequestSlot]) -> None:
         self._slots += slots
         for slot in slots:
             if self._line:
@@ -249,7 +251,7 @@ class OpenLoop(_Recording):
         finally:
             self._opening = None
 
-    def done(self, slot: Slot, error: str) -> None:
+    def on_done(self, slot: RequestSlot, error: str) -> None:
         self._record(slot, error, clock())
         if not self._running:
             self._idle(slot)

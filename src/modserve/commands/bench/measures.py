@@ -1,4 +1,4 @@
-"""What was measured: windows of time with the latencies of their requests, and what a load makes of them."""
+"""Measurement windows with the latencies of their requests, and their summary."""
 
 import math
 from array import array
@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from ..server_status import VersionUsage
+
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
 AT_THE_EDGE = 3
 """Requests that begin before a window and end in it, or the other way round, more or less by chance."""
@@ -16,36 +18,8 @@ WINDOWS = 3
 """So many windows in a row must agree, as for perf_analyzer; the result is made of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerTimes:
-    """What a server has counted of a model: requests, batches, and nanoseconds of all requests in each part."""
-
-    requests: int = 0
-    inferences: int = 0
-    executions: int = 0
-    cache_hits: int = 0
-    total_ns: int = 0
-    queue_ns: int = 0
-    input_ns: int = 0
-    infer_ns: int = 0
-    output_ns: int = 0
-
-    def since(self, before: "ServerTimes") -> "ServerTimes":
-        return ServerTimes(
-            *(getattr(self, name) - getattr(before, name) for name in ServerTimes.__dataclass_fields__),
-        )
-
-    def plus(self, other: "ServerTimes") -> "ServerTimes":
-        return ServerTimes(*(getattr(self, name) + getattr(other, name) for name in ServerTimes.__dataclass_fields__))
-
-    def mean_ms(self, part: str) -> float:
-        """Of a request, for ``total``, ``queue``, ``input``, ``infer`` and ``output``."""
-        total: int = getattr(self, f"{part}_ns")
-        return total / self.requests / 1e6 if self.requests else 0.0
-
-
 @dataclass(slots=True)
-class Window:
+class MeasurementWindow:
     """The requests that ended in a span of time."""
 
     seconds: float
@@ -56,7 +30,7 @@ class Window:
     """Nanoseconds by which the client itself sent later than intended; none without a rate."""
     waiting: int = 0
     """Requests whose start is over and that no connection was free for, at the window's end."""
-    server: ServerTimes | None = None
+    server: VersionUsage | None = None
     firsts: "array[int]" = field(default_factory=lambda: array("q"))
     """Nanoseconds until the first response of each request that has one, from where its latency counts; for decoupled
     models, whose requests may have any number of responses."""
@@ -65,7 +39,7 @@ class Window:
     sequences: int = 0
     """How many ended with a successful request."""
 
-    def add(self, more: "Window") -> None:
+    def add(self, more: "MeasurementWindow") -> None:
         """What came right behind it."""
         for mine, others in (
             (self.latencies, more.latencies),
@@ -100,7 +74,7 @@ _ROUNDING = 1e-6
 """99.9 * 1000 / 100 is not quite 999."""
 
 
-def is_stable(windows: Sequence[Window], percent: float, percentile: float) -> bool:
+def is_stable(windows: Sequence[MeasurementWindow], percent: float, percentile: float) -> bool:
     """Whether rates and latencies of the last three windows lie within so many percent of each other."""
     last = windows[-WINDOWS:]
     if len(last) < WINDOWS or not all(window.latencies for window in last):
@@ -112,8 +86,8 @@ def is_stable(windows: Sequence[Window], percent: float, percentile: float) -> b
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What is sent: `value` requests at a time, or a second."""
+class LoadLevel:
+    """A load: `value` concurrent requests, or requests per second."""
 
     is_rate: bool
     value: float
@@ -127,7 +101,7 @@ def rounded(rate: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Responses:
+class ResponseTimes:
     """Those of a decoupled model. Times are in ms."""
 
     count: int
@@ -145,10 +119,10 @@ STREAM_PERCENTILES = (50.0, 99.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class Measurement:
     """One load, measured: the last windows together. Times are in ms."""
 
-    load: Load
+    load: LoadLevel
     stable: bool
     windows: int
     """How many there were in all."""
@@ -164,9 +138,9 @@ class Result:
     lag: float
     """p99 of how much later the client sent than intended."""
     waiting: int
-    server: ServerTimes | None
+    server: VersionUsage | None
     unanswered: int = 0
-    responses: Responses | None = None
+    responses: ResponseTimes | None = None
     sequences: float = 0.0
     """How many ended in a second."""
 
@@ -180,18 +154,20 @@ class Result:
         return not self.load.is_rate or self.requests >= 0.95 * self.load.value * self.seconds - AT_THE_EDGE
 
 
-def summary(load: Load, windows: Sequence[Window], rows: int, percent: float, percentile: float) -> Result:
+def summary(
+    load: LoadLevel, windows: Sequence[MeasurementWindow], rows: int, percent: float, percentile: float
+) -> Measurement:
     """The last three windows as one result."""
     last = windows[-WINDOWS:]
-    whole = Window(0.0, array("q"))
-    server: ServerTimes | None = None
+    whole = MeasurementWindow(0.0, array("q"))
+    server: VersionUsage | None = None
     for window in last:
         whole.add(window)
         if window.server is not None:
             server = window.server if server is None else server.plus(window.server)
     latencies, seconds = whole.latencies, whole.seconds
     rate = len(latencies) / seconds if seconds else 0.0
-    return Result(
+    return Measurement(
         load,
         is_stable(windows, percent, percentile),
         len(windows),
@@ -210,9 +186,9 @@ def summary(load: Load, windows: Sequence[Window], rows: int, percent: float, pe
     )
 
 
-def _responses(window: Window) -> Responses:
+def _responses(window: MeasurementWindow) -> ResponseTimes:
     count = len(window.firsts) + len(window.gaps)
-    return Responses(
+    return ResponseTimes(
         count,
         count / window.seconds if window.seconds else 0.0,
         count / len(window.latencies) if window.latencies else 0.0,
@@ -221,7 +197,7 @@ def _responses(window: Window) -> Responses:
     )
 
 
-def to_json(result: Result) -> dict[str, Any]:
+def to_json(result: Measurement) -> dict[str, Any]:
     """The result for programs. Names stay; more may be added."""
     kind = "request_rate" if result.load.is_rate else "concurrency"
     server = result.server
@@ -251,7 +227,7 @@ def to_json(result: Result) -> dict[str, Any]:
     }
 
 
-def _responses_json(responses: Responses) -> dict[str, Any]:
+def _responses_json(responses: ResponseTimes) -> dict[str, Any]:
     return {
         "count": responses.count,
         "per_second": responses.rate,

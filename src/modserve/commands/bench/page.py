@@ -7,12 +7,12 @@ from html import escape
 from modserve.__about__ import __version__
 
 from ..plots import Plot, Points, document, draw, html_table
-from .conduct import Report
-from .measures import PERCENTILES, STREAM_PERCENTILES, Result
+from .benchmark import BenchReport
+from .measures import PERCENTILES, STREAM_PERCENTILES, Measurement
 from .show import client_rows, remarks, response_rows, server_rows, verdict
 
 _PARTS = {
-    "around the server's time": None,
+    "overhead": None,
     "queue": "queue",
     "input": "input",
     "infer": "infer",
@@ -20,19 +20,19 @@ _PARTS = {
 }
 
 
-def page(report: Report) -> str:
+def page(report: BenchReport) -> str:
     plan, results = report.plan, report.results
     parts = [f"<p>{escape(line)}</p>" for line in _head(report)]
     if plan.goal is not None:
-        parts.append(f'<p class="verdict">{escape(verdict(results, report.kept, plan.goal, report.best).strip())}</p>')
+        parts.append(f'<p class="verdict">{escape(verdict(results, report.met, plan.goal, report.best).strip())}</p>')
     parts += ['<div class="plots">', *map(draw, _plots(report)), "</div>"]
-    parts += ["<h2>As the client sees it, in ms</h2>", html_table(*client_rows(results, plan.rules, report.kept))]
+    parts += ["<h2>Client-side latency in ms</h2>", html_table(*client_rows(results, plan.rules, report.met))]
     names, rows = response_rows(results)
     if rows:
-        parts += ["<h2>Responses of a request, ms until the first one and between two</h2>", html_table(names, rows)]
+        parts += ["<h2>Responses: ms to the first one of a request, and between two</h2>", html_table(names, rows)]
     names, rows = server_rows(results)
     if rows:
-        parts += ["<h2>As the server has counted it, mean ms of a request</h2>", html_table(names, rows)]
+        parts += ["<h2>Server-side times, mean ms per request</h2>", html_table(names, rows)]
     if lines := list(remarks(results, plan.rules, plan.goal)):
         text = "\n".join(lines).strip()
         parts.append(f"<h2>Remarks</h2><pre>{escape(text)}</pre>")
@@ -40,20 +40,20 @@ def page(report: Report) -> str:
     return document(f"{report.model.name} at {plan.server.address}", parts, end)
 
 
-def _head(report: Report) -> list[str]:
+def _head(report: BenchReport) -> list[str]:
     plan = report.plan
     is_open = bool(plan.rates or plan.bounds)
-    kind = "Open loop: so many requests a second, latency from when each was to be sent."
+    kind = "Open loop: requests at a fixed rate; latency counts from when each was due."
     if not is_open:
-        kind = "Closed loop: so many requests at a time, each sent when the last one has its response."
-    ended = " It was ended before all loads were measured." if report.interrupted else ""
+        kind = "Closed loop: a fixed number of requests at a time; each is sent when the previous one has its response."
+    ended = " It was stopped before all loads were measured." if report.interrupted else ""
     return [f"{kind}{ended}", f"Inputs: {', '.join(report.inputs)}."]
 
 
-def _plots(report: Report) -> list[Plot]:
+def _plots(report: BenchReport) -> list[Plot]:
     results = sorted(report.results, key=lambda result: result.load.value)
     is_rate = bool(results) and results[0].load.is_rate
-    label = "requests a second to be sent" if is_rate else "concurrency"
+    label = "requests/s due" if is_rate else "concurrency"
     goal = report.plan.goal
     latencies = {
         f"p{level:g}": _line(results, [result.percentiles[level] for result in results]) for level in PERCENTILES
@@ -73,14 +73,14 @@ def _plots(report: Report) -> list[Plot]:
             for level in STREAM_PERCENTILES:
                 values = [(result.load.value, getattr(responses, name)[level]) for result, responses in streams]
                 times[f"{name} p{level:g}"] = values
-        plots.append(Plot("responses, ms until the first and between two", label, times, log_y=True))
+        plots.append(Plot("responses: ms to the first, and between two", label, times, log_y=True))
     counted = [result for result in results if result.server is not None and result.server.requests]
     if counted:
         plots.append(Plot("where the time goes, mean ms", label, _shares(counted)))
     return plots
 
 
-def _shares(results: Sequence[Result]) -> dict[str, Points]:
+def _shares(results: Sequence[Measurement]) -> dict[str, Points]:
     shares: dict[str, Points] = {}
     for name, part in _PARTS.items():
         values = []
@@ -92,5 +92,5 @@ def _shares(results: Sequence[Result]) -> dict[str, Points]:
     return shares
 
 
-def _line(results: Sequence[Result], values: Sequence[float]) -> Points:
+def _line(results: Sequence[Measurement], values: Sequence[float]) -> Points:
     return [(result.load.value, value) for result, value in zip(results, values, strict=True)]

@@ -1,7 +1,7 @@
-"""The command line of ``modserve bench``, and what it comes to."""
+"""The command line of ``modserve bench``."""
 
 import math
-from argparse import ArgumentTypeError, Namespace
+from argparse import ArgumentTypeError, Namespace, _ActionsContainer
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,12 +10,12 @@ from typing import TypeVar
 from modserve.core.tensors.tensor import Shape
 
 from ..destination import Destination, destination
-from ..syntax import Parser, WordsError, add_destination, parser, positive
-from .inputs import Wishes
+from ..syntax import Parser, UsageError, add_destination, number_type, option, parser, positive
+from .inputs import DataOptions
+from .profiler import LatencyGoal, MeasurementRules
 from .ranges import read_range, whole_range
-from .run import Goal, Rules
 from .search import LOWEST
-from .sequences import DEFAULT_LENGTH, DEFAULT_VARIATION, Lengths
+from .sequences import DEFAULT_LENGTH, DEFAULT_VARIATION, SequenceLengths
 from .session import CONNECTIONS, SEQUENCES
 
 _DESCRIPTION = """\
@@ -24,7 +24,7 @@ the KServe v2 protocol. Input data is generated from the model's metadata, or re
 command measures windows of time until three in a row agree, and reports these three. Ctrl-C ends
 it with the results so far."""
 _CODES = """0 measured, 2 wrong command line, 130 ended by Ctrl-C, 1 otherwise: failed
-            requests, no such model or server, no rate that keeps the goal"""
+            requests, no such model or server, no rate that meets the goal"""
 _EXAMPLES = """\
   modserve bench simple --concurrency 1:64:x2
   modserve bench simple --url grpc://127.0.0.1:8001 --rate 1000:5000:1000
@@ -67,56 +67,39 @@ def _input_file(text: str) -> tuple[str, Path]:
     return name, Path(file[1:])
 
 
-def _percentile(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 100:
-        raise ValueError("a number between 0 and 100")
-    return value
-
-
-def _variation(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 100:
-        raise ValueError("a number from 0 to 100")
-    return value
+_percentile = number_type("a number between 0 and 100", lambda value: 0 < value < 100)
+_variation = number_type("a number from 0 to 100", lambda value: 0 <= value <= 100)
 
 
 def bench_parser() -> Parser:
     made = parser("bench", _DESCRIPTION, _EXAMPLES, _CODES)
     made.add_argument("model", metavar="MODEL", help="Its name.")
-    made.add_argument(
-        "--model-version", metavar="N", type=reading(count), help="The version. [default: the server's choice]"
-    )
+    option(made, "--model-version N", "The version. [default: the server's choice]", type=reading(count))
     load = made.add_argument_group("the load")
-    load.add_argument(
-        "--concurrency",
-        metavar="RANGE",
-        type=reading(whole_range),
-        help="Closed loop: number of requests at a time; each is sent when the previous one has its response. "
+    option(
+        load,
+        "--concurrency RANGE",
+        "Closed loop: number of requests at a time; each is sent when the previous one has its response. "
         "[default: 1] A RANGE is 8, or 1,4,16, or 100:2000:100, or 1:64:x2.",
+        type=reading(whole_range),
     )
-    load.add_argument(
-        "--rate",
-        metavar="RANGE",
-        help="Open loop: requests per second, whatever comes back. Latency counts from when a request was due, so a "
+    option(
+        load,
+        "--rate RANGE",
+        "Open loop: requests per second, whatever comes back. Latency counts from when a request was due, so a "
         "stall of the server delays all requests that were due meanwhile.",
+        default=None,
     )
-    add_goal(load.add_argument)
+    add_goal(load)
     load.add_argument(
         "--poisson", action="store_true", help="Random gaps between the requests of a rate, as from many clients."
     )
-    load.add_argument(
-        "--connections",
-        metavar="N",
-        type=reading(count),
-        help="Maximum number of requests in flight in an open loop; others wait. For models with sequences: the number "
+    option(
+        load,
+        "--connections N",
+        "Maximum number of requests in flight in an open loop; others wait. For models with sequences: the number "
         f"of sequences. [default: {CONNECTIONS}, and {SEQUENCES} sequences]",
+        type=reading(count),
     )
     load.add_argument(
         "--streaming",
@@ -125,83 +108,73 @@ def bench_parser() -> Parser:
         "streams.",
     )
     sequences = made.add_argument_group("sequences, for models with sequence batching")
-    sequences.add_argument(
-        "--sequence-length",
-        metavar="N",
+    option(
+        sequences,
+        "--sequence-length N",
+        f"Requests per sequence. [default: the steps of --input-data FILE, or {DEFAULT_LENGTH}]",
         type=reading(count),
-        help=f"Requests per sequence. [default: the steps of --input-data FILE, or {DEFAULT_LENGTH}]",
     )
-    sequences.add_argument(
-        "--sequence-length-variation",
-        metavar="PERCENT",
-        type=reading(_variation),
+    option(
+        sequences,
+        "--sequence-length-variation PERCENT",
+        f"Random variation of the length. [default: {DEFAULT_VARIATION:g}]",
+        type=_variation,
         default=DEFAULT_VARIATION,
-        help=f"Random variation of the length. [default: {DEFAULT_VARIATION:g}]",
     )
     add_data(made)
     add_rules(made)
     results = made.add_argument_group("results")
-    results.add_argument(
-        "--json", metavar="FILE", default="", help="Also write the results as JSON; - is standard output."
-    )
-    results.add_argument("--html", metavar="FILE", default="", help="Write a self-contained page with plots.")
+    option(results, "--json FILE", "Also write the results as JSON; - is standard output.")
+    option(results, "--html FILE", "Write a self-contained page with plots.")
     add_destination(made)
     return made
 
 
-def add_goal(add: Callable[..., object], *, required: bool = False) -> None:
-    add(
-        "--goal-ms",
-        metavar="N",
+def add_goal(group: _ActionsContainer, *, required: bool = False) -> None:
+    option(
+        group,
+        "--goal-ms N",
+        "Search for the highest rate with a latency of at most N ms."
+        + ("" if required else " --rate LOW:HIGH bounds the search."),
         type=positive,
         required=required,
-        help="Search for the highest rate with a latency of at most N ms."
-        + ("" if required else " --rate LOW:HIGH bounds the search."),
     )
-    add(
-        "--percentile",
-        metavar="P",
-        type=reading(_percentile),
+    option(
+        group,
+        "--percentile P",
+        "Percentile of the latency for the goal and for stability. [default: 99]",
+        type=_percentile,
         default=99.0,
-        help="Percentile of the latency for the goal and for stability. [default: 99]",
     )
 
 
 def add_data(made: Parser) -> None:
     data = made.add_argument_group("the data")
-    data.add_argument(
-        "-b", "--batch-size", metavar="N", type=reading(count), default=1, help="Rows per request. [default: 1]"
-    )
-    data.add_argument(
-        "--shape",
-        metavar="NAME:SIZES",
+    option(data, "-b, --batch-size N", "Rows per request. [default: 1]", type=reading(count), default=1)
+    option(
+        data,
+        "--shape NAME:SIZES",
+        "Shape of an input with variable dimensions, without the batch: image:3,224,224.",
         type=reading(_dims),
         action="append",
         default=[],
-        help="Shape of an input with variable dimensions, without the batch: image:3,224,224.",
     )
-    data.add_argument(
-        "--input-data",
-        metavar="WHAT",
+    option(
+        data,
+        "--input-data WHAT",
+        "random (as most models accept it), zero, or a file in perf_analyzer's JSON. [default: random]",
         default="random",
-        help="random (as most models accept it), zero, or a file in perf_analyzer's JSON. [default: random]",
     )
-    data.add_argument(
-        "--input",
-        metavar="NAME=@FILE",
+    option(
+        data,
+        "--input NAME=@FILE",
+        "Read an input from a .npy file, or a string from any other file.",
         type=reading(_input_file),
         action="append",
         default=[],
-        help="Read an input from a .npy file, or a string from any other file.",
     )
-    data.add_argument(
-        "--string-length",
-        metavar="N",
-        type=reading(count),
-        default=128,
-        help="Length of random strings. [default: 128]",
-    )
-    data.add_argument("--string-data", metavar="TEXT", default="", help="A string to send instead of random ones.")
+    option(data, "--string-length N", "Length of random strings. [default: 128]", type=reading(count), default=128)
+    option(data, "--string-data TEXT", "A string to send instead of random ones.")
     data.add_argument(
         "--format",
         choices=("binary", "json"),
@@ -212,90 +185,80 @@ def add_data(made: Parser) -> None:
 
 def add_rules(made: Parser) -> None:
     exact = made.add_argument_group("how exact")
-    exact.add_argument(
-        "--window-secs", metavar="N", type=positive, default=1.0, help="Duration of a window. [default: 1]"
-    )
-    exact.add_argument(
-        "--window-requests",
-        metavar="N",
+    option(exact, "--window-secs N", "Duration of a window. [default: 1]", type=positive, default=1.0)
+    option(
+        exact,
+        "--window-requests N",
+        "Minimum number of requests in a window, which lasts at most ten times as long for them. [default: 50]",
         type=reading(count),
         default=50,
-        help="Minimum number of requests in a window, which lasts at most ten times as long for them. [default: 50]",
     )
-    exact.add_argument(
-        "--windows",
-        metavar="N",
-        type=reading(count),
-        default=10,
-        help="Maximum number of windows per load. [default: 10]",
-    )
-    exact.add_argument(
-        "--stability",
-        metavar="PERCENT",
+    option(exact, "--windows N", "Maximum number of windows per load. [default: 10]", type=reading(count), default=10)
+    option(
+        exact,
+        "--stability PERCENT",
+        "Three windows agree if rates and latencies differ by at most this. [default: 10]",
         type=positive,
         default=10.0,
-        help="Three windows agree if rates and latencies differ by at most this. [default: 10]",
     )
-    exact.add_argument(
-        "--warm-up-secs", metavar="N", type=positive, default=0.5, help="Warm-up before each load. [default: 0.5]"
-    )
+    option(exact, "--warm-up-secs N", "Warm-up before each load. [default: 0.5]", type=positive, default=0.5)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """The command line, understood."""
+class LoadPlan:
+    """The parsed command line: which loads to send, with which data, and how to measure them."""
 
     model: str
     version: int | None
     server: Destination
-    wishes: Wishes
-    rules: Rules
+    data: DataOptions
+    rules: MeasurementRules
     concurrencies: tuple[int, ...] = ()
     rates: tuple[float, ...] = ()
     bounds: tuple[float, ...] = ()
     """The lowest and the highest rate of a search."""
-    goal: Goal | None = None
+    goal: LatencyGoal | None = None
     format: str = ""
     poisson: bool = False
     connections: int | None = None
     streaming: bool = False
-    lengths: Lengths = field(default_factory=Lengths)
+    lengths: SequenceLengths = field(default_factory=SequenceLengths)
     json: str = ""
     html: str = ""
 
 
-def read(options: Namespace) -> Plan:
-    """From the options of `bench_parser`. Raises WordsError, and INVALID_ARG for what is no address."""
+def read(options: Namespace) -> LoadPlan:
+    """From the options of `bench_parser`. Raises UsageError, and INVALID_ARG for what is no address."""
     is_open = options.rate is not None or options.goal_ms is not None
     if options.concurrency and is_open:
-        raise WordsError("option --concurrency is for a closed loop; --rate and --goal-ms are for an open one")
+        raise UsageError("option '--concurrency' is for a closed loop; --rate and --goal-ms are for an open one")
     rates, bounds = _rates(options.rate, options.goal_ms is not None)
     server = destination(options)
     if options.streaming and not server.address.over_grpc:
-        raise WordsError("option --streaming is for gRPC: --url grpc://HOST:PORT names the server's port for it")
-    return Plan(
+        raise UsageError("option '--streaming' is for gRPC: --url grpc://HOST:PORT names the server's port for it")
+    return LoadPlan(
         options.model,
         options.model_version,
         server,
-        wishes(options),
+        data_options(options),
         rules(options),
         () if is_open else options.concurrency or (1,),
         rates,
         bounds,
-        None if options.goal_ms is None else Goal(options.goal_ms, options.percentile),
+        None if options.goal_ms is None else LatencyGoal(options.goal_ms, options.percentile),
         options.format,
         options.poisson,
         options.connections,
         options.streaming,
-        Lengths(options.sequence_length, options.sequence_length_variation),
+        SequenceLengths(options.sequence_length, options.sequence_length_variation),
         options.json,
         options.html,
     )
 
 
-def wishes(options: Namespace) -> Wishes:
+def data_options(options: Namespace) -> DataOptions:
     made_up = options.input_data in ("random", "zero")
-    return Wishes(
+    return DataOptions(
         options.batch_size,
         options.input_data == "zero",
         None if made_up else Path(options.input_data),
@@ -306,8 +269,8 @@ def wishes(options: Namespace) -> Wishes:
     )
 
 
-def rules(options: Namespace) -> Rules:
-    return Rules(
+def rules(options: Namespace) -> MeasurementRules:
+    return MeasurementRules(
         options.window_secs,
         options.window_requests,
         options.windows,
@@ -332,4 +295,4 @@ def _rates(text: str | None, is_search: bool) -> tuple[tuple[float, ...], tuple[
         return (), limits
     except ValueError as error:
         expected = "LOW:HIGH with --goal-ms" if is_search else str(error)
-        raise WordsError(f"option --rate: expected {expected}, got: {text}") from None
+        raise UsageError(f"option '--rate': expected {expected}, got: {text}") from None

@@ -1,4 +1,4 @@
-"""What ``--concurrency`` and ``--rate`` go through: ``8``, ``1,4,16``, ``100:2000:100``, ``1:64:x2``."""
+"""The values of ``--concurrency`` and ``--rate``: ``8``, ``1,4,16``, ``100:2000:100``, ``1:64:x2``."""
 
 import math
 

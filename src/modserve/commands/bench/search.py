@@ -1,4 +1,4 @@
-"""The highest rate that keeps a goal, by doubling and then halving the range. It knows no clock and no server."""
+"""Searches the highest rate that meets a goal, by doubling and then halving the range; pure."""
 
 import math
 
@@ -6,7 +6,7 @@ LOWEST = 0.5
 
 
 class RateSearch:
-    """Which rate to try next, from which rates have kept the goal so far.
+    """Which rate to try next, from which rates have met the goal so far.
 
     Upwards by doubling until one does not keep it, downwards by halving until one does; then the geometric mean of the
     two, until they are within `tolerance` of each other. `lowest` and `highest` bound the search.
@@ -17,31 +17,27 @@ class RateSearch:
     ) -> None:
         self._lowest, self._highest, self._tolerance = lowest, highest, tolerance
         self._next = min(max(start, lowest), highest)
-        self.kept: float = 0.0
-        """The highest rate that kept the goal; 0: none did."""
+        self.met: float = 0.0
+        """The highest rate that met the goal; 0: none did."""
         self.missed: float = math.inf
         """The lowest rate that did not."""
 
     def next(self) -> float | None:
         """The rate to try; None when the search is over."""
-        if (
-            self.kept >= self._highest
-            or self.missed <= self._lowest
-            or self.missed <= self.kept * (1 + self._tolerance)
-        ):
+        if self.met >= self._highest or self.missed <= self._lowest or self.missed <= self.met * (1 + self._tolerance):
             return None
         return self._next
 
-    def tried(self, rate: float, kept: bool) -> None:
-        if kept:
-            self.kept = max(self.kept, rate)
+    def record(self, rate: float, met: bool) -> None:
+        if met:
+            self.met = max(self.met, rate)
         else:
             self.missed = min(self.missed, rate)
-            if self.kept >= self.missed:  # what was kept once is not kept again
-                self.kept = 0.0
-        if not self.kept:
+            if self.met >= self.missed:  # what was met once is not met again
+                self.met = 0.0
+        if not self.met:
             self._next = max(self.missed / 2, self._lowest)
         elif self.missed == math.inf:
-            self._next = min(self.kept * 2, self._highest)
+            self._next = min(self.met * 2, self._highest)
         else:
-            self._next = math.sqrt(self.kept * self.missed)
+            self._next = math.sqrt(self.met * self.missed)

@@ -1,12 +1,12 @@
-"""Which request of which sequence a slot sends next. Each slot has one sequence at a time, and sends it whole."""
+"""Chooses the next request of each slot's sequence. A slot sends one whole sequence after another."""
 
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random, randrange
 
-from .requests import Mark
-from .slots import Slot
+from .requests import SequenceTag
+from .slots import RequestSlot
 
 DEFAULT_LENGTH = 20
 DEFAULT_VARIATION = 20.0
@@ -15,8 +15,8 @@ _FIRST_IDS = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
-    """How many requests a sequence has, as perf_analyzer's options of these names say it."""
+class SequenceLengths:
+    """The number of requests in a sequence; the options are those of perf_analyzer."""
 
     length: int | None = None
     """As many as the data has steps, or 20 of data that is made up."""
@@ -32,8 +32,8 @@ class Lengths:
 
 
 @dataclass(slots=True)
-class _Course:
-    """A sequence under way."""
+class _ActiveSequence:
+    """An open sequence."""
 
     id: int | str
     first: int
@@ -48,10 +48,10 @@ class _Course:
 class Sequences:
     """The sequences of all slots. New ones take the streams of data in turns, and ids that no other has."""
 
-    mark: Mark
+    tag: SequenceTag
     streams: Sequence[int]
     """How many requests each stream of data has; they lie one behind the other."""
-    lengths: Lengths
+    lengths: SequenceLengths
     made_up: bool = True
     """Whether the data is, so that its steps say nothing of the length."""
     text_ids: bool = False
@@ -59,45 +59,45 @@ class Sequences:
     ids: Iterator[int] = field(default_factory=lambda: itertools.count(randrange(1, _FIRST_IDS)))
     _random: Random = field(init=False, default_factory=lambda: Random(0))
     _turn: int = field(init=False, default=0)
-    _courses: dict[Slot, _Course] = field(init=False, default_factory=dict)
+    _active: dict[RequestSlot, _ActiveSequence] = field(init=False, default_factory=dict)
 
-    def next(self, slot: Slot) -> tuple[int, bytes]:
-        """The request that the slot sends next, and its mark: one more of its sequence, or the first of a new one."""
-        course = self._courses.get(slot)
-        if course is None:
-            course = self._courses[slot] = self._begin()
-        return self._step(slot, course, course.sent + 1 >= course.length)
+    def next(self, slot: RequestSlot) -> tuple[int, bytes]:
+        """The request that the slot sends next, and its tag: one more of its sequence, or the first of a new one."""
+        sequence = self._active.get(slot)
+        if sequence is None:
+            sequence = self._active[slot] = self._begin()
+        return self._step(slot, sequence, sequence.sent + 1 >= sequence.length)
 
-    def last(self, slot: Slot) -> tuple[int, bytes]:
+    def last(self, slot: RequestSlot) -> tuple[int, bytes]:
         """One that ends the slot's sequence ahead of its time; it is under way."""
-        return self._step(slot, self._courses[slot], True)
+        return self._step(slot, self._active[slot], True)
 
-    def under_way(self, slot: Slot) -> bool:
+    def under_way(self, slot: RequestSlot) -> bool:
         """Whether the server waits for more of the slot's sequence."""
-        return slot in self._courses
+        return slot in self._active
 
-    def drop(self, slot: Slot) -> None:
+    def drop(self, slot: RequestSlot) -> None:
         """A request has failed, and its sequence with it."""
-        self._courses.pop(slot, None)
+        self._active.pop(slot, None)
 
     def only(self) -> tuple[int, bytes]:
         """A sequence of one request."""
-        return 0, self.mark(self._id(), True, True)
+        return 0, self.tag(self._id(), True, True)
 
-    def _begin(self) -> _Course:
+    def _begin(self) -> _ActiveSequence:
         turn = self._turn % len(self.streams)
         self._turn += 1
         steps = self.streams[turn]
         length = self.lengths.draw(None if self.made_up else steps, self._random)
-        return _Course(self._id(), sum(self.streams[:turn]), steps, length)
+        return _ActiveSequence(self._id(), sum(self.streams[:turn]), steps, length)
 
-    def _step(self, slot: Slot, course: _Course, is_last: bool) -> tuple[int, bytes]:
-        mark = self.mark(course.id, course.sent == 0, is_last)
-        index = course.first + course.sent % course.steps
-        course.sent += 1
+    def _step(self, slot: RequestSlot, sequence: _ActiveSequence, is_last: bool) -> tuple[int, bytes]:
+        tag = self.tag(sequence.id, sequence.sent == 0, is_last)
+        index = sequence.first + sequence.sent % sequence.steps
+        sequence.sent += 1
         if is_last:
-            del self._courses[slot]
-        return index, mark
+            del self._active[slot]
+        return index, tag
 
     def _id(self) -> int | str:
         number = next(self.ids)

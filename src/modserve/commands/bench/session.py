@@ -1,4 +1,4 @@
-"""A model of a server that runs, with the requests that are sent to it: what every measurement begins with."""
+"""A benchmark session: a model of a running server and the prepared requests to it."""
 
 import asyncio
 import contextlib
@@ -11,17 +11,17 @@ from modserve.core.errors import invalid
 
 from ..destination import Destination
 from ..remote_server import connect
-from .inputs import Wishes, make
-from .loops import ClosedLoop, Driver, OpenLoop
-from .measures import Load
-from .requests import grpc_mark, http_mark
-from .sequences import Lengths, Sequences
-from .slots import Slot, SlotFactory
-from .target import ModelDescription, ServerCounts, describe, slots_for
+from .inputs import DataOptions, make
+from .loops import ClosedLoop, LoadGenerator, OpenLoop
+from .measures import LoadLevel
+from .requests import grpc_tag, http_tag
+from .sequences import SequenceLengths, Sequences
+from .slots import RequestSlot, SlotFactory
+from .target import ServerStatistics, TargetModel, describe, slot_factory
 
 
-class Interruption:
-    """Ctrl-C, or the end that the system wants, from now on: whoever sleeps is woken by an InterruptedError."""
+class Interrupt:
+    """Ctrl-C or a termination signal: `sleep` then raises InterruptedError."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -41,13 +41,13 @@ class Interruption:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
-    model: ModelDescription
+class BenchSession:
+    model: TargetModel
     inputs: Sequence[str]
     """Each input in words."""
     remarks: Sequence[str]
-    """What was assumed about the data."""
-    times: ServerCounts
+    """Assumptions about the data."""
+    times: ServerStatistics
     slots: SlotFactory
     requests: int
     """How many different ones are sent in turns."""
@@ -55,7 +55,7 @@ class Session:
     """How long a response may take."""
     sequences: Sequences | None = None
 
-    def driver(self, load: Load, connections: int | None, poisson: bool) -> Driver:
+    def generator(self, load: LoadLevel, connections: int | None, poisson: bool) -> LoadGenerator:
         """Without a number of `connections`, as many as are usual."""
         how = self.slots, self.requests, self.seconds
         if not load.is_rate:
@@ -71,19 +71,19 @@ class Session:
         return max(1, min(SEQUENCES, int(rate * traits.idle_seconds * _SHARE_OF_IDLE)))
 
     async def first_response(self) -> None:
-        """One request ahead: whether the model takes it. Raises OSError, and INVALID_ARG with the server's words."""
+        """Send one request as a test. Raises OSError, and INVALID_ARG with the server's message."""
         outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-        class First:
-            def responded(self, slot: Slot) -> None:
+        class FirstResponse:
+            def on_response(self, slot: RequestSlot) -> None:
                 """The model takes it. What comes of it is known at the end."""
 
-            def done(self, slot: Slot, error: str) -> None:
+            def on_done(self, slot: RequestSlot, error: str) -> None:
                 slot.start = 0
                 if not outcome.done():
                     outcome.set_result(error)
 
-        [slot] = await self.slots.open(First(), 1)
+        [slot] = await self.slots.open(FirstResponse(), 1)
         slot.start = 1
         slot.send(*((0,) if self.sequences is None else self.sequences.only()))
         try:
@@ -102,7 +102,7 @@ SEQUENCES = 4
 """At a time, in an open loop, as for perf_analyzer."""
 _SHARE_OF_IDLE = 0.5
 _STREAMS_ADVICE = "; streams over HTTP are modserve's own, '--url grpc://HOST:PORT' has those that other servers know"
-_NO_LENGTHS = Lengths()
+_NO_LENGTHS = SequenceLengths()
 
 
 @contextlib.contextmanager
@@ -110,12 +110,12 @@ def session(
     server: Destination,
     model: str,
     version: int | None,
-    wishes: Wishes,
+    data: DataOptions,
     form: str = "",
     *,
     streaming: bool = False,
-    lengths: Lengths = _NO_LENGTHS,
-) -> Iterator[Session]:
+    lengths: SequenceLengths = _NO_LENGTHS,
+) -> Iterator[BenchSession]:
     """Looks at the model and prepares the requests. `form` is binary, json, or empty for what the server can.
 
     Raises UnreachableError, and INVALID_ARG.
@@ -123,27 +123,27 @@ def session(
     remote = connect(server)
     try:
         described = describe(remote, model, version)
-        inputs, remarks, streams = make(model, described.specs, described.batches, wishes)
+        inputs, remarks, streams = make(model, described.specs, described.batches, data)
         binary = described.binary if not form else form == "binary"
-        slots = slots_for(server, described, inputs, binary=binary, streaming=streaming)
+        slots = slot_factory(server, described, inputs, binary=binary, streaming=streaming)
         sequences = None
         if described.decoupled:
-            remarks.append(f"model '{model}' is decoupled: requests go by streams, and end with their last responses")
+            remarks.append(f"model '{model}' is decoupled: requests use streams, and end with their last response")
         if described.sequences is not None:
-            mark = grpc_mark if server.address.over_grpc else http_mark
-            made_up = wishes.data is None
-            remarks.append(f"model '{model}' keeps sequences: each client sends them whole, one after the other")
-            sequences = Sequences(mark, streams, lengths, made_up, described.sequences.text_ids)
+            tag = grpc_tag if server.address.over_grpc else http_tag
+            made_up = data.file is None
+            remarks.append(f"model '{model}' uses sequences: each client sends complete sequences, one after another")
+            sequences = Sequences(tag, streams, lengths, made_up, described.sequences.text_ids)
         words = [f"{name} {tensor.datatype.name} {list(tensor.shape)}" for name, tensor in inputs[0].items()]
-        times = ServerCounts(remote, model, version)
-        yield Session(described, words, remarks, times, slots, len(inputs), server.seconds, sequences)
+        times = ServerStatistics(remote, model, version)
+        yield BenchSession(described, words, remarks, times, slots, len(inputs), server.seconds, sequences)
     finally:
         remote.close()
 
 
 @contextlib.contextmanager
 def without_collections() -> Iterator[None]:
-    """The garbage collector rests: a collection would be a pause of the client's own."""
+    """Pause the garbage collector, whose pauses would count as latency."""
     gc.collect()
     gc.freeze()
     gc.disable()

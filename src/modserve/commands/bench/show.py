@@ -1,25 +1,51 @@
-"""What a person sees: a bar or lines while it goes on, then a table."""
+"""Terminal output: a progress bar or lines, then tables."""
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
-from .measures import STREAM_PERCENTILES, WINDOWS, Load, Result, Window, rounded
-from .run import Goal, Rules
+from .. import terminal
+from .measures import STREAM_PERCENTILES, WINDOWS, LoadLevel, Measurement, MeasurementWindow, rounded
+from .profiler import LatencyGoal, MeasurementRules
 
 _SHOWN_ERRORS = 10
 
 
-class Progress(Protocol):
-    def begin(self, load: Load, index: int, loads: int) -> None:
-        """A load is next, one of `loads`; 0: nobody knows how many."""
+class Progress:
+    """The progress of a benchmark: a bar of `rich` if there is one, otherwise lines."""
 
-    def window(self, load: Load, windows: Sequence[Window], rules: Rules) -> None:
-        """A window is over."""
+    def __init__(self, stream: TextIO, bar: Any = None) -> None:
+        self._stream, self._bar = stream, bar
+        self._task = None if bar is None else bar.add_task("first request", total=None, now="")
+        self._index = 0
 
-    def tried(self, result: Result, kept: bool, goal: Goal) -> None:
+    def begin(self, load: LoadLevel, index: int, loads: int) -> None:
+        """A load is next, one of `loads`; 0: their number is unknown."""
+        self._index = index
+        total = loads * WINDOWS if loads else None
+        self._update(description=str(load), completed=index * WINDOWS, total=total, now="warm-up")
+
+    def window(self, load: LoadLevel, windows: Sequence[MeasurementWindow], rules: MeasurementRules) -> None:
+        """A window is complete."""
+        line = window_line(windows, rules)
+        self._update(completed=self._index * WINDOWS + min(len(windows), WINDOWS), now=line)
+        if self._bar is None:
+            print(f"{load}: {line}", file=self._stream, flush=True)
+
+    def tried(self, result: Measurement, met: bool, goal: LatencyGoal) -> None:
         """A rate of a search was measured."""
+        line = tried_line(result, met, goal)
+        if self._bar is None:
+            print(line, file=self._stream, flush=True)
+        else:
+            self._bar.console.print(line, highlight=False)
+
+    def _update(self, **fields: Any) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, **fields)
+            self._bar.refresh()
 
 
 @contextmanager
@@ -34,15 +60,15 @@ def progress(stream: TextIO) -> Iterator[Progress]:
             pass
         else:
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[now]}"))
-            # It is drawn between windows: a thread that draws would take the client's time.
+            # Drawn between windows: a drawing thread would take CPU time from the load generator.
             bar = Bar(*columns, TimeElapsedColumn(), console=Console(file=stream), auto_refresh=False, transient=True)
             with bar:
-                yield _Bar(bar)
+                yield Progress(stream, bar)
             return
-    yield _Lines(stream)
+    yield Progress(stream)
 
 
-def window_line(windows: Sequence[Window], rules: Rules) -> str:
+def window_line(windows: Sequence[MeasurementWindow], rules: MeasurementRules) -> str:
     last = windows[-1]
     latency = milliseconds(last.percentile_ms(rules.percentile))
     line = f"window {len(windows)}: {last.rate:,.0f}/s, p{rules.percentile:g} {latency} ms"
@@ -50,53 +76,14 @@ def window_line(windows: Sequence[Window], rules: Rules) -> str:
     return f"{line}, {failed:,} errors" if failed else line
 
 
-def tried_line(result: Result, kept: bool, goal: Goal) -> str:
+def tried_line(result: Measurement, met: bool, goal: LatencyGoal) -> str:
     shown = f"p{goal.percentile:g} {milliseconds(result.percentiles[goal.percentile])} ms"
-    why = (
-        ""
-        if kept
-        else " (errors)"
-        if result.failed
-        else ""
-        if result.keeps_up
-        else f" ({result.rate:,.0f}/s came back)"
-    )
-    return f"rate {rounded(result.load.value)}/s: {shown}, goal {goal.ms:g} ms: {'kept' if kept else 'missed'}{why}"
-
-
-class _Lines:
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def begin(self, load: Load, index: int, loads: int) -> None:
-        """Its windows say it."""
-
-    def window(self, load: Load, windows: Sequence[Window], rules: Rules) -> None:
-        print(f"{load}: {window_line(windows, rules)}", file=self._stream, flush=True)
-
-    def tried(self, result: Result, kept: bool, goal: Goal) -> None:
-        print(tried_line(result, kept, goal), file=self._stream, flush=True)
-
-
-class _Bar:
-    def __init__(self, bar: Any) -> None:
-        self._bar = bar
-        self._task = bar.add_task("the first request", total=None, now="")
-        self._index, self._loads = 0, 0
-
-    def begin(self, load: Load, index: int, loads: int) -> None:
-        self._index, self._loads = index, loads
-        total = loads * WINDOWS if loads else None
-        self._bar.update(self._task, description=str(load), completed=index * WINDOWS, total=total, now="warm-up")
-        self._bar.refresh()
-
-    def window(self, load: Load, windows: Sequence[Window], rules: Rules) -> None:
-        done = self._index * WINDOWS + min(len(windows), WINDOWS)
-        self._bar.update(self._task, completed=done, now=window_line(windows, rules))
-        self._bar.refresh()
-
-    def tried(self, result: Result, kept: bool, goal: Goal) -> None:
-        self._bar.console.print(tried_line(result, kept, goal), highlight=False)
+    why = ""
+    if not met and result.failed:
+        why = " (errors)"
+    elif not met and not result.keeps_up:
+        why = f" ({result.rate:,.0f}/s completed)"
+    return f"rate {rounded(result.load.value)}/s: {shown}, goal {goal.ms:g} ms: {'met' if met else 'missed'}{why}"
 
 
 # The table
@@ -106,49 +93,49 @@ Rows = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 def table(
-    results: Sequence[Result], rules: Rules, kept: Sequence[bool] = (), goal: Goal | None = None
+    results: Sequence[Measurement], rules: MeasurementRules, met: Sequence[bool] = (), goal: LatencyGoal | None = None
 ) -> Iterator[str]:
-    """Clients' times, servers' times, and what is worth a remark."""
+    """Client-side and server-side times, and remarks."""
     if not results:
         yield "Nothing was measured."
         return
-    start = "when it was to be sent" if results[0].load.is_rate else "sending"
-    yield f"As the client sees it; ms of a request from {start} to the last byte:"
-    yield from columns(*client_rows(results, rules, kept))
+    start = "when it was due" if results[0].load.is_rate else "sending"
+    yield f"Client-side latency in ms, from {start} to the last byte:"
+    yield from columns(*client_rows(results, rules, met))
     yield ""
     if any(each.responses is not None for each in results):
-        yield "Responses, of which a request may have several; ms until the first one, and between two:"
+        yield "Responses: ms to the first one of a request, and between two:"
         yield from columns(*response_rows(results))
         yield ""
     names, rows = server_rows(results)
     if rows:
-        yield "As the server has counted it; mean ms of a request, in all and its parts:"
+        yield "Server-side times, mean ms per request:"
         yield from columns(names, rows)
     else:
-        yield "The server has no statistics of the model."
+        yield "The server has no statistics for this model."
     lines = list(remarks(results, rules, goal))
     yield from ["", *lines] if lines else []
 
 
-def client_rows(results: Sequence[Result], rules: Rules, kept: Sequence[bool]) -> Rows:
+def client_rows(results: Sequence[Measurement], rules: MeasurementRules, met: Sequence[bool]) -> Rows:
     levels = sorted(results[0].percentiles) if results else []
     has_sequences = any(each.sequences for each in results)
     names = ["load", "requests/s", *(["inferences/s"] if rules.rows > 1 else [])]
     names += [*(["sequences/s"] if has_sequences else []), "mean"]
-    names += [*(f"p{level:g}" for level in levels), "errors", *(["goal"] if kept else [])]
+    names += [*(f"p{level:g}" for level in levels), "errors", *(["goal"] if met else [])]
     rows = []
     for index, each in enumerate(results):
         row = [str(each.load), f"{each.rate:,.1f}", *([f"{each.inferences:,.1f}"] if rules.rows > 1 else [])]
         row += [f"{each.sequences:,.1f}"] if has_sequences else []
         row += [milliseconds(each.mean), *(milliseconds(each.percentiles[level]) for level in levels)]
-        row += [f"{each.failed:,}", *(["kept" if kept[index] else "missed"] if index < len(kept) else [])]
+        row += [f"{each.failed:,}", *(["met" if met[index] else "missed"] if index < len(met) else [])]
         rows.append(row)
     return names, rows
 
 
-def response_rows(results: Sequence[Result]) -> Rows:
+def response_rows(results: Sequence[Measurement]) -> Rows:
     """Those of decoupled models; without any row for a model that is not."""
-    names = ["load", "responses/s", "a request"]
+    names = ["load", "responses/s", "per request"]
     names += [f"{what} p{level:g}" for what in ("first", "between") for level in STREAM_PERCENTILES]
     rows = []
     for each in results:
@@ -159,7 +146,7 @@ def response_rows(results: Sequence[Result]) -> Rows:
     return names, rows
 
 
-def server_rows(results: Sequence[Result]) -> Rows:
+def server_rows(results: Sequence[Measurement]) -> Rows:
     parts = ("total", "queue", "input", "infer", "output")
     rows = []
     for each in results:
@@ -170,67 +157,54 @@ def server_rows(results: Sequence[Result]) -> Rows:
         around = max(0.0, each.mean - server.mean_ms("total"))
         times = [milliseconds(value) for value in (*(server.mean_ms(part) for part in parts), around)]
         rows.append([str(each.load), f"{server.requests:,}", f"{batch:.2f}", *times])
-    return ["load", "requests", "rows a batch", *parts, "around it"], rows
+    return ["load", "requests", "rows/batch", *parts, "overhead"], rows
 
 
-def remarks(results: Sequence[Result], rules: Rules, goal: Goal | None) -> Iterator[str]:
-    """What is worth saying of the loads, and the errors by their texts."""
+def remarks(results: Sequence[Measurement], rules: MeasurementRules, goal: LatencyGoal | None) -> Iterator[str]:
+    """Remarks on the loads, and errors by their texts."""
     texts: dict[str, int] = {}
     for each in results:
         for text, number in each.errors.items():
             texts[text] = texts.get(text, 0) + number
         if not each.stable and goal is None:
             yield (
-                f"{each.load}: not steady, {each.windows} windows did not agree within {rules.stability:g} %; "
-                "'--window-secs' makes them longer"
+                f"{each.load}: not stable: {each.windows} windows did not agree within {rules.stability:g} %; "
+                "use a longer '--window-secs'"
             )
         if each.load.is_rate and not each.keeps_up:
-            yield f"{each.load}: only {each.rate:,.0f} responses a second came back: latency grows as long as it lasts"
+            yield f"{each.load}: only {each.rate:,.0f} responses/s: the server cannot keep up, so latency keeps growing"
         if each.load.is_rate and each.lag > max(1.0, 0.1 * each.percentiles[rules.percentile]):
-            yield f"{each.load}: this client itself sent {milliseconds(each.lag)} ms late (p99): it lacks CPU time"
+            yield f"{each.load}: the load generator sent {milliseconds(each.lag)} ms late (p99): it needs more CPU time"
         if each.unanswered:
-            yield f"{each.load}: {each.unanswered} requests were without a response at the end"
+            yield f"{each.load}: {each.unanswered} requests had no response at the end"
     if texts:
         yield ""
         yield "errors:"
         shown = sorted(texts.items(), key=lambda item: -item[1])
         yield from (f"{number:10,}  {text}" for text, number in shown[:_SHOWN_ERRORS])
         if len(shown) > _SHOWN_ERRORS:
-            yield f"            and {len(shown) - _SHOWN_ERRORS} other texts"
+            yield f"            and {len(shown) - _SHOWN_ERRORS} other errors"
 
 
-def verdict(results: Sequence[Result], kept: Sequence[bool], goal: Goal, best: Result | None) -> str:
-    """The sentence that a search is made for."""
+def verdict(results: Sequence[Measurement], met: Sequence[bool], goal: LatencyGoal, best: Measurement | None) -> str:
+    """The result of a search, in a sentence."""
     text = f"p{goal.percentile:g} of at most {goal.ms:g} ms"
     if best is None:
         lowest = min((each.load.value for each in results), default=0.0)
-        return f"\nNo rate keeps {text}" + (f", not even {rounded(lowest)} requests a second." if lowest else ".")
+        return f"\nNo rate meets {text}" + (f", not even {rounded(lowest)} requests/s." if lowest else ".")
     shown = f"p{goal.percentile:g} is {milliseconds(best.percentiles[goal.percentile])} ms there"
-    missed = [each.load.value for each, fine in zip(results, kept, strict=False) if not fine]
+    missed = [each.load.value for each, fine in zip(results, met, strict=False) if not fine]
     above = min((rate for rate in missed if rate > best.load.value), default=0.0)
     end = f"; {rounded(above)} does not" if above else ""
-    return f"\nThe highest rate that keeps {text}: {rounded(best.load.value)} requests a second ({shown}){end}."
+    return f"\nThe highest rate that meets {text}: {rounded(best.load.value)} requests/s ({shown}){end}."
 
 
-def columns(names: Sequence[str], rows: Sequence[Sequence[str]], *, texts: bool = False) -> Iterator[str]:
-    """Lines of a table; all but the first column are numbers, if not `texts`."""
-    widths = [max(len(row[column]) for row in [names, *rows]) for column in range(len(names))]
-    for row in [names, ["-" * width for width in widths], *rows]:
-        first, *rest = (
-            cell.rjust(width) if index and not texts else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        yield "  ".join([first, *rest]).rstrip()
+def columns(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table; all but the first column are numbers."""
+    return terminal.table(names, rows, " " + "r" * (len(names) - 1))
 
 
 def milliseconds(value: float) -> str:
     """Three digits or more."""
-    return (
-        f"{value:,.0f}"
-        if value >= 1000
-        else f"{value:.1f}"
-        if value >= 100
-        else f"{value:.2f}"
-        if value >= 1
-        else f"{value:.3f}"
-    )
+    digits = next(digits for limit, digits in ((1000, 0), (100, 1), (1, 2), (-math.inf, 3)) if value >= limit)
+    return f"{value:,.{digits}f}"

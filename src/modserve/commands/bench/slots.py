@@ -1,4 +1,4 @@
-"""A slot sends one request at a time and says when its response is complete. HTTP and gRPC have their own."""
+"""A slot sends one request at a time and reports its response. There are slots for HTTP and for gRPC."""
 
 import ssl
 import time
@@ -10,34 +10,34 @@ clock = time.perf_counter_ns
 """Nanoseconds of the clock that all latencies are differences of."""
 
 RETRY_SECONDS = 0.1
-"""Behind a connection that could not be opened."""
+"""Delay after a failed connection."""
 
 
-class Slot(Protocol):
+class RequestSlot(Protocol):
     start: int
     """When its request was sent, or was to be sent, by `clock`; 0 while it has none."""
 
-    def send(self, index: int, mark: bytes = b"") -> None:
-        """Send the prepared request with this number; `Owner.done` follows, once.
+    def send(self, index: int, tag: bytes = b"") -> None:
+        """Send the prepared request with this number; `ResponseListener.on_done` follows, once.
 
-        `mark` is what the request says of its sequence, made by `requests.http_mark` or `grpc_mark`.
+        `tag` is what the request says of its sequence, made by `requests.http_tag` or `grpc_tag`.
         """
 
     def abort(self, why: str) -> None:
         """End a request that gets no response: its error is `why`."""
 
     def close(self) -> None:
-        """End the connection without a word."""
+        """Abort the connection."""
 
 
-class Owner(Protocol):
-    """Who gets to know the outcome of each request."""
+class ResponseListener(Protocol):
+    """Receives the outcome of each request."""
 
-    def done(self, slot: Slot, error: str) -> None:
+    def on_done(self, slot: RequestSlot, error: str) -> None:
         """The response of the slot's request is complete; `error` is empty for success."""
 
-    def responded(self, slot: Slot) -> None:
-        """One of the responses of a decoupled model is there; `done` comes behind the last one."""
+    def on_response(self, slot: RequestSlot) -> None:
+        """One of the responses of a decoupled model is there; `on_done` comes behind the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,5 +55,5 @@ class Endpoint:
 class SlotFactory(Protocol):
     """Makes slots with the requests that they send."""
 
-    async def open(self, owner: Owner, count: int) -> Sequence[Slot]:
+    async def open(self, owner: ResponseListener, count: int) -> Sequence[RequestSlot]:
         """So many more slots with open connections. Raises OSError."""

@@ -1,9 +1,9 @@
-"""The model that is measured, as its server describes it, and what the server counts of it."""
+"""The measured model as its server describes it, and its server-side statistics."""
 
 import asyncio
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 from modserve.core.errors import ModserveError, invalid
@@ -13,28 +13,28 @@ from modserve.pb import inference as pb
 from ..destination import Destination
 from ..errors import UnreachableError
 from ..remote_server import RemoteServer
+from ..server_status import VersionUsage, usage
 from .grpc_slots import GrpcSlots
 from .grpc_streams import StreamSlot
 from .http_slots import HttpSlot, HttpSlots
 from .http_streams import LINES, HttpStreamSlot
-from .inputs import Inputs, InputSpec
-from .measures import ServerTimes
+from .inputs import Inputs, TargetInput
 from .requests import GRPC_PATH, GRPC_STREAM_PATH, grpc_message, http_path, http_request
 from .slots import Endpoint, SlotFactory
 
 _BINARY = "binary_tensor_data"
 _IDLE_MICROSECONDS = 1_000_000
-"""What a server waits for a sequence's next request if the configuration does not say it."""
+"""The default time a server waits for the next request of a sequence."""
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 
 
 @dataclass(frozen=True, slots=True)
-class ModelDescription:
-    """A model: what it takes."""
+class TargetModel:
+    """The properties of a model that requests depend on."""
 
     name: str
     version: int | None
-    specs: tuple[InputSpec, ...]
+    specs: tuple[TargetInput, ...]
     batches: bool
     binary: bool
     """Whether tensors may be bytes behind the JSON, over HTTP."""
@@ -51,7 +51,7 @@ class SequenceTraits(NamedTuple):
     """How long the server waits for a sequence's next request."""
 
 
-def describe(remote: RemoteServer, model: str, version: int | None) -> ModelDescription:
+def describe(remote: RemoteServer, model: str, version: int | None) -> TargetModel:
     """Raises UnreachableError, and INVALID_ARG with what the server says of a model it does not have."""
     metadata = remote.metadata(model, version)
     try:
@@ -72,8 +72,8 @@ def describe(remote: RemoteServer, model: str, version: int | None) -> ModelDesc
         if datatype is None:
             raise invalid(f"input '{row.name}' of model '{model}' is of type {row.datatype}, which is unknown here")
         shape = dims[row.name][1:] if batches else dims[row.name]
-        specs.append(InputSpec(row.name, datatype, shape, row.name in optional))
-    return ModelDescription(
+        specs.append(TargetInput(row.name, datatype, shape, row.name in optional))
+    return TargetModel(
         model,
         version,
         tuple(specs),
@@ -101,10 +101,10 @@ def _sequence_traits(remote: RemoteServer, config: pb.ModelConfig) -> SequenceTr
     return SequenceTraits(has_texts, (batching.max_sequence_idle_microseconds or _IDLE_MICROSECONDS) / 1e6)
 
 
-def slots_for(
-    server: Destination, model: ModelDescription, inputs: Sequence[Inputs], *, binary: bool, streaming: bool
+def slot_factory(
+    server: Destination, model: TargetModel, inputs: Sequence[Inputs], *, binary: bool, streaming: bool
 ) -> SlotFactory:
-    """What sends these inputs, by streams for a decoupled model too. Raises INVALID_ARG for what cannot be sent."""
+    """The slots that send these inputs. Raises INVALID_ARG for inputs that cannot be sent."""
     place, access = server.address, server.access
     context = access.context() if place.secure else None
     if context is not None:
@@ -117,53 +117,28 @@ def slots_for(
         metadata = list(access.metadata())
         if not (streaming or model.decoupled):
             return GrpcSlots(endpoint, GRPC_PATH, messages, metadata)
-        make = partial(StreamSlot, decoupled=model.decoupled)
+        make = functools.partial(StreamSlot, decoupled=model.decoupled)
         return GrpcSlots(endpoint, GRPC_STREAM_PATH, messages, metadata, make, share=1)
     url = http_path(place.prefix, name, version, "infer_stream" if model.decoupled else "infer")
     headers = [*access.headers.items(), *([("Accept", LINES)] if model.decoupled else [])]
-    marked = model.sequences is not None
-    requests = [http_request(endpoint.authority, url, each, headers, binary=binary, marked=marked) for each in inputs]
+    tagged = model.sequences is not None
+    requests = [http_request(endpoint.authority, url, each, headers, binary=binary, tagged=tagged) for each in inputs]
     return HttpSlots(endpoint, requests, HttpStreamSlot if model.decoupled else HttpSlot)
 
 
-class ServerCounts:
-    """The statistics of a model. A server that has none is not asked twice."""
+class ServerStatistics:
+    """The statistics of a model, all its versions together. A server without statistics is not asked twice."""
 
     def __init__(self, remote: RemoteServer, model: str, version: int | None) -> None:
         self._remote, self._model, self._version = remote, model, version
         self._has_none = False
 
-    async def __call__(self) -> ServerTimes | None:
+    async def __call__(self) -> VersionUsage | None:
         if self._has_none:
             return None
         try:
-            return await asyncio.to_thread(self._read)
+            rows = await asyncio.to_thread(usage, self._remote, self._model, self._version)
         except ModserveError:
-            self._has_none = True
-            return None
-
-    def _read(self) -> ServerTimes:
-        return server_times(self._remote.statistics(self._model, self._version))
-
-
-def server_times(response: pb.ModelStatisticsResponse) -> ServerTimes:
-    """All versions that it has, together. Raises INVALID_ARG without any."""
-    if not response.model_stats:
-        raise invalid("no statistics")
-    times = ServerTimes()
-    for row in response.model_stats:
-        stats = row.inference_stats
-        times = times.plus(
-            ServerTimes(
-                stats.success.count,
-                row.inference_count,
-                row.execution_count,
-                stats.cache_hit.count,
-                stats.success.ns,
-                stats.queue.ns,
-                stats.compute_input.ns,
-                stats.compute_infer.ns,
-                stats.compute_output.ns,
-            )
-        )
-    return times
+            rows = {}
+        self._has_none = not rows
+        return functools.reduce(VersionUsage.plus, rows.values()) if rows else None

@@ -1,4 +1,4 @@
-"""Wakes the event loop at a moment, to some microseconds. Timers of event loops are to a millisecond.
+"""Wakes the event loop with microsecond precision; timers of event loops have a millisecond.
 
 Linux has timers that are files. Elsewhere, the loop's own timers have to do.
 """

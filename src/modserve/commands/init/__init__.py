@@ -1,5 +1,5 @@
 """``modserve init NAME --from WHAT``: the folders and files of a new model, ready to be served."""
 
-from .command import HELP, main
+from .command import PARSER, work
 
-__all__ = ["HELP", "main"]
+__all__ = ["PARSER", "work"]

@@ -1,11 +1,11 @@
-"""``modserve init``: reads the command line, writes the files, says what comes next."""
+"""``modserve init``: writes the files of a new model, and prints the next steps."""
 
 import contextlib
 import logging
 import re
 import shutil
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from modserve.backends.registry import BackendRegistry
@@ -14,7 +14,7 @@ from modserve.models.loading.one_file import StandaloneModel, model_file
 
 from .. import config
 from ..stdout import stdout_as_stderr
-from ..syntax import WordsError, parser, run
+from ..syntax import UsageError, option, parser
 from .templates import KINDS, call
 
 _DESCRIPTION = """\
@@ -26,9 +26,9 @@ _EXAMPLES = """\
   modserve init classifier --from python
   modserve init pipeline --from ensemble --model-repository my_models"""
 
-_PARSER = parser("init", _DESCRIPTION, _EXAMPLES, _CODES)
-_PARSER.add_argument("name", metavar="NAME", help="Name of the model and of its folder.")
-_PARSER.add_argument(
+PARSER = parser("init", _DESCRIPTION, _EXAMPLES, _CODES)
+PARSER.add_argument("name", metavar="NAME", help="Name of the model and of its folder.")
+PARSER.add_argument(
     "--from",
     dest="source",
     metavar="WHAT",
@@ -36,28 +36,21 @@ _PARSER.add_argument(
     help="A model file or folder to copy, such as model.onnx; python for a model.py as in Triton's python backend; "
     "function for a decorated function; ensemble for two models in Python, one after the other.",
 )
-_PARSER.add_argument(
-    "--model-repository", metavar="DIR", default="models", help="The model repository. [default: models]"
-)
-HELP = _PARSER.format_help()
+option(PARSER, "--model-repository DIR", "The model repository. [default: models]", default="models")
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 
 
-def main(words: Sequence[str]) -> int:
-    """The command; `words` are those behind its name. Returns the exit code."""
-    return run(_PARSER, words, _init)
-
-
-def _init(options: Namespace) -> int:
+def work(options: Namespace) -> int:
+    """Runs the command; returns the exit code."""
     if not _NAME.fullmatch(options.name):
-        raise WordsError(f"'{options.name}' is no name for a model: expected letters, digits and _ . + -")
+        raise UsageError(f"'{options.name}' is not a valid model name: expected letters, digits and _ . + -")
     repository = Path(options.model_repository)
     make = KINDS.get(options.source)
     path = Path(options.source)
     if make is None and not path.exists():
         kinds = ", ".join(KINDS)
-        raise WordsError(f"option --from: there is no file '{path}', and it is none of {kinds}")
+        raise UsageError(f"option '--from': file '{path}' does not exist, and is none of {kinds}")
     if make is not None:
         written = _write(repository, {repository / path: text for path, text in make(options.name).items()})
     else:
@@ -114,7 +107,7 @@ def _belonging(file: StandaloneModel, source: Path) -> Iterator[Path]:
 
 def _refuse(model: Path) -> None:
     if model.exists() or model.is_symlink():
-        raise invalid(f"'{model}' is there already, and nothing is written over; choose another name, or remove it")
+        raise invalid(f"'{model}' already exists and is not overwritten; choose another name, or remove it")
 
 
 @contextlib.contextmanager
@@ -134,7 +127,7 @@ def _next(name: str, repository: Path, *, has_data: bool) -> Iterator[str]:
     yield ""
     yield "serve it:"
     yield f"  modserve serve --model-repository {repository}"
-    yield "then call it:" if has_data else "then measure it, with made-up data:"
+    yield "then call it:" if has_data else "then measure it, with generated data:"
     yield from (f"  {line}" for line in (call(name) if has_data else f"modserve bench {name}").splitlines())
-    yield "after a change, look for mistakes:"
+    yield "after a change, check it:"
     yield f"  modserve check {repository}"

@@ -1,5 +1,5 @@
-"""``modserve tune``: which configuration of a model takes the highest rate within a goal, by trying."""
+"""``modserve tune``: searches the configuration of a model with the highest rate within a goal."""
 
-from .command import HELP, main
+from .command import PARSER, work
 
-__all__ = ["HELP", "main"]
+__all__ = ["PARSER", "work"]

@@ -1,4 +1,4 @@
-"""``modserve tune MODEL``: tries configurations, prints what came of each, writes the one that it recommends."""
+"""``modserve tune MODEL``: tries configurations, prints the results, and writes the recommended one."""
 
 import asyncio
 import os
@@ -14,16 +14,16 @@ from google.protobuf import text_format
 from modserve.core.errors import invalid
 from modserve.pb import inference as pb
 
-from ..bench.plan import add_data, add_goal, add_rules, count, reading, rules, wishes
-from ..bench.run import Goal
+from ..bench.plan import add_data, add_goal, add_rules, count, data_options, reading, rules
+from ..bench.profiler import LatencyGoal
 from ..bench.session import loop_factory
 from ..remote_server import connect
-from ..syntax import FAILED, INTERRUPTED, Parser, WordsError, complain, parser, positive, run
+from ..syntax import FAILED, INTERRUPTED, Parser, UsageError, option, parser, positive, print_error
 from .search import CoordinateSearch
-from .servers import CONFIG_FILE, Copy, serving
-from .show import finals, recommendation, table, tried_line
-from .space import Limits, Point, Value, space, text, why_not
-from .tuning import Hooks, Laboratory, Outcome, Setting, Tried, tune
+from .servers import CONFIG_FILE, ModelCopy, serving
+from .show import finals, remarks, table, trial_line
+from .space import Point, SearchLimits, Value, applied, shown, space, text, why_not
+from .tuning import Hooks, Trial, TrialRunner, TuneResult, TuneSetup, tune
 
 _DESCRIPTION = """\
 Searches for the configuration of a model that takes the highest rate within a goal: instances,
@@ -31,7 +31,7 @@ batch size, queue delay, engine threads, and with --try-auto the engine. It star
 with a copy of the model, and does not touch your files or servers. A configuration that is no
 better than the best one so far is dropped after a second or two."""
 _CODES = """0 done, 2 wrong command line, 130 ended by Ctrl-C (results so far), 1 otherwise:
-            the model does not load, or nothing keeps the goal"""
+            the model does not load, or nothing meets the goal"""
 _EXAMPLES = """\
   modserve tune resnet50 --model-repository models --goal-ms 50 --output config.pbtxt
   modserve tune encoder --model-repository models --goal-ms 20 --budget-secs 600 --html tuned.html"""
@@ -40,80 +40,63 @@ _EXAMPLES = """\
 def tune_parser() -> Parser:
     made = parser("tune", _DESCRIPTION, _EXAMPLES, _CODES)
     made.add_argument("model", metavar="MODEL", help="Its name.")
-    made.add_argument(
-        "--model-repository", metavar="DIR", required=True, help="Local directory that contains the model."
-    )
-    add_goal(made.add_argument, required=True)
-    made.add_argument(
-        "--budget-secs",
-        metavar="N",
+    option(made, "--model-repository DIR", "Local directory that contains the model.", required=True)
+    add_goal(made, required=True)
+    option(
+        made,
+        "--budget-secs N",
+        "Approximate time limit; a quarter is reserved for the comparison at the end. [default: 300]",
         type=positive,
         default=300.0,
-        help="Approximate time limit; a quarter is reserved for the comparison at the end. [default: 300]",
     )
-    made.add_argument(
-        "--max-batch-size",
-        metavar="N",
+    option(
+        made,
+        "--max-batch-size N",
+        "Largest batch size to try. [default: the current one]",
         type=reading(count),
         default=0,
-        help="Largest batch size to try. [default: the present one]",
     )
     made.add_argument(
         "--try-auto", action="store_true", help="Also try backend auto, whose engine may round differently."
     )
-    made.add_argument(
-        "--server-options", metavar="TEXT", default="", help="Options for the servers, such as '--backend-config=…'."
-    )
-    made.add_argument(
-        "--load-secs",
-        metavar="N",
-        type=positive,
-        default=120.0,
-        help="Time limit for loading the model. [default: 120]",
-    )
+    option(made, "--server-options TEXT", "Options for the servers, such as '--backend-config=…'.")
+    option(made, "--load-secs N", "Time limit for loading the model. [default: 120]", type=positive, default=120.0)
     results = made.add_argument_group("results")
-    results.add_argument(
-        "--output", metavar="FILE", default="", help="Write the recommended config.pbtxt to a new file."
-    )
-    results.add_argument("--html", metavar="FILE", default="", help="Write a page with a plot of rates and latencies.")
+    option(results, "--output FILE", "Write the recommended config.pbtxt to a new file.")
+    option(results, "--html FILE", "Write a page with a plot of rates and latencies.")
     add_data(made)
     add_rules(made)
     return made
 
 
-_PARSER = tune_parser()
-HELP = _PARSER.format_help()
+PARSER = tune_parser()
 
 
-def main(words: Sequence[str]) -> int:
-    """The command; `words` are those behind its name. Returns the exit code."""
-    return run(_PARSER, words, _tune)
-
-
-def _tune(options: Namespace) -> int:
+def work(options: Namespace) -> int:
+    """Runs the command; returns the exit code."""
     model = Path(options.model_repository) / options.model
     if not model.is_dir():
-        raise WordsError(f"there is no model '{options.model}' in '{options.model_repository}'")
+        raise UsageError(f"model '{options.model}' does not exist in '{options.model_repository}'")
     if options.output and Path(options.output).exists():
-        raise WordsError(f"option --output: '{options.output}' is there already; remove it, or name another file")
+        raise UsageError(f"option '--output': '{options.output}' already exists; remove it, or name another file")
     with tempfile.TemporaryDirectory(prefix="modserve-tune-") as directory:
-        copies = Copy(Path(directory) / "first", model), Copy(Path(directory) / "second", model)
-        setting, dimensions = _look(options, model, copies[0])
-        print(f"trying {', '.join(dimensions)}; at present: {recommendation(setting.present)}", file=sys.stderr)
-        outcome = _search(options, setting, dimensions, copies)
-    print("\n".join(table(outcome, setting)))
-    print("\n".join(finals(outcome, setting)))
+        copies = ModelCopy(Path(directory) / "first", model), ModelCopy(Path(directory) / "second", model)
+        setup, dimensions = _look(options, model, copies[0])
+        print(f"trying {', '.join(dimensions)}; current: {shown(setup.present)}", file=sys.stderr)
+        outcome = _search(options, setup, dimensions, copies)
+    print("\n".join(table(outcome, setup)))
+    print("\n".join(finals(outcome, setup)))
     try:
-        _write(options, setting, outcome)
+        _write(options, setup, outcome)
     except OSError as error:
-        complain(f"cannot write '{error.filename}': {error.strerror}", "--output and --html name files to write")
+        print_error(f"cannot write '{error.filename}': {error.strerror}", "--output and --html name files to write")
         return FAILED
     if outcome.interrupted:
         return INTERRUPTED
     return 0 if outcome.best.rate else FAILED
 
 
-def _look(options: Namespace, model: Path, copy: Copy) -> tuple[Setting, dict[str, Sequence[Value]]]:
+def _look(options: Namespace, model: Path, copy: ModelCopy) -> tuple[TuneSetup, dict[str, Sequence[Value]]]:
     """The configuration as it is, and what there is to try. Raises INVALID_ARG for a model that does not load."""
     file = model / CONFIG_FILE
     config = pb.ModelConfig()
@@ -133,7 +116,7 @@ def _look(options: Namespace, model: Path, copy: Copy) -> tuple[Setting, dict[st
         config = _essence(complete)
     if why := why_not(complete):
         raise invalid(f"model '{options.model}' cannot be tuned: {why}")
-    limits = Limits(
+    limits = SearchLimits(
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         options.goal_ms,
         options.batch_size,
@@ -141,15 +124,15 @@ def _look(options: Namespace, model: Path, copy: Copy) -> tuple[Setting, dict[st
         options.try_auto,
     )
     dimensions, present = space(config, complete.backend, limits)
-    goal = Goal(options.goal_ms, options.percentile)
-    return Setting(
+    goal = LatencyGoal(options.goal_ms, options.percentile)
+    return TuneSetup(
         options.model,
         config,
         complete.backend,
         present,
         goal,
         rules(options),
-        wishes(options),
+        data_options(options),
         options.load_secs,
         server_options,
     ), dimensions
@@ -167,40 +150,37 @@ def _essence(complete: pb.ModelConfig) -> pb.ModelConfig:
 
 
 def _search(
-    options: Namespace, setting: Setting, dimensions: dict[str, Sequence[Value]], copies: tuple[Copy, Copy]
-) -> Outcome:
+    options: Namespace, setup: TuneSetup, dimensions: dict[str, Sequence[Value]], copies: tuple[ModelCopy, ModelCopy]
+) -> TuneResult:
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        laboratory = Laboratory(setting, copies, runner)
+        trials = TrialRunner(setup, copies, runner)
 
-        def on_tried(tried: Tried) -> None:
-            print(tried_line(tried, setting), file=sys.stderr, flush=True)
-            if tried.failure and tried.point == setting.present:
-                raise invalid(f"model '{setting.model}': {tried.failure}")
+        def on_trial(trial: Trial) -> None:
+            print(trial_line(trial, setup), file=sys.stderr, flush=True)
+            if trial.failure and trial.point == setup.present:
+                raise invalid(f"model '{setup.model}': {trial.failure}")
 
         def search_from(rate: float) -> CoordinateSearch:
-            return CoordinateSearch(dimensions, setting.present, rate)
+            return CoordinateSearch(dimensions, setup.present, rate)
 
-        hooks = Hooks(laboratory.attempt, laboratory.compare, on_tried, laboratory.interrupted)
-        return tune(search_from, setting.present, options.budget_secs, hooks)
+        hooks = Hooks(trials.attempt, trials.compare, on_trial, trials.interrupted)
+        return tune(search_from, setup.present, options.budget_secs, hooks)
 
 
-def _write(options: Namespace, setting: Setting, outcome: Outcome) -> None:
+def _write(options: Namespace, setup: TuneSetup, outcome: TuneResult) -> None:
     point: Point = outcome.best.point
     if options.output:
-        Path(options.output).write_text(recommended(setting, outcome), "utf-8")
+        Path(options.output).write_text(recommended(setup, outcome), "utf-8")
         print(f"\nwrote {options.output}")
-    elif point != setting.present:
-        print(f"\n{recommended(setting, outcome)}", end="")
+    elif point != setup.present:
+        print(f"\n{recommended(setup, outcome)}", end="")
     if options.html:
         from .page import page
 
-        Path(options.html).write_text(page(outcome, setting), "utf-8")
+        Path(options.html).write_text(page(outcome, setup), "utf-8")
 
 
-def recommended(setting: Setting, outcome: Outcome) -> str:
+def recommended(setup: TuneSetup, outcome: TuneResult) -> str:
     """The config.pbtxt, with what it rests on above it."""
-    from .show import remarks
-    from .space import applied
-
-    config = applied(setting.config, outcome.best.point, setting.present, setting.backend)
-    return text(config, remarks(outcome, setting))
+    config = applied(setup.config, outcome.best.point, setup.present, setup.backend)
+    return text(config, remarks(outcome, setup))

@@ -7,49 +7,49 @@ from modserve.__about__ import __version__
 
 from ..plots import Plot, Points, document, draw, html_table
 from .show import finals, rows
-from .tuning import Outcome, Setting, Tried
+from .tuning import Trial, TuneResult, TuneSetup
 
 
-def page(outcome: Outcome, setting: Setting) -> str:
-    goal = setting.goal
-    text = "\n".join(finals(outcome, setting)).strip()
+def page(outcome: TuneResult, setup: TuneSetup) -> str:
+    goal = setup.goal
+    text = "\n".join(finals(outcome, setup)).strip()
     parts = [
         f"<p>Goal: p{goal.percentile:g} of at most {goal.ms:g} ms, in an open loop: latency counts from when a request "
         "was to be sent.</p>",
         f"<pre>{escape(text)}</pre>",
         '<div class="plots">',
-        *map(draw, _plots(outcome, setting)),
+        *map(draw, _plots(outcome, setup)),
         "</div>",
-        "<h2>What was tried</h2>",
-        html_table(*rows(outcome, setting)),
+        "<h2>Configurations tried</h2>",
+        html_table(*rows(outcome, setup)),
     ]
     end = f"modserve {__version__}, {time.strftime('%Y-%m-%d %H:%M')}"
-    return document(f"Tuning of {setting.model}", parts, end)
+    return document(f"Tuning of {setup.model}", parts, end)
 
 
-def _plots(outcome: Outcome, setting: Setting) -> list[Plot]:
-    level, goal = setting.goal.percentile, setting.goal.ms
-    first, best = outcome.tried[0], outcome.best
-    others = [each for each in outcome.tried if each is not first and each is not best]
+def _plots(outcome: TuneResult, setup: TuneSetup) -> list[Plot]:
+    level, goal = setup.goal.percentile, setup.goal.ms
+    first, best = outcome.trials[0], outcome.best
+    others = [each for each in outcome.trials if each is not first and each is not best]
     label = f"p{level:g}, ms, over the rate"
-    series: dict[str, Points] = {"at present": _points([first], level)}
+    series: dict[str, Points] = {"current": _points([first], level)}
     if best is not first:
         series["best"] = _points([best], level)
     series["others"] = _points(others, level)
     plots = [Plot(label, "requests a second", series, goal, log_y=True, dots_only=True)]
     if outcome.finals is not None:
-        names = ("at present", "recommended")
-        ends = {name: _points([tried], level) for name, tried in zip(names, outcome.finals, strict=True)}
+        names = ("current", "recommended")
+        ends = {name: _points([trial], level) for name, trial in zip(names, outcome.finals, strict=True)}
         plots.append(Plot(f"{label}, side by side", "requests a second", ends, goal, log_y=True, dots_only=True))
-    rates = [(float(number), each.rate) for number, each in enumerate(outcome.tried, 1)]
-    plots.append(Plot("highest rate within the goal", "number of the try", {"requests/s": rates}, dots_only=True))
+    rates = [(float(number), each.rate) for number, each in enumerate(outcome.trials, 1)]
+    plots.append(Plot("highest rate within the goal", "trial", {"requests/s": rates}, dots_only=True))
     return plots
 
 
-def _points(several: list[Tried], level: float) -> Points:
+def _points(several: list[Trial], level: float) -> Points:
     return sorted(
         (result.load.value, result.percentiles[level])
-        for tried in several
-        for result, _ in tried.results
+        for trial in several
+        for result, _ in trial.results
         if result.requests
     )

@@ -6,7 +6,7 @@ from .space import Point, Value
 
 
 class CoordinateSearch:
-    """Knows no server and no clock: `next` gives a point, `tried` takes its score, the higher the better.
+    """Knows no server and no clock: `next` gives a point, `record` takes its score, the higher the better.
 
     From the best point so far, it goes along each dimension upwards until the score is no better, then downwards, and
     through all dimensions again until none has anything better. No point is tried twice. A point counts as better
@@ -34,7 +34,7 @@ class CoordinateSearch:
         """None when the search is over."""
         return next(self._points, None)
 
-    def tried(self, point: Point, score: float) -> None:
+    def record(self, point: Point, score: float) -> None:
         self._better = score > self.bar or (self.score <= 0 < score)
         if self._better:
             self.best, self.score = dict(point), score

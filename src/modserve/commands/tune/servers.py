@@ -1,4 +1,4 @@
-"""Servers of the command's own, each with a copy of one model, on ports that the system chooses."""
+"""Temporary servers, each with a copy of one model, on free ports."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ _QUIET_OPTIONS = (
 )
 
 
-class Copy:
+class ModelCopy:
     """A repository with a copy of a model, whose configuration is another each time."""
 
     def __init__(self, directory: Path, model: Path) -> None:
@@ -46,7 +46,7 @@ class Copy:
 
 
 @contextlib.contextmanager
-def serving(copy: Copy, options: Sequence[str], seconds: float) -> Iterator[Destination]:
+def serving(copy: ModelCopy, options: Sequence[str], seconds: float) -> Iterator[Destination]:
     """A server of a copy, until it is no longer needed. Raises INVALID_ARG if the model does not load in `seconds`."""
     command = [sys.executable, "-m", "modserve", "serve", f"--model-repository={copy.repository}"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MODSERVE_")}
@@ -137,4 +137,4 @@ class _Log:
         """The last error that it has logged, or its last line."""
         text = "".join(self._lines)
         reasons = _REASON.findall(text)
-        return reasons[-1] if reasons else (text.strip().splitlines() or ["it says nothing"])[-1]
+        return reasons[-1] if reasons else (text.strip().splitlines() or ["no output"])[-1]

@@ -1,106 +1,100 @@
-"""What a tuning has found, for people: a line for each point, the table, and what comes of it."""
+"""Terminal output of a tuning: a line per trial, the table, and the recommendation."""
 
 from collections.abc import Iterator, Sequence
 
-from ..bench.measures import Result, rounded
-from ..bench.show import columns, milliseconds
-from .space import Point, changes, shown
-from .tuning import Outcome, Setting, Tried
+from .. import terminal
+from ..bench.measures import Measurement, rounded
+from ..bench.show import milliseconds
+from .space import changes, shown
+from .tuning import Trial, TuneResult, TuneSetup
 
 
-def recommendation(point: Point) -> str:
-    return shown(point)
-
-
-def difference(tried: Tried, setting: Setting) -> str:
+def difference(trial: Trial, setup: TuneSetup) -> str:
     """A point by what differs from the present one."""
-    names = [name for name, value in tried.point.items() if value != setting.present[name]]
-    return shown(tried.point, names) if names else "as it is"
+    names = [name for name, value in trial.point.items() if value != setup.present[name]]
+    return shown(trial.point, names) if names else "current"
 
 
-def tried_line(tried: Tried, setting: Setting) -> str:
-    return f"{difference(tried, setting)}: {verdict(tried, setting)}"
+def trial_line(trial: Trial, setup: TuneSetup) -> str:
+    return f"{difference(trial, setup)}: {verdict(trial, setup)}"
 
 
-def verdict(tried: Tried, setting: Setting) -> str:
-    level = setting.goal.percentile
-    if tried.failure:
-        return tried.failure
-    if tried.rate and tried.best is not None:
-        return f"{rounded(tried.rate)}/s at p{level:g} {milliseconds(tried.best.percentiles[level])} ms"
-    if tried.results:
-        last, _ = tried.results[-1]
+def verdict(trial: Trial, setup: TuneSetup) -> str:
+    level = setup.goal.percentile
+    if trial.failure:
+        return trial.failure
+    if trial.rate and trial.best is not None:
+        return f"{rounded(trial.rate)}/s at p{level:g} {milliseconds(trial.best.percentiles[level])} ms"
+    if trial.results:
+        last, _ = trial.results[-1]
         return f"misses the goal at {rounded(last.load.value)}/s: {_why(last, level)}"
     return "not measured"
 
 
-def _why(result: Result, level: float) -> str:
+def _why(result: Measurement, level: float) -> str:
     if result.failed:
         return f"{result.failed:,} errors"
     if not result.keeps_up:
-        return f"{rounded(result.rate)}/s came back"
+        return f"{rounded(result.rate)}/s completed"
     return f"p{level:g} {milliseconds(result.percentiles[level])} ms"
 
 
-def table(outcome: Outcome, setting: Setting) -> Iterator[str]:
-    yield f"{len(outcome.tried)} configurations of '{setting.model}', in the order in which they were tried:"
-    yield from columns(*rows(outcome, setting), texts=True)
+def table(outcome: TuneResult, setup: TuneSetup) -> Iterator[str]:
+    yield f"{len(outcome.trials)} configurations of '{setup.model}', in the order in which they were tried:"
+    yield from terminal.table(*rows(outcome, setup))
 
 
-def rows(outcome: Outcome, setting: Setting) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    names = ["configuration", "", "what came of it"]
-    marks = {id(outcome.tried[0]): "at present"}
-    marks |= {id(each): "better" for each in outcome.tried[1:] if each.better}
-    marks[id(outcome.best)] = "best" if outcome.best is not outcome.tried[0] else "at present, best"
-    return names, [
-        [difference(each, setting), marks.get(id(each), ""), verdict(each, setting)] for each in outcome.tried
-    ]
+def rows(outcome: TuneResult, setup: TuneSetup) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    names = ["configuration", "", "result"]
+    tags = {id(outcome.trials[0]): "current"}
+    tags |= {id(each): "better" for each in outcome.trials[1:] if each.better}
+    tags[id(outcome.best)] = "best" if outcome.best is not outcome.trials[0] else "current, best"
+    return names, [[difference(each, setup), tags.get(id(each), ""), verdict(each, setup)] for each in outcome.trials]
 
 
-def finals(outcome: Outcome, setting: Setting) -> Iterator[str]:
+def finals(outcome: TuneResult, setup: TuneSetup) -> Iterator[str]:
     """The measurement at the end, and what is to be done."""
     yield ""
-    goal = f"p{setting.goal.percentile:g} of at most {setting.goal.ms:g} ms"
+    goal = f"p{setup.goal.percentile:g} of at most {setup.goal.ms:g} ms"
     if outcome.out_of_time:
-        yield "The time was over before all had been tried; '--budget-secs' allows more."
+        yield "The time limit was reached before all configurations were tried; '--budget-secs' raises it."
     if not outcome.best.rate:
-        yield f"No configuration keeps {goal} at any rate."
+        yield f"No configuration meets {goal} at any rate."
         return
-    if outcome.best is outcome.tried[0]:
-        yield f"Nothing is better than the present configuration: {rounded(outcome.best.rate)}/s within {goal}."
+    if outcome.best is outcome.trials[0]:
+        yield f"No configuration is better than the current one: {rounded(outcome.best.rate)}/s within {goal}."
         return
     if outcome.finals is not None:
         present, best = outcome.finals
-        yield f"Side by side, the highest rates within {goal}:"
-        yield from columns(
-            ["configuration", "rate", "what came of it"],
+        yield f"Final comparison, highest rates within {goal}:"
+        yield from terminal.table(
+            ["configuration", "rate", "result"],
             [
-                ["at present", f"{rounded(present.rate)}/s", verdict(present, setting)],
-                ["recommended", f"{rounded(best.rate)}/s", verdict(best, setting)],
+                ["current", f"{rounded(present.rate)}/s", verdict(present, setup)],
+                ["recommended", f"{rounded(best.rate)}/s", verdict(best, setup)],
             ],
-            texts=True,
         )
         yield ""
         yield gain_line(outcome)
     else:
-        yield "The recommended configuration was not measured beside the present one."
-    yield from (f"  {each}" for each in changes(outcome.best.point, setting.present))
+        yield "The recommended configuration was not compared with the current one."
+    yield from (f"  {each}" for each in changes(outcome.best.point, setup.present))
 
 
-def gain_line(outcome: Outcome) -> str:
+def gain_line(outcome: TuneResult) -> str:
     gain = outcome.gain
     if gain is None:
-        return "Recommended, since the present configuration keeps the goal at no rate:"
+        return "Recommended, since the current configuration meets the goal at no rate:"
     if gain <= 1:
-        return f"Side by side it is no better ({gain:.2f} times the rate): the gain was noise. The changes were:"
+        return f"It is no better in the final comparison ({gain:.2f} times the rate): noise. The changes were:"
     return f"Recommended, with {gain:.2f} times the rate:"
 
 
-def remarks(outcome: Outcome, setting: Setting) -> list[str]:
+def remarks(outcome: TuneResult, setup: TuneSetup) -> list[str]:
     """What stands above the configuration that is written."""
-    goal = f"p{setting.goal.percentile:g} <= {setting.goal.ms:g} ms"
-    lines = [f"The configuration of model '{setting.model}' that 'modserve tune' recommends for {goal}."]
+    goal = f"p{setup.goal.percentile:g} <= {setup.goal.ms:g} ms"
+    lines = [f"The configuration of model '{setup.model}' that 'modserve tune' recommends for {goal}."]
     if outcome.finals is not None and outcome.gain is not None:
         rates = [f"{rounded(each.rate)}/s" for each in outcome.finals]
-        lines.append(f"Measured side by side: {rates[0]} before, {rates[1]} with it, {outcome.gain:.2f} times.")
-    return [*lines, *(f"- {each}" for each in changes(outcome.best.point, setting.present))]
+        lines.append(f"Measured side by side: {rates[0]} before, {rates[1]} after, {outcome.gain:.2f} times the rate.")
+    return [*lines, *(f"- {each}" for each in changes(outcome.best.point, setup.present))]

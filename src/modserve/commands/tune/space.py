@@ -1,4 +1,4 @@
-"""What there is to try for a model, and what a choice makes of its configuration."""
+"""The search space of a model, and how a point changes the configuration."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
@@ -27,7 +27,7 @@ _THREAD_PARAMETERS = {
 }
 
 
-class Limits(NamedTuple):
+class SearchLimits(NamedTuple):
     """How far a search may go."""
 
     cores: int
@@ -43,15 +43,15 @@ class Limits(NamedTuple):
 def why_not(config: pb.ModelConfig) -> str:
     """Why a model is not to be tuned; empty if it is."""
     if config.HasField("ensemble_scheduling"):
-        return "it is an ensemble, which has nothing to set: tune the models that it is made of"
+        return "it is an ensemble, which has nothing to tune: tune its models"
     if config.HasField("sequence_batching"):
-        return "it keeps sequences, which go to the instance that they began with, whatever the queue is set to"
+        return "it uses sequences, which stay on one instance whatever the queue settings"
     if config.model_transaction_policy.decoupled:
-        return "it is decoupled: a request may have any number of responses, and its latency says little of them"
+        return "it is decoupled: requests have any number of responses, so latency says little"
     return ""
 
 
-def space(config: pb.ModelConfig, backend: str, limits: Limits) -> tuple[dict[str, Sequence[Value]], Point]:
+def space(config: pb.ModelConfig, backend: str, limits: SearchLimits) -> tuple[dict[str, Sequence[Value]], Point]:
     """The dimensions with their values in order, and the present point. `backend` is what runs the model now."""
     dimensions: dict[str, Sequence[Value]] = {}
     present: dict[str, Value] = {}

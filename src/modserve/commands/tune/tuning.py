@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from modserve.core.errors import ModserveError
 from modserve.pb import inference as pb
 
-from ..bench.inputs import Wishes
-from ..bench.loops import Driver
-from ..bench.measures import Load, Result, Window
-from ..bench.run import Goal, Rules, Surroundings, highest_rate, measure
+from ..bench.inputs import DataOptions
+from ..bench.loops import LoadGenerator
+from ..bench.measures import LoadLevel, Measurement, MeasurementWindow
+from ..bench.profiler import LatencyGoal, MeasurementRules, Profiler
 from ..bench.search import LOWEST, RateSearch
-from ..bench.session import Interruption, Session, session, without_collections
+from ..bench.session import BenchSession, Interrupt, session, without_collections
 from ..destination import Destination
 from .search import CoordinateSearch
-from .servers import Copy, serving
+from .servers import ModelCopy, serving
 from .space import Point, applied, text
 
 _CONNECTIONS = 256
@@ -34,37 +34,35 @@ _ABOVE, _BELOW = 1.2, 0.25
 
 
 @dataclass(slots=True)
-class Tried:
-    """A point, and what came of it."""
+class Trial:
+    """A point and its results."""
 
     point: Point
     rate: float = 0.0
-    """The highest that kept the goal; 0: none did, or none above that of the best point before."""
-    results: list[tuple[Result, bool]] = field(default_factory=list)
-    """All rates that were measured, and whether each kept the goal."""
+    """The highest that met the goal; 0: none did, or none above that of the best point before."""
+    results: list[tuple[Measurement, bool]] = field(default_factory=list)
+    """All rates that were measured, and whether each met the goal."""
     failure: str = ""
     better: bool = False
 
     @property
-    def best(self) -> Result | None:
+    def best(self) -> Measurement | None:
         """The last measurement of its highest rate."""
-        return next(
-            (result for result, kept in reversed(self.results) if kept and result.load.value == self.rate), None
-        )
+        return next((result for result, met in reversed(self.results) if met and result.load.value == self.rate), None)
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """What stays the same for all points."""
+class TuneSetup:
+    """The setup that all trials share."""
 
     model: str
     config: pb.ModelConfig
     """As its author wrote it."""
     backend: str
     present: Point
-    goal: Goal
-    rules: Rules
-    wishes: Wishes
+    goal: LatencyGoal
+    rules: MeasurementRules
+    data: DataOptions
     load_seconds: float
     options: Sequence[str] = ()
     """For all servers."""
@@ -74,11 +72,11 @@ class Setting:
 
 
 @dataclass(slots=True)
-class Outcome:
-    tried: list[Tried]
+class TuneResult:
+    trials: list[Trial]
     """The present point first."""
-    best: Tried
-    finals: tuple[Tried, Tried] | None = None
+    best: Trial
+    finals: tuple[Trial, Trial] | None = None
     """The present and the best point, measured again side by side."""
     interrupted: bool = False
     out_of_time: bool = False
@@ -95,16 +93,16 @@ class Outcome:
 class Hooks:
     """What a tuning calls: a person looks on, and tests have servers that exist only in numbers."""
 
-    attempt: Callable[[Point, float | None, float], "Tried"]
+    attempt: Callable[[Point, float | None, float], "Trial"]
     """Measures a point until a moment of the clock; only above a rate, if there is one. Blocks."""
-    compare: Callable[[Tried, Tried, float], tuple[Tried, Tried]]
+    compare: Callable[[Trial, Trial, float], tuple[Trial, Trial]]
     """Measures two of them side by side, until a moment."""
-    on_tried: Callable[[Tried], None]
+    on_trial: Callable[[Trial], None]
     interrupted: Callable[[], bool]
     clock: Callable[[], float] = time.monotonic
 
 
-def tune(search_from: Callable[[float], CoordinateSearch], present: Point, budget: float, hooks: Hooks) -> Outcome:
+def tune(search_from: Callable[[float], CoordinateSearch], present: Point, budget: float, hooks: Hooks) -> TuneResult:
     """The whole search. A point that does not exceed the best rate by some percent is given up at once."""
     begin = hooks.clock()
     end_of_search = begin + budget * (1 - _SHARE_FOR_END)
@@ -114,8 +112,8 @@ def tune(search_from: Callable[[float], CoordinateSearch], present: Point, budge
 
     first = hooks.attempt(present, None, limit())
     first.better = True
-    hooks.on_tried(first)
-    outcome = Outcome([first], first)
+    hooks.on_trial(first)
+    outcome = TuneResult([first], first)
     search = search_from(first.rate)
     while not hooks.interrupted():
         if hooks.clock() > end_of_search:
@@ -127,78 +125,78 @@ def tune(search_from: Callable[[float], CoordinateSearch], present: Point, budge
         each = hooks.attempt(point, search.bar or None, limit())
         if hooks.interrupted():
             break
-        search.tried(point, each.rate)
+        search.record(point, each.rate)
         each.better = search.best == point
-        outcome.tried.append(each)
+        outcome.trials.append(each)
         if each.better:
             outcome.best = each
-        hooks.on_tried(each)
+        hooks.on_trial(each)
     if outcome.best is not first and not hooks.interrupted():
         outcome.finals = hooks.compare(first, outcome.best, hooks.clock() + budget * _SHARE_FOR_END)
     outcome.interrupted = hooks.interrupted()
     return outcome
 
 
-class Laboratory:
+class TrialRunner:
     """Measures points with real servers; lives inside a running event loop's `Runner`, one measurement at a time."""
 
-    def __init__(self, setting: Setting, copies: tuple[Copy, Copy], run: "asyncio.Runner") -> None:
-        self._setting, self._copies, self._runner = setting, copies, run
+    def __init__(self, setup: TuneSetup, copies: tuple[ModelCopy, ModelCopy], run: "asyncio.Runner") -> None:
+        self._setting, self._copies, self._runner = setup, copies, run
         self._interruption = run.run(_interruption())
 
     def interrupted(self) -> bool:
         return self._interruption.happened
 
-    def attempt(self, point: Point, above: float | None, deadline: float) -> Tried:
-        tried = Tried(point)
-        setting = self._setting
+    def attempt(self, point: Point, above: float | None, deadline: float) -> Trial:
+        trial = Trial(point)
+        setup = self._setting
         copy = self._copies[0]
-        copy.configure(setting.text(point))
+        copy.configure(setup.text(point))
         try:
             with (
-                serving(copy, setting.options, setting.load_seconds) as server,
-                session(server, setting.model, None, setting.wishes) as opened,
+                serving(copy, setup.options, setup.load_seconds) as server,
+                session(server, setup.model, None, setup.data) as opened,
             ):
-                self._runner.run(self._measure(opened, tried, deadline, above=above))
+                self._runner.run(self._measure(opened, trial, deadline, above=above))
         except (ModserveError, OSError) as error:
-            tried.failure = error.message if isinstance(error, ModserveError) else str(error)
-        return tried
+            trial.failure = error.message if isinstance(error, ModserveError) else str(error)
+        return trial
 
-    def compare(self, present: Tried, best: Tried, deadline: float) -> tuple[Tried, Tried]:
+    def compare(self, present: Trial, best: Trial, deadline: float) -> tuple[Trial, Trial]:
         """Both servers run; each is measured twice, in turns, and its better result counts."""
         share = max(0.0, deadline - time.monotonic()) / _TURNS
-        again = (Tried(present.point), Tried(best.point))
-        setting = self._setting
-        for copy, tried in zip(self._copies, again, strict=True):
-            copy.configure(setting.text(tried.point))
+        again = (Trial(present.point), Trial(best.point))
+        setup = self._setting
+        for copy, trial in zip(self._copies, again, strict=True):
+            copy.configure(setup.text(trial.point))
         with (
-            serving(self._copies[0], setting.options, setting.load_seconds) as first,
-            serving(self._copies[1], setting.options, setting.load_seconds) as second,
+            serving(self._copies[0], setup.options, setup.load_seconds) as first,
+            serving(self._copies[1], setup.options, setup.load_seconds) as second,
         ):
             for _ in range(_TURNS // 2):
-                for server, tried, before in zip((first, second), again, (present, best), strict=True):
+                for server, trial, before in zip((first, second), again, (present, best), strict=True):
                     if not self.interrupted():
-                        self._once_more(server, tried, before, time.monotonic() + share)
+                        self._once_more(server, trial, before, time.monotonic() + share)
         return again
 
-    def _once_more(self, server: Destination, tried: Tried, before: Tried, deadline: float) -> None:
-        setting = self._setting
-        with session(server, setting.model, None, setting.wishes) as opened:
-            self._runner.run(self._measure(opened, tried, deadline, near=before.rate or None))
+    def _once_more(self, server: Destination, trial: Trial, before: Trial, deadline: float) -> None:
+        setup = self._setting
+        with session(server, setup.model, None, setup.data) as opened:
+            self._runner.run(self._measure(opened, trial, deadline, near=before.rate or None))
 
     async def _measure(
-        self, opened: Session, tried: Tried, deadline: float, above: float | None = None, near: float | None = None
+        self, opened: BenchSession, trial: Trial, deadline: float, above: float | None = None, near: float | None = None
     ) -> None:
         """Search for the point's rate: from scratch, only `above` a rate, or `near` one."""
-        setting = self._setting
+        setup = self._setting
 
-        def on_window(load: Load, windows: Sequence[Window]) -> None:
+        def on_window(load: LoadLevel, windows: Sequence[MeasurementWindow]) -> None:
             gc.collect()
 
-        def driver_of(load: Load) -> Driver:
-            return opened.driver(load, _CONNECTIONS, False)
+        def generator_of(load: LoadLevel) -> LoadGenerator:
+            return opened.generator(load, _CONNECTIONS, False)
 
-        around = Surroundings(opened.times, on_window, self._interruption.sleep)
+        profiler = Profiler(setup.rules, opened.times, on_window, self._interruption.sleep)
         await opened.first_response()
         with without_collections():
             if above is not None:
@@ -206,20 +204,19 @@ class Laboratory:
             elif near is not None:
                 search = RateSearch(near, near * _BELOW, near * _ABOVE, tolerance=_TOLERANCE)
             else:
-                single = await measure(driver_of(Load(False, 1)), setting.rules, around, lambda windows: True)
-                search = RateSearch(max(single.rate, LOWEST), tolerance=_TOLERANCE)
-            rates = highest_rate(search, setting.goal, setting.rules, around, lambda rate: driver_of(Load(True, rate)))
+                search = RateSearch(max(await profiler.single_client_rate(generator_of), LOWEST), tolerance=_TOLERANCE)
+            rates = profiler.highest_rate(search, setup.goal, generator_of)
             last = 0.0
-            async for result, kept in rates:
+            async for result, met in rates:
                 if self.interrupted():
                     return
-                tried.results.append((result, kept))
-                last = result.load.value if kept else 0.0
+                trial.results.append((result, met))
+                last = result.load.value if met else 0.0
                 if time.monotonic() > deadline:
-                    last = max(last, search.kept)
+                    last = max(last, search.met)
                     break
-            tried.rate = max(tried.rate, last)
+            trial.rate = max(trial.rate, last)
 
 
-async def _interruption() -> Interruption:
-    return Interruption()
+async def _interruption() -> Interrupt:
+    return Interrupt()
