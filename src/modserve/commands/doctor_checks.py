@@ -52,7 +52,10 @@ def versions(own_form: str = form()) -> Iterator[Check]:
     else:
         text = "interpreted, which takes up to twice the CPU time of the compiled form for each request"
         yield Check(
-            WARNING, "form", text, "install a wheel made by scripts/wheel, or serve with 'scripts/serve --compiled'"
+            WARNING,
+            "form",
+            text,
+            "install modserve again with a C compiler in place (Debian: gcc libc6-dev); 'scripts/serve' compiles itself",
         )
     broken: list[str] = []
     listed: list[str] = []

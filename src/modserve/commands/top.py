@@ -13,7 +13,7 @@ from .errors import RefusedError, UnreachableError
 from .remote_server import RemoteServer, connect
 from .server_status import health, usage
 from .syntax import UsageError, add_destination, option, parser, positive
-from .top_figures import Snapshot, from_metrics, from_statistics, rows
+from .top_figures import TopSnapshot, from_metrics, from_statistics, rows
 from .top_frame import Frame, text_lines
 
 METRICS_PORT = 8002
@@ -75,7 +75,7 @@ class SnapshotSource:
         self.remark = ""
         """What is missing, and the option that helps."""
 
-    def read(self) -> Snapshot:
+    def read(self) -> TopSnapshot:
         """Raises UnreachableError, RefusedError."""
         if self._metrics is not None:
             try:
@@ -110,7 +110,7 @@ class Frames:
         self._interval = interval
         self._most = most
         self._sleep = sleep
-        self._snapshots: deque[Snapshot] = deque()
+        self._snapshots: deque[TopSnapshot] = deque()
         self._history: deque[float] = deque(maxlen=60)
 
     def __iter__(self) -> Iterator[Frame]:

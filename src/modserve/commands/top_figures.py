@@ -1,6 +1,6 @@
 """The figures of ``modserve top``, computed from the counters of a server: its metrics page, or its statistics.
 
-A `Snapshot` has the counters at one time. Two of them, some seconds apart, give rates and recent latencies.
+A `TopSnapshot` has the counters at one time. Two of them, some seconds apart, give rates and recent latencies.
 """
 
 import re
@@ -30,7 +30,7 @@ class ModelCounts:
 
 
 @dataclass(slots=True)
-class Snapshot:
+class TopSnapshot:
     """`at` is in seconds on a clock that only goes forward."""
 
     at: float
@@ -65,9 +65,9 @@ def samples(page: str) -> Iterator[tuple[str, dict[str, str], float]]:
             continue
 
 
-def from_metrics(page: str, at: float) -> Snapshot:
+def from_metrics(page: str, at: float) -> TopSnapshot:
     """From the metrics page of modserve, or of Triton, which has less."""
-    snapshot = Snapshot(at)
+    snapshot = TopSnapshot(at)
     for name, labels, value in samples(page):
         key = labels.get("model", ""), labels.get("version", "")
         if name in _COUNTERS:
@@ -92,9 +92,9 @@ def from_metrics(page: str, at: float) -> Snapshot:
     return snapshot
 
 
-def from_statistics(used: Mapping[Key, VersionUsage], at: float) -> Snapshot:
+def from_statistics(used: Mapping[Key, VersionUsage], at: float) -> TopSnapshot:
     """From the statistics of the protocol, which have neither queues nor percentiles."""
-    snapshot = Snapshot(at)
+    snapshot = TopSnapshot(at)
     for key, each in used.items():
         snapshot.models[key] = ModelCounts(each.requests, each.failures, each.inferences, each.executions, each.seconds)
     return snapshot
@@ -117,7 +117,7 @@ class ModelRow:
     errors: float
 
 
-def rows(snapshots: Sequence[Snapshot]) -> list[ModelRow]:
+def rows(snapshots: Sequence[TopSnapshot]) -> list[ModelRow]:
     """Of the last snapshot: rates since the one before it, and times since the first. The busiest model comes first."""
     last = snapshots[-1]
     before = snapshots[-2] if len(snapshots) > 1 else last
@@ -125,7 +125,7 @@ def rows(snapshots: Sequence[Snapshot]) -> list[ModelRow]:
     return sorted(made, key=lambda row: (-row.per_second, row.model, row.version))
 
 
-def _row(key: Key, last: Snapshot, before: Snapshot, first: Snapshot) -> ModelRow:
+def _row(key: Key, last: TopSnapshot, before: TopSnapshot, first: TopSnapshot) -> ModelRow:
     now = last.models[key]
     was, old = (_earlier(key, snapshot, now) for snapshot in (before, first))
     span = max(last.at - before.at, 1e-9)
@@ -145,7 +145,7 @@ def _row(key: Key, last: Snapshot, before: Snapshot, first: Snapshot) -> ModelRo
     )
 
 
-def _earlier(key: Key, snapshot: Snapshot, now: ModelCounts) -> ModelCounts:
+def _earlier(key: Key, snapshot: TopSnapshot, now: ModelCounts) -> ModelCounts:
     """What had been counted; nothing, if the model was loaded again meanwhile, which begins at 0."""
     counts = snapshot.models.get(key)
     return ModelCounts() if counts is None or counts.requests > now.requests else counts

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .terminal import count, duration, size, table
-from .top_figures import ModelRow, Snapshot
+from .top_figures import ModelRow, TopSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,7 @@ class Frame:
     """What is on the screen at one time. `history` has the requests/s of all models, one value for each look."""
 
     url: str
-    snapshot: Snapshot
+    snapshot: TopSnapshot
     rows: Sequence[ModelRow]
     history: Sequence[float]
     remark: str

@@ -16,7 +16,7 @@ from modserve.commands.destination import Destination, address
 from modserve.commands.errors import RefusedError, UnreachableError
 from modserve.commands.remote_server import RemoteServer
 from modserve.commands.server_status import VersionUsage
-from modserve.commands.top_figures import ModelRow, Snapshot, from_metrics, from_statistics, quantile, rows, samples
+from modserve.commands.top_figures import ModelRow, TopSnapshot, from_metrics, from_statistics, quantile, rows, samples
 
 PAGE = """\
 # HELP nv_inference_request_success Requests
@@ -158,24 +158,24 @@ class Prepared:
     url = "http://host"
     remark = ""
 
-    def __init__(self, *outcomes: "Snapshot | Exception") -> None:
+    def __init__(self, *outcomes: "TopSnapshot | Exception") -> None:
         self._outcomes = list(outcomes)
 
-    def read(self) -> Snapshot:
+    def read(self) -> TopSnapshot:
         outcome = self._outcomes.pop(0)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
 
-def frames(*outcomes: "Snapshot | Exception", most: int) -> list[top_frame.Frame]:
+def frames(*outcomes: "TopSnapshot | Exception", most: int) -> list[top_frame.Frame]:
     waits: list[float] = []
     made = list(top.Frames(cast(top.SnapshotSource, Prepared(*outcomes)), 0.5, most, waits.append))
     assert waits == [0.5] * most
     return made
 
 
-def snapshots(*times: float) -> Sequence[Snapshot]:
+def snapshots(*times: float) -> Sequence[TopSnapshot]:
     return [from_metrics(page(10 * at, 10 * at, 5 * at, 1e4 * at, 10 * at), at) for at in times]
 
 
