@@ -55,7 +55,7 @@ def versions(own_form: str = form()) -> Iterator[Check]:
             WARNING,
             "form",
             text,
-            "install modserve again with a C compiler in place (Debian: gcc libc6-dev); 'scripts/serve' compiles itself",
+            "install modserve where a C compiler is (Debian: gcc libc6-dev), or start it by 'scripts/serve'",
         )
     broken: list[str] = []
     listed: list[str] = []
