@@ -115,7 +115,7 @@ def http_json() -> Iterator[ShortCut]:
     def decode(text: bytes, length: int | None, remembered: JsonHeads | None) -> None:
         decode_request("simple", None, text, length, 0, None, _MOST_JSON, remembered)
 
-    def encode(remembered: JsonTexts | None, look: reply.Reply) -> None:
+    def encode(remembered: JsonTexts | None, look: reply.ResponseForm) -> None:
         pieces = None if remembered is None else remembered.look_up(_RESPONSE, look)
         encode_response(_RESPONSE, look, remembered, pieces)
 

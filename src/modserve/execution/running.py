@@ -57,11 +57,11 @@ class RequestReport(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Running:
+class RequestProgress:
     """The event loop's side: how far a request has come."""
 
     inflight: Inflight
-    home: "set[Running]"
+    home: "set[RequestProgress]"
     """Those that their instance has not given a final response to."""
     responses: int = 0
     executed: bool = False
@@ -78,7 +78,7 @@ class Running:
     """No client's request: it counts nowhere. Only a warm-up hears of it."""
 
 
-Deliver: TypeAlias = Callable[[Running, RequestReport | Stamp], None]
+Deliver: TypeAlias = Callable[[RequestProgress, RequestReport | Stamp], None]
 """Brings what an engine says to the event loop's thread, from any thread and in order."""
 
 
@@ -112,7 +112,12 @@ class RunningRequest:
     """Implements `backends.api.EngineRequest`: the engine's side."""
 
     def __init__(
-        self, running: Running, config: ModelConfig, version: int, deliver: Deliver, reuses_outputs: bool = False
+        self,
+        running: RequestProgress,
+        config: ModelConfig,
+        version: int,
+        deliver: Deliver,
+        reuses_outputs: bool = False,
     ) -> None:
         self._running = running
         self._config = config

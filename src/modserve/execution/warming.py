@@ -53,7 +53,7 @@ MakeSamples: TypeAlias = Callable[[], Future[Sequence[Sample]]]
 """Makes the samples of a model on a loading thread."""
 
 
-class Warming:
+class WarmUpRun:
     """Runs samples on an instance and tells `on_end` once what became of them. Lives on the event loop's thread.
 
     Samples that are not made up end with the first failure.
@@ -164,7 +164,7 @@ class Warming:
 class _Sink:
     """Receives the outcomes of the requests of one execution."""
 
-    def __init__(self, warming: Warming, round_: int) -> None:
+    def __init__(self, warming: WarmUpRun, round_: int) -> None:
         self._warming = warming
         self._round = round_
 

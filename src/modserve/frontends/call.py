@@ -26,7 +26,7 @@ from modserve.core.tensors.shared_memory import RegionLease
 from modserve.frontends.offload import RequestMemory
 from modserve.protocol import reply
 from modserve.protocol.http import server_timing
-from modserve.protocol.reply import Reply
+from modserve.protocol.reply import ResponseForm
 from modserve.server import Server
 
 
@@ -45,7 +45,7 @@ GRPC = Wire("gRPC", ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END"), "GRPC_SEND_STA
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Call:
+class InferenceCall:
     """One request and the sink of its outcomes.
 
     A subclass says in `deliver` where the one response goes; where there are many, it has another `settle`.
@@ -88,7 +88,7 @@ class Call:
         """That of `core.requests.request_ids`; empty while nobody needs it."""
         self.now_ns = 0
         """When the request had come."""
-        self.reply: Reply = reply.JSON
+        self.reply: ResponseForm = reply.JSON
         self.inflight: Inflight | None = None
         self.trace: RequestTrace | None = None
         self.lease: RegionLease | None = None
@@ -260,7 +260,7 @@ class Call:
             self.trace.end()
 
 
-class FutureCall(Call):
+class FutureCall(InferenceCall):
     """A call whose one response is awaited: `future` gets it, or the failure.
 
     A failure is a value: the traceback of one that is raised would hold what holds it.

@@ -27,8 +27,8 @@ from modserve.models.loading.loader import Loader
 from modserve.models.residency.admission import Residency
 from modserve.models.residency.growth import Growth
 from modserve.models.residency.sizes import Meter
-from modserve.models.residency.work import Lending
-from modserve.models.serving.caching import Caching, make_cache
+from modserve.models.residency.work import Borrowers
+from modserve.models.serving.caching import VersionCaches, make_cache
 from modserve.observability import prometheus
 from modserve.observability.access_log import access_log
 from modserve.observability.failure_log import FailureLog
@@ -106,7 +106,7 @@ class InferenceServer(LocalServer):
         library = allocator.glibc()
         meter = Meter() if library is None else Meter(lambda: library.malloc_trim(0))
         residency = self._residency(table, workers, meter)
-        self._caching = Caching(make_cache(settings.cache, os.environ), backend_options(settings, registry.names))
+        self._caching = VersionCaches(make_cache(settings.cache, os.environ), backend_options(settings, registry.names))
         options = replace(
             loader_options(settings, registry.names, self.cores),
             caching=self._caching,
@@ -157,7 +157,7 @@ class InferenceServer(LocalServer):
             lazy=settings.load_lazily == "true" or (settings.load_lazily == "auto" and limit > 0),
             idle_ns=settings.model_idle_unload_secs * 10**9,
             wait_ns=settings.model_memory_wait_secs * 10**9,
-            lending=Lending(table.loans.lent, table.loans.returned),
+            borrowers=Borrowers(table.loans.lent, table.loans.returned),
             meter=meter,
             on_health=lambda: self.changes.notify(),
         )

@@ -18,7 +18,7 @@ class RolledBack:
     """Milliseconds since 1970."""
 
 
-class Window:
+class RequestWindow:
     """The latest requests of one route, at most `most` of them and, with `age_ns`, none older than that."""
 
     __slots__ = ("_age_ns", "_entries", "_most", "failures")
@@ -54,7 +54,7 @@ class Window:
         return durations[min(len(durations) - 1, int(len(durations) * _QUANTILE))] if durations else 0
 
 
-def verdict(rule: Rollback, canary: Window, baseline: Window | None) -> str:
+def verdict(rule: Rollback, canary: RequestWindow, baseline: RequestWindow | None) -> str:
     """Why the version is to lose its weight, with figures; empty if it may go on."""
     count = len(canary)
     if count < rule.least_requests:

@@ -13,7 +13,7 @@ from modserve.core.requests.request import InferenceRequest
 from modserve.core.tensors import dtypes
 from modserve.protocol import reply
 from modserve.protocol.http import infer_request
-from modserve.protocol.http.json_heads import Input, JsonHeads, NumberSlots, read_numbers, slots_of
+from modserve.protocol.http.json_heads import HttpInput, JsonHeads, NumberSlots, read_numbers, slots_of
 
 FIRST = '{"inputs":[{"name":"A","datatype":"INT32","shape":[1,2],"data":[1,2]}]}'
 
@@ -42,7 +42,7 @@ def warmed(*texts: str) -> JsonHeads:
 
 
 def slots(text: str) -> NumberSlots | None:
-    inputs = [Input(name, each.datatype, each.shape, 0, each) for name, each in decode(text).inputs.items()]
+    inputs = [HttpInput(name, each.datatype, each.shape, 0, each) for name, each in decode(text).inputs.items()]
     return slots_of(text.encode(), inputs)
 
 

@@ -22,15 +22,15 @@ from .inline import InlineInstance
 from .instance import WorkerInstance
 from .missing_modules import hints
 from .process import WorkerProcess
-from .thread import ThreadInstance
+from .thread import PythonThreadInstance
 
 _log = logging.getLogger(__name__)
 
-_IN_SERVER: Mapping[str, type[ThreadInstance] | type[InlineInstance]] = {
-    "thread": ThreadInstance,
+_IN_SERVER: Mapping[str, type[PythonThreadInstance] | type[InlineInstance]] = {
+    "thread": PythonThreadInstance,
     "inline": InlineInstance,
 }
-_Instance: TypeAlias = WorkerInstance | ThreadInstance | InlineInstance
+_Instance: TypeAlias = WorkerInstance | PythonThreadInstance | InlineInstance
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
 
 

@@ -19,7 +19,7 @@ _KEPT = 4000
 _LONGEST_LINE = 8 * 1024
 
 
-class Output:
+class WorkerOutput:
     """The pipe `fd` that a worker writes to; `who` begins each line in the log. Never blocks."""
 
     def __init__(self, fd: int, who: str) -> None:

@@ -27,10 +27,10 @@ from modserve.core.errors import unavailable
 from modserve.core.tensors import dtypes
 
 from . import exits
-from .output import Output
+from .output import WorkerOutput
 from .worker import arena, wire
 from .worker.records import Descriptions, Record, read_records
-from .worker.wire import Frame, Kind, Location, RecordReader
+from .worker.wire import Frame, Location, MessageKind, RecordReader
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class WorkerProcess:
         self._socket: socket.socket
         self._questions: deque[Future[Any]] = deque()
         self._last_words: deque[bytes] = deque(maxlen=0)  # for one that is ending; before, it takes nothing
-        self._output: Output
+        self._output: WorkerOutput
         self._pidfd = -1
         self._listening = False
         self._ended = False
@@ -91,7 +91,7 @@ class WorkerProcess:
         lifeline, held = os.pipe()
         output, written = os.pipe()
         passed = (theirs.fileno(), servers, workers, lifeline, ready.fileno())
-        self._socket, self._output = ours, Output(output, self.who)
+        self._socket, self._output = ours, WorkerOutput(output, self.who)
         self._fds = [held]
         ours.setblocking(False)
         self._ready.setblocking(False)
@@ -173,10 +173,10 @@ class WorkerProcess:
             return
         forgotten = self.arena.take_forgotten()
         if forgotten:
-            frame = wire.offsets_frame(Kind.FORGET, forgotten) + frame
+            frame = wire.offsets_frame(MessageKind.FORGET, forgotten) + frame
         released = self._mirror.take_released()
         if released:
-            frame += wire.offsets_frame(Kind.RELEASE, released)
+            frame += wire.offsets_frame(MessageKind.RELEASE, released)
         if self._unsent:
             self._unsent += frame
             return
@@ -224,13 +224,13 @@ class WorkerProcess:
         try:
             for frame in self._frames.received(count):
                 kind, _, _, body = frame
-                if kind == Kind.RELEASE:
+                if kind == MessageKind.RELEASE:
                     for offset in wire.read_offsets(body):
                         self.arena.release(offset)
-                elif kind == Kind.FORGET:
+                elif kind == MessageKind.FORGET:
                     for offset in wire.read_offsets(body):
                         self._mirror.forget(offset)
-                elif kind == Kind.RESULT:
+                elif kind == MessageKind.RESULT:
                     self._questions.popleft().set_result(wire.read_json(body))
                 else:
                     self.take(frame)
@@ -258,7 +258,7 @@ class WorkerProcess:
     def _trim(self) -> None:
         self._trimming = None
         self.arena.trim()
-        self.send(wire.HEADER.pack(0, Kind.TRIM, 0, 0))
+        self.send(wire.HEADER.pack(0, MessageKind.TRIM, 0, 0))
         if self.arena.mapped:
             self.trim_later()
 
@@ -352,7 +352,7 @@ class WorkerProcess:
         """Have the model finalized, and end the process, by force after `timeout_s`. Not on the event loop's thread."""
         self._end_on_loop()
         if self.process.returncode is None:
-            stop = wire.HEADER.pack(0, Kind.STOP, 0, 0)
+            stop = wire.HEADER.pack(0, MessageKind.STOP, 0, 0)
             words = self._last_words = deque([bytes(self._unsent), stop])
             end = time.monotonic() + timeout_s
             exits.converse(self._socket, self._output, words, self._take_some, end)

@@ -10,7 +10,7 @@ from modserve.backends.api import EngineRequest, InstanceSpec
 from .local import LocalInstance
 
 
-class ThreadInstance(LocalInstance):
+class PythonThreadInstance(LocalInstance):
     """Implements `backends.api.RequestInstance`."""
 
     _thread: "_LoopThread | None" = None

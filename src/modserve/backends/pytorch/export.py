@@ -25,7 +25,7 @@ from .arrays import DATATYPES, quiet
 from .failures import one_line
 from .naming import (
     OnceLog,
-    Slot,
+    ProgramTensor,
     Structure,
     bind,
     bind_results,
@@ -212,7 +212,7 @@ class _Constant:
 
 
 def _bound(
-    who: str, config: ModelConfig, slots: Sequence[Slot], constants: Mapping[int, object], note: OnceLog
+    who: str, config: ModelConfig, slots: Sequence[ProgramTensor], constants: Mapping[int, object], note: OnceLog
 ) -> list[Any]:
     """For each leaf of a program's inputs the name of the input, or the constant. Raises INVALID_ARG."""
     places = bind(who, "input", list(input_datatypes(config)), slots, note)
@@ -222,7 +222,7 @@ def _bound(
     return [leaves[place] for place in range(len(slots))]
 
 
-def _check_all(who: str, slots: Sequence[Slot], places: Iterable[int]) -> None:
+def _check_all(who: str, slots: Sequence[ProgramTensor], places: Iterable[int]) -> None:
     missing = [slot.names[0] for place, slot in enumerate(slots) if place not in set(places)]
     if missing:
         raise invalid(f"{who}: the program takes {len(slots)} inputs, and the configuration has none for {missing}")

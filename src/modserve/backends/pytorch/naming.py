@@ -20,7 +20,7 @@ Template: TypeAlias = Any
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class ProgramTensor:
     """A tensor that a model takes or gives. `names` are those that it may be called by, the best one first."""
 
     path: Path
@@ -127,7 +127,11 @@ class OnceLog:
 
 
 def bind(
-    who: str, what: str, names: Sequence[str], slots: Sequence[Slot], on_order: Callable[[str], None] | None = None
+    who: str,
+    what: str,
+    names: Sequence[str],
+    slots: Sequence[ProgramTensor],
+    on_order: Callable[[str], None] | None = None,
 ) -> dict[str, int]:
     """The place among `slots` of each of `names`. `what` is ``input`` or ``output``.
 
@@ -163,7 +167,7 @@ def bind(
     return dict(zip(names, places, strict=True))
 
 
-def argument_slots(who: str, arguments: Sequence[Argument], names: Sequence[str]) -> list[Slot]:
+def argument_slots(who: str, arguments: Sequence[Argument], names: Sequence[str]) -> list[ProgramTensor]:
     """The tensors that the arguments of a ``forward`` can take, for a configuration with inputs of these names.
 
     A path begins with the number of the argument. Raises INVALID_ARG if there is an argument that no tensor can be.
@@ -171,27 +175,29 @@ def argument_slots(who: str, arguments: Sequence[Argument], names: Sequence[str]
     if len(arguments) == 1 and arguments[0].kind == "dict":
         prefix = f"{arguments[0].name}["
         inner = [name[len(prefix) : -1] if name.startswith(prefix) and name[-1] == "]" else name for name in names]
-        return [Slot((0, key), (name, key)) for name, key in zip(names, inner, strict=True)]
+        return [ProgramTensor((0, key), (name, key)) for name, key in zip(names, inner, strict=True)]
     if len(arguments) == 1 and arguments[0].kind == "list":
-        return [Slot((0, index), (bracketed(arguments[0].name, [index]),)) for index in range(len(names))]
-    slots: list[Slot] = []
+        return [ProgramTensor((0, index), (bracketed(arguments[0].name, [index]),)) for index in range(len(names))]
+    slots: list[ProgramTensor] = []
     for place, argument in enumerate(arguments):
         name, required = argument.name, argument.required
         if argument.kind == "tuple":
-            slots += [Slot((place, index), (bracketed(name, [index]),), required) for index in range(argument.size)]
+            slots += [
+                ProgramTensor((place, index), (bracketed(name, [index]),), required) for index in range(argument.size)
+            ]
         elif argument.kind in ("list", "dict"):
             inside = [each[len(name) + 1 : -1] for each in names if each.startswith(f"{name}[") and each[-1] == "]"]
             keys: Sequence[int | str] = inside
             if argument.kind == "list":
                 keys = sorted([int(index) for index in inside if index.isdecimal()])
-            slots += [Slot((place, key), (bracketed(name, [key]),)) for key in keys]
+            slots += [ProgramTensor((place, key), (bracketed(name, [key]),)) for key in keys]
             if required and not keys:
                 example = f"{name}[0]" if argument.kind == "list" else f"{name}[key]"
                 raise invalid(
                     f"{who}: argument '{name}' is a {argument.kind} of tensors; inputs for it are called {example}"
                 )
         elif argument.kind:
-            slots.append(Slot((place,), (name,), required))
+            slots.append(ProgramTensor((place,), (name,), required))
         elif required:
             raise invalid(
                 f"{who}: argument '{name}' of the model is a {argument.type}, for which no input can stand; only "
@@ -228,7 +234,7 @@ def _assembled(kind: str, parts: Sequence[tuple[Path, str]]) -> Template:
     return parts[0][1]
 
 
-def program_inputs(inputs: Structure, argument_names: Sequence[str] = ()) -> list[Slot]:
+def program_inputs(inputs: Structure, argument_names: Sequence[str] = ()) -> list[ProgramTensor]:
     """The tensors of a program that was exported or compiled; `inputs` is a tuple of arguments and keywords.
 
     `argument_names` are those of its ``forward``, where they are known.
@@ -240,18 +246,18 @@ def program_inputs(inputs: Structure, argument_names: Sequence[str] = ()) -> lis
         place = int(path[0])
         if place < len(argument_names):
             names.insert(0, bracketed(argument_names[place], path[1:]))
-        slots.append(Slot(path, tuple(names)))
+        slots.append(ProgramTensor(path, tuple(names)))
     for path in keywords.paths():
-        slots.append(Slot(path, (bracketed(str(path[0]), path[1:]), bracketed("KWARGS", path))))
+        slots.append(ProgramTensor(path, (bracketed(str(path[0]), path[1:]), bracketed("KWARGS", path))))
     return slots
 
 
-def result_slots(paths: Iterable[Path]) -> list[Slot]:
+def result_slots(paths: Iterable[Path]) -> list[ProgramTensor]:
     """The tensors of a result: ``RESULT``, ``RESULT[0]``, ``RESULT[key]``, or a dictionary's ``key`` itself."""
     return [
-        Slot(path, (bracketed(path[0], path[1:]), bracketed("RESULT", path)))
+        ProgramTensor(path, (bracketed(path[0], path[1:]), bracketed("RESULT", path)))
         if path and isinstance(path[0], str)
-        else Slot(path, (bracketed("RESULT", path),))
+        else ProgramTensor(path, (bracketed("RESULT", path),))
         for path in paths
     ]
 

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 
-from modserve.core.configuration.ensemble_config import COMPARISONS, EQUALITY, Condition, Ensembling, Operand, Step
+from modserve.core.configuration.ensemble_config import COMPARISONS, EQUALITY, Condition, EnsembleConfig, Operand, Step
 from modserve.pb import inference as pb
 
 from ..text import suggest
@@ -24,10 +24,10 @@ _FORM = re.compile(rf"\s*(.+?)\s*({'|'.join(sorted(COMPARISONS, key=len, reverse
 _WORDS: dict[str, Operand] = {"true": True, "false": False}
 
 
-def ensembling(message: pb.ModelConfig) -> Ensembling | None:
+def ensembling(message: pb.ModelConfig) -> EnsembleConfig | None:
     if not message.HasField("ensemble_scheduling"):
         return None
-    return Ensembling(_steps(message), message.ensemble_scheduling.max_inflight_requests)
+    return EnsembleConfig(_steps(message), message.ensemble_scheduling.max_inflight_requests)
 
 
 def _steps(message: pb.ModelConfig) -> tuple[Step, ...]:

@@ -14,7 +14,7 @@ from modserve.core.configuration.sequence_config import (
     InitialState,
     OldestStrategy,
     SequenceBatching,
-    State,
+    SequenceState,
     Strategy,
 )
 from modserve.core.tensors import dtypes
@@ -96,10 +96,12 @@ def _controls(batching: pb.ModelSequenceBatching) -> Iterator[Control]:
                         yield Control(tensor.name, kind, datatype, (values[0], values[1]))
 
 
-def _state(state: _State, datatype: Datatype) -> State:
+def _state(state: _State, datatype: Datatype) -> SequenceState:
     contents = (InitialState(each.name, tuple(each.dims), each.data_file) for each in state.initial_state)
     initial = next(contents, None)
-    return State(state.input_name, state.output_name, datatype, tuple(state.dims), initial, state.use_growable_memory)
+    return SequenceState(
+        state.input_name, state.output_name, datatype, tuple(state.dims), initial, state.use_growable_memory
+    )
 
 
 def inputs(message: pb.ModelConfig) -> Mapping[str, FieldPath]:
@@ -315,7 +317,7 @@ def compare(message: pb.ModelConfig, description: ModelDescription, shapes: bool
                     yield (_HERE, "state", index, "dims"), f"{who}, {fault}"
 
 
-def _shape_fault(side: str, state: State, shape: Shape, max_batch_size: int) -> str:
+def _shape_fault(side: str, state: SequenceState, shape: Shape, max_batch_size: int) -> str:
     """Why every request with this state would fail, "" if none need to. Triton only finds out when they do.
 
     The model must take the state that a sequence starts with, and must not return one that cannot be kept.

@@ -26,7 +26,7 @@ _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 _Labels: TypeAlias = tuple[tuple[str, str], ...]
 
 
-class FamilyReading(NamedTuple):
+class FamilySnapshot(NamedTuple):
     """A family and its values at one time. `rows` have numbers, or for histograms these."""
 
     name: str
@@ -80,12 +80,12 @@ class MetricStore:
         """For one model version."""
         return StoredMetrics(self)
 
-    def read(self) -> list[FamilyReading]:
+    def read(self) -> list[FamilySnapshot]:
         """All families that have metrics, and these, by name and labels."""
         with self.lock:
             every = [(family, list(family.series.values())) for _, family in sorted(self.families.items())]
         return [
-            FamilyReading(
+            FamilySnapshot(
                 family.name,
                 family.help,
                 family.kind,

@@ -12,7 +12,7 @@ from modserve.core.residency import describe
 from modserve.core.tensors.shared_memory import CudaRegion, SystemRegion
 from modserve.core.tensors.tensor import Buffer
 from modserve.frontends import offload
-from modserve.frontends.call import GRPC, Call, FutureCall
+from modserve.frontends.call import GRPC, FutureCall, InferenceCall
 from modserve.frontends.offload import is_long_response
 from modserve.pb import health as health_pb
 from modserve.pb import inference as pb
@@ -165,11 +165,11 @@ class InferenceService:
             call.finish()
 
 
-def _encoded(writer: ResponseWriter, call: Call, response: InferenceResponse) -> list[Buffer]:
+def _encoded(writer: ResponseWriter, call: InferenceCall, response: InferenceResponse) -> list[Buffer]:
     return writer.parts(response if call.reply is BINARY else call.render(response))
 
 
-def _sent(call: Call) -> None:
+def _sent(call: InferenceCall) -> None:
     """The response has left, or never will."""
     call.sent()
     call.close()

@@ -12,7 +12,7 @@ from typing import Final, cast, final
 from modserve.core.errors import ModserveError
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors.tensor import Buffer
-from modserve.frontends.call import GRPC, Call
+from modserve.frontends.call import GRPC, InferenceCall
 from modserve.frontends.errors import to_client_error
 from modserve.frontends.http2.stream import Stream
 from modserve.frontends.offload import in_background, is_long_response, outcome_of
@@ -64,7 +64,7 @@ class UnaryInferences(UnaryPath):
 
 
 @final
-class UnaryInference(Call):
+class UnaryInference(InferenceCall):
     """One request, and the sink of its response, which it hands to `client`."""
 
     def __init__(self, shared: UnaryInferences, client: ServerCall, message: InferMessage, size: int) -> None:

@@ -11,7 +11,7 @@ from modserve.core.requests import request_ids
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors.tensor import Buffer
-from modserve.frontends.call import HTTP, Call
+from modserve.frontends.call import HTTP, InferenceCall
 from modserve.frontends.errors import to_client_error
 from modserve.frontends.offload import in_background, inflated, is_long_response, look_ahead, outcome_of
 from modserve.protocol import compression, failures
@@ -22,7 +22,7 @@ from modserve.protocol.http.infer_request import header_length
 from modserve.protocol.http.infer_response import Body, JsonTexts, Pieces
 from modserve.protocol.http.json_heads import JsonHeads
 from modserve.protocol.http.request_head import RequestHead
-from modserve.protocol.reply import Reply
+from modserve.protocol.reply import ResponseForm
 from modserve.server import Server
 from modserve.settings import HttpSettings
 
@@ -44,7 +44,7 @@ class CallContext:
         self.texts = JsonTexts()
 
 
-class InferCall(Call):
+class InferCall(InferenceCall):
     """One request, and the sink of its response: `done` is called once with its body, or the error.
 
     With it comes the id of the request, if it has one. It is never called before `start` returns, unless `start` itself
@@ -119,7 +119,7 @@ class InferCall(Call):
         read = partial(read_long_request, self, self._context, version, head, body, memory.take)
         in_background(read).add_done_callback(self._have_read)
 
-    def _have_read(self, reading: "asyncio.Future[tuple[InferenceRequest, Reply]]") -> None:
+    def _have_read(self, reading: "asyncio.Future[tuple[InferenceRequest, ResponseForm]]") -> None:
         try:
             outcome = outcome_of(reading, _WHAT)
             if self._over:
@@ -193,13 +193,13 @@ class InferCall(Call):
 
 
 def read_long_request(
-    call: Call,
+    call: InferenceCall,
     context: CallContext,
     version: int | None,
     head: RequestHead,
     body: Buffer | Inflater,
     reserve: Callable[[int], None],
-) -> tuple[InferenceRequest, Reply]:
+) -> tuple[InferenceRequest, ResponseForm]:
     """On a thread: `read_request`, with all that would take long later. `reserve` holds memory for it."""
     if isinstance(body, Inflater):
         body = body.read_all(reserve)

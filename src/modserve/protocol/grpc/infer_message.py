@@ -25,7 +25,7 @@ OF_OUTPUTS: Final = (*OF_INPUTS, CLASSIFICATION)
 NO_PARAMETERS: Final[dict[str, Parameter]] = {}
 
 
-class Input(NamedTuple):
+class GrpcInput(NamedTuple):
     """An input without its raw data."""
 
     name: str
@@ -36,7 +36,7 @@ class Input(NamedTuple):
     """``InferTensorContents``, as a message or as the bytes of one; None where it has none."""
 
 
-class Output(NamedTuple):
+class GrpcOutput(NamedTuple):
     """A requested output."""
 
     name: str
@@ -44,7 +44,7 @@ class Output(NamedTuple):
 
 
 @final
-class Head:
+class InferHead:
     """The inputs and the requested outputs. It repeats from one request to the next, and changes only its `form`.
 
     Of more tensors than `LIMITS` has there is only the number.
@@ -64,7 +64,7 @@ class Head:
     )
 
     def __init__(
-        self, inputs: tuple[Input, ...], outputs: tuple[Output, ...], input_count: int, output_count: int
+        self, inputs: tuple[GrpcInput, ...], outputs: tuple[GrpcOutput, ...], input_count: int, output_count: int
     ) -> None:
         self.inputs = inputs
         self.outputs = outputs
@@ -121,7 +121,7 @@ class InferMessage:
         model_version: str,
         id: str,
         parameters: Mapping[str, Parameter],
-        head: Head,
+        head: InferHead,
         raws: Sequence[Buffer],
         short: bool,
     ) -> None:
@@ -158,11 +158,11 @@ def from_protobuf(message: pb.ModelInferRequest, tensors: Tensors | None = None)
     return plain
 
 
-def head_of(message: pb.ModelInferRequest, tensors: Tensors | None = None) -> Head:
+def head_of(message: pb.ModelInferRequest, tensors: Tensors | None = None) -> InferHead:
     """What `message` says of tensors, but for raw data."""
     input_count, output_count = len(message.inputs), len(message.outputs)
-    inputs: list[Input] = []
-    outputs: list[Output] = []
+    inputs: list[GrpcInput] = []
+    outputs: list[GrpcOutput] = []
     if input_count <= LIMITS.tensors:
         for position, tensor in enumerate(message.inputs):
             contents: Any = None
@@ -172,10 +172,10 @@ def head_of(message: pb.ModelInferRequest, tensors: Tensors | None = None) -> He
                 contents = tensor.contents
             datatype = dtypes.BY_NAME.get(tensor.datatype, dtypes.INVALID)
             values = _parameters(tensor.parameters, OF_INPUTS)
-            inputs.append(Input(tensor.name, datatype, tuple(tensor.shape), values, contents))
+            inputs.append(GrpcInput(tensor.name, datatype, tuple(tensor.shape), values, contents))
     if output_count <= LIMITS.tensors:
-        outputs += [Output(output.name, _parameters(output.parameters, OF_OUTPUTS)) for output in message.outputs]
-    return Head(tuple(inputs), tuple(outputs), input_count, output_count)
+        outputs += [GrpcOutput(output.name, _parameters(output.parameters, OF_OUTPUTS)) for output in message.outputs]
+    return InferHead(tuple(inputs), tuple(outputs), input_count, output_count)
 
 
 def _parameters(messages: Mapping[str, pb.InferParameter], names: tuple[str, ...]) -> Mapping[str, Parameter]:

@@ -20,7 +20,7 @@ from modserve.core.tensors.tensor import Buffer
 from modserve.protocol import failures
 from modserve.protocol.json import json_data
 from modserve.protocol.json.json_text import JsonObject
-from modserve.protocol.reply import Reply
+from modserve.protocol.reply import ResponseForm
 
 _MAX_DIMENSION = 2**63 - 1
 _MAX_UNSIGNED = 2**64 - 1
@@ -72,12 +72,12 @@ class JsonTexts:
     def __init__(self) -> None:
         self.known: dict[tuple[object, ...], Pieces] = {}
 
-    def look_up(self, response: InferenceResponse, reply: Reply) -> Pieces | None:
+    def look_up(self, response: InferenceResponse, reply: ResponseForm) -> Pieces | None:
         """As `_pieces`, if that is remembered of a response like this one."""
         look = None if response.parameters else _look(response, reply)
         return None if look is None else self.known.get(look)
 
-    def remember(self, response: InferenceResponse, reply: Reply, pieces: Pieces) -> None:
+    def remember(self, response: InferenceResponse, reply: ResponseForm, pieces: Pieces) -> None:
         """For responses like this one, which is short."""
         look = None if response.parameters or reply.places or reply.classes else _look(response, reply)
         if look is None or sum(map(len, pieces)) > _MEMORABLE:
@@ -87,7 +87,7 @@ class JsonTexts:
         self.known[look] = pieces
 
 
-def _look(response: InferenceResponse, reply: Reply) -> tuple[object, ...] | None:
+def _look(response: InferenceResponse, reply: ResponseForm) -> tuple[object, ...] | None:
     """What the JSON of a response without parameters follows from, but for its id and data; None if that is too much.
 
     The sizes of tensors of BYTES do not follow from their shapes.
@@ -102,7 +102,7 @@ def _look(response: InferenceResponse, reply: Reply) -> tuple[object, ...] | Non
 
 
 def encode_response(
-    response: InferenceResponse, reply: Reply, texts: JsonTexts | None = None, pieces: Pieces | None = None
+    response: InferenceResponse, reply: ResponseForm, texts: JsonTexts | None = None, pieces: Pieces | None = None
 ) -> Body:
     """The body of a response, whose JSON keys are in Triton's order. Raises INVALID_ARG for what JSON cannot carry.
 
@@ -138,7 +138,7 @@ def encode_response(
     return Body(parts, length)
 
 
-def _pieces(response: InferenceResponse, reply: Reply) -> Pieces:
+def _pieces(response: InferenceResponse, reply: ResponseForm) -> Pieces:
     """The JSON of a response without its id and data."""
     outputs: list[JsonObject] = []
     document: JsonObject = {"model_name": response.model_name, "model_version": str(response.model_version)}
@@ -169,11 +169,11 @@ def text_only(error: ModserveError) -> ModserveError:
     return ModserveError(error.code, f"{error.message}, in a call of infer or over gRPC")
 
 
-def encode_stream_response(response: InferenceResponse, reply: Reply, final: bool) -> bytes:
+def encode_stream_response(response: InferenceResponse, reply: ResponseForm, final: bool) -> bytes:
     """A response with all its data as JSON, whatever `reply` says of binary. Raises INVALID_ARG."""
     marked = replace(response, parameters={**response.parameters, _FINAL: final})
     try:
-        return b"".join(encode_response(marked, Reply(places=reply.places)).parts)
+        return b"".join(encode_response(marked, ResponseForm(places=reply.places)).parts)
     except ModserveError as error:
         raise text_only(error) from None
 

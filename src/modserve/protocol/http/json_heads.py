@@ -21,11 +21,11 @@ import orjson
 
 from modserve.core.requests.request import ParameterValue, RequestForm
 from modserve.core.tensors.dtypes import Datatype
-from modserve.core.tensors.shared_memory import Place
+from modserve.core.tensors.shared_memory import RegionSlice
 from modserve.core.tensors.tensor import Shape, Tensor
 from modserve.protocol.json import json_data
 from modserve.protocol.json.large_json import LARGE
-from modserve.protocol.reply import Reply
+from modserve.protocol.reply import ResponseForm
 
 _REMEMBERED: Final = 1024
 _MEMORABLE: Final = 4096
@@ -35,7 +35,7 @@ _NUMBERS = re.compile(rb'"data"\s*:\s*(\[[-+.eE0-9,\[\]\s]*\])')
 _KINDS = ("int", "float")
 
 
-class Input(NamedTuple):  # which is made sooner than a dataclass
+class HttpInput(NamedTuple):  # which is made sooner than a dataclass
     """An input as the JSON describes it: a tensor if its data is JSON too, else `size` bytes of binary data."""
 
     name: str
@@ -50,18 +50,18 @@ class Header(NamedTuple):
 
     id: str
     parameters: Mapping[str, ParameterValue]
-    inputs: tuple[Input, ...]
-    places: tuple[tuple[Input, Place], ...]
+    inputs: tuple[HttpInput, ...]
+    places: tuple[tuple[HttpInput, RegionSlice], ...]
     """The inputs that are in shared memory."""
     outputs: tuple[str, ...]
-    reply: Reply
+    reply: ResponseForm
     shared: bool
     """Whether any tensor is in shared memory."""
     form: RequestForm | None = None
     """Of JSON that is remembered."""
 
 
-class Slot(NamedTuple):
+class InputSpan(NamedTuple):
     """Where the numbers of an input are: they end where the text `behind` them begins, which is up to the next ones."""
 
     name: str
@@ -76,14 +76,14 @@ class NumberSlots(NamedTuple):
     """A request's text without its numbers. What stands `before` the first of them ends with an opening `_KEY`."""
 
     before: bytes
-    slots: tuple[Slot, ...]
+    slots: tuple[InputSpan, ...]
     largest: int
     """Bytes of the largest tensor."""
     length: int
     """Bytes of all this text."""
 
 
-def slots_of(text: bytes, inputs: Sequence[Input]) -> NumberSlots | None:
+def slots_of(text: bytes, inputs: Sequence[HttpInput]) -> NumberSlots | None:
     """Those of a request with these inputs; None if they are not all arrays of numbers."""
     matches = list(_NUMBERS.finditer(text))
     if not matches or len(matches) != len(inputs):
@@ -104,7 +104,7 @@ def slots_of(text: bytes, inputs: Sequence[Input]) -> NumberSlots | None:
         count = math.prod(each.shape)
         largest = max(largest, count * each.datatype.size)
         packer = struct.Struct(f"{count}{each.datatype.numpy.char}")
-        slots.append(Slot(each.name, each.datatype, each.shape, packer, behind))
+        slots.append(InputSpan(each.name, each.datatype, each.shape, packer, behind))
     return NumberSlots(around[0], tuple(slots), largest, sum(map(len, around)))
 
 

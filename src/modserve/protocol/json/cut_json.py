@@ -26,7 +26,7 @@ Take = Callable[[object], LongArray | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ArrayCutter:
     """What is cut out of one kind of document."""
 
     keys: tuple[bytes, ...]
@@ -39,7 +39,7 @@ class Way:
     """Raises INVALID_ARG if these parts of the document and these arrays are too much to be parsed as a whole."""
 
 
-def parse(text: bytes, way: Way, kept: Collection[int] = ()) -> object:
+def parse(text: bytes, way: ArrayCutter, kept: Collection[int] = ()) -> object:
     """The document, where some arrays are a `LongArray`; `kept` are the places of those that are not cut out.
 
     Raises INVALID_ARG.
@@ -72,7 +72,7 @@ def parse(text: bytes, way: Way, kept: Collection[int] = ()) -> object:
     return parse(text, way, {*kept, *(array.start for array in others)})
 
 
-def _arrays(text: bytes, way: Way) -> list[LongArray]:
+def _arrays(text: bytes, way: ArrayCutter) -> list[LongArray]:
     """The long arrays that follow one of the keys, in order. They may be anywhere in the document."""
     candidates = [array for key in way.keys for array in _arrays_after(text, key, way.find)]
     arrays: list[LongArray] = []

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from modserve.core.errors import invalid
 from modserve.core.tensors.tensor import Buffer
 from modserve.protocol.json import cut_json, long_array
-from modserve.protocol.json.cut_json import Take, Way
+from modserve.protocol.json.cut_json import ArrayCutter, Take
 from modserve.protocol.json.json_text import JsonObject, JsonTypeError, unable
 from modserve.protocol.json.long_array import LongArray
 from modserve.protocol.limits import LIMITS
@@ -43,4 +43,4 @@ def _check(parts: Iterable[bytes], others: Iterable[LongArray]) -> None:
         )
 
 
-_WAY = Way((b'"data"',), long_array.find_end, _place, _check)
+_WAY = ArrayCutter((b'"data"',), long_array.find_end, _place, _check)

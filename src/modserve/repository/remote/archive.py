@@ -13,12 +13,12 @@ from typing import Any
 
 from modserve.core.files.remote_place import RemotePlace, without_secrets
 
-from .cache import Cache, source_of
+from .cache import DownloadCache, source_of
 from .claim import Claim
 from .failures import StoreError, reason, unreadable
 from .files import ModelFiles, RemoteFile, beside, identity, models_of
 from .source import Contents
-from .transfer import OnBytes, Progress, Transfer
+from .transfer import DownloadProgress, OnBytes, Transfer
 from .unpacking import ArchiveError, Manifest, unpack
 
 _BLOCK_BYTES = 1 << 20
@@ -27,7 +27,7 @@ _NOT_MODIFIED = 304
 
 
 class Archive:
-    """Implements `source.Source`. The archive is asked for at each look, and downloaded when it is another one."""
+    """Implements `source.RemoteSource`. Asks for the archive at each look, and downloads it when it is another one."""
 
     def __init__(self, place: RemotePlace, transfer: Transfer) -> None:
         self._place = place
@@ -126,7 +126,7 @@ class Archive:
     def _unpacked(self, response: Any, claim: Claim, source: str, ended: threading.Event) -> Manifest:
         claim.restart()
         size = int(response.headers.get("Content-Length") or 0)
-        progress = Progress("the archive of models", str(self._place), size)
+        progress = DownloadProgress("the archive of models", str(self._place), size)
         for block in self._blocks(response, ended):
             claim.write(block)
             progress.add(len(block))
@@ -152,7 +152,7 @@ def _files(manifest: Manifest) -> Iterator[RemoteFile]:
         yield RemoteFile(path, 0, "", identity("folder"))
 
 
-def _remembered(cache: Cache, source: str) -> Manifest | None:
+def _remembered(cache: DownloadCache, source: str) -> Manifest | None:
     """What the cache knows of an archive, if all of it is there."""
     digest = cache.find(source)
     if digest is None:

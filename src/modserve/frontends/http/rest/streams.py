@@ -12,12 +12,12 @@ from starlette.responses import StreamingResponse
 from modserve.core.errors import ModserveError, unavailable
 from modserve.core.requests.response import InferenceResponse, Outcome
 from modserve.frontends import offload
-from modserve.frontends.call import HTTP, Call, OutcomeQueue
+from modserve.frontends.call import HTTP, InferenceCall, OutcomeQueue
 from modserve.frontends.errors import to_client_error
 from modserve.protocol import failures
 from modserve.protocol.http.framing import Framing
 from modserve.server import Server
-from modserve.settings import Limits
+from modserve.settings import LoopLimits
 
 from .disconnect import unless_disconnected
 from .identified import Note, begun, note_of
@@ -37,7 +37,7 @@ class StreamMessage(NamedTuple):
     final: bool
 
 
-class HttpStream(Call):
+class HttpStream(InferenceCall):
     """A call over HTTP with any number of responses, which `next` returns in their order."""
 
     __slots__ = ("_arrival", "_queue", "_returned", "_streams", "limits")
@@ -85,7 +85,7 @@ class HttpStream(Call):
 class Streams:
     """The calls that are open."""
 
-    def __init__(self, server: Server, limits: Limits) -> None:
+    def __init__(self, server: Server, limits: LoopLimits) -> None:
         self.server = server
         self.limits = limits
         self.open: set[HttpStream] = set()

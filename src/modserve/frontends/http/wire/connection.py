@@ -69,7 +69,7 @@ _OPEN, _LAST, _ENDED = ConnectionPhase
 _NO_HEAD = RequestHead()
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """Its callers: the transport, the event loop's turns and ticks (`OpenConnection`), and the calls it has begun."""
 
     def __init__(self, context: HttpContext) -> None:
