@@ -45,7 +45,7 @@ from modserve.protocol.http import (
 )
 from modserve.protocol.http.json_heads import JsonHeads
 from modserve.protocol.json import json_text
-from modserve.protocol.reply import ResponseForm
+from modserve.protocol.response_form import ResponseForm
 from modserve.testing import builders
 
 Target = Callable[[bytes], None]

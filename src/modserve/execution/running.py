@@ -265,7 +265,7 @@ class RunningRequest:
 
     def _say(
         self,
-        what: InferenceResponse | ModserveError | Again | None,
+        outcome: InferenceResponse | ModserveError | Again | None,
         final: bool,
         output_start_ns: int,
         wait: bool = True,
@@ -277,9 +277,9 @@ class RunningRequest:
             self._cancellation.callbacks.clear()
         flow = None if final else self.inflight.flow
         if flow is not None:
-            flow.given(what.size if isinstance(what, InferenceResponse) else 0)
+            flow.given(outcome.size if isinstance(outcome, InferenceResponse) else 0)
         start_ns, self._last_ns = self._last_ns, time.monotonic_ns()
-        self._deliver(self._running, RequestReport(what, final, start_ns, output_start_ns, self._last_ns))
+        self._deliver(self._running, RequestReport(outcome, final, start_ns, output_start_ns, self._last_ns))
         if flow is None:
             return not final
         if wait:

@@ -60,7 +60,7 @@ class WarmUpRun:
     """
 
     def __init__(self, model: ModelId, instance: Instance, samples: Sequence[Sample], on_end: OnEnd) -> None:
-        self._who = f"model '{model.name}', instance '{instance.name}'"
+        self._label = f"model '{model.name}', instance '{instance.name}'"
         self._instance = instance
         self._samples = samples
         self._on_end = on_end
@@ -137,7 +137,7 @@ class WarmUpRun:
             ns = time.monotonic_ns() - self._started_ns
             self._ran.append(Ran(sample.name, sample.times, ns, None, sample.made_up))
             often = "once" if sample.times == 1 else f"{sample.times} times"
-            _log.info("%s: warm-up sample '%s' ran %s in %.1f ms", self._who, sample.name, often, ns / 1e6)
+            _log.info("%s: warm-up sample '%s' ran %s in %.1f ms", self._label, sample.name, often, ns / 1e6)
             self._at += 1
             self._iteration = 0
             self._started_ns = time.monotonic_ns()
@@ -147,8 +147,8 @@ class WarmUpRun:
         if self._ended:
             return
         sample = self._samples[min(self._at, len(self._samples) - 1)]
-        text = error.message.removeprefix(f"{self._who}: ").removeprefix(f"{self._who} ")
-        failure = ModserveError(error.code, f"{self._who}: warm-up sample '{sample.name}' failed: {text}")
+        text = error.message.removeprefix(f"{self._label}: ").removeprefix(f"{self._label} ")
+        failure = ModserveError(error.code, f"{self._label}: warm-up sample '{sample.name}' failed: {text}")
         if isinstance(error, InstanceLostError):
             failure = InstanceLostError(failure.message)
         forget_frames(error)

@@ -17,7 +17,7 @@ def record(
     access: AccessLog,
     call: InferenceCall,
     client: object,
-    what: str,
+    call_name: str,
     status: int,
     received: int,
     sent: int,
@@ -35,7 +35,7 @@ def record(
     access.record(
         call.wire.name,
         client,
-        what,
+        call_name,
         call.model,
         -1 if version is None else version,
         status,

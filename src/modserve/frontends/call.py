@@ -24,9 +24,9 @@ from modserve.core.requests.trace_context import TraceHeaders
 from modserve.core.servable import Handle, Servable, submit_traced
 from modserve.core.tensors.shared_memory import RegionLease
 from modserve.frontends.offload import RequestMemory
-from modserve.protocol import reply
+from modserve.protocol import response_form
 from modserve.protocol.http import server_timing
-from modserve.protocol.reply import ResponseForm
+from modserve.protocol.response_form import ResponseForm
 from modserve.server import Server
 
 
@@ -61,8 +61,8 @@ class InferenceCall:
         "memory",
         "model",
         "now_ns",
-        "reply",
         "request_id",
+        "response_form",
         "servable",
         "server",
         "trace",
@@ -88,7 +88,7 @@ class InferenceCall:
         """That of `core.requests.request_ids`; empty while nobody needs it."""
         self.now_ns = 0
         """When the request had come."""
-        self.reply: ResponseForm = reply.JSON
+        self.response_form: ResponseForm = response_form.JSON
         self.inflight: Inflight | None = None
         self.trace: RequestTrace | None = None
         self.lease: RegionLease | None = None
@@ -145,8 +145,8 @@ class InferenceCall:
         else:
             self.inflight = submit_traced(self.trace, servable, request, self, self.now_ns)
         self.version = servable.id.version
-        if self.reply.places and self.on_gpu and not servable.config.cached:
-            self.inflight.device_outputs = self.reply.places
+        if self.response_form.places and self.on_gpu and not servable.config.cached:
+            self.inflight.device_outputs = self.response_form.places
         if self._handle is not None:
             self.give_back_model()
 
@@ -191,11 +191,11 @@ class InferenceCall:
     @property
     def on_gpu(self) -> bool:
         """Whether the response may have to be copied to a GPU."""
-        return bool(self.reply.places) and self.server.shared_memory.with_cuda
+        return bool(self.response_form.places) and self.server.shared_memory.with_cuda
 
     def render(self, response: InferenceResponse) -> InferenceResponse:
         """The response as the client wants it. Raises INVALID_ARG; may run on a thread."""
-        look = self.reply
+        look = self.response_form
         if look.places or look.classes:
             return look.apply(response, self.servable, self.lease)
         return response

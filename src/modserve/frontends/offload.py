@@ -29,7 +29,7 @@ from modserve.core.tensors.tensor import Tensor, count_ahead, digest_ahead, long
 from modserve.frontends.errors import to_client_error
 from modserve.protocol import compression
 from modserve.protocol.compression import Inflater
-from modserve.protocol.reply import ResponseForm
+from modserve.protocol.response_form import ResponseForm
 from modserve.settings import LoopLimits
 
 P = ParamSpec("P")
@@ -100,13 +100,13 @@ async def on_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
         del working, cancelled
 
 
-def outcome_of(work: "asyncio.Future[T]", what: str) -> T | ModserveError:
-    """What work on a thread has come to; `what` it was is said in the log of a failure unforeseen.
+def outcome_of(work: "asyncio.Future[T]", activity: str) -> T | ModserveError:
+    """What work on a thread has come to; `activity` it was is said in the log of a failure unforeseen.
 
     A failure is not raised: its traceback would have a frame of the caller, which has `work`, and that has the failure.
     """
     failure = work.exception()
-    return work.result() if failure is None else to_client_error(failure, what)
+    return work.result() if failure is None else to_client_error(failure, activity)
 
 
 # Requests
@@ -139,14 +139,14 @@ def look_ahead(
 # Responses
 
 
-def is_long_response(response: InferenceResponse, reply: ResponseForm, limits: LoopLimits) -> bool:
+def is_long_response(response: InferenceResponse, response_form: ResponseForm, limits: LoopLimits) -> bool:
     """Whether a thread should write the response. Tensors that stay as they are cost nothing."""
     elements = 0
-    all_binary, classes = reply.all_binary, reply.classes
+    all_binary, classes = response_form.all_binary, response_form.classes
     for name, tensor in response.outputs.items():
         if tensor.datatype is dtypes.BYTES and math.prod(tensor.shape) > limits.elements:
             return True
-        if (not all_binary or classes) and (name in classes or not (all_binary or name in reply.binary)):
+        if (not all_binary or classes) and (name in classes or not (all_binary or name in response_form.binary)):
             elements += math.prod(tensor.shape)
     return elements > limits.elements
 

@@ -88,13 +88,13 @@ def problem(settings: TraceSettings) -> str:
 
 
 def changed(
-    behind: TraceSettings, setting: TraceSampler | None, change: TraceChange
+    defaults: TraceSettings, setting: TraceSampler | None, change: TraceChange
 ) -> tuple[TraceSettings, Mapping[str, Any]]:
-    """The settings after a change, and their own fields; the other fields come from `behind`."""
+    """The settings after a change, and their own fields; the other fields come from `defaults`."""
     own: dict[str, Any] = {} if setting is None else {name: getattr(setting.current, name) for name in setting.own}
     for name, value in change.items():
         if value is None:
             own.pop(name, None)
         else:
             own[name] = value
-    return replace(behind, **own), own
+    return replace(defaults, **own), own

@@ -279,10 +279,10 @@ def _yaml(file: str, text: str) -> Iterator[tuple[str, list[str], int]]:
     """The text of a value is what stands in the file: YAML's types do not matter."""
     import yaml
 
-    def plain(node: yaml.Node) -> Any:
+    def value_of(node: yaml.Node) -> Any:
         if isinstance(node, yaml.MappingNode):
-            return {str(plain(key)): plain(value) for key, value in node.value}
-        return [plain(each) for each in node.value] if isinstance(node, yaml.SequenceNode) else node.value
+            return {str(value_of(key)): value_of(value) for key, value in node.value}
+        return [value_of(each) for each in node.value] if isinstance(node, yaml.SequenceNode) else node.value
 
     try:
         root = yaml.compose(text, yaml.SafeLoader)
@@ -293,7 +293,7 @@ def _yaml(file: str, text: str) -> Iterator[tuple[str, list[str], int]]:
     if not isinstance(root, yaml.MappingNode):
         raise OptionError(f"{file}: expected options by name, such as 'http-port: 8000'")
     for key, value in root.value:
-        yield str(key.value), _texts(plain(value)), key.start_mark.line + 1
+        yield str(key.value), _texts(value_of(value)), key.start_mark.line + 1
 
 
 def _texts(value: object) -> list[str]:

@@ -26,7 +26,7 @@ class PeerDiedError(PeerLostError):
 async def call(path: str, method: str, *arguments: object) -> Any:
     """Call the worker that listens at `path`.
 
-    Raises the ModserveError that it raises, PeerGoneError, or PeerDiedError, which is one, too.
+    Raises the ModserveError that it raises, PeerLostError, or PeerDiedError, which is one, too.
     """
     try:
         reader, writer = await asyncio.open_unix_connection(path)
@@ -51,7 +51,7 @@ async def call(path: str, method: str, *arguments: object) -> Any:
 
 
 def content(response: bytes) -> bytes:
-    """The body of a whole response. Raises PeerDiedError for a part of one, and PeerGoneError for status `GONE`.
+    """The body of a whole response. Raises PeerDiedError for a part of one, and PeerLostError for status `GONE`.
 
     Raises UNAVAILABLE for a call that the worker did not take, since it has no memory left for it, say.
     """

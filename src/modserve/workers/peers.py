@@ -36,7 +36,7 @@ class Peers:
         self._identity = identity
 
     async def call(self, index: int, method: str, *arguments: object) -> Any:
-        """Raises PeerGoneError, and the ModserveError that the worker raises, which may be this one."""
+        """Raises PeerLostError, and the ModserveError that the worker raises, which may be this one."""
         return await client.call(self._identity.control_socket(index), method, *arguments)
 
     async def tell(self, method: str, *arguments: object) -> None:

@@ -33,7 +33,7 @@ def loads(data: bytes) -> Any:
     return _Unpickler(io.BytesIO(data)).load()
 
 
-def plain_error(error: ModserveError) -> ModserveError:
+def portable_error(error: ModserveError) -> ModserveError:
     """The error, or one of a known type that says the same."""
     return error if type(error) in _ERRORS else ModserveError(error.code, error.message)
 

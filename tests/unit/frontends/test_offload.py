@@ -17,7 +17,7 @@ from modserve.core.tensors.tensor import Tensor
 from modserve.frontends import offload
 from modserve.frontends.errors import to_client_error
 from modserve.frontends.offload import RequestMemory, background_threads, in_background, is_long_response, on_thread
-from modserve.protocol.reply import BINARY, ResponseForm
+from modserve.protocol.response_form import BINARY, ResponseForm
 from modserve.settings.limits import LoopLimits
 from modserve.testing import tensor
 
@@ -139,7 +139,7 @@ NUMBERS, TEXTS = tensor(dtypes.INT32, (2, 3)), Tensor.from_raw(dtypes.BYTES, (5,
 
 
 @pytest.mark.parametrize(
-    ("reply", "limits", "expected"),
+    ("response_form", "limits", "expected"),
     [
         (ResponseForm(), LoopLimits(elements=11), False),
         (ResponseForm(), LoopLimits(elements=10), True),
@@ -159,9 +159,9 @@ NUMBERS, TEXTS = tensor(dtypes.INT32, (2, 3)), Tensor.from_raw(dtypes.BYTES, (5,
         "ranked",
     ],
 )
-def test_which_responses_take_long(reply: ResponseForm, limits: LoopLimits, expected: bool) -> None:
+def test_which_responses_take_long(response_form: ResponseForm, limits: LoopLimits, expected: bool) -> None:
     response = InferenceResponse("m", 1, {"A": NUMBERS, "T": TEXTS})
-    assert is_long_response(response, reply, limits) is expected
+    assert is_long_response(response, response_form, limits) is expected
 
 
 def test_errors_that_are_not_ours_become_internal(caplog: pytest.LogCaptureFixture) -> None:

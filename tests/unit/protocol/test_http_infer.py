@@ -20,7 +20,7 @@ from modserve.core.tensors.tensor import Tensor
 from modserve.protocol.http import infer_body, infer_request, infer_response
 from modserve.protocol.http.infer_response import JsonTexts
 from modserve.protocol.http.json_heads import JsonHeads
-from modserve.protocol.reply import ResponseForm
+from modserve.protocol.response_form import ResponseForm
 from modserve.testing import config
 
 quick = settings(max_examples=40, deadline=None)
@@ -59,12 +59,12 @@ def with_parameters(parameters: object) -> str:
 
 
 def test_the_smallest_request() -> None:
-    request, reply = decode('{"inputs":[' + INPUT + "]}", version=3)
+    request, response_form = decode('{"inputs":[' + INPUT + "]}", version=3)
     assert (request.model_name, request.version, request.id) == ("m", 3, "")
     assert (request.outputs, request.parameters, request.deadline_ns) == ((), {}, 0)
     assert request.inputs["IN"].datatype is dtypes.INT32
     assert request.inputs["IN"].array.tolist() == [[1, 2]]
-    assert reply == ResponseForm()
+    assert response_form == ResponseForm()
 
 
 def test_a_request_with_everything() -> None:
@@ -132,10 +132,10 @@ def test_little_binary_data_does_not_keep_its_body() -> None:
 def test_a_header_seen_before_means_the_same_with_other_binary_data() -> None:
     text = '{"inputs":[' + BINARY + '],"parameters":{"timeout":5,"binary_data_output":true}}'
     for data in (EIGHT, bytes(8), EIGHT):
-        request, reply = decode(text, data)
+        request, response_form = decode(text, data)
         assert bytes(request.inputs["IN"].raw) == data
         assert request.timeout_ns == 5_000
-        assert reply.all_binary
+        assert response_form.all_binary
     assert "expecting 1 additional" in error(text, bytes(7))
     assert "unexpected additional" in error(text, bytes(9))
 
@@ -165,8 +165,8 @@ def test_bare_non_finite_numbers_are_read(literal: str) -> None:
     ids=["none", "empty", "default", "default, empty", "one of two", "false", "default, listed"],
 )
 def test_which_outputs_come_back_as_binary_data(request_part: str, all_binary: bool, binary: list[str]) -> None:
-    _, reply = decode('{"inputs":[]' + request_part + "}")
-    assert (reply.all_binary, sorted(reply.binary)) == (all_binary, binary)
+    _, response_form = decode('{"inputs":[]' + request_part + "}")
+    assert (response_form.all_binary, sorted(response_form.binary)) == (all_binary, binary)
 
 
 @pytest.mark.parametrize(
@@ -184,8 +184,8 @@ def test_which_outputs_come_back_as_binary_data(request_part: str, all_binary: b
     ids=["one of two", "as binary data", "none of it", "both"],
 )
 def test_of_which_outputs_the_best_classes_come_back(outputs: str, classes: dict[str, int], binary: list[str]) -> None:
-    _, reply = decode('{"inputs":[],"outputs":[' + outputs + "]}")
-    assert (reply.classes, sorted(reply.binary)) == (classes, binary)
+    _, response_form = decode('{"inputs":[],"outputs":[' + outputs + "]}")
+    assert (response_form.classes, sorted(response_form.binary)) == (classes, binary)
 
 
 def test_an_output_asked_for_twice_is_there_twice_for_the_model_to_refuse() -> None:
@@ -467,11 +467,11 @@ def test_a_raw_body_is_the_one_input(
     datatype: Datatype, dims: tuple[int, ...], max_batch_size: int, body: bytes, shape: tuple[int, ...]
 ) -> None:
     model = config(inputs=(TensorSpec("IN", datatype, dims),), max_batch_size=max_batch_size)
-    request, reply = infer_body.decode_raw(model, None, body)
+    request, response_form = infer_body.decode_raw(model, None, body)
     tensor = request.inputs["IN"]
     assert (tensor.datatype, tensor.shape) == (datatype, shape)
     assert bytes(tensor.raw) == (body if datatype.size else len(body).to_bytes(4, "little") + body)
-    assert reply.all_binary
+    assert response_form.all_binary
 
 
 @pytest.mark.parametrize(
@@ -532,12 +532,12 @@ SUM = Tensor.from_array(np.array([[1, 2]], np.int32))
 TEXT = Tensor.from_array(np.array([[b"ab", b""]], object), dtypes.BYTES)
 
 
-def encode(outputs: dict[str, Tensor], reply: ResponseForm, **more: Any) -> tuple[bytes, int | None]:
+def encode(outputs: dict[str, Tensor], response_form: ResponseForm, **more: Any) -> tuple[bytes, int | None]:
     """What the first response like this one is, and those that find it remembered."""
     response, texts = InferenceResponse("m", 2, outputs, **more), JsonTexts()
     written: set[tuple[bytes, int | None]] = set()
     for _ in range(2):
-        body = infer_response.encode_response(response, reply, texts, texts.look_up(response, reply))
+        body = infer_response.encode_response(response, response_form, texts, texts.look_up(response, response_form))
         written.add((b"".join(body.parts), body.header_length))
     (only,) = written
     return only
@@ -795,11 +795,11 @@ REQUESTS = st.fixed_dictionaries(
 @given(REQUESTS | VALUES, st.binary(max_size=20) | st.none())
 def test_no_json_brings_the_decoder_down(document: object, binary: bytes | None) -> None:
     try:
-        request, reply = decode(json.dumps(document), binary)
+        request, response_form = decode(json.dumps(document), binary)
     except ModserveError as refused:
         body = infer_response.encode_error(refused)
     else:
-        body = encode({}, reply, id=request.id)[0]
+        body = encode({}, response_form, id=request.id)[0]
     assert isinstance(json.loads(body), dict)
 
 

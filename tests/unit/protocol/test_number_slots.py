@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from modserve.core.errors import ModserveError
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.tensors import dtypes
-from modserve.protocol import reply
+from modserve.protocol import response_form
 from modserve.protocol.http import infer_request
 from modserve.protocol.http.json_heads import HttpInput, JsonHeads, NumberSlots, read_numbers, slots_of
 
@@ -220,7 +220,7 @@ def test_a_beginning_that_two_kinds_of_requests_share_serves_the_first() -> None
     heads = warmed(FIRST, binary)
     for text in (FIRST, binary):
         _, look = infer_request.decode_request("m", None, text.encode(), None, heads=heads)
-        assert (look is reply.JSON) == (text is FIRST)
+        assert (look is response_form.JSON) == (text is FIRST)
 
 
 def test_the_limit_of_a_tensor_holds_for_what_is_remembered() -> None:

@@ -18,7 +18,7 @@ from modserve.protocol.grpc import grpc_messages
 from modserve.protocol.grpc.infer_message import from_protobuf
 from modserve.protocol.grpc.response_writer import ResponseWriter
 from modserve.protocol.http import infer_request, infer_response
-from modserve.protocol.reply import ResponseForm
+from modserve.protocol.response_form import ResponseForm
 from modserve.testing import FakeDevice, FakeDeviceArray
 
 EIGHT = b"\x01\0\0\0\x02\0\0\0"
@@ -114,10 +114,10 @@ def test_inputs_may_come_in_all_ways_at_once() -> None:
         {"name": "C", "shape": [1, 2], "datatype": "INT32", "data": [5, 6]},
         json_input("D", binary_data_size=8),
     )
-    request, reply = decode(text, OneRegion(), b"\x03\0\0\0" * 2 + b"\x04\0\0\0" * 2)
+    request, response_form = decode(text, OneRegion(), b"\x03\0\0\0" * 2 + b"\x04\0\0\0" * 2)
     found = {name: tensor.array.tolist() for name, tensor in request.inputs.items()}
     assert found == {"A": [[3, 3]], "B": [[1, 2]], "C": [[5, 6]], "D": [[4, 4]]}
-    assert not reply.places
+    assert not response_form.places
 
 
 def test_requests_without_shared_memory_take_no_lease() -> None:
@@ -134,12 +134,12 @@ def test_places_of_outputs() -> None:
         C={},
         D={"shared_memory_region": "r", "shared_memory_offset": 8, "shared_memory_byte_size": 4},
     )
-    request, reply = decode(text, region)
+    request, response_form = decode(text, region)
     assert request.outputs == ("A", "B", "C", "D")
-    assert reply == ResponseForm(
+    assert response_form == ResponseForm(
         binary=frozenset("B"), places={"A": RegionSlice("r", 0, 8), "D": RegionSlice("r", 8, 4)}
     )
-    assert region.reserved == list(reply.places.values())
+    assert region.reserved == list(response_form.places.values())
 
 
 def test_answers_tell_of_outputs_without_their_data() -> None:

@@ -11,7 +11,7 @@ from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.protocol.http import infer_response
 from modserve.protocol.http.framing import EVENTS, LINES, Framing, choose
-from modserve.protocol.reply import ResponseForm
+from modserve.protocol.response_form import ResponseForm
 
 
 @pytest.mark.parametrize(
@@ -47,10 +47,10 @@ def response(*values: object) -> InferenceResponse:
 
 
 @pytest.mark.parametrize(
-    "reply", [ResponseForm(), ResponseForm(all_binary=True), ResponseForm(binary=frozenset({"OUT"}))]
+    "response_form", [ResponseForm(), ResponseForm(all_binary=True), ResponseForm(binary=frozenset({"OUT"}))]
 )
-def test_a_response_is_that_of_infer_with_a_mark(reply: ResponseForm) -> None:
-    assert json.loads(infer_response.encode_stream_response(response(1, 2), reply, False)) == {
+def test_a_response_is_that_of_infer_with_a_mark(response_form: ResponseForm) -> None:
+    assert json.loads(infer_response.encode_stream_response(response(1, 2), response_form, False)) == {
         "id": "q",
         "model_name": "m",
         "model_version": "3",

@@ -54,7 +54,7 @@ def test_a_window_keeps_the_latest() -> None:
 
 
 def test_a_window_forgets_with_time() -> None:
-    some = RequestWindow(10, age_ns=100)
+    some = RequestWindow(10, span_ns=100)
     some.add(0, 1, True)
     some.add(50, 1, False)
     assert (len(some), some.failures) == (2, 1)

@@ -82,7 +82,7 @@ def test_values_come_as_they_were(value: object) -> None:
     [invalid("no"), OverloadedError("later", 7, too_many=True), MemoryExhaustedError("full"), DeadlinePassedError()],
 )
 def test_errors_come_as_what_they_say(error: ModserveError) -> None:
-    copy = values.loads(values.dumps(values.plain_error(error)))
+    copy = values.loads(values.dumps(values.portable_error(error)))
     assert (copy.code, copy.message) == (error.code, error.message)
     assert getattr(copy, "too_many", False) == getattr(error, "too_many", False)
 

@@ -74,9 +74,9 @@ class AutoBackend:
             row.why = hindrance(row.candidate, available, self._cpu.flags)
             if options.engines and row.candidate.backend not in options.engines:
                 row.why = row.why or f"it is not among the engines that may serve: {', '.join(options.engines)}"
-        facts = self._facts(job, rows)
+        conditions = self._conditions(job, rows)
         cache = ChoiceCache(options.cache_directory)
-        choice = cache.load(facts, [row.candidate for row in rows if not row.why])
+        choice = cache.load(conditions, [row.candidate for row in rows if not row.why])
         if choice is not None:
             try:
                 opened = job.open(choice.candidate, _setting(choice))
@@ -87,7 +87,7 @@ class AutoBackend:
                 return self._model(job, choice, opened, from_cache=True)
         choice, opened = choose(job, rows)
         if choice.details.get("objective") or choice.details.get("tuned"):
-            cache.store(facts, choice)
+            cache.store(conditions, choice)
         return self._model(job, choice, opened, from_cache=False)
 
     def _model(self, job: Selection, choice: Choice, opened: OpenCandidate, *, from_cache: bool) -> "AutoModel":
@@ -102,7 +102,7 @@ class AutoBackend:
         )
         return AutoModel(job, choice, opened, from_cache)
 
-    def _facts(self, job: Selection, rows: list[CandidateRow]) -> dict[str, object]:
+    def _conditions(self, job: Selection, rows: list[CandidateRow]) -> dict[str, object]:
         """All that the choice depends on. Raises OSError."""
         source, options = job.source, job.options
         config = source.config

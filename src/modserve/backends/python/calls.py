@@ -142,7 +142,7 @@ class WorkerCalls:
         try:
             self._metrics.change(*wire.read_json(frame[3]))
         except ModserveError as error:
-            _log.error("%s: %s", self._worker.who, error.message)
+            _log.error("%s: %s", self._worker.label, error.message)
 
 
 def _no_parents(numbers: Sequence[int] | None) -> list[EngineRequest]:

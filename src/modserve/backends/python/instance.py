@@ -96,14 +96,14 @@ class WorkerInstance:
         try:
             self.worker.spawn(interpreter.python, interpreter.variables)
         except OSError as error:
-            raise internal(f"{self.worker.who}: '{interpreter.python}' cannot be run: {error.strerror}") from error
+            raise internal(f"{self.worker.label}: '{interpreter.python}' cannot be run: {error.strerror}") from error
         try:
             self._ask(MessageKind.HELLO, None, limit)
             self._ask(MessageKind.START, load)
         except TimeoutError:
             self.close()
             raise unavailable(
-                f"{self.worker.who}: its process did not start within {limit:g} s; "
+                f"{self.worker.label}: its process did not start within {limit:g} s; "
                 "'--backend-config=python,start-timeout-seconds=…' allows more"
             ) from None
         except BaseException:
@@ -115,8 +115,8 @@ class WorkerInstance:
         completed: str | None = self._ask(MessageKind.COMPLETE, config)
         return completed
 
-    def initialize(self, who: str, spec: InstanceSpec, arguments: Mapping[str, str]) -> None:
-        self.worker.rename(who)
+    def initialize(self, label: str, spec: InstanceSpec, arguments: Mapping[str, str]) -> None:
+        self.worker.rename(label)
         facts = self._ask(MessageKind.INITIALIZE, {"decoupled": spec.config.decoupled, "arguments": arguments})
         if facts["is_ready"]:
             self.check_ready = self._check_ready
@@ -128,7 +128,7 @@ class WorkerInstance:
             raise InstanceLostError(f"{_DOING[kind]}, {error.message}") from None
         if "code" in result:
             if result["traceback"]:
-                _log.error("%s: %s", self.worker.who, result["traceback"])
+                _log.error("%s: %s", self.worker.label, result["traceback"])
             raise ModserveError(Code[result["code"]], result["message"])
         return result["value"]
 
@@ -284,7 +284,7 @@ class WorkerInstance:
         request = self._open.pop(wire.read_number(frame[3]), None)
         if request is not None:
             request.fail(
-                internal(f"{self.worker.who} let go of a request without a final response"), final=True, wait=False
+                internal(f"{self.worker.label} let go of a request without a final response"), final=True, wait=False
             )
 
     def _write_log(self, frame: Frame) -> None:
@@ -292,7 +292,7 @@ class WorkerInstance:
         if level == logging.ERROR:  # what it says before the responses of those that it executes
             ids = request_ids.joined([request.request_id for request in self._open.values()])
         known_as = f" [X-Request-ID {ids}]" if ids else ""
-        _log.log(level, "%s: %s%s", self.worker.who, text, known_as, extra={"fields": {"request_id": ids}})
+        _log.log(level, "%s: %s%s", self.worker.label, text, known_as, extra={"fields": {"request_id": ids}})
 
 
 _DOING = {

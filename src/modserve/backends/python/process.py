@@ -45,11 +45,11 @@ _TRIM_S = arena.IDLE_SECONDS + 1
 class WorkerProcess:
     """One process. `take` gets its frames, `on_end` its end; both on the event loop's thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, who: str) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, label: str) -> None:
         self.take: Callable[[Frame], None] = _ignore
         self.on_end: Callable[[InstanceLostError], None] = _ignore
         self.loop = loop
-        self.who = who
+        self.label = label
         self.descriptions = Descriptions(dtypes.BY_NAME.__getitem__)
         self.arena: arena.Arena
         self.process: subprocess.Popen[bytes]
@@ -74,16 +74,16 @@ class WorkerProcess:
         """Of the model's ``is_ready``."""
 
     def __repr__(self) -> str:
-        return f"WorkerProcess({self.who}, process {self.process.pid})"
+        return f"WorkerProcess({self.label}, process {self.process.pid})"
 
-    def rename(self, who: str) -> None:
-        self.who = self._output.who = who
+    def rename(self, label: str) -> None:
+        self.label = self._output.label = label
 
     # Start. On a loading thread
 
     def spawn(self, python: str, variables: Mapping[str, str], arguments: Sequence[str] = ()) -> None:
         """Start the process and begin to listen to it. Raises OSError when the interpreter cannot be run."""
-        name = self.who.encode("ascii", "replace").decode()
+        name = self.label.encode("ascii", "replace").decode()
         servers, workers = arena.new_file(f"{name} in"), arena.new_file(f"{name} out")
         self.arena, self._mirror = arena.Arena(servers, wire.SERVERS), arena.Mirror(workers)
         ours, theirs = socket.socketpair()
@@ -91,7 +91,7 @@ class WorkerProcess:
         lifeline, held = os.pipe()
         output, written = os.pipe()
         passed = (theirs.fileno(), servers, workers, lifeline, ready.fileno())
-        self._socket, self._output = ours, WorkerOutput(output, self.who)
+        self._socket, self._output = ours, WorkerOutput(output, self.label)
         self._fds = [held]
         ours.setblocking(False)
         self._ready.setblocking(False)
@@ -135,7 +135,7 @@ class WorkerProcess:
                     if self.loop.is_closed():
                         raise unavailable("the server has ended") from None
                     if end is not None and time.monotonic() >= end:
-                        raise TimeoutError(f"{self.who} did not respond within {timeout_s:g} s") from None
+                        raise TimeoutError(f"{self.label} did not respond within {timeout_s:g} s") from None
         finally:
             del future  # whose exception has this frame in its traceback
 
@@ -143,7 +143,7 @@ class WorkerProcess:
 
     def _put(self, future: "Future[Any]", kind: int, value: Any) -> None:
         if self._ended:
-            future.set_exception(InstanceLostError(f"{self.who} has ended"))
+            future.set_exception(InstanceLostError(f"{self.label} has ended"))
             return
         self._questions.append(future)
         self.send(wire.json_frame(kind, value))
@@ -235,7 +235,7 @@ class WorkerProcess:
                 else:
                     self.take(frame)
         except Exception as error:
-            _log.exception("%s sent what the server does not understand; it is killed", self.who)
+            _log.exception("%s sent what the server does not understand; it is killed", self.label)
             self.kill_because(f"it sent what the server does not understand: {type(error).__name__}: {error}")
             return False
         return True
@@ -346,7 +346,7 @@ class WorkerProcess:
         if self._trimming is not None:
             self._trimming.cancel()
         while self._questions:
-            self._questions.popleft().set_exception(InstanceLostError(f"{self.who} was closed"))
+            self._questions.popleft().set_exception(InstanceLostError(f"{self.label} was closed"))
 
     def stop(self, timeout_s: float) -> None:
         """Have the model finalized, and end the process, by force after `timeout_s`. Not on the event loop's thread."""
@@ -357,7 +357,7 @@ class WorkerProcess:
             end = time.monotonic() + timeout_s
             exits.converse(self._socket, self._output, words, self._take_some, end)
             if not exits.wait(self.process, min(end, time.monotonic() + _EXIT_S)):
-                _log.warning("%s did not end within %g s: it is killed", self.who, timeout_s)
+                _log.warning("%s did not end within %g s: it is killed", self.label, timeout_s)
             with self._ending:
                 self._reap()
                 self._output.read_rest()

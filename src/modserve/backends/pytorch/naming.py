@@ -127,13 +127,13 @@ class OnceLog:
 
 
 def bind(
-    who: str,
-    what: str,
+    label: str,
+    direction: str,
     names: Sequence[str],
     slots: Sequence[ProgramTensor],
     on_order: Callable[[str], None] | None = None,
 ) -> dict[str, int]:
-    """The place among `slots` of each of `names`. `what` is ``input`` or ``output``.
+    """The place among `slots` of each of `names`. `direction` is ``input`` or ``output``.
 
     Several outputs may be the same result. `on_order` hears that names say nothing, and that the order counts; without
     it that is an error. Raises INVALID_ARG.
@@ -147,27 +147,29 @@ def bind(
     elif on_order is not None:
         places = list(range(len(names)))
         known = [slot.names[0] for slot in slots if slot.names]
-        if what == "input" and known:
+        if direction == "input" and known:
             on_order(
-                f"{who}: {what}s {_listed(names)} are taken in this order for {_listed(known)}: they are neither "
-                "called so, nor NAME__index"
+                f"{label}: {direction}s {_listed(names)} are taken in this order for {_listed(known)}: they are "
+                "neither called so, nor NAME__index"
             )
     else:
         unknown = [name for name in names if name not in aliases]
-        raise invalid(f"{who} has no {what} {_listed(unknown)}: it has {_listed(slot.names[0] for slot in slots)}")
+        raise invalid(
+            f"{label} has no {direction} {_listed(unknown)}: it has {_listed(slot.names[0] for slot in slots)}"
+        )
     for name, place in zip(names, places, strict=True):
         if place >= len(slots):
             have = _listed(slot.names[0] for slot in slots if slot.names)
             raise invalid(
-                f"{who}: {what} '{name}' is the model's {what} number {place}, counted from 0, but it has "
+                f"{label}: {direction} '{name}' is the model's {direction} number {place}, counted from 0, but it has "
                 f"{len(slots)}{f' ({have})' if have else ''}"
             )
-    if what == "input" and len(set(places)) < len(places):
-        raise invalid(f"{who}: two of the inputs {_listed(names)} are the same input of the model")
+    if direction == "input" and len(set(places)) < len(places):
+        raise invalid(f"{label}: two of the inputs {_listed(names)} are the same input of the model")
     return dict(zip(names, places, strict=True))
 
 
-def argument_slots(who: str, arguments: Sequence[Argument], names: Sequence[str]) -> list[ProgramTensor]:
+def argument_slots(label: str, arguments: Sequence[Argument], names: Sequence[str]) -> list[ProgramTensor]:
     """The tensors that the arguments of a ``forward`` can take, for a configuration with inputs of these names.
 
     A path begins with the number of the argument. Raises INVALID_ARG if there is an argument that no tensor can be.
@@ -194,29 +196,29 @@ def argument_slots(who: str, arguments: Sequence[Argument], names: Sequence[str]
             if required and not keys:
                 example = f"{name}[0]" if argument.kind == "list" else f"{name}[key]"
                 raise invalid(
-                    f"{who}: argument '{name}' is a {argument.kind} of tensors; inputs for it are called {example}"
+                    f"{label}: argument '{name}' is a {argument.kind} of tensors; inputs for it are called {example}"
                 )
         elif argument.kind:
             slots.append(ProgramTensor((place,), (name,), required))
         elif required:
             raise invalid(
-                f"{who}: argument '{name}' of the model is a {argument.type}, for which no input can stand; only "
+                f"{label}: argument '{name}' of the model is a {argument.type}, for which no input can stand; only "
                 "tensors, lists, tuples and dictionaries of them, strings, lists of strings and numbers can"
             )
     return slots
 
 
 def bind_arguments(
-    who: str, arguments: Sequence[Argument], names: Sequence[str], on_order: Callable[[str], None]
+    label: str, arguments: Sequence[Argument], names: Sequence[str], on_order: Callable[[str], None]
 ) -> list[tuple[Argument, Template]]:
     """What each argument gets, in order; those that get nothing are left out. Raises INVALID_ARG."""
-    slots = argument_slots(who, arguments, names)
-    places = bind(who, "input", names, slots, on_order)
+    slots = argument_slots(label, arguments, names)
+    places = bind(label, "input", names, slots, on_order)
     by_place = {place: name for name, place in places.items()}
     missing = [slot.names[0] for place, slot in enumerate(slots) if slot.required and place not in by_place]
     if missing:
         raise invalid(
-            f"{who}: the model takes {len(slots)} inputs ({_listed(slot.names[0] for slot in slots)}), and the "
+            f"{label}: the model takes {len(slots)} inputs ({_listed(slot.names[0] for slot in slots)}), and the "
             f"configuration has none for {_listed(missing)}"
         )
     parts: dict[int, list[tuple[Path, str]]] = {}
@@ -262,10 +264,10 @@ def result_slots(paths: Iterable[Path]) -> list[ProgramTensor]:
     ]
 
 
-def bind_results(who: str, names: Sequence[str], paths: Sequence[Path]) -> dict[str, int]:
+def bind_results(label: str, names: Sequence[str], paths: Sequence[Path]) -> dict[str, int]:
     """Which leaf of a result each output is. The order counts only where there are no keys. Raises INVALID_ARG."""
     keyed = any(isinstance(key, str) for path in paths for key in path)
-    return bind(who, "output", names, result_slots(paths), None if keyed else lambda _: None)
+    return bind(label, "output", names, result_slots(paths), None if keyed else lambda _: None)
 
 
 def flatten(value: object, path: Path = ()) -> Iterator[tuple[Path, object]]:

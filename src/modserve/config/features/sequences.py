@@ -337,8 +337,8 @@ def _shape_fault(side: str, state: SequenceState, shape: Shape, max_batch_size: 
     return f"the model {gives} shape {actual} but the model configuration {says} shape {configured}"
 
 
-def _datatype_faults(who: str, datatype: Datatype, tensor: DescribedTensor, path: FieldPath) -> Faults:
+def _datatype_faults(label: str, datatype: Datatype, tensor: DescribedTensor, path: FieldPath) -> Faults:
     if tensor.datatype != datatype:
         actual, configured = tensor.datatype.config_name, datatype.config_name
         text = f"the model expects data-type {actual} but the model configuration specifies data-type {configured}"
-        yield path, f"{who}, {text}"
+        yield path, f"{label}, {text}"

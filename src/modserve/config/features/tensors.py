@@ -169,7 +169,7 @@ def _compare_side(
             field, dims = ("reshape", tensor.reshape.shape) if tensor.HasField("reshape") else ("dims", tensor.dims)
             text = _difference(list(dims), model_tensor, message, exact=side == "output")
             if text:
-                yield (*here, field), text + _way_out(list(dims), field, model_tensor, message.max_batch_size > 0)
+                yield (*here, field), text + _suggestion(list(dims), field, model_tensor, message.max_batch_size > 0)
 
 
 def _difference(dims: list[int], tensor: DescribedTensor, message: pb.ModelConfig, *, exact: bool) -> str:
@@ -201,7 +201,7 @@ def _difference(dims: list[int], tensor: DescribedTensor, message: pb.ModelConfi
     )
 
 
-def _way_out(dims: list[int], field: str, tensor: DescribedTensor, batching: bool) -> str:
+def _suggestion(dims: list[int], field: str, tensor: DescribedTensor, batching: bool) -> str:
     """What to write in place of dims that are not the model's; empty where another field is to be changed."""
     shape = list(tensor.shape)
     if not shape or (batching and shape[0] != _VARIABLE):

@@ -208,5 +208,5 @@ def _zeros(datatype: Datatype, shape: Shape) -> Tensor:
     return _filled(datatype, shape, 0 if datatype.size else b"")
 
 
-def _wrong(model: str, state: SequenceState, what: str) -> ModserveError:
-    return internal(f"state '{state.output_name}' of model '{model}' {what}")
+def _wrong(model: str, state: SequenceState, problem: str) -> ModserveError:
+    return internal(f"state '{state.output_name}' of model '{model}' {problem}")

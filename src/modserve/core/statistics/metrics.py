@@ -269,14 +269,14 @@ def _checked_labels(family: _Family, labels: Mapping[str, str]) -> _Labels:
     return tuple(sorted(labels.items()))
 
 
-def _check_text(value: object, who: str) -> None:
+def _check_text(value: object, label: str) -> None:
     """What cannot be written would take the whole page with it."""
     if not isinstance(value, str):
-        raise invalid(f"{who} is of type {type(value).__name__}, expected a string")
+        raise invalid(f"{label} is of type {type(value).__name__}, expected a string")
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise invalid(f"{who} cannot be written as UTF-8") from error
+        raise invalid(f"{label} cannot be written as UTF-8") from error
 
 
 def _checked_buckets(family: _Family, buckets: Sequence[float] | None) -> tuple[float, ...] | None:

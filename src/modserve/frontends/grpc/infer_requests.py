@@ -16,7 +16,7 @@ from modserve.protocol.grpc import grpc_messages, infer_message, long_messages
 from modserve.protocol.grpc.infer_message import InferMessage
 from modserve.protocol.grpc.long_messages import ManyFieldsError
 from modserve.protocol.header_forwarding import Forwarded
-from modserve.protocol.reply import BINARY
+from modserve.protocol.response_form import BINARY
 from modserve.server import Server
 from modserve.settings import LoopLimits
 
@@ -77,7 +77,7 @@ async def read_request(
     forwarded: Forwarded,
     limits: LoopLimits,
 ) -> InferenceRequest:
-    """The request for the model of `call`, on a thread where reading takes long; sets the call's `reply`.
+    """The request for the model of `call`, on a thread where reading takes long; sets the call's `response_form`.
 
     Raises the `ModserveError` that says what is wrong with the message.
     """
@@ -90,7 +90,7 @@ async def read_request(
         request = grpc_messages.decode_request(message, deadline_ns, call.lend)
     if forwarded:
         request = header_forwarding.with_headers(request, forwarded)
-    call.reply = grpc_messages.read_reply(message, call.lend) if request.outputs else BINARY
+    call.response_form = grpc_messages.read_response_form(message, call.lend) if request.outputs else BINARY
     return request
 
 

@@ -300,7 +300,7 @@ class InferStream:
             error = outcome
         else:
             try:
-                if outcome is not None and (call.on_gpu or is_long_response(outcome, call.reply, self.limits)):
+                if outcome is not None and (call.on_gpu or is_long_response(outcome, call.response_form, self.limits)):
                     data = await offload.on_thread(call.message, outcome, final)
                 else:
                     data = call.message(outcome, final)

@@ -19,7 +19,7 @@ from modserve.frontends.offload import in_background, is_long_response, outcome_
 from modserve.protocol.grpc import grpc_messages
 from modserve.protocol.grpc.infer_message import InferMessage
 from modserve.protocol.grpc.response_writer import ResponseWriter
-from modserve.protocol.reply import BINARY
+from modserve.protocol.response_form import BINARY
 
 from .call_services import UnaryPath
 from .dispatch import Dispatcher
@@ -83,7 +83,7 @@ class UnaryInference(InferenceCall):
         if self._size:
             self.server.memory.force(self._size)
         self._shared.dispatcher.calls += 1
-        self.reply = BINARY
+        self.response_form = BINARY
         message = self._message
         try:
             version = requested_version(self.server, message) if message.model_version else None

@@ -54,7 +54,7 @@ class Http2Connection(PortConnection):
         """Bytes have come since the last tick."""
         self._half = 0.0
         """When the frame or header block was first seen whose end has not come."""
-        self._ends = port.age()
+        self._ends = port.end_time()
         self._goodbye = 0.0
         """When the second GOAWAY is sent without the reply to the ping."""
         self._closed_by = 0.0

@@ -146,7 +146,7 @@ class Http2Port:
                 f"; {count - 1} more since the last such line" if count > 1 else "",
             )
 
-    def age(self) -> float:
+    def end_time(self) -> float:
         """When a connection that is made now is told to end; 0: never."""
         age = self.policies.age
         return self.loop.time() + age * (1 - _JITTER + 2 * _JITTER * self.spread()) if age else 0.0

@@ -18,7 +18,7 @@ from modserve.protocol.grpc import typed_contents
 from modserve.protocol.grpc.infer_message import CLASSIFICATION, GrpcInput, InferMessage
 from modserve.protocol.grpc.typed_contents import ElementsError, FieldError, narrowed
 from modserve.protocol.limits import LIMITS
-from modserve.protocol.reply import BINARY, ResponseForm
+from modserve.protocol.response_form import BINARY, ResponseForm
 
 _EMPTY_FINAL: Final = "triton_enable_empty_final_response"
 _ALLOWED_RESERVED: Final = frozenset({_EMPTY_FINAL})
@@ -57,7 +57,7 @@ def decode_request(
     )
 
 
-def read_reply(message: InferMessage, lend: LeaseFactory) -> ResponseForm:
+def read_response_form(message: InferMessage, lend: LeaseFactory) -> ResponseForm:
     """How the response is to look. Raises as `output_places` and `class_counts` do."""
     if message.head.plain_outputs:
         return BINARY

@@ -9,11 +9,11 @@ from modserve.core.requests.request import InferenceRequest, ParameterValue, lab
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.shared_memory import LeaseFactory, RegionSlice
 from modserve.core.tensors.tensor import Buffer, Shape, Tensor
-from modserve.protocol import limits, parameters, reply, shared_memory
+from modserve.protocol import limits, parameters, response_form, shared_memory
 from modserve.protocol.http.json_heads import Header, HttpInput, JsonHeads
 from modserve.protocol.json import json_data, large_json
 from modserve.protocol.json.json_text import JsonObject, JsonTypeError, parse_object, unable
-from modserve.protocol.reply import ResponseForm
+from modserve.protocol.response_form import ResponseForm
 
 HEADER_LENGTH = "inference-header-content-length"
 _MAX_DIMENSION = 2**63 - 1
@@ -88,7 +88,7 @@ def decode_request(
     )
     if header.shared:
         _share(header, inputs, lend)
-    return request, header.reply
+    return request, header.response_form
 
 
 def _read_header(text: Buffer, max_json_tensor: int) -> Header:
@@ -149,11 +149,11 @@ def _share(header: Header, inputs: dict[str, Tensor], lend: LeaseFactory | None)
     if lend is None:
         for each, _ in header.places:
             raise shared_memory.refused("input", each.name)
-        raise shared_memory.refused("output", next(iter(header.reply.places)))
+        raise shared_memory.refused("output", next(iter(header.response_form.places)))
     lease = lend()
     for each, place in header.places:
         inputs[each.name] = shared_memory.input_tensor(each.datatype, each.shape, place, lease)
-    for place in header.reply.places.values():
+    for place in header.response_form.places.values():
         lease.reserve(place)
 
 
@@ -201,7 +201,7 @@ def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...]
     if type(value) is not list:
         raise unable("outputs", JsonTypeError("array"))
     if not value:
-        return (), reply.BINARY if binary_output else reply.JSON
+        return (), response_form.BINARY if binary_output else response_form.JSON
     if len(value) > _MOST_TENSORS:
         raise limits.too_many_tensors("outputs", len(value))
     names: list[str] = []  # also what is asked for twice, which the model refuses
@@ -233,7 +233,7 @@ def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...]
         if count:
             classes.setdefault(name, count)
     if not binary and not classes and not places:
-        return tuple(names), reply.JSON
+        return tuple(names), response_form.JSON
     return tuple(names), ResponseForm(binary=frozenset(binary), classes=classes, places=places)
 
 

@@ -25,7 +25,7 @@ from modserve.core.tensors.shared_memory import RegionSlice
 from modserve.core.tensors.tensor import Shape, Tensor
 from modserve.protocol.json import json_data
 from modserve.protocol.json.large_json import LARGE
-from modserve.protocol.reply import ResponseForm
+from modserve.protocol.response_form import ResponseForm
 
 _REMEMBERED: Final = 1024
 _MEMORABLE: Final = 4096
@@ -54,7 +54,7 @@ class Header(NamedTuple):
     places: tuple[tuple[HttpInput, RegionSlice], ...]
     """The inputs that are in shared memory."""
     outputs: tuple[str, ...]
-    reply: ResponseForm
+    response_form: ResponseForm
     shared: bool
     """Whether any tensor is in shared memory."""
     form: RequestForm | None = None

@@ -98,8 +98,10 @@ def _parsed(config: ModelConfig, body: bytes) -> object:
     if len(body) <= limits.LIMITS.parsed_parts or limits.count_parts(body) <= limits.LIMITS.parsed_parts:
         return json_text.parse_any(body)
     names = [orjson.dumps(name) for name in config.inputs_by_name] if len(config.inputs) <= _MOST_NAMES else []
-    way = ArrayCutter(tuple({b'"instances"', b'"inputs"', *names}), long_array.find_numbers, _place_lists, _check_parts)
-    return cut_json.parse(body, way)
+    cutter = ArrayCutter(
+        tuple({b'"instances"', b'"inputs"', *names}), long_array.find_numbers, _place_lists, _check_parts
+    )
+    return cut_json.parse(body, cutter)
 
 
 def _place_lists(document: dict[str, object], take: Take) -> None:

@@ -20,7 +20,7 @@ LARGE = 32 * 1024
 
 def parse(text: Buffer) -> JsonObject:
     """The request object in `text`, where the `data` of inputs may be a `LongArray`. Raises INVALID_ARG."""
-    document = cut_json.parse(bytes(text), _WAY)
+    document = cut_json.parse(bytes(text), _CUTTER)
     if not isinstance(document, dict):
         raise unable("inputs", JsonTypeError("object"))
     return document
@@ -43,4 +43,4 @@ def _check(parts: Iterable[bytes], others: Iterable[LongArray]) -> None:
         )
 
 
-_WAY = ArrayCutter((b'"data"',), long_array.find_end, _place, _check)
+_CUTTER = ArrayCutter((b'"data"',), long_array.find_end, _place, _check)

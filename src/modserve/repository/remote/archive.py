@@ -57,17 +57,17 @@ class Archive:
         if await self._transfer.blocking(self._transfer.cache.find, file.source, file.size) is None:
             async with self._looking:  # it has been cleaned
                 self._manifest, self._tags = None, {}
-                await self._current(anew=True)
+                await self._current(refresh=True)
         on_bytes(file.size)
         return file.mark
 
-    async def _current(self, *, anew: bool = False) -> Manifest:
+    async def _current(self, *, refresh: bool = False) -> Manifest:
         """What is in the archive now. Raises StoreError."""
         attempt = 0
         while True:
             ended = threading.Event()
             try:
-                received = await self._transfer.blocking(self._receive, anew, ended)
+                received = await self._transfer.blocking(self._receive, refresh, ended)
                 if received is not None:
                     self._manifest = received
                     return received
@@ -80,14 +80,14 @@ class Archive:
             finally:
                 ended.set()
 
-    def _receive(self, anew: bool, ended: threading.Event) -> Manifest | None:
+    def _receive(self, refresh: bool, ended: threading.Event) -> Manifest | None:
         """Ask for the archive, and read it if it is a new one; None while another process does. Blocking."""
         with self._opened() as response:
             if response.status == _NOT_MODIFIED and self._manifest is not None:
                 return self._manifest
             tags = _tags(response.headers)
             source = identity("archive", without_secrets(self._place.url), *sorted(tags.items()))
-            manifest = None if anew or not tags else _remembered(self._transfer.cache, source)
+            manifest = None if refresh or not tags else _remembered(self._transfer.cache, source)
             if manifest is None:
                 claim = self._transfer.cache.claim(source)
                 if claim is None:

@@ -193,8 +193,8 @@ def _let_go(taking: "Future[Claim | str | None]") -> None:
 class DownloadProgress:
     """Says in the log how far the download of a version has come. `clock` is in seconds."""
 
-    def __init__(self, what: str, place: str, total: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._what, self._place, self._total, self._clock = what, place, total, clock
+    def __init__(self, subject: str, place: str, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._subject, self._place, self._total, self._clock = subject, place, total, clock
         self._done = 0
         self._began = self._said = clock()
 
@@ -209,12 +209,12 @@ class DownloadProgress:
             seconds = now - self._began
             rate = in_bytes(int(max(0, self._done) / seconds))
             text = "%s: %s downloaded from '%s', in %.0f s, %s a second"
-            _log.info(text, self._what, amount, self._place, seconds, rate)
+            _log.info(text, self._subject, amount, self._place, seconds, rate)
 
     def end(self, total: int | None = None) -> None:
         """All of it is here: `total` bytes, where their number was not known before."""
         amount, seconds = in_bytes(self._total if total is None else total), self._clock() - self._began
-        _log.info("%s: %s downloaded from '%s', in %.1f s", self._what, amount, self._place, seconds)
+        _log.info("%s: %s downloaded from '%s', in %.1f s", self._subject, amount, self._place, seconds)
 
 
 def in_bytes(count: int) -> str:

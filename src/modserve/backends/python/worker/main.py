@@ -119,13 +119,13 @@ class WorkerLoop:
             elif kind == MessageKind.STOP:
                 break
             else:
-                self._answer(kind, wire.read_json(frame[3]))
+                self._respond(kind, wire.read_json(frame[3]))
                 if kind == MessageKind.INITIALIZE and self._model.is_async:
                     asyncio.run(self._run_async())
                     break
         self._finalize()
 
-    def _answer(self, kind: int, question: Any) -> None:
+    def _respond(self, kind: int, question: Any) -> None:
         try:
             result = {"value": self._answers[kind](question)}
         except ModelError as error:

@@ -87,18 +87,18 @@ class RemoteRequest:
 
 
 class _Call:
-    """A call of another model, or of the server. Its outcomes are in `come`."""
+    """A call of another model, or of the server. Its outcomes are in `outcomes`."""
 
-    __slots__ = ("come", "over", "tell")
+    __slots__ = ("outcomes", "over", "tell")
 
     def __init__(self) -> None:
-        self.come: Deque[Any] = deque()
+        self.outcomes: Deque[Any] = deque()
         self.over = False
         self.tell: Optional[Callable[[], object]] = None
 
     def is_settled(self) -> bool:
         """All is known of a call that has one response: it is over, or has more than one."""
-        return self.over or len(self.come) > 1
+        return self.over or len(self.outcomes) > 1
 
 
 class RemoteHost:
@@ -134,8 +134,8 @@ class RemoteHost:
         else:
             self.work(frame)
 
-    def _hear(self, call: _Call, what: Any, over: bool) -> None:
-        call.come.append(what)
+    def _hear(self, call: _Call, outcome: Any, over: bool) -> None:
+        call.outcomes.append(outcome)
         call.over = call.over or over
         if call.tell is not None:
             call.tell()
@@ -150,7 +150,7 @@ class RemoteHost:
     async def call_async(self, request: InferenceRequest) -> InferenceResponse:
         number, call = self._begin(request, decoupled=False)
         try:
-            await self._come(call, call.is_settled)
+            await self._wait_until(call, call.is_settled)
         except BaseException:
             self.cancel(number)
             raise
@@ -162,15 +162,15 @@ class RemoteHost:
             del self._calls[number]
         else:
             self.cancel(number)
-        responses = [one for one in call.come if one.status != Status.END]
+        responses = [one for one in call.outcomes if one.status != Status.END]
         if len(responses) == 1 or (responses and responses[-1].status in _ERRORS):
             return _response(responses[-1])
-        who = f"model '{request.model_name}'"
+        label = f"model '{request.model_name}'"
         if not responses:
-            error = TritonError(f"{who} sent no response", ErrorCode.INTERNAL)
+            error = TritonError(f"{label} sent no response", ErrorCode.INTERNAL)
         else:
             error = TritonError(
-                f"{who} responded more than once; use exec(decoupled=True) or async_exec(decoupled=True)",
+                f"{label} responded more than once; use exec(decoupled=True) or async_exec(decoupled=True)",
                 ErrorCode.UNSUPPORTED,
             )
         return InferenceResponse.received([], error)
@@ -182,7 +182,7 @@ class RemoteHost:
     async def call_decoupled_async(self, request: InferenceRequest) -> "RemoteResponses":
         number, call = self._begin(request, decoupled=True)
         try:
-            await self._come(call, lambda: call.come)
+            await self._wait_until(call, lambda: call.outcomes)
         except BaseException:
             self.cancel(number)
             raise
@@ -218,19 +218,19 @@ class RemoteHost:
         )
         return number, call
 
-    async def _come(self, call: _Call, ready: Callable[[], Any]) -> None:
+    async def _wait_until(self, call: _Call, ready: Callable[[], Any]) -> None:
         """Wait on the running event loop until what has come is enough."""
         if ready():
             return
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
 
-        def come() -> None:
+        def wake() -> None:
             if ready() and not future.done():
                 future.set_result(None)
 
         self.link.join(loop)
-        call.tell = lambda: loop.call_soon_threadsafe(come)
+        call.tell = lambda: loop.call_soon_threadsafe(wake)
         try:
             if not ready():
                 await future
@@ -253,9 +253,9 @@ class RemoteHost:
         number = next(self._numbers)
         call = self._calls[number] = _Call()
         self.link.send(wire.json_frame(MessageKind.CONTROL, (operation, arguments), number))
-        self.link.wait(lambda: call.come)
+        self.link.wait(lambda: call.outcomes)
         del self._calls[number]
-        result = call.come.popleft()
+        result = call.outcomes.popleft()
         if "code" in result:
             raise TritonModelException(result["message"], code=ErrorCode[result["code"]])
         return result["value"]
@@ -276,12 +276,12 @@ class RemoteResponses(ResponseIterator):
 
     def _receive(self) -> InferenceResponse:
         call, server = self._call, self._server
-        if not call.come and not call.over:
-            server.link.wait(lambda: call.come or call.over)
-        if not call.come:
+        if not call.outcomes and not call.over:
+            server.link.wait(lambda: call.outcomes or call.over)
+        if not call.outcomes:
             raise StopIteration
-        record = call.come.popleft()
-        if call.over and not call.come:
+        record = call.outcomes.popleft()
+        if call.over and not call.outcomes:
             server.over(self._number)
         elif record.status == Status.RESPONSE:
             server.link.send(wire.number_frame(MessageKind.TAKEN, self._number))

@@ -173,7 +173,9 @@ async def _next_message(call: HttpStream, encode: Encode) -> StreamMessage:
     outcome, final = await call.next()
     error = outcome if isinstance(outcome, ModserveError) else None
     try:
-        if isinstance(outcome, InferenceResponse) and offload.is_long_response(outcome, call.reply, call.limits):
+        if isinstance(outcome, InferenceResponse) and offload.is_long_response(
+            outcome, call.response_form, call.limits
+        ):
             data = await offload.on_thread(encode, outcome, final)
         else:
             data = encode(outcome, final)
