@@ -248,7 +248,7 @@ def _values(message: InferMessage) -> list[object]:
     contents = [None if each.contents is None else each.contents.SerializeToString() for each in head.inputs]
     return [
         *(message.model_name, message.model_version, message.id, head.input_count, head.output_count),
-        *(head.output_names, head.plain_inputs, head.plain_outputs, contents, [bytes(raw) for raw in message.raws]),
+        *(head.output_names, head.bare_inputs, head.bare_outputs, contents, [bytes(raw) for raw in message.raws]),
         *sorted((name, repr(value)) for name, value in message.parameters.items()),
         *[(each.name, each.datatype, each.shape, repr(each.parameters)) for each in head.inputs],
         *[(each.name, repr(each.parameters)) for each in head.outputs],

@@ -277,9 +277,9 @@ class InstanceSet:
     def _revival_failed(self, number: int, error: ModserveError, wait_ns: int) -> None:
         if number not in self._instances:
             return
-        who = f"model '{self._model.name}', instance '{self._instances[number].name}'"
+        label = f"model '{self._model.name}', instance '{self._instances[number].name}'"
         # Whatever went wrong is no fault of those who wait.
-        failure = unavailable(f"{who} was lost and cannot be made anew: {error.message}")
+        failure = unavailable(f"{label} was lost and cannot be made anew: {error.message}")
         _log.error("%s; the next attempt is in %g s", failure.message, wait_ns / 1e9)
         self._tell_of_loss(number, failure, again=True)
 

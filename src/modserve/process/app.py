@@ -106,10 +106,10 @@ class InferenceServer(LocalServer):
         library = allocator.glibc()
         meter = Meter() if library is None else Meter(lambda: library.malloc_trim(0))
         residency = self._residency(table, workers, meter)
-        self._caching = VersionCaches(make_cache(settings.cache, os.environ), backend_options(settings, registry.names))
+        self._caches = VersionCaches(make_cache(settings.cache, os.environ), backend_options(settings, registry.names))
         options = replace(
             loader_options(settings, registry.names, self.cores),
-            caching=self._caching,
+            caches=self._caches,
             limiter=RateLimiter(settings.rate_limit_resource) if settings.rate_limit != "off" else None,
             metrics=self.engine_metrics,
             around=None if member is None else member.with_owners,
@@ -186,7 +186,7 @@ class InferenceServer(LocalServer):
         return self._ended_in_time
 
     async def _end(self, seconds: float) -> bool:
-        self._caching.ending()
+        self._caches.ending()
         try:
             async with asyncio.timeout(seconds):
                 await self.drain()
@@ -194,7 +194,7 @@ class InferenceServer(LocalServer):
             # Engines may hang in a call; their threads are daemons, and the process need not wait for them.
             return False
         finally:
-            await self._caching.close()
+            await self._caches.close()
             self._executor.shutdown(wait=False, cancel_futures=True)
         return True
 

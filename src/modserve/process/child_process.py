@@ -45,7 +45,7 @@ class ExitStatus:
     text: str
 
 
-def ending(status: int) -> ExitStatus:
+def exit_status(status: int) -> ExitStatus:
     """The meaning of a status from wait(2)."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
@@ -129,4 +129,4 @@ def reaped() -> list[tuple[int, ExitStatus]]:
             return endings
         if not pid:
             return endings
-        endings.append((pid, ending(status)))
+        endings.append((pid, exit_status(status)))

@@ -198,12 +198,12 @@ def _unmet(
     if absent:
         return invalid(f"ensemble {name} contains models that are not available or ambiguous: {', '.join(absent)}")
     for need, versions in needs.items():
-        who = f"ensemble '{name}' depends on '{need}'"
+        label = f"ensemble '{name}' depends on '{need}'"
         if need in reasons:
             failure = f"Model '{need}' loading failed with error: {reasons[need]}"
-            return invalid(f"{who} which has no loaded version. {failure}")
+            return invalid(f"{label} which has no loaded version. {failure}")
         for version in versions - {None} - rows[need].served.keys():
-            return invalid(f"{who} whose required version {version} is not loaded.")
+            return invalid(f"{label} whose required version {version} is not loaded.")
     return None
 
 

@@ -267,9 +267,9 @@ class Routed:
         copied = shadow is not None and shadow_traffic is not None and shadow_traffic.sample(request)
         if not copied and route.window is None:
             return servable.submit(request, sink, now_ns)
-        watching = _RouteSink(sink, router, route, now_ns, request if copied else None, shadow)
+        route_sink = _RouteSink(sink, router, route, now_ns, request if copied else None, shadow)
         try:
-            return servable.submit(request, watching, now_ns)
+            return servable.submit(request, route_sink, now_ns)
         except ModserveError as error:
             router.ended(route, now_ns, error)
             raise

@@ -117,8 +117,8 @@ class WorkerInstance:
 
     def initialize(self, label: str, spec: InstanceSpec, arguments: Mapping[str, str]) -> None:
         self.worker.rename(label)
-        facts = self._ask(MessageKind.INITIALIZE, {"decoupled": spec.config.decoupled, "arguments": arguments})
-        if facts["is_ready"]:
+        properties = self._ask(MessageKind.INITIALIZE, {"decoupled": spec.config.decoupled, "arguments": arguments})
+        if properties["is_ready"]:
             self.check_ready = self._check_ready
 
     def _ask(self, kind: int, value: Any, timeout_s: float | None = None) -> Any:

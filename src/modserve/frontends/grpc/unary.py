@@ -54,7 +54,7 @@ class UnaryInferences(UnaryPath):
         if request is None:
             return False
         head = request.head
-        if not head.plain_inputs or not head.plain_outputs or not 0 < len(request.raws) == head.input_count:
+        if not head.bare_inputs or not head.bare_outputs or not 0 < len(request.raws) == head.input_count:
             return False
         server_call = cast(ServerCall, client)
         call = UnaryInference(self, server_call, request, size if size > _UNCOUNTED else 0)

@@ -37,7 +37,7 @@ class LoaderOptions:
     """The CPU cores to share out over all CPU instances."""
     auto_complete: bool = True
     backend_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    caching: VersionCaches = field(default_factory=VersionCaches)
+    caches: VersionCaches = field(default_factory=VersionCaches)
     """For the models that ask for it."""
     limiter: RateLimiter | None = None
     metrics: MetricStore = field(default_factory=MetricStore)

@@ -43,7 +43,7 @@ def decode_request(
     raws = message.raws
     inputs: dict[str, Tensor]
     form: RequestForm | None = None
-    if head.plain_inputs and len(raws) == head.input_count:
+    if head.bare_inputs and len(raws) == head.input_count:
         inputs = {}
         for sent, raw in zip(head.inputs, raws, strict=True):
             inputs[sent.name] = Tensor(sent.datatype, sent.shape, raw, None)
@@ -59,7 +59,7 @@ def decode_request(
 
 def read_response_form(message: InferMessage, lend: LeaseFactory) -> ResponseForm:
     """How the response is to look. Raises as `output_places` and `class_counts` do."""
-    if message.head.plain_outputs:
+    if message.head.bare_outputs:
         return BINARY
     places = output_places(message, lend)
     return ResponseForm(all_binary=True, classes=class_counts(message), places=places)

@@ -51,6 +51,8 @@ class InferHead:
     """
 
     __slots__ = (
+        "bare_inputs",
+        "bare_outputs",
         "form",
         "form_sizes",
         "input_count",
@@ -59,8 +61,6 @@ class InferHead:
         "output_count",
         "output_names",
         "outputs",
-        "plain_inputs",
-        "plain_outputs",
     )
 
     def __init__(
@@ -71,21 +71,21 @@ class InferHead:
         self.input_count = input_count
         self.output_count = output_count
         names: set[str] = set()
-        plain = True
+        bare = True
         for sent in inputs:
             names.add(sent.name)
             if sent.parameters or sent.contents is not None or len(sent.shape) > LIMITS.rank:
-                plain = False
-        self.plain_inputs = plain and len(names) == input_count
+                bare = False
+        self.bare_inputs = bare and len(names) == input_count
         """The inputs take any raw data, one after the other: nothing can be wrong with them by themselves."""
         output_names: list[str] = []
-        plain = True
+        bare = True
         for requested in outputs:
             output_names.append(requested.name)
             if requested.parameters:
-                plain = False
+                bare = False
         self.output_names: tuple[str, ...] = tuple(output_names)
-        self.plain_outputs = plain
+        self.bare_outputs = bare
         self.lasting = False
         """It is remembered: other requests will have it, too."""
         self.form: RequestForm | None = None
@@ -93,7 +93,7 @@ class InferHead:
         self.form_sizes: list[int] = []
 
     def form_of(self, raws: Sequence[Buffer]) -> RequestForm | None:
-        """The form of requests with plain inputs and these raw tensors: that of the last one, where it is like it."""
+        """The form of requests with bare inputs and these raw tensors: that of the last one, where it is like it."""
         if not self.lasting:
             return None
         sizes = list(map(len, raws))

@@ -62,14 +62,14 @@ class Header(NamedTuple):
 
 
 class InputSpan(NamedTuple):
-    """Where the numbers of an input are: they end where the text `behind` them begins, which is up to the next ones."""
+    """Where the numbers of an input are: they end where the text `suffix` begins, which is up to the next ones."""
 
     name: str
     datatype: Datatype
     shape: Shape
     packer: struct.Struct
     """Makes bytes of as many numbers as the shape has, of the datatype."""
-    behind: bytes
+    suffix: bytes
 
 
 class NumberSlots(NamedTuple):
@@ -100,11 +100,11 @@ def slots_of(text: bytes, inputs: Sequence[HttpInput]) -> NumberSlots | None:
         return None
     slots = []
     largest = 0
-    for each, behind in zip(inputs, around[1:], strict=True):
+    for each, suffix in zip(inputs, around[1:], strict=True):
         count = math.prod(each.shape)
         largest = max(largest, count * each.datatype.size)
         packer = struct.Struct(f"{count}{each.datatype.numpy.char}")
-        slots.append(InputSpan(each.name, each.datatype, each.shape, packer, behind))
+        slots.append(InputSpan(each.name, each.datatype, each.shape, packer, suffix))
     return NumberSlots(around[0], tuple(slots), largest, sum(map(len, around)))
 
 
@@ -131,8 +131,8 @@ def read_numbers(text: bytes, known: NumberSlots) -> dict[str, Tensor] | None:
         return None
     inputs: dict[str, Tensor] = {}
     start = len(known.before)
-    for name, datatype, shape, packer, behind in known.slots:
-        end = text.find(behind, start)
+    for name, datatype, shape, packer, suffix in known.slots:
+        end = text.find(suffix, start)
         if end < 0:  # before the slice, which would begin behind its end where the text is cut
             return None
         numbers = text[start:end]
@@ -146,7 +146,7 @@ def read_numbers(text: bytes, known: NumberSlots) -> dict[str, Tensor] | None:
         except (orjson.JSONDecodeError, struct.error, OverflowError):
             return None
         inputs[name] = Tensor(datatype, shape, elements, None)
-        start = end + len(behind)
+        start = end + len(suffix)
     return inputs if start == len(text) else None
 
 
