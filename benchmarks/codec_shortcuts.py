@@ -21,7 +21,7 @@ from modserve.form import form
 from modserve.frontends.http.wire.head_memory import HeadMemory
 from modserve.frontends.http.wire.reader import END, Reader
 from modserve.pb import inference as pb
-from modserve.protocol import reply
+from modserve.protocol import response_form
 from modserve.protocol.grpc import infer_message
 from modserve.protocol.grpc.request_reader import RequestReader
 from modserve.protocol.grpc.response_writer import ResponseWriter
@@ -115,7 +115,7 @@ def http_json() -> Iterator[ShortCut]:
     def decode(text: bytes, length: int | None, remembered: JsonHeads | None) -> None:
         decode_request("simple", None, text, length, 0, None, _MOST_JSON, remembered)
 
-    def encode(remembered: JsonTexts | None, look: reply.Reply) -> None:
+    def encode(remembered: JsonTexts | None, look: response_form.ResponseForm) -> None:
         pieces = None if remembered is None else remembered.look_up(_RESPONSE, look)
         encode_response(_RESPONSE, look, remembered, pieces)
 
@@ -131,11 +131,13 @@ def http_json() -> Iterator[ShortCut]:
     )
     yield ShortCut(
         "infer_response: the JSON of binary outputs",
-        lambda: encode(texts, reply.BINARY),
-        lambda: encode(None, reply.BINARY),
+        lambda: encode(texts, response_form.BINARY),
+        lambda: encode(None, response_form.BINARY),
     )
     yield ShortCut(
-        "infer_response: the JSON of JSON outputs", lambda: encode(texts, reply.JSON), lambda: encode(None, reply.JSON)
+        "infer_response: the JSON of JSON outputs",
+        lambda: encode(texts, response_form.JSON),
+        lambda: encode(None, response_form.JSON),
     )
 
 

@@ -42,7 +42,7 @@ def worker_frames() -> None:
     def nowhere(elements: object, size: int) -> None:
         return None
 
-    frame = records.write_records(writing, nowhere, wire.Kind.EXECUTE, [entry])
+    frame = records.write_records(writing, nowhere, wire.MessageKind.EXECUTE, [entry])
     body, inline_at = memoryview(frame)[16:], wire.HEADER.unpack_from(frame)[3]
 
     def read() -> object:
@@ -53,10 +53,10 @@ def worker_frames() -> None:
         return read()
 
     def write() -> object:
-        return records.write_records(writing, nowhere, wire.Kind.EXECUTE, [entry])
+        return records.write_records(writing, nowhere, wire.MessageKind.EXECUTE, [entry])
 
     def write_anew() -> object:
-        return records._write_records(writing, nowhere, wire.Kind.EXECUTE, [entry])
+        return records._write_records(writing, nowhere, wire.MessageKind.EXECUTE, [entry])
 
     compare("a worker's frame, written", write, write_anew, 5000)
     compare("a worker's frame, read", read, read_anew, 5000)

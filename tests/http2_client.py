@@ -17,7 +17,7 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
-from modserve.frontends.http2.connection import Connection
+from modserve.frontends.http2.connection import Http2Connection
 from modserve.frontends.http2.frames import PREFACE
 from modserve.frontends.http2.headers import Head, block, status
 from modserve.frontends.http2.limits import ConnectionLimits
@@ -186,7 +186,7 @@ class Wire:
     def __init__(self, port: Http2Port, loop: Loop | None = None, greet: bool = True, room: int = 1 << 30) -> None:
         self.port = port
         self.loop = loop
-        self.connection = Connection(port)
+        self.connection = Http2Connection(port)
         self.transport = Transport(self.connection, room)
         self.connection.connection_made(self.transport)
         if greet:

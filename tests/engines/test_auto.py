@@ -13,7 +13,7 @@ from server_process import serving
 from tritonclient import http as triton
 
 from modserve import InferenceServer, Settings
-from modserve.core.lifecycle import State
+from modserve.core.lifecycle import LifecycleState
 from modserve.protocol.control import metadata
 
 onnx = pytest.importorskip("onnx")
@@ -70,7 +70,7 @@ def settings(directory: Path, **auto: str) -> Settings:
 async def report_and_output(directory: Path, name: str, inputs: Any, **auto: str) -> tuple[dict[str, Any], Any]:
     async with InferenceServer(settings(directory, **auto)) as server:
         (entry,) = server.index()
-        assert entry.state is State.READY, entry.reason
+        assert entry.state is LifecycleState.READY, entry.reason
         response = await server.infer(name, inputs)
         (output,) = response.outputs.values()
         return metadata.engine_json(server.model(name)), output.array
@@ -135,7 +135,7 @@ async def test_a_file_that_no_engine_can_read(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:100])
     async with InferenceServer(settings(tmp_path)) as server:
         (entry,) = server.index()
-    assert entry.state is State.UNAVAILABLE
+    assert entry.state is LifecycleState.UNAVAILABLE
     assert re.search(r"no engine can serve .*\n  ONNX Runtime fp32: .+\n  OpenVINO fp32: .+", entry.reason)
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from modserve import InferenceServer, Settings
 from modserve.backends.catalogue import BY_BACKEND
-from modserve.core.lifecycle import State
+from modserve.core.lifecycle import LifecycleState
 from modserve.protocol.control import metadata
 
 SHORT = {"budget_seconds": "0.5"}
@@ -50,7 +50,7 @@ async def test_the_engines_that_were_chosen_agree_with_the_reference(tmp_path: P
         model_repository=tmp_path / "models", backend_config={"auto": {"cache-dir": str(tmp_path / "cache")}}
     )
     async with InferenceServer(settings) as server:
-        assert [entry.reason for entry in server.index() if entry.state is not State.READY] == []
+        assert [entry.reason for entry in server.index() if entry.state is not LifecycleState.READY] == []
         for row in rows:
             actual, expected = await outputs(server, row), await outputs(server, REFERENCES[row.network])
             assert all(difference(actual[name], expected[name]) < row.tolerance for name in expected), row.model

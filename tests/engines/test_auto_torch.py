@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from modserve import InferenceServer, Settings
-from modserve.core.lifecycle import State
+from modserve.core.lifecycle import LifecycleState
 from modserve.protocol.control import metadata
 
 torch = pytest.importorskip("torch")
@@ -40,7 +40,7 @@ async def test_pytorch_at_every_precision_that_this_cpu_has(tmp_path: Path) -> N
     inputs = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
     async with InferenceServer(settings) as server:
         (entry,) = server.index()
-        assert entry.state is State.READY, entry.reason
+        assert entry.state is LifecycleState.READY, entry.reason
         output = (await server.infer("net", {"INPUT__0": inputs})).outputs["OUTPUT__0"].array
         report: Any = metadata.engine_json(server.model("net"))
     with torch.inference_mode():

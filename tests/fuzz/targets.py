@@ -19,7 +19,7 @@ from modserve.core.requests.normalize import Signature
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors import dtypes
-from modserve.core.tensors.shared_memory import Place
+from modserve.core.tensors.shared_memory import RegionSlice
 from modserve.core.tensors.tensor import (
     Buffer,
     Tensor,
@@ -45,7 +45,7 @@ from modserve.protocol.http import (
 )
 from modserve.protocol.http.json_heads import JsonHeads
 from modserve.protocol.json import json_text
-from modserve.protocol.reply import Reply
+from modserve.protocol.response_form import ResponseForm
 from modserve.testing import builders
 
 Target = Callable[[bytes], None]
@@ -77,24 +77,24 @@ class _Region:
     def __init__(self) -> None:
         self._memory = bytearray(64)
 
-    def _check(self, place: Place) -> None:
+    def _check(self, place: RegionSlice) -> None:
         if place.region != "region":
             raise ModserveError(Code.NOT_FOUND, f"no region {place.region}")
         if not 0 <= place.offset <= place.offset + place.byte_size <= len(self._memory):
             raise ModserveError(Code.INVALID_ARG, "out of the region")
 
-    def read(self, place: Place) -> Buffer:
+    def read(self, place: RegionSlice) -> Buffer:
         self._check(place)
         return memoryview(self._memory)[place.offset : place.offset + place.byte_size]
 
-    def reserve(self, place: Place) -> None:
+    def reserve(self, place: RegionSlice) -> None:
         self._check(place)
 
-    def write(self, place: Place, raw: Buffer) -> None:
+    def write(self, place: RegionSlice, raw: Buffer) -> None:
         self._check(place)
         self._memory[place.offset : place.offset + len(raw)] = raw
 
-    def copy(self, place: Place, tensor: Tensor) -> bool:
+    def copy(self, place: RegionSlice, tensor: Tensor) -> bool:
         return False
 
     def release(self) -> None:
@@ -120,9 +120,9 @@ def _ranked(response: InferenceResponse, counts: Mapping[str, int]) -> Inference
     return InferenceResponse(response.model_name, 1, outputs, response.id, response.parameters)
 
 
-def _answer(request: InferenceRequest, reply: Reply) -> None:
+def _answer(request: InferenceRequest, reply: ResponseForm) -> None:
     response = _ranked(_echo(request), reply.classes)
-    for shape in (reply, Reply(all_binary=True)):
+    for shape in (reply, ResponseForm(all_binary=True)):
         body = infer_response.encode_response(response, shape)
         if body.header_length is None:
             json_text.parse_object(b"".join(body.parts))
@@ -189,7 +189,7 @@ def bytes_tensor(data: bytes) -> None:
         pass
     response = _echo(InferenceRequest("model", {"BYTES": Tensor.from_raw(dtypes.BYTES, (1, count), raw)}))
     assert bytes(response.outputs["BYTES"].raw) == raw
-    infer_response.encode_response(response, Reply())
+    infer_response.encode_response(response, ResponseForm())
 
 
 def grpc_message(data: bytes) -> None:
@@ -248,7 +248,7 @@ def _values(message: InferMessage) -> list[object]:
     contents = [None if each.contents is None else each.contents.SerializeToString() for each in head.inputs]
     return [
         *(message.model_name, message.model_version, message.id, head.input_count, head.output_count),
-        *(head.output_names, head.plain_inputs, head.plain_outputs, contents, [bytes(raw) for raw in message.raws]),
+        *(head.output_names, head.bare_inputs, head.bare_outputs, contents, [bytes(raw) for raw in message.raws]),
         *sorted((name, repr(value)) for name, value in message.parameters.items()),
         *[(each.name, each.datatype, each.shape, repr(each.parameters)) for each in head.inputs],
         *[(each.name, repr(each.parameters)) for each in head.outputs],

@@ -18,7 +18,7 @@ from kept_logging import kept_logging
 from modserve import InferenceServer, Ports, Settings, __main__, __version__, cli
 from modserve.commands.table import COMMANDS
 from modserve.core.configuration.model_config import ModelConfig
-from modserve.core.lifecycle import IndexEntry, State
+from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.form import form
 from modserve.observability.logging import Logs
 from modserve.process import app
@@ -151,7 +151,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, untouched_logging: None) -> Callable[
     """Makes `run` serve nothing on given ports, with or without a model."""
 
     def prepare(ports: Ports, with_model: bool) -> None:
-        entry = IndexEntry("simple", 1, State.READY, "", 20_000_000)
+        entry = IndexEntry("simple", 1, LifecycleState.READY, "", 20_000_000)
         server = loaded([config("simple", max_batch_size=0)] if with_model else [], [entry])
 
         async def fake(
@@ -261,7 +261,7 @@ def test_a_start_with_nothing_to_try(
 
 
 SIMPLE = config("simple")
-READY = IndexEntry("simple", 1, State.READY, "")
+READY = IndexEntry("simple", 1, LifecycleState.READY, "")
 
 
 def said(port: int | None = 81, waiting: Sequence[str] = (), models: bool = True, **settings: Any) -> str:

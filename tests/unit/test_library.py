@@ -14,7 +14,7 @@ import pytest_asyncio
 from garbage import garbage_left
 from modserve import Code, InferenceServer, ModserveError, Settings, Tensor
 from modserve.core.errors import internal
-from modserve.core.lifecycle import State
+from modserve.core.lifecycle import LifecycleState
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import ResponseSink
@@ -482,12 +482,12 @@ async def test_what_is_there_after_the_start(server: InferenceServer) -> None:
     assert (server.phase, server.live, server.ready) == (Phase.RUNNING, True, True)
     assert server.model_names() == ["digits", "digits_pipeline", "digits_resize", "repeat", "simple"]
     assert [(entry.name, entry.version, entry.state) for entry in server.index()] == [
-        ("digits", 1, State.READY),
-        ("digits", 2, State.READY),
-        ("digits_pipeline", 1, State.READY),
-        ("digits_resize", 1, State.READY),
-        ("repeat", 1, State.READY),
-        ("simple", 1, State.READY),
+        ("digits", 1, LifecycleState.READY),
+        ("digits", 2, LifecycleState.READY),
+        ("digits_pipeline", 1, LifecycleState.READY),
+        ("digits_resize", 1, LifecycleState.READY),
+        ("repeat", 1, LifecycleState.READY),
+        ("simple", 1, LifecycleState.READY),
     ]
     assert all(entry.load_ns > 0 for entry in server.index())
 
@@ -503,7 +503,7 @@ async def test_a_bad_model_beside_good_ones(tmp_path: Path) -> None:
     async with library(REPOSITORY, tmp_path) as server:
         assert (server.phase, server.ready) == (Phase.RUNNING, False)
         reasons = {entry.name: entry.reason for entry in server.unready_reasons()}
-        assert {entry.state for entry in server.unready_reasons()} == {State.UNAVAILABLE}
+        assert {entry.state for entry in server.unready_reasons()} == {LifecycleState.UNAVAILABLE}
         assert set(reasons) == {"cut", "mistaken", "foreign", "empty"}
         assert "did you mean 'max_batch_size'?" in reasons["mistaken"]
         assert "unable to find backend 'nosuch'" in reasons["foreign"]

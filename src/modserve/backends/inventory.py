@@ -17,7 +17,7 @@ _WITHOUT_LIBRARY = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BackendEntry:
     """A backend, or one that is missing. `library` and `version` are what it stands on, both empty if on nothing."""
 
     backend: str
@@ -29,19 +29,19 @@ class Entry:
     """The command that installs it; empty if there is none, or no need. Also where another library stands in for it."""
 
 
-def inventory() -> list[Entry]:
+def inventory() -> list[BackendEntry]:
     """Every backend that is known: what is installed first, each half by name."""
     entries = [_entry(point) for point in installed_backends()]
     return sorted(entries, key=lambda entry: (not entry.installed, entry.backend))
 
 
-def _entry(point: EntryPoint) -> Entry:
+def _entry(point: EntryPoint) -> BackendEntry:
     name, engine = point.name, BY_BACKEND.get(point.name)
     if engine is not None:
         install = "" if engine.installed else engine.install
         shown = engine.stand_in or engine
-        return Entry(name, shown.library, shown.version, engine.loads, shown.installed, install)
+        return BackendEntry(name, shown.library, shown.version, engine.loads, shown.installed, install)
     if name in _WITHOUT_LIBRARY:
-        return Entry(name, "", "", _WITHOUT_LIBRARY[name], True)
+        return BackendEntry(name, "", "", _WITHOUT_LIBRARY[name], True)
     package = point.dist
-    return Entry(name, package.name if package else "", package.version if package else "", "", True)
+    return BackendEntry(name, package.name if package else "", package.version if package else "", "", True)

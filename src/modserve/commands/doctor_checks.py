@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from modserve.__about__ import __version__
-from modserve.backends.inventory import Entry, inventory
+from modserve.backends.inventory import BackendEntry, inventory
 from modserve.execution.placement import available_cores
 from modserve.form import form
 from modserve.process.ports import PortError, opening, probe_port
@@ -191,7 +191,7 @@ def temporary(directory: str = "") -> Iterator[Check]:
     yield _check("temporary files", f"{place}, {size(free)} free", "TMPDIR names another" if free < 256 * _MIB else "")
 
 
-def engines(entries: Sequence[Entry] | None = None) -> Iterator[Check]:
+def engines(entries: Sequence[BackendEntry] | None = None) -> Iterator[Check]:
     """Which are installed."""
     entries = inventory() if entries is None else entries
     installed = [f"{each.library} {each.version}".strip() for each in entries if each.installed and each.library]

@@ -17,10 +17,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from modserve.backends.registry import BackendRegistry
-from modserve.config import ConfigurationError, Position, Problem, Source
+from modserve.config import ConfigurationError, Position, Problem, SourceText
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import ModserveError, from_exception, unavailable
-from modserve.core.lifecycle import State
+from modserve.core.lifecycle import LifecycleState
 from modserve.core.loading import Blueprint, Listing, Repository
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
@@ -77,7 +77,7 @@ class ModelReport:
     """Those that would be served."""
     problems: list[Finding] = field(default_factory=list)
     notes: list[Finding] = field(default_factory=list)
-    source: Source | None = None
+    source: SourceText | None = None
     """Its configuration, if it could be read."""
     compared: int = 0
     """How many of its responses were compared with another server's."""
@@ -137,7 +137,7 @@ async def check(
             await control.start()
             for entry in await control.index():
                 report = models.setdefault(entry.name, ModelReport(entry.name))
-                if entry.state is not State.READY and not report.problems:
+                if entry.state is not LifecycleState.READY and not report.problems:
                     report.problems.append(_dependent(report, entry.reason, table))
             if against is not None:
                 await _compare(models, table, against, remarks)
@@ -258,7 +258,7 @@ class _NotLoaded:
         pass
 
 
-def _keep_notes(models: dict[str, ModelReport], name: str, source: Source, notes: Sequence[Problem]) -> None:
+def _keep_notes(models: dict[str, ModelReport], name: str, source: SourceText, notes: Sequence[Problem]) -> None:
     report = models.setdefault(name, ModelReport(name))
     report.source = source
     known = {(note.line, note.column, note.text) for note in report.notes}
@@ -299,7 +299,7 @@ def _configuration(error: BaseException | None) -> ConfigurationError | None:
     return None
 
 
-def _finding(source: Source, problem: Problem) -> Finding:
+def _finding(source: SourceText, problem: Problem) -> Finding:
     # A configuration that is not there, or came from elsewhere, has a name in place of a path.
     place = source.path.parent
     file = str(place if source.label or place.is_file() else source.path)
@@ -325,7 +325,7 @@ def _dependent(report: ModelReport, reason: str, table: ModelTable) -> Finding:
     return dataclasses.replace(_finding(report.source, problem), advice=advice.strip("\n"))
 
 
-def _step(source: Source | None, models: Collection[str]) -> Position | None:
+def _step(source: SourceText | None, models: Collection[str]) -> Position | None:
     """Where a configuration names one of some models as an ensemble's step."""
     rows = source.text.split("\n") if source is not None else []
     for path, position in source.positions.items() if source is not None else ():

@@ -23,11 +23,11 @@ from modserve.pb.json_message import to_json
 
 from . import complete, features
 from .draft import Draft, decode, parse, read, read_override
-from .features import Context, backend_names
+from .features import ModelContext, backend_names
 from .features.composition import validate_composition
 from .features.directory import FORMATS, MEASURED, PLATFORMS, version_filenames
 from .text import override
-from .text.problems import ConfigurationError, Position, Problem, Problems, Source, printable
+from .text.problems import ConfigurationError, Position, Problem, Problems, SourceText, printable
 
 __all__ = [
     "FORMATS",
@@ -38,7 +38,7 @@ __all__ = [
     "Draft",
     "Position",
     "Problem",
-    "Source",
+    "SourceText",
     "backend_names",
     "check",
     "decode",
@@ -80,7 +80,7 @@ def check(
     problems = _problems(draft, auto_complete)
     for path, note in draft.notes:
         problems.warn(path, note)
-    features.validate(draft.identified, Context(draft.name, partial=auto_complete, files=files), problems)
+    features.validate(draft.identified, ModelContext(draft.name, partial=auto_complete, files=files), problems)
     on_notes(problems.notes)
     problems.raise_if_any()
 
@@ -100,7 +100,7 @@ def finish(
     `description` is the engine's, None if it has none. Without `auto_complete` it is only compared with the
     configuration. The defaults are those of the backend. `files` is the model's directory, None to look at no files.
     """
-    context = Context(
+    context = ModelContext(
         draft.name,
         gpu_count=gpu_count,
         default_cpu_instances=default_cpu_instances,

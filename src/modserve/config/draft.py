@@ -9,9 +9,9 @@ from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import ModserveError, from_exception
 from modserve.pb import inference as pb
 
-from .features import Context, directory, to_model_config
+from .features import ModelContext, directory, to_model_config
 from .text import override, pbtxt
-from .text.problems import ConfigurationError, FieldPath, Problem, Source
+from .text.problems import ConfigurationError, FieldPath, Problem, SourceText
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Draft:
 
     name: str
     """The model's name: that of its directory."""
-    source: Source
+    source: SourceText
     message: pb.ModelConfig = field(default_factory=pb.ModelConfig)
     exists: bool = True
     """False if there is no file; the configuration is then empty."""
@@ -77,7 +77,7 @@ class Draft:
         Inputs and outputs may be missing. Instance groups are as written: there may be none, and KIND_AUTO is not
         resolved. A group without a count has `default_cpu_instances`, unless it is for the GPU.
         """
-        return to_model_config(self.identified, Context(self.name, default_cpu_instances=default_cpu_instances))
+        return to_model_config(self.identified, ModelContext(self.name, default_cpu_instances=default_cpu_instances))
 
 
 def read(path: Path, name: str) -> Draft:
@@ -97,7 +97,7 @@ def read(path: Path, name: str) -> Draft:
 def decode(content: bytes | None, path: Path, name: str) -> Draft:
     """Like `read`, for the content of a file that was read already; None for a missing file."""
     if content is None:
-        return Draft(name, Source(path, label=f"{path} (no such file)"), exists=False)
+        return Draft(name, SourceText(path, label=f"{path} (no such file)"), exists=False)
     # Comments may have any encoding: bytes that are not UTF-8 are a mistake only inside a token.
     return parse(content.decode("utf-8-sig", "surrogateescape"), path, name)
 
@@ -113,4 +113,4 @@ def read_override(text: str, path: Path, name: str) -> Draft:
 
     Raises INVALID_ARG for text that is not JSON, for unknown fields and for values of the wrong type.
     """
-    return Draft(name, Source(path, label="config override"), override.parse(text))
+    return Draft(name, SourceText(path, label="config override"), override.parse(text))

@@ -4,7 +4,7 @@ import enum
 from dataclasses import dataclass
 
 
-class State(enum.Enum):
+class LifecycleState(enum.Enum):
     """As the repository index spells them (protocol: model repository extension)."""
 
     UNKNOWN = "UNKNOWN"
@@ -14,12 +14,14 @@ class State(enum.Enum):
     UNAVAILABLE = "UNAVAILABLE"
 
 
-TRANSITIONS: dict[State, frozenset[State]] = {
-    State.UNKNOWN: frozenset({State.LOADING, State.UNAVAILABLE}),
-    State.LOADING: frozenset({State.READY, State.UNAVAILABLE}),
-    State.READY: frozenset({State.UNLOADING, State.READY}),  # READY again: loaded anew beside the one that served
-    State.UNLOADING: frozenset({State.UNAVAILABLE, State.LOADING}),
-    State.UNAVAILABLE: frozenset({State.LOADING}),
+TRANSITIONS: dict[LifecycleState, frozenset[LifecycleState]] = {
+    LifecycleState.UNKNOWN: frozenset({LifecycleState.LOADING, LifecycleState.UNAVAILABLE}),
+    LifecycleState.LOADING: frozenset({LifecycleState.READY, LifecycleState.UNAVAILABLE}),
+    LifecycleState.READY: frozenset(
+        {LifecycleState.UNLOADING, LifecycleState.READY}
+    ),  # READY again: loaded anew beside the one that served
+    LifecycleState.UNLOADING: frozenset({LifecycleState.UNAVAILABLE, LifecycleState.LOADING}),
+    LifecycleState.UNAVAILABLE: frozenset({LifecycleState.LOADING}),
 }
 
 UNLOADED = "unloaded"
@@ -33,12 +35,12 @@ More text follows for an ensemble that was unloaded together with a model that i
 class VersionState:
     """The state of a version and the reason of the state, which is empty when there is nothing to say."""
 
-    state: State = State.UNKNOWN
+    state: LifecycleState = LifecycleState.UNKNOWN
     reason: str = ""
     load_ns: int = 0
     """How long the last successful load took."""
 
-    def advance(self, state: State, reason: str = "", load_ns: int = 0) -> "VersionState":
+    def advance(self, state: LifecycleState, reason: str = "", load_ns: int = 0) -> "VersionState":
         """The next state. Raises RuntimeError for a step that `TRANSITIONS` does not have; that is a bug."""
         if state not in TRANSITIONS[self.state]:
             raise RuntimeError(f"a version cannot go from {self.state.name} to {state.name}: this is a bug")
@@ -50,7 +52,7 @@ class VersionState:
 
     @property
     def failed(self) -> bool:
-        return self.state is State.UNAVAILABLE and not self.unloaded
+        return self.state is LifecycleState.UNAVAILABLE and not self.unloaded
 
     @property
     def holds_up_readiness(self) -> bool:
@@ -58,7 +60,7 @@ class VersionState:
 
         Unlike in Triton, a version that is being unloaded does not count: that takes as long as its longest request.
         """
-        return self.state not in (State.READY, State.UNLOADING) and not self.unloaded
+        return self.state not in (LifecycleState.READY, LifecycleState.UNLOADING) and not self.unloaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +72,10 @@ class IndexEntry:
 
     name: str
     version: int | None
-    state: State
+    state: LifecycleState
     reason: str
     load_ns: int = 0
 
     @property
     def unloaded(self) -> bool:
-        return self.state is State.UNAVAILABLE and self.reason.startswith(UNLOADED)
+        return self.state is LifecycleState.UNAVAILABLE and self.reason.startswith(UNLOADED)

@@ -74,7 +74,7 @@ class InlineRule:
             self._long += 1
         if self._seen == _WINDOW:
             self.on_loop = self._long <= 1 and self._least_ns <= _QUICK_NS
-            self._start_anew()
+            self._restart()
 
     def ran_on_loop(self, ns: int, cpu_ns: int) -> None:
         """An execution on the event loop's thread took `ns`, and at least `cpu_ns` of a processor's time."""
@@ -89,12 +89,12 @@ class InlineRule:
                 self.on_loop = False
                 self._pause = self._next_pause
                 self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)
-                self._start_anew()
+                self._restart()
                 return
         if self._seen == _WINDOW:
-            self._start_anew()
+            self._restart()
 
-    def _start_anew(self) -> None:
+    def _restart(self) -> None:
         self._seen = self._long = self._waits = 0
         self._least_ns = _WAIT_NS
 

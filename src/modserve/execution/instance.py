@@ -15,7 +15,7 @@ from modserve.core.version import ModelId
 
 from .inline import InlineRule
 from .job import Job, Work
-from .running import Deliver, Running
+from .running import Deliver, RequestProgress
 
 
 class Instance(ABC):
@@ -44,7 +44,7 @@ class Instance(ABC):
     """What it executes, or is about to: the latest, if there are several. Kept by the pool."""
     gone: bool = False
     """It was lost: it cannot run anything any more. Kept by the pool."""
-    open: set[Running]
+    open: set[RequestProgress]
     """The requests without a final response, of an engine that responds to each by itself."""
 
     @property

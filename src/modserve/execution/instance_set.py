@@ -28,7 +28,7 @@ from .instance import Instance
 from .owner import Learner, PoolOwner
 from .revival import Make, Revival, RevivalClock
 from .settlement import Settlement
-from .warming import MakeSamples, OnEnd, Ran, Sample, Warming, failure_of
+from .warming import MakeSamples, OnEnd, Ran, Sample, WarmUpRun, failure_of
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class InstanceSet:
         self._next_number = 0
         self._free: deque[Instance] = deque()
         self.leaving: list[Instance] = []
-        self._warming: dict[Instance, Warming] = {}
+        self._warming: dict[Instance, WarmUpRun] = {}
         self._prefers_idle = self._prefers_first = False
 
     def _instance(self, number: int, name: str, engine: Executor) -> Instance:
@@ -110,7 +110,7 @@ class InstanceSet:
 
     def _start_warming(self, instance: Instance, samples: Sequence[Sample], on_end: OnEnd) -> None:
         ended = partial(self._warming_ended, instance, on_end)
-        warming = self._warming[instance] = Warming(self._model, instance, samples, ended)
+        warming = self._warming[instance] = WarmUpRun(self._model, instance, samples, ended)
         warming.start()
 
     def _warming_ended(self, instance: Instance, on_end: OnEnd, ran: list[Ran]) -> None:
@@ -277,9 +277,9 @@ class InstanceSet:
     def _revival_failed(self, number: int, error: ModserveError, wait_ns: int) -> None:
         if number not in self._instances:
             return
-        who = f"model '{self._model.name}', instance '{self._instances[number].name}'"
+        label = f"model '{self._model.name}', instance '{self._instances[number].name}'"
         # Whatever went wrong is no fault of those who wait.
-        failure = unavailable(f"{who} was lost and cannot be made anew: {error.message}")
+        failure = unavailable(f"{label} was lost and cannot be made anew: {error.message}")
         _log.error("%s; the next attempt is in %g s", failure.message, wait_ns / 1e9)
         self._tell_of_loss(number, failure, again=True)
 

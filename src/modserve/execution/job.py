@@ -16,7 +16,7 @@ from .batch import checked, copied, merge, on_devices, on_host, requested_output
 from .memory import EngineMemory
 from .padding import PaddedLayout
 from .ragged import RaggedLayout
-from .running import Deliver, Running, RunningRequest
+from .running import Deliver, RequestProgress, RunningRequest
 
 _OF_THE_WHOLE = frozenset({Code.INVALID_ARG, Code.INTERNAL})
 """Failures of a batch that may be the fault of some of its requests."""
@@ -78,7 +78,7 @@ class Job:
         for inflight in self.rows:
             batch_size += inflight.batch_size or 1
         self.timing = ExecutionTiming(batch_size, close_reason)
-        self.running: list[Running] = []
+        self.running: list[RequestProgress] = []
         self.requests: list[RunningRequest] = []
         """What the engine has of `running`."""
         self.responses: list[InferenceResponse] = []
@@ -110,7 +110,7 @@ class Work:
         stateless = config.sequence_batching is None
         self._drops_late = stateless  # or the model would miss a part of a sequence
         self._one_by_one = stateless  # or an execution that failed may have changed states
-        self.open: set[Running] = set()
+        self.open: set[RequestProgress] = set()
         self._model = model
         self._who = f"model '{model.name}', instance '{name}'"
         self._config = config
@@ -174,7 +174,7 @@ class Work:
 
     def requests(self, job: Job, deliver: Deliver) -> list[RunningRequest]:
         """The members as an engine gets them that responds to each by itself."""
-        job.running = [Running(inflight, self.open) for inflight in job.rows]
+        job.running = [RequestProgress(inflight, self.open) for inflight in job.rows]
         if job.rows is not job.members:
             members = set(job.members)
             for running in job.running:

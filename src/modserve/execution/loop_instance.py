@@ -34,7 +34,7 @@ from modserve.core.version import ModelId
 
 from .instance import Done, Instance, takes_early
 from .job import Job, Work
-from .running import Deliver, RequestReport, Running, Stamp
+from .running import Deliver, RequestProgress, RequestReport, Stamp
 
 _log = logging.getLogger(__name__)
 
@@ -274,7 +274,7 @@ class LoopInstance(Instance):
 
     # Order
 
-    def _deliver(self, running: Running, report: RequestReport | Stamp) -> None:
+    def _deliver(self, running: RequestProgress, report: RequestReport | Stamp) -> None:
         self._post(partial(self._deliver_on_loop, running, report))
 
     def _post(self, callback: Callable[[], None]) -> None:

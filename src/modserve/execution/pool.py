@@ -66,7 +66,7 @@ class InstancePool(InstanceSet):
         self._may_inline = may_inline
         self._prefetches = prefetches
         self._loop_thread = LoopThreadTime()
-        self._prefetch = Prefetch(loop, self._give_out_early)
+        self._prefetch = Prefetch(loop, self._offer_prefetch)
         self._begin(engines)
 
     def __repr__(self) -> str:
@@ -201,7 +201,7 @@ class InstancePool(InstanceSet):
                 self._free.remove(instance)
                 instance.places -= 1
 
-    def _give_out_early(self, instance: Instance, job: Job) -> None:
+    def _offer_prefetch(self, instance: Instance, job: Job) -> None:
         """The instance has a place to give before `job` is over, unless nobody wants it now."""
         if instance.gone or job.timing.compute_end_ns:
             return

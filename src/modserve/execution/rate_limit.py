@@ -116,10 +116,10 @@ class RateLimiter:
         most: dict[_Key, int] = {}
         for turn in turns:
             for key, count in turn.needs.items():
-                most[key] = self._there_is(*key) if self._available else max(count, most.get(key, 0))
+                most[key] = self._available_count(*key) if self._available else max(count, most.get(key, 0))
         return most
 
-    def _there_is(self, name: str, device: int) -> int:
+    def _available_count(self, name: str, device: int) -> int:
         devices = (device, _EACH_DEVICE)
         return max(
             (

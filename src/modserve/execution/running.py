@@ -57,11 +57,11 @@ class RequestReport(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Running:
+class RequestProgress:
     """The event loop's side: how far a request has come."""
 
     inflight: Inflight
-    home: "set[Running]"
+    home: "set[RequestProgress]"
     """Those that their instance has not given a final response to."""
     responses: int = 0
     executed: bool = False
@@ -78,7 +78,7 @@ class Running:
     """No client's request: it counts nowhere. Only a warm-up hears of it."""
 
 
-Deliver: TypeAlias = Callable[[Running, RequestReport | Stamp], None]
+Deliver: TypeAlias = Callable[[RequestProgress, RequestReport | Stamp], None]
 """Brings what an engine says to the event loop's thread, from any thread and in order."""
 
 
@@ -112,7 +112,12 @@ class RunningRequest:
     """Implements `backends.api.EngineRequest`: the engine's side."""
 
     def __init__(
-        self, running: Running, config: ModelConfig, version: int, deliver: Deliver, reuses_outputs: bool = False
+        self,
+        running: RequestProgress,
+        config: ModelConfig,
+        version: int,
+        deliver: Deliver,
+        reuses_outputs: bool = False,
     ) -> None:
         self._running = running
         self._config = config
@@ -260,7 +265,7 @@ class RunningRequest:
 
     def _say(
         self,
-        what: InferenceResponse | ModserveError | Again | None,
+        outcome: InferenceResponse | ModserveError | Again | None,
         final: bool,
         output_start_ns: int,
         wait: bool = True,
@@ -272,9 +277,9 @@ class RunningRequest:
             self._cancellation.callbacks.clear()
         flow = None if final else self.inflight.flow
         if flow is not None:
-            flow.given(what.size if isinstance(what, InferenceResponse) else 0)
+            flow.given(outcome.size if isinstance(outcome, InferenceResponse) else 0)
         start_ns, self._last_ns = self._last_ns, time.monotonic_ns()
-        self._deliver(self._running, RequestReport(what, final, start_ns, output_start_ns, self._last_ns))
+        self._deliver(self._running, RequestReport(outcome, final, start_ns, output_start_ns, self._last_ns))
         if flow is None:
             return not final
         if wait:

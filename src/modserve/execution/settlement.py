@@ -19,7 +19,7 @@ from modserve.core.version import ModelId
 
 from .job import Job
 from .owner import Learner, PoolOwner
-from .running import Again, RequestReport, Running, Stamp
+from .running import Again, RequestProgress, RequestReport, Stamp
 
 _log = logging.getLogger(__name__)
 
@@ -91,12 +91,12 @@ class Settlement:
             elif job.error is not None:
                 self.fail_open(running, job.error, job.timing.compute_start_ns)
 
-    def fail_open(self, running: Running, error: ModserveError, start_ns: int = 0) -> None:
+    def fail_open(self, running: RequestProgress, error: ModserveError, start_ns: int = 0) -> None:
         """The engine will not respond to a request any more."""
         now_ns = time.monotonic_ns()
         self.deliver(running, RequestReport(error, True, start_ns or now_ns, now_ns, now_ns))
 
-    def deliver(self, running: Running, report: RequestReport | Stamp) -> None:
+    def deliver(self, running: RequestProgress, report: RequestReport | Stamp) -> None:
         if isinstance(report, Stamp):
             trace = running.inflight.trace
             if trace is not None:
@@ -139,14 +139,14 @@ class Settlement:
         if report.final:
             self._ended(running)
 
-    def _ended(self, running: Running) -> None:
+    def _ended(self, running: RequestProgress) -> None:
         """The engine says no more of a request."""
         running.ended = True
         running.home.discard(running)
         if running.executed:
             self._end(running)
 
-    def _end(self, running: Running) -> None:
+    def _end(self, running: RequestProgress) -> None:
         """Count a request that is over in every respect, unless it is to run again."""
         inflight, now_ns = running.inflight, time.monotonic_ns()
         if running.again and not inflight.settled:

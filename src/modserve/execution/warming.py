@@ -53,14 +53,14 @@ MakeSamples: TypeAlias = Callable[[], Future[Sequence[Sample]]]
 """Makes the samples of a model on a loading thread."""
 
 
-class Warming:
+class WarmUpRun:
     """Runs samples on an instance and tells `on_end` once what became of them. Lives on the event loop's thread.
 
     Samples that are not made up end with the first failure.
     """
 
     def __init__(self, model: ModelId, instance: Instance, samples: Sequence[Sample], on_end: OnEnd) -> None:
-        self._who = f"model '{model.name}', instance '{instance.name}'"
+        self._label = f"model '{model.name}', instance '{instance.name}'"
         self._instance = instance
         self._samples = samples
         self._on_end = on_end
@@ -137,7 +137,7 @@ class Warming:
             ns = time.monotonic_ns() - self._started_ns
             self._ran.append(Ran(sample.name, sample.times, ns, None, sample.made_up))
             often = "once" if sample.times == 1 else f"{sample.times} times"
-            _log.info("%s: warm-up sample '%s' ran %s in %.1f ms", self._who, sample.name, often, ns / 1e6)
+            _log.info("%s: warm-up sample '%s' ran %s in %.1f ms", self._label, sample.name, often, ns / 1e6)
             self._at += 1
             self._iteration = 0
             self._started_ns = time.monotonic_ns()
@@ -147,8 +147,8 @@ class Warming:
         if self._ended:
             return
         sample = self._samples[min(self._at, len(self._samples) - 1)]
-        text = error.message.removeprefix(f"{self._who}: ").removeprefix(f"{self._who} ")
-        failure = ModserveError(error.code, f"{self._who}: warm-up sample '{sample.name}' failed: {text}")
+        text = error.message.removeprefix(f"{self._label}: ").removeprefix(f"{self._label} ")
+        failure = ModserveError(error.code, f"{self._label}: warm-up sample '{sample.name}' failed: {text}")
         if isinstance(error, InstanceLostError):
             failure = InstanceLostError(failure.message)
         forget_frames(error)
@@ -164,7 +164,7 @@ class Warming:
 class _Sink:
     """Receives the outcomes of the requests of one execution."""
 
-    def __init__(self, warming: Warming, round_: int) -> None:
+    def __init__(self, warming: WarmUpRun, round_: int) -> None:
         self._warming = warming
         self._round = round_
 

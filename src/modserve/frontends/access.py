@@ -7,7 +7,7 @@ from modserve.core.requests.inflight import Inflight, RequestTrace
 from modserve.core.requests.trace_context import TraceHeaders
 from modserve.observability.access_log import AccessLog
 
-from .call import Call
+from .call import InferenceCall
 
 GONE: Final = 499
 """The status in the log of an HTTP request whose client has gone before its response."""
@@ -15,9 +15,9 @@ GONE: Final = 499
 
 def record(
     access: AccessLog,
-    call: Call,
+    call: InferenceCall,
     client: object,
-    what: str,
+    call_name: str,
     status: int,
     received: int,
     sent: int,
@@ -35,7 +35,7 @@ def record(
     access.record(
         call.wire.name,
         client,
-        what,
+        call_name,
         call.model,
         -1 if version is None else version,
         status,

@@ -24,9 +24,9 @@ from modserve.core.requests.trace_context import TraceHeaders
 from modserve.core.servable import Handle, Servable, submit_traced
 from modserve.core.tensors.shared_memory import RegionLease
 from modserve.frontends.offload import RequestMemory
-from modserve.protocol import reply
+from modserve.protocol import response_form
 from modserve.protocol.http import server_timing
-from modserve.protocol.reply import Reply
+from modserve.protocol.response_form import ResponseForm
 from modserve.server import Server
 
 
@@ -45,7 +45,7 @@ GRPC = Wire("gRPC", ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END"), "GRPC_SEND_STA
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Call:
+class InferenceCall:
     """One request and the sink of its outcomes.
 
     A subclass says in `deliver` where the one response goes; where there are many, it has another `settle`.
@@ -61,8 +61,8 @@ class Call:
         "memory",
         "model",
         "now_ns",
-        "reply",
         "request_id",
+        "response_form",
         "servable",
         "server",
         "trace",
@@ -88,7 +88,7 @@ class Call:
         """That of `core.requests.request_ids`; empty while nobody needs it."""
         self.now_ns = 0
         """When the request had come."""
-        self.reply: Reply = reply.JSON
+        self.response_form: ResponseForm = response_form.JSON
         self.inflight: Inflight | None = None
         self.trace: RequestTrace | None = None
         self.lease: RegionLease | None = None
@@ -145,8 +145,8 @@ class Call:
         else:
             self.inflight = submit_traced(self.trace, servable, request, self, self.now_ns)
         self.version = servable.id.version
-        if self.reply.places and self.on_gpu and not servable.config.cached:
-            self.inflight.device_outputs = self.reply.places
+        if self.response_form.places and self.on_gpu and not servable.config.cached:
+            self.inflight.device_outputs = self.response_form.places
         if self._handle is not None:
             self.give_back_model()
 
@@ -191,11 +191,11 @@ class Call:
     @property
     def on_gpu(self) -> bool:
         """Whether the response may have to be copied to a GPU."""
-        return bool(self.reply.places) and self.server.shared_memory.with_cuda
+        return bool(self.response_form.places) and self.server.shared_memory.with_cuda
 
     def render(self, response: InferenceResponse) -> InferenceResponse:
         """The response as the client wants it. Raises INVALID_ARG; may run on a thread."""
-        look = self.reply
+        look = self.response_form
         if look.places or look.classes:
             return look.apply(response, self.servable, self.lease)
         return response
@@ -260,7 +260,7 @@ class Call:
             self.trace.end()
 
 
-class FutureCall(Call):
+class FutureCall(InferenceCall):
     """A call whose one response is awaited: `future` gets it, or the failure.
 
     A failure is a value: the traceback of one that is raised would hold what holds it.

@@ -94,14 +94,14 @@ def _load(files: TlsFiles, protocols: Sequence[str]) -> ssl.SSLContext:
     raise CertificateError(f"cannot read certificate '{files.certificate}': the files keep changing")
 
 
-def _check(path: Path, what: str, marker: bytes) -> None:
+def _check(path: Path, kind: str, marker: bytes) -> None:
     """Raises CertificateError for a file that cannot be what it should."""
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise CertificateError(f"cannot read {what} '{path}': {error.strerror or error}") from None
+        raise CertificateError(f"cannot read {kind} '{path}': {error.strerror or error}") from None
     if marker not in content:
-        raise CertificateError(f"cannot use {what} '{path}': it holds no PEM-encoded {what.removeprefix('root ')}")
+        raise CertificateError(f"cannot use {kind} '{path}': it holds no PEM-encoded {kind.removeprefix('root ')}")
 
 
 def _context(files: TlsFiles) -> ssl.SSLContext:

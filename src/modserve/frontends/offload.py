@@ -1,8 +1,8 @@
 """What work goes to a thread, so that the other connections do not wait for it, and how.
 
 The rule is by the work itself, and it is one for all front ends: the size of a body after it was inflated, the number
-of elements that are made or written one by one, the bytes that are copied. `Limits` has the figures. Each stands for
-about half a millisecond on the event loop.
+of elements that are made or written one by one, the bytes that are copied. `LoopLimits` has the figures. Each stands
+for about half a millisecond on the event loop.
 
 The threads of a server of its own process are few, and go after the event loop's where cores are scarce: what is short
 does not wait for what is long. Both forms of waiting are felt: for a core, since each of five long responses that are
@@ -29,8 +29,8 @@ from modserve.core.tensors.tensor import Tensor, count_ahead, digest_ahead, long
 from modserve.frontends.errors import to_client_error
 from modserve.protocol import compression
 from modserve.protocol.compression import Inflater
-from modserve.protocol.reply import Reply
-from modserve.settings import Limits
+from modserve.protocol.response_form import ResponseForm
+from modserve.settings import LoopLimits
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -100,19 +100,19 @@ async def on_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
         del working, cancelled
 
 
-def outcome_of(work: "asyncio.Future[T]", what: str) -> T | ModserveError:
-    """What work on a thread has come to; `what` it was is said in the log of a failure unforeseen.
+def outcome_of(work: "asyncio.Future[T]", activity: str) -> T | ModserveError:
+    """What work on a thread has come to; `activity` it was is said in the log of a failure unforeseen.
 
     A failure is not raised: its traceback would have a frame of the caller, which has `work`, and that has the failure.
     """
     failure = work.exception()
-    return work.result() if failure is None else to_client_error(failure, what)
+    return work.result() if failure is None else to_client_error(failure, activity)
 
 
 # Requests
 
 
-def inflated(encoding: bytes, body: bytes, max_json: int, limits: Limits) -> bytes | Inflater:
+def inflated(encoding: bytes, body: bytes, max_json: int, limits: LoopLimits) -> bytes | Inflater:
     """The body as it was before its ``Content-Encoding``, if that is quickly known; a thread does the rest.
 
     Raises as `compression.begin` and `Inflater.read` do.
@@ -124,7 +124,9 @@ def inflated(encoding: bytes, body: bytes, max_json: int, limits: Limits) -> byt
     return inflater
 
 
-def look_ahead(tensors: Iterable[Tensor], config: ModelConfig, limits: Limits, reserve: Callable[[int], None]) -> None:
+def look_ahead(
+    tensors: Iterable[Tensor], config: ModelConfig, limits: LoopLimits, reserve: Callable[[int], None]
+) -> None:
     """Do what would take long later, on the event loop; and reserve the memory for what an engine makes of BYTES."""
     texts = long_texts(tensors, limits.texts)
     if texts:
@@ -137,14 +139,14 @@ def look_ahead(tensors: Iterable[Tensor], config: ModelConfig, limits: Limits, r
 # Responses
 
 
-def is_long_response(response: InferenceResponse, reply: Reply, limits: Limits) -> bool:
+def is_long_response(response: InferenceResponse, response_form: ResponseForm, limits: LoopLimits) -> bool:
     """Whether a thread should write the response. Tensors that stay as they are cost nothing."""
     elements = 0
-    all_binary, classes = reply.all_binary, reply.classes
+    all_binary, classes = response_form.all_binary, response_form.classes
     for name, tensor in response.outputs.items():
         if tensor.datatype is dtypes.BYTES and math.prod(tensor.shape) > limits.elements:
             return True
-        if (not all_binary or classes) and (name in classes or not (all_binary or name in reply.binary)):
+        if (not all_binary or classes) and (name in classes or not (all_binary or name in response_form.binary)):
             elements += math.prod(tensor.shape)
     return elements > limits.elements
 

@@ -47,7 +47,7 @@ CANCELLED: Final = 499
 
 
 @final
-class Entry:
+class AccessLogEntry:
     """What is known of a request that is over. `version` is -1 where it is unknown; times are monotonic."""
 
     __slots__ = (
@@ -123,7 +123,7 @@ class AccessLog:
         self._logs = logs or Logs()
         self._most = most
         self._count = 0
-        self._entries: deque[Entry] = deque()
+        self._entries: deque[AccessLogEntry] = deque()
         self.lost = 0
         """Lines that were left out because too many waited."""
         self._lost_said = 0
@@ -174,7 +174,7 @@ class AccessLog:
             return
         end_ns = time.monotonic_ns()
         about = protocol, client, call, model, version, status, received, sent, responses, id, request_id
-        self._entries.append(Entry(*about, start_ns, end_ns, queue_ns, timing, trace))
+        self._entries.append(AccessLogEntry(*about, start_ns, end_ns, queue_ns, timing, trace))
         if self._asleep:
             self._wake()
 
@@ -221,7 +221,7 @@ class AccessLog:
             self._warn("requests come faster than the log takes lines")
         return count
 
-    def _write(self, entries: list[Entry]) -> None:
+    def _write(self, entries: list[AccessLogEntry]) -> None:
         settings = self._logs.settings
         if not settings.info:
             return
@@ -256,7 +256,7 @@ class AccessLog:
         return self._logs.worker
 
 
-def values(entry: Entry) -> dict[str, object]:
+def values(entry: AccessLogEntry) -> dict[str, object]:
     """What a line says, by the keys of the format json; what is unknown, or does not apply, is left out."""
     said: dict[str, object] = {"protocol": entry.protocol, "client": _address(entry.client), "call": entry.call}
     if entry.model:
@@ -284,7 +284,7 @@ def values(entry: Entry) -> dict[str, object]:
     return said
 
 
-def text(entry: Entry) -> str:
+def text(entry: AccessLogEntry) -> str:
     """The same as words: first who called what, then ``key=value``.
 
     Made of `values`, a line would take half as long again: 4 µs of each request that is logged.
@@ -314,7 +314,7 @@ def text(entry: Entry) -> str:
     return line
 
 
-def _trace_id(entry: Entry) -> str:
+def _trace_id(entry: AccessLogEntry) -> str:
     """Empty where there is none; a ``traceparent`` that is not valid has none."""
     trace = entry.trace
     if "-" not in trace:
@@ -323,7 +323,7 @@ def _trace_id(entry: Entry) -> str:
     return "" if context is None else f"{context.trace_id:032x}"
 
 
-def _status(entry: Entry) -> object:
+def _status(entry: AccessLogEntry) -> object:
     status = entry.status
     if entry.protocol != "gRPC":
         return status
@@ -349,14 +349,14 @@ def _word(word: str) -> str:
     return json_string(word)
 
 
-def _iso8601(log: AccessLog, entry: Entry, wall_ns: int) -> str:
+def _iso8601(log: AccessLog, entry: AccessLogEntry, wall_ns: int) -> str:
     worker = log.worker
     name = "modserve.access" if worker is None else f"modserve.worker {worker}.access"
     millis = wall_ns // 1_000_000 % 1000
     return f"{log.second(wall_ns)}.{millis:03d}Z INFO    {name}: {text(entry)}"
 
 
-def _default(log: AccessLog, entry: Entry, wall_ns: int) -> str:
+def _default(log: AccessLog, entry: AccessLogEntry, wall_ns: int) -> str:
     date = log.second(wall_ns)
     micros = wall_ns // 1000 % 1_000_000
     said = text(entry).replace("\\", "\\\\").replace('"', '\\"')  # which is printable
@@ -364,7 +364,7 @@ def _default(log: AccessLog, entry: Entry, wall_ns: int) -> str:
     return f'I{stamp} {os.getpid()} access] "{said}"'
 
 
-def _json(log: AccessLog, entry: Entry, wall_ns: int) -> str:
+def _json(log: AccessLog, entry: AccessLogEntry, wall_ns: int) -> str:
     micros = wall_ns // 1000 % 1_000_000
     whole: dict[str, object] = {
         "time": f"{log.second(wall_ns)}.{micros:06d}Z",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final, Self, TypeAlias
 
-from modserve.core.lifecycle import IndexEntry, State
+from modserve.core.lifecycle import IndexEntry, LifecycleState
 
 from .logging import Logs
 
@@ -100,7 +100,7 @@ class LoadingProgress:
 
     def _text(self, seconds: float) -> tuple[str, float]:
         states = [entry.state for entry in self._index()]
-        total, ready, failed = len(states), states.count(State.READY), states.count(State.UNAVAILABLE)
+        total, ready, failed = len(states), states.count(LifecycleState.READY), states.count(LifecycleState.UNAVAILABLE)
         return progress_text(total, ready, failed, seconds), (ready + failed) / max(1, total)
 
 

@@ -14,8 +14,8 @@ from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
 
 from .span_ids import Batches, SpanIds
-from .trace_records import Record, render
-from .trace_sampling import Setting
+from .trace_records import TraceRecord, render
+from .trace_sampling import TraceSampler
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class TraceOwner(Protocol):
     batches: Batches
     ids: Iterator[int]
 
-    def ended(self, setting: Setting, trace: "Trace") -> None: ...
+    def ended(self, setting: TraceSampler, trace: "Trace") -> None: ...
 
 
 class Trace:
@@ -59,7 +59,7 @@ class Trace:
     def __init__(
         self,
         owner: TraceOwner,
-        setting: Setting,
+        setting: TraceSampler,
         model: ModelId,
         trace_id: int,
         parent: "Trace | None" = None,
@@ -71,7 +71,7 @@ class Trace:
         self._ended = False
         self.model = model
         self.children: list[Trace] = []
-        self.records: list[Record] = []
+        self.records: list[TraceRecord] = []
         self.timing: ExecutionTiming | None = None
         self.failure: Failure | None = None
         self.refusal: Failure | None = None
@@ -99,7 +99,7 @@ class Trace:
             return
         if self.size <= 2 * MOST_OF_ONE:
             self.size += _STAMP_SIZE
-            self.records.append(Record(ns or time.monotonic_ns(), activity))
+            self.records.append(TraceRecord(ns or time.monotonic_ns(), activity))
 
     def submitted(self, inputs: Mapping[str, Tensor], start_ns: int, queue_start_ns: int) -> None:
         self.stamp("REQUEST_START", start_ns)
@@ -185,7 +185,7 @@ class Trace:
             self.size += size
             # A copy: the memory may be the client's, or the engine's to use again.
             copy = Tensor.from_raw(tensor.datatype, tensor.shape, bytes(raw))
-            self.records.append(Record(ns, activity, name, copy))
+            self.records.append(TraceRecord(ns, activity, name, copy))
 
     def _execution(self) -> None:
         """Stamps of the execution as far as it has come: it may still be under way."""

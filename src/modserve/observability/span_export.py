@@ -111,7 +111,7 @@ class Losses:
             return SpanFigures(self.exported, dict(self.dropped), self.waiting)
 
 
-class _Counting(SpanExporter):
+class _CountingExporter(SpanExporter):
     """On the library's thread."""
 
     def __init__(self, inner: SpanExporter, losses: Losses) -> None:
@@ -163,7 +163,7 @@ class Spans:
         self._scope = InstrumentationScope("modserve", __version__)
         self._limits = SpanLimits()
         self._processor = BatchSpanProcessor(
-            _Counting(self._exporter, self.losses),
+            _CountingExporter(self._exporter, self.losses),
             settings.bsp_max_queue_size,
             settings.bsp_schedule_delay,
             min(settings.bsp_max_export_batch_size, settings.bsp_max_queue_size),

@@ -19,8 +19,8 @@ from modserve.core.servable import Servable
 
 from .span_figures import SpanFigures
 from .span_ids import Batch, Batches, SpanIds
-from .trace_file import Output, TraceFiles, Writer
-from .trace_sampling import Setting, changed, problem
+from .trace_file import TraceFiles, TraceOutput, Writer
+from .trace_sampling import TraceSampler, changed, problem
 
 if TYPE_CHECKING:  # a server imports them with the first request that is traced, or followed
     from .path_log import PathLog
@@ -180,7 +180,7 @@ class Tracer:
         if self._spans is not None:
             self._spans.close()
 
-    def ended(self, setting: Setting, trace: "Trace") -> None:
+    def ended(self, setting: TraceSampler, trace: "Trace") -> None:
         """A trace of `setting` is complete."""
         if self._closed:
             return
@@ -206,15 +206,15 @@ class Tracer:
         if spans is not None and not self._closed:
             self._writer.put(lambda: spans.write_batch(batch))
 
-    def _of(self, model: str) -> Setting:
+    def _of(self, model: str) -> TraceSampler:
         return self._settings.get(model) or self._settings[""]
 
-    def _setting(self, settings: TraceSettings, own: Mapping[str, Any]) -> Setting:
+    def _setting(self, settings: TraceSettings, own: Mapping[str, Any]) -> TraceSampler:
         limited = settings.count > 0 and settings.rate == 1
         indexed = settings.log_frequency > 0 or limited
-        return Setting(settings, own, Output(self._files, indexed=indexed, keep=settings.log_frequency > 0))
+        return TraceSampler(settings, own, TraceOutput(self._files, indexed=indexed, keep=settings.log_frequency > 0))
 
-    def _retire(self, setting: Setting) -> None:
+    def _retire(self, setting: TraceSampler) -> None:
         setting.retired = True
         if not setting.open:
             self._writer.put(setting.output.end)

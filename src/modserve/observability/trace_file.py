@@ -104,7 +104,7 @@ class TraceFiles:
             self._main.close()
 
 
-class Output:
+class TraceOutput:
     """The destination of the traces of one setting. For the writer's thread.
 
     With `indexed`, the traces have files of their own; `finish` completes each. When the setting ends, a file that is

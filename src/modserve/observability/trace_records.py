@@ -12,7 +12,7 @@ _ELEMENTS = 16 * 1024
 """Elements that are formatted at once: each needs far more memory than its text."""
 
 
-class Record(NamedTuple):
+class TraceRecord(NamedTuple):
     """An activity and its time, in nanoseconds of the monotonic clock; with `name`, a tensor at that time."""
 
     ns: int
@@ -21,7 +21,7 @@ class Record(NamedTuple):
     tensor: Tensor | None = None
 
 
-def render(trace_id: int, model: ModelId, request_id: str, records: Sequence[Record], parent_id: int = 0) -> bytes:
+def render(trace_id: int, model: ModelId, request_id: str, records: Sequence[TraceRecord], parent_id: int = 0) -> bytes:
     """The records of one trace by time, with commas between them. The first one names the trace and its model."""
     head: dict[str, object] = {"id": trace_id, "model_name": model.name, "model_version": model.version}
     if request_id:

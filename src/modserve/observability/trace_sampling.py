@@ -7,17 +7,17 @@ from typing import Any
 from modserve.core.configuration.trace_settings import TraceChange, TraceLevel, TraceSettings
 from modserve.core.requests.trace_context import SpanContext
 
-from .trace_file import Output
+from .trace_file import TraceOutput
 
 
-class Setting:
+class TraceSampler:
     """Settings in use: their counts, and the destination of their traces.
 
     `own` has the fields that are set at this level, by name; the others come from the level behind. A change makes a
     new object, so that traces under way keep theirs.
     """
 
-    def __init__(self, settings: TraceSettings, own: Mapping[str, Any], output: Output) -> None:
+    def __init__(self, settings: TraceSettings, own: Mapping[str, Any], output: TraceOutput) -> None:
         self._settings = settings
         self._samples = 0
         self._collected = 0
@@ -88,13 +88,13 @@ def problem(settings: TraceSettings) -> str:
 
 
 def changed(
-    behind: TraceSettings, setting: Setting | None, change: TraceChange
+    defaults: TraceSettings, setting: TraceSampler | None, change: TraceChange
 ) -> tuple[TraceSettings, Mapping[str, Any]]:
-    """The settings after a change, and their own fields; the other fields come from `behind`."""
+    """The settings after a change, and their own fields; the other fields come from `defaults`."""
     own: dict[str, Any] = {} if setting is None else {name: getattr(setting.current, name) for name in setting.own}
     for name, value in change.items():
         if value is None:
             own.pop(name, None)
         else:
             own[name] = value
-    return replace(behind, **own), own
+    return replace(defaults, **own), own

@@ -27,8 +27,8 @@ from modserve.models.loading.loader import Loader
 from modserve.models.residency.admission import Residency
 from modserve.models.residency.growth import Growth
 from modserve.models.residency.sizes import Meter
-from modserve.models.residency.work import Lending
-from modserve.models.serving.caching import Caching, make_cache
+from modserve.models.residency.work import Borrowers
+from modserve.models.serving.caching import VersionCaches, make_cache
 from modserve.observability import prometheus
 from modserve.observability.access_log import access_log
 from modserve.observability.failure_log import FailureLog
@@ -106,10 +106,10 @@ class InferenceServer(LocalServer):
         library = allocator.glibc()
         meter = Meter() if library is None else Meter(lambda: library.malloc_trim(0))
         residency = self._residency(table, workers, meter)
-        self._caching = Caching(make_cache(settings.cache, os.environ), backend_options(settings, registry.names))
+        self._caches = VersionCaches(make_cache(settings.cache, os.environ), backend_options(settings, registry.names))
         options = replace(
             loader_options(settings, registry.names, self.cores),
-            caching=self._caching,
+            caches=self._caches,
             limiter=RateLimiter(settings.rate_limit_resource) if settings.rate_limit != "off" else None,
             metrics=self.engine_metrics,
             around=None if member is None else member.with_owners,
@@ -157,7 +157,7 @@ class InferenceServer(LocalServer):
             lazy=settings.load_lazily == "true" or (settings.load_lazily == "auto" and limit > 0),
             idle_ns=settings.model_idle_unload_secs * 10**9,
             wait_ns=settings.model_memory_wait_secs * 10**9,
-            lending=Lending(table.loans.lent, table.loans.returned),
+            borrowers=Borrowers(table.loans.lent, table.loans.returned),
             meter=meter,
             on_health=lambda: self.changes.notify(),
         )
@@ -186,7 +186,7 @@ class InferenceServer(LocalServer):
         return self._ended_in_time
 
     async def _end(self, seconds: float) -> bool:
-        self._caching.ending()
+        self._caches.ending()
         try:
             async with asyncio.timeout(seconds):
                 await self.drain()
@@ -194,7 +194,7 @@ class InferenceServer(LocalServer):
             # Engines may hang in a call; their threads are daemons, and the process need not wait for them.
             return False
         finally:
-            await self._caching.close()
+            await self._caches.close()
             self._executor.shutdown(wait=False, cancel_futures=True)
         return True
 

@@ -37,7 +37,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ExitStatus:
     """How a process ended. `code` is that of a shell: 128 plus the signal's number if a signal ended it."""
 
     code: int
@@ -45,7 +45,7 @@ class Ending:
     text: str
 
 
-def ending(status: int) -> Ending:
+def exit_status(status: int) -> ExitStatus:
     """The meaning of a status from wait(2)."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
@@ -55,9 +55,9 @@ def ending(status: int) -> Ending:
             name = f"signal {number}"
         meaning = _MEANINGS.get(number)
         text = f"was killed by {name}" + (f": {meaning}" if meaning else "")
-        return Ending(128 + number, True, text)
+        return ExitStatus(128 + number, True, text)
     code = os.waitstatus_to_exitcode(status)
-    return Ending(code, code not in _DELIBERATE, f"ended with exit code {code}")
+    return ExitStatus(code, code not in _DELIBERATE, f"ended with exit code {code}")
 
 
 class BackOff:
@@ -119,9 +119,9 @@ def start(command: Sequence[str]) -> int:
         os._exit(1)
 
 
-def reaped() -> list[tuple[int, Ending]]:
+def reaped() -> list[tuple[int, ExitStatus]]:
     """Every child that has ended, orphans included, by its process id."""
-    endings: list[tuple[int, Ending]] = []
+    endings: list[tuple[int, ExitStatus]] = []
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -129,4 +129,4 @@ def reaped() -> list[tuple[int, Ending]]:
             return endings
         if not pid:
             return endings
-        endings.append((pid, ending(status)))
+        endings.append((pid, exit_status(status)))

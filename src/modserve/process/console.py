@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from modserve.backends.inventory import Entry
+from modserve.backends.inventory import BackendEntry
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.lifecycle import IndexEntry
 from modserve.protocol import examples
@@ -57,7 +57,7 @@ def models_table(entries: Sequence[IndexEntry], *, logged: bool = False) -> str:
     return "\n".join(out)
 
 
-def engines_table(entries: Sequence[Entry]) -> str:
+def engines_table(entries: Sequence[BackendEntry]) -> str:
     """What can run models here; and what could, with the command that installs it. Those that are missing come last."""
     rows = [("backend", "library", "loads")]
     rows += [(each.backend, f"{each.library} {each.version}".strip() or "-", each.loads or "-") for each in entries]

@@ -28,7 +28,7 @@ from modserve.core.configuration.log_settings import LogFormat, LogSettings
 from modserve.observability.logging import Logs
 from modserve.workers.identity import WorkerIdentity
 
-from .child_process import BackOff, Ending, Signals, reaped, start
+from .child_process import BackOff, ExitStatus, Signals, reaped, start
 
 _log = logging.getLogger("modserve.supervisor")
 
@@ -151,7 +151,7 @@ class Supervisor:
             self._drain_next(now_s)
         self.stopping = True
 
-    def ended(self, pid: int, end: Ending, now_s: float) -> None:
+    def ended(self, pid: int, end: ExitStatus, now_s: float) -> None:
         """A process has ended, which may be a child that serves."""
         child = next((each for each in self._children if each.pid == pid), None)
         if child is None:
@@ -175,7 +175,7 @@ class Supervisor:
         level = logging.ERROR if end.code else logging.INFO
         _log.log(level, "%s, process %d, %s; starting it again %s", self._name(child), pid, end.text, when)
 
-    def _is_final(self, child: Child, end: Ending) -> bool:
+    def _is_final(self, child: Child, end: ExitStatus) -> bool:
         """Whether another start would not help."""
         if self._workers is None:
             return not end.crashed

@@ -8,7 +8,7 @@ from modserve.core.errors import ModserveError, invalid
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MessageLimits:
     rank: int = 64
     """Dimensions of a tensor; numpy has no more."""
     tensors: int = 4096
@@ -26,7 +26,7 @@ class Limits:
     """Commas and brackets in the JSON of a call other than inference, whose long texts have few of them."""
 
 
-LIMITS = Limits()
+LIMITS = MessageLimits()
 
 MOST_TENSOR_BYTES = 4
 """Bytes of tensors that come of a byte of JSON: ``1,`` may be a number of 64 bits."""
@@ -37,12 +37,12 @@ _SIZES = (120, 100, 250)
 
 
 def too_many_dimensions(name: str, rank: int) -> ModserveError:
-    """INVALID_ARG, for an input of more than `Limits.rank`: to multiply its dimensions would take minutes."""
+    """INVALID_ARG, for an input of more than `MessageLimits.rank`: to multiply its dimensions would take minutes."""
     return invalid(f"invalid shape for input '{name}': it has {rank} dimensions, a tensor has at most {LIMITS.rank}")
 
 
 def too_many_tensors(kind: str, count: int) -> ModserveError:
-    """INVALID_ARG, for more than `Limits.tensors`; `kind` is ``inputs`` or ``outputs``."""
+    """INVALID_ARG, for more than `MessageLimits.tensors`; `kind` is ``inputs`` or ``outputs``."""
     return invalid(f"the request has {count} {kind}, at most {LIMITS.tensors} are possible")
 
 

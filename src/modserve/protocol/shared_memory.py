@@ -8,7 +8,7 @@ from modserve.core.requests.request import ParameterValue
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
-from modserve.core.tensors.shared_memory import Place, RegionLease
+from modserve.core.tensors.shared_memory import RegionLease, RegionSlice
 from modserve.core.tensors.tensor import Buffer, Shape, Tensor
 from modserve.protocol.json.json_text import JsonObject, JsonTypeError, unable
 
@@ -19,7 +19,7 @@ _UNSIGNED = JsonTypeError("unsigned-integer")
 _HIGHEST = 2**64 - 1
 
 
-def input_tensor(datatype: Datatype, shape: Shape, place: Place, lease: RegionLease) -> Tensor:
+def input_tensor(datatype: Datatype, shape: Shape, place: RegionSlice, lease: RegionLease) -> Tensor:
     """An input that is in a region. Raises as `RegionLease.read` does.
 
     BYTES are copied: their lengths are checked first and followed later, and the client could change them in between.
@@ -28,7 +28,7 @@ def input_tensor(datatype: Datatype, shape: Shape, place: Place, lease: RegionLe
     return Tensor(datatype, shape, bytes(raw) if datatype is dtypes.BYTES else raw, None)
 
 
-def moved(response: InferenceResponse, places: Mapping[str, Place], lease: RegionLease) -> InferenceResponse:
+def moved(response: InferenceResponse, places: Mapping[str, RegionSlice], lease: RegionLease) -> InferenceResponse:
     """Write the outputs that belong into regions there; in the response they are left without data.
 
     Raises INVALID_ARG, having written nothing, if one is too large. Triton's code for that is INTERNAL, though it was
@@ -55,12 +55,12 @@ def refused(kind: str, name: str) -> ModserveError:
     return unsupported(f"{kind} '{name}': shared memory is not supported by this call")
 
 
-def json_place(options: JsonObject) -> Place:
+def json_place(options: JsonObject) -> RegionSlice:
     """The place that a tensor's parameters name. Raises INVALID_ARG; without a size it has none, as in Triton."""
     region = options[REGION]
     if type(region) is not str:
         raise unable(REGION, JsonTypeError("string"))
-    return Place(region, _json_number(options, OFFSET), _json_number(options, BYTE_SIZE))
+    return RegionSlice(region, _json_number(options, OFFSET), _json_number(options, BYTE_SIZE))
 
 
 def _json_number(options: JsonObject, key: str) -> int:
@@ -70,7 +70,7 @@ def _json_number(options: JsonObject, key: str) -> int:
     return value
 
 
-def message_place(name: str, parameters: Mapping[str, tuple[str, ParameterValue | None]]) -> Place | None:
+def message_place(name: str, parameters: Mapping[str, tuple[str, ParameterValue | None]]) -> RegionSlice | None:
     """The place that the parameters of tensor `name` name, if they do. Raises INVALID_ARG.
 
     A parameter is the name of a field of ``InferParameter``, and its value.
@@ -86,7 +86,7 @@ def message_place(name: str, parameters: Mapping[str, tuple[str, ParameterValue 
     offset = _message_number(name, parameters, OFFSET) if OFFSET in parameters else 0
     if BYTE_SIZE not in parameters:
         raise invalid(f"'{BYTE_SIZE}' must be specified along with '{REGION}' parameter for tensor '{name}'")
-    return Place(region, offset, _message_number(name, parameters, BYTE_SIZE))
+    return RegionSlice(region, offset, _message_number(name, parameters, BYTE_SIZE))
 
 
 def _message_number(name: str, parameters: Mapping[str, tuple[str, ParameterValue | None]], key: str) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from modserve.core.errors import ModserveError, internal, invalid, not_found, unavailable
-from modserve.core.lifecycle import IndexEntry, State
+from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.core.loading import Blueprint, Listing, Repository
 
 from . import overrides
@@ -310,7 +310,7 @@ class ModelControl:
             _log.warning("the repository index lists only models that were loaded: %s", error.message)
         entries = self._table.index()
         for name in counts.keys() - {entry.name for entry in entries}:
-            entries.append(IndexEntry(name, None, State.UNKNOWN, DUPLICATE if counts[name] > 1 else ""))
+            entries.append(IndexEntry(name, None, LifecycleState.UNKNOWN, DUPLICATE if counts[name] > 1 else ""))
         return sorted(entries, key=lambda entry: (entry.name, entry.version or 0))
 
     async def _names(self) -> Counter[str]:

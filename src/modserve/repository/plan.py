@@ -31,7 +31,7 @@ from modserve.core.servable import Servable
 
 from . import dependencies
 from .dependencies import Graph
-from .rows import Model
+from .rows import ModelRow
 
 
 class Before(NamedTuple):
@@ -90,7 +90,7 @@ class Action:
     """The reason of the state of the versions that are retired."""
 
 
-def graph(models: Mapping[str, Model], requested: Mapping[str, Blueprint | None]) -> Graph:
+def graph(models: Mapping[str, ModelRow], requested: Mapping[str, Blueprint | None]) -> Graph:
     """What each model needs once the request is met, and what the versions in service are made of."""
     links = {name: set(needs) for name, needs in _needs(models, requested).items()}
     for name, model in models.items():
@@ -99,12 +99,12 @@ def graph(models: Mapping[str, Model], requested: Mapping[str, Blueprint | None]
     return links
 
 
-def _needs(models: Mapping[str, Model], requested: Mapping[str, Blueprint | None]) -> dict[str, Needs]:
+def _needs(models: Mapping[str, ModelRow], requested: Mapping[str, Blueprint | None]) -> dict[str, Needs]:
     blueprints = {name: model.blueprint for name, model in models.items()} | dict(requested)
     return {name: blueprint.needs for name, blueprint in blueprints.items() if blueprint is not None}
 
 
-def begin(models: Mapping[str, Model], requested: Mapping[str, Blueprint | None], together: bool) -> Update:
+def begin(models: Mapping[str, ModelRow], requested: Mapping[str, Blueprint | None], together: bool) -> Update:
     links = graph(models, requested)
     concerned = requested.keys() | dependencies.dependents(requested, links)
     names = concerned | dependencies.needed(concerned, links)
@@ -116,7 +116,7 @@ def begin(models: Mapping[str, Model], requested: Mapping[str, Blueprint | None]
     return Update(requested, together, names, before, needs, own)
 
 
-def retirements(update: Update, models: Mapping[str, Model]) -> list[Action]:
+def retirements(update: Update, models: Mapping[str, ModelRow]) -> list[Action]:
     """Before models go, their dependents go."""
     gone = {name for name in update.turns if update.blueprint(name) is None}
     links = graph(models, update.requested)
@@ -132,7 +132,7 @@ def retirements(update: Update, models: Mapping[str, Model]) -> list[Action]:
 def decide(
     name: str,
     update: Update,
-    models: Mapping[str, Model],
+    models: Mapping[str, ModelRow],
     waiting: Container[str],
     failures: Mapping[str, ModserveError],
 ) -> Action:
@@ -185,10 +185,10 @@ def decide(
 
 
 def _unmet(
-    name: str, needs: Needs, models: Mapping[str, Model], failures: Mapping[str, ModserveError]
+    name: str, needs: Needs, models: Mapping[str, ModelRow], failures: Mapping[str, ModserveError]
 ) -> ModserveError | None:
     """Why a model cannot be loaded because of the models that it needs, in Triton's words."""
-    rows = {need: models.get(need, Model()) for need in needs}
+    rows = {need: models.get(need, ModelRow()) for need in needs}
     reasons = {
         need: row.failure or (failures[need].message.strip() if need in failures else "")
         for need, row in rows.items()
@@ -198,12 +198,12 @@ def _unmet(
     if absent:
         return invalid(f"ensemble {name} contains models that are not available or ambiguous: {', '.join(absent)}")
     for need, versions in needs.items():
-        who = f"ensemble '{name}' depends on '{need}'"
+        label = f"ensemble '{name}' depends on '{need}'"
         if need in reasons:
             failure = f"Model '{need}' loading failed with error: {reasons[need]}"
-            return invalid(f"{who} which has no loaded version. {failure}")
+            return invalid(f"{label} which has no loaded version. {failure}")
         for version in versions - {None} - rows[need].served.keys():
-            return invalid(f"{who} whose required version {version} is not loaded.")
+            return invalid(f"{label} whose required version {version} is not loaded.")
     return None
 
 

@@ -20,7 +20,7 @@ class Loaded(NamedTuple):
 
 
 @dataclass
-class Version:
+class VersionRow:
     state: VersionState = field(default_factory=VersionState)
     servable: Servable | None = None
     """Takes the requests. There is one exactly while the version is READY, also while it is being loaded again."""
@@ -33,10 +33,10 @@ class Version:
 
 
 @dataclass
-class Model:
+class ModelRow:
     blueprint: Blueprint | None = None
     """What it should be loaded from, also while a model that it needs is missing; None if it should not be loaded."""
-    versions: dict[int, Version] = field(default_factory=dict)
+    versions: dict[int, VersionRow] = field(default_factory=dict)
     made_of: Needs = field(default_factory=dict)
     """The models that the READY versions are made of. The blueprint's needs differ after a load that failed."""
     problem: str = ""

@@ -5,7 +5,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 
 from modserve.core.changes import Changes
 from modserve.core.errors import ModserveError, unavailable
-from modserve.core.lifecycle import UNLOADED, IndexEntry, State, VersionState
+from modserve.core.lifecycle import UNLOADED, IndexEntry, LifecycleState, VersionState
 from modserve.core.loading import Blueprint, Needs
 from modserve.core.residency import residency
 from modserve.core.servable import Borrow, Handle, SequenceKeeper, Servable
@@ -22,7 +22,7 @@ from modserve.routing.routings import Routings
 
 from .companions import Companions
 from .locks import Loans, NameLocks
-from .rows import Loaded, Model, Version
+from .rows import Loaded, ModelRow, VersionRow
 from .succession import Succession, in_front
 
 MOST_REMEMBERED = 10_000
@@ -38,7 +38,7 @@ class ModelTable:
 
     def __init__(self, strict: bool = False, routings: Routings | None = None) -> None:
         self._strict = strict
-        self.models: dict[str, Model] = {}
+        self.models: dict[str, ModelRow] = {}
         self.loans = Loans()
         self.locks = NameLocks()
         """Of the models that are being changed."""
@@ -90,16 +90,16 @@ class ModelTable:
         if version not in model.versions:
             return unknown_version(name, version, model.problem if model.latest is None else "")
         state = model.versions[version].state
-        if state.state is State.LOADING:
+        if state.state is LifecycleState.LOADING:
             return still_loading(name, version)
-        return not_ready(name, version, state.reason if state.state is State.UNAVAILABLE else "")
+        return not_ready(name, version, state.reason if state.state is LifecycleState.UNAVAILABLE else "")
 
     def state(self, name: str, version: int | None) -> VersionState:
         """The state of a version, or for None of the version that would respond. Raises NOT_FOUND."""
         model = self.models.get(name)
         if model is None or (self._is_coming(name) and version is not None and version not in model.versions):
             if self._is_coming(name) and self._expected is not None:
-                return VersionState(State.LOADING)
+                return VersionState(LifecycleState.LOADING)
             raise self._refusal(name, version)
         latest = model.latest.id.version if model.latest is not None else max(model.versions, default=0)
         row = model.versions.get(latest if version is None else version)
@@ -107,11 +107,15 @@ class ModelTable:
             return row.state
         if version is not None:
             raise unknown_version(name, version)
-        return VersionState(State.LOADING) if self._is_coming(name) else VersionState(State.UNAVAILABLE, model.problem)
+        return (
+            VersionState(LifecycleState.LOADING)
+            if self._is_coming(name)
+            else VersionState(LifecycleState.UNAVAILABLE, model.problem)
+        )
 
     def ready(self, name: str, version: int | None) -> Servable | None:
         """A version, the latest for None, if it is READY and healthy. Raises NOT_FOUND."""
-        if self.state(name, version).state is not State.READY:
+        if self.state(name, version).state is not LifecycleState.READY:
             return None
         model = self.models[name]
         servable = model.front if version is None else model.versions[version].servable
@@ -198,7 +202,10 @@ class ModelTable:
         """The lines of the index, each with whether it allows the server to be ready."""
         for name, model in sorted(self.models.items()):
             if model.problem and model.latest is None:
-                yield IndexEntry(name, None, State.UNAVAILABLE, model.problem), model.problem.startswith(UNLOADED)
+                yield (
+                    IndexEntry(name, None, LifecycleState.UNAVAILABLE, model.problem),
+                    model.problem.startswith(UNLOADED),
+                )
             for version, row in sorted(model.versions.items()):
                 state = row.state
                 ailment = row.servable.unready_reason if row.servable is not None else None
@@ -243,7 +250,7 @@ class ModelTable:
 
     def refuse(self, name: str, reason: str) -> None:
         """List a model that cannot even be tried."""
-        model = self.models.setdefault(name, Model())
+        model = self.models.setdefault(name, ModelRow())
         if model.problem != reason:
             model.count_failure(0)
         model.problem = reason
@@ -259,27 +266,27 @@ class ModelTable:
 
     # Changes by the manager: a version goes from one state to the next
 
-    def _step(self, row: Version, state: State, reason: str = "", load_ns: int = 0) -> None:
+    def _step(self, row: VersionRow, state: LifecycleState, reason: str = "", load_ns: int = 0) -> None:
         row.state = row.state.advance(state, reason, load_ns)
         self.changes.notify()
 
     def want(self, blueprints: Mapping[str, Blueprint | None]) -> None:
         for name, blueprint in blueprints.items():
-            self.models.setdefault(name, Model()).blueprint = blueprint
+            self.models.setdefault(name, ModelRow()).blueprint = blueprint
 
     def begin(self, name: str, versions: Iterable[int]) -> None:
         """Some versions are being loaded. Those that serve remain READY."""
         model = self.models[name]
         for version in versions:
-            row = model.versions.setdefault(version, Version(added=model.latest is not None))
+            row = model.versions.setdefault(version, VersionRow(added=model.latest is not None))
             if row.servable is None:
-                self._step(row, State.LOADING)
+                self._step(row, LifecycleState.LOADING)
 
     def fail(self, name: str, version: int, reason: str) -> None:
         model = self.models[name]
         model.count_failure(version)
         if model.versions[version].servable is None:
-            self._step(model.versions[version], State.UNAVAILABLE, reason)
+            self._step(model.versions[version], LifecycleState.UNAVAILABLE, reason)
         else:
             model.problem = f"version {version} is served as before, because it failed to load: {reason}"
 
@@ -293,7 +300,7 @@ class ModelTable:
         replaced = row.loaded
         row.servable, row.loaded = loaded.servable, loaded
         loaded.servable.statistics.load_ns = loaded.load_ns
-        self._step(row, State.READY, load_ns=loaded.load_ns)
+        self._step(row, LifecycleState.READY, load_ns=loaded.load_ns)
         model.made_of = made_of
         self.rank(name)
         return _finish(model, replaced)
@@ -309,8 +316,8 @@ class ModelTable:
     def abandon(self, name: str, version: int, reason: str, loaded: Loaded | None) -> list[Loaded]:
         """End a load that is not taken, since another version failed or the load was cancelled."""
         model = self.models[name]
-        if model.versions[version].state.state is State.LOADING:
-            self._step(model.versions[version], State.UNAVAILABLE, reason)
+        if model.versions[version].state.state is LifecycleState.LOADING:
+            self._step(model.versions[version], LifecycleState.UNAVAILABLE, reason)
         return _finish(model, loaded)
 
     def retire(self, name: str, versions: Iterable[int], reason: str) -> list[Loaded]:
@@ -321,7 +328,7 @@ class ModelTable:
             row = model.versions[version]
             retired += _finish(model, row.loaded)
             row.loaded, row.servable, row.reason = None, None, reason
-            self._step(row, State.UNLOADING)
+            self._step(row, LifecycleState.UNLOADING)
         self.rank(name)
         return retired
 
@@ -340,9 +347,9 @@ class ModelTable:
         model.finishing.remove(servable)
         row = model.versions.get(servable.id.version)
         over = all(each.id != servable.id for each in model.finishing)
-        if row is None or row.state.state is not State.UNLOADING or not over:
+        if row is None or row.state.state is not LifecycleState.UNLOADING or not over:
             return False
-        self._step(row, State.UNAVAILABLE, row.reason)
+        self._step(row, LifecycleState.UNAVAILABLE, row.reason)
         return True
 
     def drop_failures(self, name: str, versions: Container[int]) -> None:
@@ -374,7 +381,7 @@ def _presence(servable: Servable) -> str:
     return "" if report is None else report.text
 
 
-def _finish(model: Model, loaded: Loaded | None) -> list[Loaded]:
+def _finish(model: ModelRow, loaded: Loaded | None) -> list[Loaded]:
     if loaded is None:
         return []
     model.finishing.insert(0, loaded.servable)

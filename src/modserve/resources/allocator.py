@@ -71,10 +71,10 @@ def usage(library: ctypes.CDLL) -> Callable[[], int]:
     """
     name, number = ("mallinfo2", ctypes.c_size_t) if hasattr(library, "mallinfo2") else ("mallinfo", ctypes.c_uint)
 
-    class Report(ctypes.Structure):
+    class MallocInfo(ctypes.Structure):
         _fields_ = [(field, number) for field in _REPORT]
 
-    report = ctypes.CFUNCTYPE(Report)((name, library))
+    report = ctypes.CFUNCTYPE(MallocInfo)((name, library))
 
     def used() -> int:
         numbers = report()

@@ -24,14 +24,14 @@ class Breaker:
 
     def __init__(
         self,
-        what: str,
+        service: str,
         without: str,
         probe: Callable[[], Awaitable[object]],
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.open = False
-        self._what = what
+        self._service = service
         self._without = without
         self._probe = probe
         self._sleep = sleep
@@ -47,13 +47,13 @@ class Breaker:
     def failed(self, why: object) -> None:
         self._failures += 1
         if self.open or self._failures < _MOST_FAILURES:
-            _log.debug("%s: %s", self._what, why)
+            _log.debug("%s: %s", self._service, why)
             return
         self.open = True
         again = self._now() - self._closed_at < _LONG_AGO_S
         self._wait_s = min(2 * self._wait_s, _LONGEST_S) if again else _FIRST_S
         level = logging.DEBUG if again else logging.WARNING
-        _log.log(level, "%s: %s; %s until it is back", self._what, why, self._without)
+        _log.log(level, "%s: %s; %s until it is back", self._service, why, self._without)
         self._task = asyncio.get_running_loop().create_task(self._wait(level))
 
     async def _wait(self, level: int) -> None:
@@ -62,14 +62,14 @@ class Breaker:
             try:
                 await self._probe()
             except Exception as error:
-                _log.debug("%s: %s", self._what, error)
+                _log.debug("%s: %s", self._service, error)
                 self._wait_s = min(2 * self._wait_s, _LONGEST_S)
                 continue
             break
         self._failures = 0
         self._closed_at = self._now()
         self.open = False
-        _log.log(min(level, logging.INFO), "%s is back", self._what)
+        _log.log(min(level, logging.INFO), "%s is back", self._service)
 
     def end(self) -> None:
         """Probe no more."""

@@ -77,19 +77,19 @@ class Freezer:
     def _look(self) -> None:
         """Freezes, once there is nobody to wait for it."""
         self._looks_left -= 1
-        if self._looks_left > 0 and self._requests() != self._requests_before and self._gone():
+        if self._looks_left > 0 and self._requests() != self._requests_before and self._has_unloaded():
             self._look_in(IDLE_S)
         else:
             self.freeze()
 
-    def _gone(self) -> bool:
+    def _has_unloaded(self) -> bool:
         """Whether a model has gone since the last time."""
         return not self._served <= set(map(weakref.ref, self._models()))
 
     def freeze(self) -> None:
         """Freezes now, and not again for the changes so far. Collects first if a model has gone."""
         self._cancel()
-        gone = self._gone()
+        gone = self._has_unloaded()
         self._served = set(map(weakref.ref, self._models()))
         (collect if gone else freeze)()
 

@@ -7,7 +7,7 @@ from typing import Any
 from modserve.core.configuration.cache_settings import RedisSettings
 from modserve.core.errors import unavailable
 
-from .shared_cache import StoreError
+from .shared_cache import CacheStoreError
 
 _SCANNED = 500
 """Keys that a purge looks at in one go."""
@@ -94,4 +94,4 @@ class RedisStore:
         try:
             return await call()
         except self._failures as error:
-            raise StoreError(f"{type(error).__name__}: {error}") from error
+            raise CacheStoreError(f"{type(error).__name__}: {error}") from error

@@ -35,12 +35,12 @@ _PURGE_S = 60.0
 T = TypeVar("T")
 
 
-class StoreError(Exception):
+class CacheStoreError(Exception):
     """A store did not do it. The text says why."""
 
 
 class Store(Protocol):
-    """Bytes by key, somewhere else. All methods but `__str__` raise `StoreError`; a cancelled call leaves no damage."""
+    """Bytes by key, somewhere else. Methods but `__str__` raise `CacheStoreError`; a cancelled call does no damage."""
 
     def __str__(self) -> str:
         """Its place, for the log, without secrets."""
@@ -105,7 +105,7 @@ class SharedCache:
         except TimeoutError:
             self._reading.failed(f"no reply in {self._timeout_s * 1000:g} ms")
             return None
-        except StoreError as error:
+        except CacheStoreError as error:
             self._reading.failed(error)
             return None
         finally:
@@ -136,7 +136,7 @@ class SharedCache:
                 await self._store.set(name, value, self._ttl_s)
         except TimeoutError:
             self._writing.failed(f"a response was not taken in {_WRITE_S:g} s")
-        except StoreError as error:
+        except CacheStoreError as error:
             self._writing.failed(error)
         except ValueError as error:  # a parameter that JSON does not have
             _log.debug("response cache %s: '%s' is not kept: %s", self._store, name, error)
@@ -155,7 +155,7 @@ class SharedCache:
         try:
             async with asyncio.timeout(_PURGE_S):
                 count = await self._store.purge(f"{prefix}:")
-        except (StoreError, TimeoutError) as error:
+        except (CacheStoreError, TimeoutError) as error:
             _log.debug("response cache %s: '%s' was not purged: %s", self._store, prefix, error)
         else:
             _log.debug("response cache %s: %d responses of '%s' were removed", self._store, count, prefix)
@@ -177,7 +177,7 @@ class SharedCache:
         await asyncio.gather(*tasks, return_exceptions=True)
         try:
             await self._store.close()
-        except StoreError as error:
+        except CacheStoreError as error:
             _log.debug("response cache %s: %s", self._store, error)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from modserve.core.errors import Code, ModserveError, internal, invalid, not_found, unavailable, unsupported
-from modserve.core.tensors.shared_memory import CudaRegion, Place, SystemRegion
+from modserve.core.tensors.shared_memory import CudaRegion, RegionSlice, SystemRegion
 from modserve.core.tensors.tensor import Buffer, Tensor
 
 from .cuda import Cuda, CudaMemory
@@ -147,9 +147,9 @@ class SharedMemory:
                     registered.leaving = True
                     self._forget_if_idle(registered)
 
-    def lease(self) -> "RegionLease":
+    def lease(self) -> "SharedMemoryLease":
         """A lease of regions for one request."""
-        return RegionLease(self)
+        return SharedMemoryLease(self)
 
     def take(self, name: str) -> _Registered:
         """Adds a user to a region. Raises NOT_FOUND."""
@@ -196,25 +196,25 @@ class SharedMemory:
 
 
 @dataclass(slots=True, eq=False)
-class RegionLease:
+class SharedMemoryLease:
     """Implements `core.tensors.shared_memory.RegionLease`."""
 
     _registry: SharedMemory
     _used: dict[str, _Registered] | None = None
 
-    def read(self, place: Place) -> Buffer:
+    def read(self, place: RegionSlice) -> Buffer:
         return self._take(place).memory.read(place.offset, place.byte_size)
 
-    def reserve(self, place: Place) -> None:
+    def reserve(self, place: RegionSlice) -> None:
         self._take(place)
 
-    def write(self, place: Place, raw: Buffer) -> None:
+    def write(self, place: RegionSlice, raw: Buffer) -> None:
         used = self._used
         if used is None or place.region not in used:
             raise internal(f"shared memory region '{place.region}' was not reserved: this is a bug")
         used[place.region].memory.write(place.offset, raw)
 
-    def copy(self, place: Place, tensor: Tensor) -> bool:
+    def copy(self, place: RegionSlice, tensor: Tensor) -> bool:
         used = self._used
         memory = None if used is None or place.region not in used else used[place.region].memory
         return isinstance(memory, CudaMemory) and memory.copy(place.offset, tensor)
@@ -224,7 +224,7 @@ class RegionLease:
             used, self._used = self._used, None
             self._registry.give_back(used.values())
 
-    def _take(self, place: Place) -> _Registered:
+    def _take(self, place: RegionSlice) -> _Registered:
         """The region of a place that is inside it. The lease takes each region once, for all tensors in it."""
         if self._used is None:
             self._used = {}

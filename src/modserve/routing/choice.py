@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .rollback import RolledBack, Window
+from .rollback import RequestWindow, RolledBack
 
 
 @dataclass(slots=True, eq=False)
@@ -20,7 +20,7 @@ class Route:
     """What it is owed, in weights: it is between minus and plus the sum of all weights."""
     requests: int = 0
     rolled_back: RolledBack | None = None
-    window: Window | None = None
+    window: RequestWindow | None = None
     """Its latest requests, where a rule looks at them."""
 
     @property

@@ -170,13 +170,13 @@ def _route(value: object, place: str, split: Mapping[str, float]) -> str:
     return name
 
 
-def _positive(members: Mapping[str, Any], here: str, name: str, most: float) -> float:
+def _positive(members: Mapping[str, Any], path: str, name: str, most: float) -> float:
     """A number above 0; 0 where there is none."""
     if name not in members:
         return 0.0
-    number = _number(members[name], f"{here}.{name}", 0, most)
+    number = _number(members[name], f"{path}.{name}", 0, most)
     if not number:
-        raise _wrong(f"{here}.{name}", members[name], f"a number above 0 and at most {most:g}")
+        raise _wrong(f"{path}.{name}", members[name], f"a number above 0 and at most {most:g}")
     return number
 
 

@@ -18,14 +18,14 @@ class RolledBack:
     """Milliseconds since 1970."""
 
 
-class Window:
-    """The latest requests of one route, at most `most` of them and, with `age_ns`, none older than that."""
+class RequestWindow:
+    """The latest requests of one route, at most `most` of them and, with `span_ns`, none older than that."""
 
-    __slots__ = ("_age_ns", "_entries", "_most", "failures")
+    __slots__ = ("_entries", "_most", "_span_ns", "failures")
 
-    def __init__(self, most: int, age_ns: int = 0) -> None:
+    def __init__(self, most: int, span_ns: int = 0) -> None:
         self._most = most
-        self._age_ns = age_ns
+        self._span_ns = span_ns
         self._entries: deque[tuple[int, int]] = deque()
         """When each ended, and how long it took; -1 if it failed."""
         self.failures = 0
@@ -42,7 +42,7 @@ class Window:
 
     def forget(self, now_ns: int) -> None:
         """Drop what is too old."""
-        while self._age_ns and self._entries and self._entries[0][0] < now_ns - self._age_ns:
+        while self._span_ns and self._entries and self._entries[0][0] < now_ns - self._span_ns:
             self._drop()
 
     def _drop(self) -> None:
@@ -54,7 +54,7 @@ class Window:
         return durations[min(len(durations) - 1, int(len(durations) * _QUANTILE))] if durations else 0
 
 
-def verdict(rule: Rollback, canary: Window, baseline: Window | None) -> str:
+def verdict(rule: Rollback, canary: RequestWindow, baseline: RequestWindow | None) -> str:
     """Why the version is to lose its weight, with figures; empty if it may go on."""
     count = len(canary)
     if count < rule.least_requests:

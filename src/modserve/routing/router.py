@@ -30,8 +30,8 @@ from modserve.core.servable import (
 )
 
 from .choice import Route, next_route, route_of
-from .rollback import RolledBack, Window, verdict
-from .shadow import Shadowing
+from .rollback import RequestWindow, RolledBack, verdict
+from .shadow import ShadowTraffic
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Router:
         self.routes = [Route(route, routing.version(route), weight) for route, weight in routing.split.items()]
         self.keyless = 0
         """Requests without the parameter by which they would have been sticky."""
-        self.shadowing = None if routing.shadow is None else Shadowing(routing.shadow, memory)
+        self.shadow_traffic = None if routing.shadow is None else ShadowTraffic(routing.shadow, memory)
         rule = routing.rollback
         self._ended = 0
         """Requests of the canary that count for the rule."""
@@ -81,7 +81,7 @@ class Router:
             by_name = {route.name: route for route in self.routes}
             self._canary, self._baseline = by_name[rule.route], by_name[rule.baseline]
             for route in (self._canary, self._baseline):
-                route.window = Window(rule.last_requests, rule.last_ns)
+                route.window = RequestWindow(rule.last_requests, rule.last_ns)
 
     def choose(self, request: InferenceRequest, routes: Sequence[Route]) -> Route:
         """Of some routes, at least one."""
@@ -141,9 +141,9 @@ class Router:
             share = self.share(route, ready)
             rolled_back = route.rolled_back is not None
             yield RouteFigures(self.name, route.name, route.version, share, route.requests, rolled_back)
-        if self.shadowing is not None and self.routing.shadow is not None:
+        if self.shadow_traffic is not None and self.routing.shadow is not None:
             version = self.routing.version(self.routing.shadow.route)
-            yield ShadowFigures(self.name, version, self.shadowing.outcomes, self.shadowing.in_flight)
+            yield ShadowFigures(self.name, version, self.shadow_traffic.outcomes, self.shadow_traffic.in_flight)
 
     def report(self, trouble: Callable[[int], str]) -> dict[str, Any]:
         """The routing and what it has done, as JSON has it. `trouble` says why a version is not READY, or nothing."""
@@ -169,7 +169,7 @@ class Router:
                 for route in self.routes
             ],
             **({"requests_without_key": self.keyless} if self.routing.sticky else {}),
-            **({} if self.shadowing is None else {"shadow": self.shadowing.report()}),
+            **({} if self.shadow_traffic is None else {"shadow": self.shadow_traffic.report()}),
         }
 
 
@@ -263,13 +263,13 @@ class Routed:
             return servable.submit(request, sink, now_ns)
         route.requests += 1
         router, shadow = self._router, self._shadow
-        shadowing = router.shadowing
-        copied = shadow is not None and shadowing is not None and shadowing.sample(request)
+        shadow_traffic = router.shadow_traffic
+        copied = shadow is not None and shadow_traffic is not None and shadow_traffic.sample(request)
         if not copied and route.window is None:
             return servable.submit(request, sink, now_ns)
-        watching = _Watching(sink, router, route, now_ns, request if copied else None, shadow)
+        route_sink = _RouteSink(sink, router, route, now_ns, request if copied else None, shadow)
         try:
-            return servable.submit(request, watching, now_ns)
+            return servable.submit(request, route_sink, now_ns)
         except ModserveError as error:
             router.ended(route, now_ns, error)
             raise
@@ -317,7 +317,7 @@ class Routed:
             await each.close()
 
 
-class _Watching:
+class _RouteSink:
     """Implements `core.requests.response.ResponseSink` before the sink of a request: its client is served first."""
 
     __slots__ = ("_began_ns", "_copied", "_route", "_router", "_shadow", "_sink")
@@ -345,7 +345,7 @@ class _Watching:
         finally:
             if final:
                 self._router.ended(self._route, self._began_ns, outcome)
-                copied, shadow, shadowing = self._copied, self._shadow, self._router.shadowing
+                copied, shadow, shadow_traffic = self._copied, self._shadow, self._router.shadow_traffic
                 if copied is not None and shadow is not None and isinstance(outcome, InferenceResponse):
-                    assert shadowing is not None, "it has sampled the request: this is a bug"
-                    shadowing.copy(copied, outcome, shadow)
+                    assert shadow_traffic is not None, "it has sampled the request: this is a bug"
+                    shadow_traffic.copy(copied, outcome, shadow)

@@ -43,7 +43,7 @@ def _aside(compare: Callable[[], str], done: Callable[[str], None]) -> None:
     asyncio.get_running_loop().run_in_executor(None, compare).add_done_callback(ended)
 
 
-class Shadowing:
+class ShadowTraffic:
     """The shadow of one model. `call_soon` runs something when the present turn of the event loop is over."""
 
     def __init__(
@@ -99,7 +99,7 @@ class Shadowing:
             now_ns + _PATIENCE_NS,
         )
         try:
-            servable.submit(copy, _Comparing(self, response, size), now_ns)
+            servable.submit(copy, _ComparisonSink(self, response, size), now_ns)
         except ModserveError as error:
             self._end("dropped" if error.code is Code.UNAVAILABLE else "failed", size, error.message)
         except Exception as error:
@@ -146,19 +146,19 @@ class Shadowing:
         }
 
 
-class _Comparing(SingleResponseSink):
+class _ComparisonSink(SingleResponseSink):
     """Gets the response to a copy."""
 
-    __slots__ = ("_expected", "_shadowing", "_size")
+    __slots__ = ("_expected", "_shadow_traffic", "_size")
 
-    def __init__(self, shadowing: Shadowing, expected: InferenceResponse, size: int) -> None:
+    def __init__(self, shadow_traffic: ShadowTraffic, expected: InferenceResponse, size: int) -> None:
         super().__init__()
-        self._shadowing = shadowing
+        self._shadow_traffic = shadow_traffic
         self._expected = expected
         self._size = size
 
     def deliver(self, outcome: InferenceResponse | ModserveError) -> None:
-        self._shadowing.settled(self._expected, outcome, self._size)
+        self._shadow_traffic.settled(self._expected, outcome, self._size)
 
 
 def _borrowed(tensor: Tensor) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from modserve.core.configuration.ensemble_config import Ensembling, Step
+from modserve.core.configuration.ensemble_config import EnsembleConfig, Step
 from modserve.core.configuration.model_config import TensorSpec
 from modserve.core.errors import internal, invalid
 from modserve.core.requests.request import ParameterValue
@@ -20,7 +20,7 @@ from modserve.core.tensors.tensor import Shape, Tensor, as_reshape, format_shape
 SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
 
 
-class Missing(enum.Enum):
+class Absence(enum.Enum):
     """Why a tensor is known not to be there."""
 
     ABSENT = "absent"
@@ -41,14 +41,14 @@ class Value:
     sequence: Mapping[str, ParameterValue] | None = None
 
 
-Entry: TypeAlias = Value | Missing
+Entry: TypeAlias = Value | Absence
 Sequenced: TypeAlias = Mapping[str, ParameterValue] | None
 
 
 class StepPlan:
     """The steps that are needed for some of an ensemble's outputs, and how their tensors hang together."""
 
-    def __init__(self, ensembling: Ensembling, outputs: Iterable[str]) -> None:
+    def __init__(self, ensembling: EnsembleConfig, outputs: Iterable[str]) -> None:
         self.outputs = frozenset(outputs)
         self.steps = ensembling.steps
         self.most_inflight = ensembling.max_inflight_requests
@@ -127,7 +127,7 @@ class Wave:
             known = self._entries.get(name)
             if isinstance(known, Value) and isinstance(entry, Value):
                 raise invalid(f"more than one step gave tensor '{name}': of their conditions at most one may hold")
-            if known is None or known is Missing.SKIPPED:
+            if known is None or known is Absence.SKIPPED:
                 self._entries[name] = entry
             if waited_ns:
                 self._waited[name] = max(self._waited.get(name, 0), waited_ns)
@@ -165,7 +165,7 @@ class Wave:
         """Forget a tensor when its last reader has it: it may be large."""
         self._uses[tensor] -= 1
         if not self._uses[tensor]:
-            self._entries[tensor] = Missing.ABSENT
+            self._entries[tensor] = Absence.ABSENT
 
 
 def runs(step: Step, inputs: Mapping[str, Entry], condition: Entry | None, optional: Container[str]) -> bool:
@@ -176,7 +176,7 @@ def runs(step: Step, inputs: Mapping[str, Entry], condition: Entry | None, optio
     """
     if step.when is not None and (not isinstance(condition, Value) or not step.when.holds(condition.tensor)):
         return False
-    skipped = [name for name, entry in inputs.items() if entry is Missing.SKIPPED]
+    skipped = [name for name, entry in inputs.items() if entry is Absence.SKIPPED]
     if any(name not in optional for name in skipped):
         return False
     return not skipped or any(isinstance(entry, Value) for entry in inputs.values())
@@ -189,7 +189,7 @@ def follow_up(
     outputs = response.outputs
     entries: dict[str, Entry] = {}
     for name in requested:
-        missing = Missing.SKIPPED if name in response.skipped else Missing.ABSENT
+        missing = Absence.SKIPPED if name in response.skipped else Absence.ABSENT
         entries[step.outputs[name]] = Value(outputs[name], batch_size, sequence) if name in outputs else missing
     return entries
 

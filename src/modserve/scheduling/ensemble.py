@@ -24,7 +24,7 @@ from modserve.core.version import STOPPING, ModelId
 
 from . import dataflow
 from .batching import Reason
-from .dataflow import Missing, StepPlan, Value, Wave
+from .dataflow import Absence, StepPlan, Value, Wave
 from .ensemble_step import StepExecution, StepLimit
 from .scheduler import Alarm, Clock
 
@@ -150,7 +150,7 @@ class EnsembleRun:
                 self._handles[name, version] = self._ensemble.borrow(name, version)
             self._reads_inputs = any(handle.servable.config.cached for handle in self._handles.values())
             inflight = self.inflight
-            entries: dict[str, dataflow.Entry] = {spec.name: Missing.ABSENT for spec in self._config.inputs}
+            entries: dict[str, dataflow.Entry] = {spec.name: Absence.ABSENT for spec in self._config.inputs}
             entries |= {name: Value(tensor, inflight.batch_size) for name, tensor in inflight.inputs.items()}
             wave = Wave(self.plan)
             self._advance(wave, wave.settle(entries))
@@ -232,7 +232,7 @@ class EnsembleRun:
             waited_ns = wave.waited_ns(step.needs)
             handle = self._handles[step.model, step.version]
             if not dataflow.runs(step, inputs, condition, handle.servable.config.optional_inputs):
-                skipped = {step.outputs[name]: Missing.SKIPPED for name in plan.requested[index]}
+                skipped = {step.outputs[name]: Absence.SKIPPED for name in plan.requested[index]}
                 pending.extend(wave.settle(skipped, waited_ns))
                 continue
             execution = StepExecution(self, index, wave, handle, inputs, waited_ns)
@@ -274,7 +274,7 @@ class EnsembleRun:
         """A response of the ensemble is there. What was not produced is left out."""
         config, inflight = self._config, self.inflight
         entries = wave.outputs(inflight.output_names)
-        if config.decoupled and all(entry is Missing.SKIPPED for entry in entries.values()):
+        if config.decoupled and all(entry is Absence.SKIPPED for entry in entries.values()):
             return
         outputs: dict[str, Tensor] = {}
         parameters: Mapping[str, ParameterValue] = {}
@@ -282,7 +282,7 @@ class EnsembleRun:
             if isinstance(entry, Value):
                 outputs[name] = dataflow.as_output(config.outputs_by_name[name], entry, inflight.batch_size > 0)
                 parameters = entry.sequence or parameters
-        skipped = frozenset([name for name, entry in entries.items() if entry is Missing.SKIPPED])
+        skipped = frozenset([name for name, entry in entries.items() if entry is Absence.SKIPPED])
         version, id, waited_ns = self._ensemble.id.version, inflight.request.id, wave.waited_ns(entries)
         response = InferenceResponse(config.name, version, outputs, id, parameters, skipped, waited_ns)
         heapq.heappush(self._complete, (wave.order, response))

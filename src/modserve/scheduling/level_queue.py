@@ -170,11 +170,11 @@ class LevelQueue(RequestQueue):
         if self._ripe_size and self._is_ripe(group):
             self._ripe[group] = None
 
-    def _remove(self, gone: Sequence[Inflight]) -> None:
+    def _remove(self, requests: Sequence[Inflight]) -> None:
         """Remove requests of one group."""
-        key = gone[0].shape_key
+        key = requests[0].shape_key
         group = self._groups[key]
-        for inflight in gone:
+        for inflight in requests:
             number = inflight.level
             level, lane = self._levels[number], group.lanes[number]
             del lane[inflight], level.line[inflight]
@@ -189,8 +189,8 @@ class LevelQueue(RequestQueue):
                 del group.lanes[number]
                 if not level.line:
                     del self._levels[number]
-        self.count -= len(gone)
-        group.count -= len(gone)
+        self.count -= len(requests)
+        group.count -= len(requests)
         group.stale = True
         if not group.count:
             del self._groups[key]

@@ -150,12 +150,12 @@ class FifoQueue(RequestQueue):
         self._uncount(batch)
         return batch
 
-    def _uncount(self, gone: Collection[Inflight]) -> None:
+    def _uncount(self, requests: Collection[Inflight]) -> None:
         together = self._together
-        self.count -= len(gone)
+        self.count -= len(requests)
         together.count = self.count
         together.stale = True
-        for inflight in gone:
+        for inflight in requests:
             inflight.level = GONE
             size = inflight.batch_size or 1
             together.size -= size

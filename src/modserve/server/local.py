@@ -12,7 +12,7 @@ from modserve.__about__ import __version__
 from modserve.core.configuration.routing_config import RouteFigures, ShadowFigures
 from modserve.core.configuration.trace_settings import TraceChange
 from modserve.core.errors import Code, ModserveError, invalid, unavailable
-from modserve.core.lifecycle import IndexEntry, State
+from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.core.loading import Repository
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import ParameterValue
@@ -244,7 +244,7 @@ class LocalServer:
         """`index` with the models in the repositories that were never loaded. Raises UNAVAILABLE when stopping."""
         self._check_running()
         if only_ready:
-            return [entry for entry in self.index() if entry.state is State.READY]
+            return [entry for entry in self.index() if entry.state is LifecycleState.READY]
         return await self._control.index()
 
     @property

@@ -1,7 +1,7 @@
 """Every setting of a server, and the only place that reads the command line, the environment and option files."""
 
 from .front_ends import GrpcSettings, HttpSettings
-from .limits import Limits
+from .limits import LoopLimits
 from .options import OptionError
 from .settings import OPTIONS, Settings
 from .sources import CommandLine, from_command_line
@@ -13,7 +13,7 @@ __all__ = [
     "CommandLine",
     "GrpcSettings",
     "HttpSettings",
-    "Limits",
+    "LoopLimits",
     "OptionError",
     "Settings",
     "TlsFiles",

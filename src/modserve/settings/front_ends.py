@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as validated_dataclass
 
 from . import values
-from .limits import Limits
+from .limits import LoopLimits
 from .options import option
 from .tls import TlsFiles
 from .values import Count, Milliseconds, Port
@@ -48,7 +48,7 @@ class FrontEndSettings:
         "http-client-timeout",
     )
 
-    limits: Limits = Limits()
+    limits: LoopLimits = LoopLimits()
     """How much work is done on the event loop."""
 
     def check_certificates(self, subject: str) -> None:

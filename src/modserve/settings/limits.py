@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LoopLimits:
     """How much may be done on the event loop at once, and how much of it may wait. More goes to a thread, or waits."""
 
     json: int = 256 * 1024

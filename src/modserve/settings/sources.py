@@ -41,7 +41,7 @@ _NICKNAMES: Mapping[str, str] = {
 """What people write who do not know an option's name."""
 
 
-class Entry(NamedTuple):
+class OptionEntry(NamedTuple):
     """One option as it was written."""
 
     name: str
@@ -90,7 +90,7 @@ def from_command_line(
     return CommandLine(settings, tuple(dict.fromkeys((*warnings, *settings.remarks))))
 
 
-def _values(entries: Sequence[Entry], places: dict[FieldPath, str]) -> dict[FieldPath, Any]:
+def _values(entries: Sequence[OptionEntry], places: dict[FieldPath, str]) -> dict[FieldPath, Any]:
     """The values of the fields that a source sets; `places` gets where they are written. Raises OptionError."""
     if {"cache-config", "response-cache-byte-size"} <= {entry.name for entry in entries}:
         raise OptionError(
@@ -121,7 +121,7 @@ def _values(entries: Sequence[Entry], places: dict[FieldPath, str]) -> dict[Fiel
     return values | winning
 
 
-def _without_effect(entries: Iterable[Entry]) -> Iterator[str]:
+def _without_effect(entries: Iterable[OptionEntry]) -> Iterator[str]:
     """Warnings about options that do nothing. Raises OptionError for a switch of tritonserver that is none."""
     for name, text, place in entries:
         if name in SWITCHES:
@@ -149,7 +149,7 @@ def _explained(error: ValidationError, places: Mapping[FieldPath, str]) -> str:
 # The command line
 
 
-def from_words(words: Sequence[str], argument: str = "") -> Iterator[Entry]:
+def from_words(words: Sequence[str], argument: str = "") -> Iterator[OptionEntry]:
     """Read ``--name value``, ``--name=value`` and unambiguous beginnings of names, as tritonserver's getopt_long does.
 
     A word such as ``my_module:my_model`` is a model by itself, and so is a file; with `argument`, each word is a value
@@ -159,13 +159,13 @@ def from_words(words: Sequence[str], argument: str = "") -> Iterator[Entry]:
     remaining = iter(words)
     for word in remaining:
         if argument and not word.startswith("-"):
-            yield Entry(argument, word, f"argument '{word}'")
+            yield OptionEntry(argument, word, f"argument '{word}'")
             continue
         if not word.startswith("-") and PLACE.fullmatch(word) and not os.path.exists(word):
-            yield Entry(PYTHON_MODEL, word, f"argument '{word}'")
+            yield OptionEntry(PYTHON_MODEL, word, f"argument '{word}'")
             continue
         if not word.startswith("-") and _may_be_file(word):
-            yield Entry(MODEL_FILE, word, f"argument '{word}'")
+            yield OptionEntry(MODEL_FILE, word, f"argument '{word}'")
             continue
         if not word.startswith("--"):
             raise OptionError(f"Unexpected argument: {word}")
@@ -176,7 +176,7 @@ def from_words(words: Sequence[str], argument: str = "") -> Iterator[Entry]:
             if value is None:
                 raise OptionError(f"option '--{name}' requires a value")
             text = value
-        yield Entry(name, text, f"option '--{name}'")
+        yield OptionEntry(name, text, f"option '--{name}'")
 
 
 def _may_be_file(word: str) -> bool:
@@ -217,7 +217,7 @@ _OF_COMMANDS = frozenset({"MODSERVE_URL", "MODSERVE_METRICS_URL"})
 """Variables that commands read which call a server."""
 
 
-def from_environment(environment: Mapping[str, str], warnings: list[str]) -> Iterator[Entry]:
+def from_environment(environment: Mapping[str, str], warnings: list[str]) -> Iterator[OptionEntry]:
     """Read variables ``MODSERVE_…``; `warnings` gets a line for each that has no effect."""
     names = {_PREFIX + name.upper().replace("-", "_"): name for name in _KNOWN}
     for variable, text in environment.items():
@@ -235,13 +235,13 @@ def from_environment(environment: Mapping[str, str], warnings: list[str]) -> Ite
             hint = did_you_mean(variable, [each for each, name in names.items() if name in _WORKING])
             warnings.append(f"environment variable {variable} is ignored: there is no such option{hint}")
         else:
-            yield Entry(name, text, f"environment variable {variable}")
+            yield OptionEntry(name, text, f"environment variable {variable}")
 
 
 # Option files
 
 
-def from_file(file: str) -> Iterator[Entry]:
+def from_file(file: str) -> Iterator[OptionEntry]:
     """Read a YAML file, or a TOML file if it is called ``.toml``: options by name, without the dashes before it.
 
     Lists are for options that may be repeated; mappings stand for ``a,b=c``. Raises OptionError.
@@ -260,7 +260,7 @@ def from_file(file: str) -> Iterator[Entry]:
         if len(values) != 1 and name in OPTIONS and not (OPTIONS[name].several or OPTIONS[name].expand):
             raise OptionError(f"{place}: option '{name}' takes one value")
         for value in values:
-            yield Entry(name, value, f"{place}: option '{name}'")
+            yield OptionEntry(name, value, f"{place}: option '{name}'")
 
 
 def _toml(file: str, text: str) -> Iterator[tuple[str, list[str], int]]:
@@ -279,10 +279,10 @@ def _yaml(file: str, text: str) -> Iterator[tuple[str, list[str], int]]:
     """The text of a value is what stands in the file: YAML's types do not matter."""
     import yaml
 
-    def plain(node: yaml.Node) -> Any:
+    def value_of(node: yaml.Node) -> Any:
         if isinstance(node, yaml.MappingNode):
-            return {str(plain(key)): plain(value) for key, value in node.value}
-        return [plain(each) for each in node.value] if isinstance(node, yaml.SequenceNode) else node.value
+            return {str(value_of(key)): value_of(value) for key, value in node.value}
+        return [value_of(each) for each in node.value] if isinstance(node, yaml.SequenceNode) else node.value
 
     try:
         root = yaml.compose(text, yaml.SafeLoader)
@@ -293,7 +293,7 @@ def _yaml(file: str, text: str) -> Iterator[tuple[str, list[str], int]]:
     if not isinstance(root, yaml.MappingNode):
         raise OptionError(f"{file}: expected options by name, such as 'http-port: 8000'")
     for key, value in root.value:
-        yield str(key.value), _texts(plain(value)), key.start_mark.line + 1
+        yield str(key.value), _texts(value_of(value)), key.start_mark.line + 1
 
 
 def _texts(value: object) -> list[str]:

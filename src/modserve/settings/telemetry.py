@@ -76,13 +76,13 @@ def check_library() -> None:
     """Raises ValueError where OpenTelemetry is not installed."""
     exporters = ("opentelemetry.exporter.otlp.proto.http", "opentelemetry.exporter.otlp.proto.grpc")
     needed = ("opentelemetry.sdk.trace", *exporters)
-    if not all(map(_is_there, needed)):
+    if not all(map(_is_installed, needed)):
         raise ValueError(
             "trace mode 'opentelemetry' needs the library of OpenTelemetry; install it by: pip install 'modserve[otel]'"
         )
 
 
-def _is_there(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:

@@ -9,7 +9,7 @@ from typing import Protocol
 from .settings import OPTIONS
 
 
-class Command(Protocol):
+class CommandUsage(Protocol):
     """A row of the table of commands."""
 
     @property
@@ -20,7 +20,7 @@ class Command(Protocol):
     def section(self) -> str: ...
 
 
-Commands = Mapping[str, Command]
+Commands = Mapping[str, CommandUsage]
 
 _USAGE = """modserve [serve] --model-repository DIR [options]
        modserve [serve] [NAME=]MODEL_FILE … [options]

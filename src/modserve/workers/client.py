@@ -15,23 +15,23 @@ GONE = 410
 """The status of a worker that is about to end: it takes part in nothing any more."""
 
 
-class PeerGoneError(Exception):
+class PeerLostError(Exception):
     """The worker has died, is about to end or has not begun."""
 
 
-class PeerDiedError(PeerGoneError):
+class PeerDiedError(PeerLostError):
     """The worker has died with the call, which it may have begun."""
 
 
 async def call(path: str, method: str, *arguments: object) -> Any:
     """Call the worker that listens at `path`.
 
-    Raises the ModserveError that it raises, PeerGoneError, or PeerDiedError, which is one, too.
+    Raises the ModserveError that it raises, PeerLostError, or PeerDiedError, which is one, too.
     """
     try:
         reader, writer = await asyncio.open_unix_connection(path)
     except OSError as error:
-        raise PeerGoneError(f"{path}: {error.strerror}") from None
+        raise PeerLostError(f"{path}: {error.strerror}") from None
     try:
         body = values.dumps((method, arguments))
         head = f"POST {CALL} HTTP/1.1\r\nHost: worker\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -51,7 +51,7 @@ async def call(path: str, method: str, *arguments: object) -> Any:
 
 
 def content(response: bytes) -> bytes:
-    """The body of a whole response. Raises PeerDiedError for a part of one, and PeerGoneError for status `GONE`.
+    """The body of a whole response. Raises PeerDiedError for a part of one, and PeerLostError for status `GONE`.
 
     Raises UNAVAILABLE for a call that the worker did not take, since it has no memory left for it, say.
     """
@@ -62,7 +62,7 @@ def content(response: bytes) -> bytes:
         raise PeerDiedError("the worker died before its response was complete")
     status = int(status_line.split(" ")[1])
     if status == GONE:
-        raise PeerGoneError("the worker is about to end")
+        raise PeerLostError("the worker is about to end")
     if status != 200:
         raise unavailable(f"a worker refused a call of another one with status {status}: {body.decode('latin-1')}")
     return body

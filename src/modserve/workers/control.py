@@ -63,7 +63,7 @@ class WorkerControl:
         try:
             return await self._calls[method](*arguments)
         except Exception as error:
-            return values.plain_error(to_client_error(error, method))
+            return values.portable_error(to_client_error(error, method))
 
     async def change(self, change: ServerChange, number: str = "") -> None:
         """Make a change of a client's, which waits until this worker has the state of the others."""

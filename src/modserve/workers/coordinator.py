@@ -16,7 +16,7 @@ from modserve.core.errors import ModserveError, unavailable
 from modserve.routing.router import RouteRollback
 
 from . import values
-from .client import PeerDiedError, PeerGoneError
+from .client import PeerDiedError, PeerLostError
 from .identity import WorkerIdentity
 from .journal import ServerChange
 from .lock import FleetLock
@@ -49,7 +49,7 @@ class Coordinator:
 
         After a failure, or if one dies of it, those before it go back to what they were; one that cannot is replaced by
         a new one, which gets the state of the others. A worker that is not there gets the state when it starts. What
-        has begun is brought to an end, whatever becomes of the caller. Raises PeerGoneError if no worker is there, this
+        has begun is brought to an end, whatever becomes of the caller. Raises PeerLostError if no worker is there, this
         one included.
         """
         task = asyncio.ensure_future(self._change(change))
@@ -74,13 +74,13 @@ class Coordinator:
             except PeerDiedError:
                 died = unavailable(f"worker {index} has died while it did this, and another takes its place")
                 raise await self._refused(died, index, changed, number, change) from None
-            except PeerGoneError:
+            except PeerLostError:
                 continue
             except ModserveError as error:
                 raise await self._refused(error, index, changed, number, change) from None
             changed.append(index)
         if not changed:
-            raise PeerGoneError("no worker is there")
+            raise PeerLostError("no worker is there")
 
     async def _refused(
         self, failure: ModserveError, failed: int, changed: list[int], number: str, change: ServerChange
@@ -105,7 +105,7 @@ class Coordinator:
                     stuck.append(index)
                     _log.error("worker %d cannot undo %s, and is replaced: %s", index, change, error.message)
                     await self._peers.call(index, "leave")
-            except PeerGoneError:
+            except PeerLostError:
                 continue
         return stuck
 
@@ -130,6 +130,6 @@ class Coordinator:
                 if status is not None and status.caught_up:
                     changes, rollbacks = await self._peers.call(index, "state")
                     return changes, rollbacks
-            except PeerGoneError:
+            except PeerLostError:
                 continue
         return [], []

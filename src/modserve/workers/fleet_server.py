@@ -5,7 +5,7 @@ from typing import Any
 
 from modserve.core.configuration.trace_settings import TraceChange
 from modserve.core.errors import ModserveError, unavailable
-from modserve.core.lifecycle import IndexEntry, State
+from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.observability.logging import Logs
 from modserve.pb import inference as pb
 from modserve.server import Phase, Readiness
@@ -13,7 +13,7 @@ from modserve.server.interface import Region, RegionT
 from modserve.server.local import LocalServer
 
 from . import sums
-from .client import PeerGoneError
+from .client import PeerLostError
 from .coordinator import Coordinator
 from .identity import WorkerIdentity
 from .journal import ServerChange
@@ -105,7 +105,7 @@ class FleetServer:
         own = await self._server.repository_index(False)
         others = await self._others("repository_index", False)
         index = sums.index({self._identity.index: own} | others)
-        return [entry for entry in index if entry.state is State.READY or not only_ready]
+        return [entry for entry in index if entry.state is LifecycleState.READY or not only_ready]
 
     async def regions(self, kind: type[RegionT], name: str = "") -> Sequence[RegionT]:
         """A region that was unregistered while a request uses it is still there, in that worker."""
@@ -168,5 +168,5 @@ class FleetServer:
             return
         try:
             await self._coordinator.change(ServerChange(method, arguments))
-        except PeerGoneError:  # this worker is about to end
+        except PeerLostError:  # this worker is about to end
             raise unavailable("Server not ready") from None

@@ -39,7 +39,7 @@ def read_response(data: bytes) -> InferenceResponse:
 
 
 def write_failure(error: ModserveError) -> bytes:
-    return values.dumps(values.plain_error(error))
+    return values.dumps(values.portable_error(error))
 
 
 def read_failure(data: bytes) -> ModserveError:

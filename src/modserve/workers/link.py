@@ -17,7 +17,7 @@ HEAD: Final = struct.Struct("<IQB")
 _REST: Final = HEAD.size - 4
 
 
-class Kind(enum.IntEnum):
+class FrameKind(enum.IntEnum):
     """What a frame says. The first three go to the owner of a sequence, the others come back."""
 
     REQUEST = 1
@@ -40,7 +40,7 @@ _MOST_RESPONSES: Final = 4 * 1024 * 1024
 """Bytes of responses that wait for a peer before no further requests of it are read."""
 
 
-class Link(asyncio.Protocol):
+class PeerLink(asyncio.Protocol):
     """Reads and writes frames. `on_frame` gets each, `on_lost` hears of the end of the connection.
 
     `responds`: what comes are requests, which are not read while the responses are not taken.
@@ -48,8 +48,8 @@ class Link(asyncio.Protocol):
 
     def __init__(
         self,
-        on_frame: "Callable[[Link, int, int, bytes], None]",
-        on_lost: "Callable[[Link], None]",
+        on_frame: "Callable[[PeerLink, int, int, bytes], None]",
+        on_lost: "Callable[[PeerLink], None]",
         *,
         responds: bool = False,
     ) -> None:
@@ -101,7 +101,7 @@ class Link(asyncio.Protocol):
             self._on_frame(self, number, kind, content)
         del buffer[:at]
 
-    def send(self, number: int, kind: Kind, content: bytes = b"") -> None:
+    def send(self, number: int, kind: FrameKind, content: bytes = b"") -> None:
         """Does nothing when the connection is lost."""
         if self._transport is not None:
             head = HEAD.pack(len(content) + _REST, number, kind)

@@ -13,7 +13,7 @@ from modserve.core.errors import ModserveError, unsupported
 from modserve.core.requests.memory import MemoryBudget
 from modserve.core.servable import Servable
 from modserve.frontends.http.application import Application
-from modserve.frontends.http.wire.connection import Connection
+from modserve.frontends.http.wire.connection import HttpConnection
 from modserve.frontends.http.wire.context import HttpContext
 from modserve.routing.router import RouteRollback
 from modserve.server.local import LocalServer
@@ -130,7 +130,7 @@ class Member:
                 control.caught_up.set()
             for path, protocol in (
                 (self.identity.sequence_socket(self.identity.index), receiver.link),
-                (self.identity.control_socket(self.identity.index), lambda: Connection(context)),
+                (self.identity.control_socket(self.identity.index), lambda: HttpConnection(context)),
             ):
                 with suppress(FileNotFoundError):
                     os.unlink(path)

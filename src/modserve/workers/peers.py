@@ -6,10 +6,10 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from modserve.core.errors import ModserveError
-from modserve.core.lifecycle import IndexEntry, State
+from modserve.core.lifecycle import IndexEntry, LifecycleState
 
 from . import client
-from .client import PeerGoneError
+from .client import PeerLostError
 from .identity import WorkerIdentity
 
 _PATIENCE = 2.0
@@ -36,13 +36,13 @@ class Peers:
         self._identity = identity
 
     async def call(self, index: int, method: str, *arguments: object) -> Any:
-        """Raises PeerGoneError, and the ModserveError that the worker raises, which may be this one."""
+        """Raises PeerLostError, and the ModserveError that the worker raises, which may be this one."""
         return await client.call(self._identity.control_socket(index), method, *arguments)
 
     async def tell(self, method: str, *arguments: object) -> None:
         """Call each of the others that is there."""
         for index in self._identity.others:
-            with suppress(PeerGoneError):
+            with suppress(PeerLostError):
                 await self.call(index, method, *arguments)
 
     async def ask(self, method: str, *arguments: object) -> dict[int, Any]:
@@ -96,9 +96,9 @@ async def _in_time(calling: Coroutine[Any, Any, Any], seconds: float) -> Any:
     try:
         async with asyncio.timeout(seconds):
             return await calling
-    except (PeerGoneError, TimeoutError):
+    except (PeerLostError, TimeoutError):
         return None
 
 
 def _reason(index: int, text: str) -> IndexEntry:
-    return IndexEntry(f"worker {index}", None, State.LOADING, text)
+    return IndexEntry(f"worker {index}", None, LifecycleState.LOADING, text)

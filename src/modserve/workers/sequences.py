@@ -24,7 +24,7 @@ from modserve.server.local import LocalServer
 
 from . import inference
 from .identity import WorkerIdentity
-from .link import Kind, Link
+from .link import FrameKind, PeerLink
 
 _log = logging.getLogger(__name__)
 
@@ -83,8 +83,8 @@ class _OwnerLink:
     """To another worker: the connection, or what is to be sent once there is one."""
 
     def __init__(self) -> None:
-        self.link: Link | None = None
-        self.waiting: list[tuple[int, Kind, bytes]] = []
+        self.link: PeerLink | None = None
+        self.waiting: list[tuple[int, FrameKind, bytes]] = []
         self.waiting_bytes = 0
         self.requests: dict[int, Inflight] = {}
         self.full = False
@@ -94,7 +94,7 @@ class _OwnerLink:
     def unsent(self) -> int:
         return self.waiting_bytes if self.link is None else self.link.unsent
 
-    def send(self, number: int, kind: Kind, content: bytes = b"") -> None:
+    def send(self, number: int, kind: FrameKind, content: bytes = b"") -> None:
         if self.link is None:
             self.waiting.append((number, kind, content))
             self.waiting_bytes += len(content)
@@ -131,7 +131,7 @@ class SequenceForwarder:
         route = peer
         inflight.on_cancel = lambda _: self._cancel(route, number)
         peer.requests[number] = inflight
-        peer.send(number, Kind.REQUEST, content)
+        peer.send(number, FrameKind.REQUEST, content)
         return inflight
 
     def _check_room(self, worker: int, peer: _OwnerLink, request: InferenceRequest) -> None:
@@ -159,10 +159,10 @@ class SequenceForwarder:
                 peer.link.close()
 
     async def _connect(self, worker: int, peer: _OwnerLink) -> None:
-        def on_frame(link: Link, number: int, kind: int, content: bytes) -> None:
-            self._receive(peer, number, Kind(kind), content)
+        def on_frame(link: PeerLink, number: int, kind: int, content: bytes) -> None:
+            self._receive(peer, number, FrameKind(kind), content)
 
-        link = Link(on_frame, lambda _: self._lose(worker, peer, "has ended: begin the sequence again"))
+        link = PeerLink(on_frame, lambda _: self._lose(worker, peer, "has ended: begin the sequence again"))
         try:
             loop = asyncio.get_running_loop()
             await loop.create_unix_connection(lambda: link, self.identity.sequence_socket(worker))
@@ -185,17 +185,17 @@ class SequenceForwarder:
 
     def _cancel(self, peer: _OwnerLink, number: int) -> None:
         if peer.requests.pop(number, None) is not None:
-            peer.send(number, Kind.CANCEL)
+            peer.send(number, FrameKind.CANCEL)
 
-    def _receive(self, peer: _OwnerLink, number: int, kind: Kind, content: bytes) -> None:
-        final = kind in (Kind.LAST, Kind.LAST_FAILURE, Kind.END)
+    def _receive(self, peer: _OwnerLink, number: int, kind: FrameKind, content: bytes) -> None:
+        final = kind in (FrameKind.LAST, FrameKind.LAST_FAILURE, FrameKind.END)
         inflight = peer.requests.pop(number, None) if final else peer.requests.get(number)
         if inflight is None:
             return  # cancelled
         outcome: Outcome = None
-        if kind in (Kind.RESPONSE, Kind.LAST):
+        if kind in (FrameKind.RESPONSE, FrameKind.LAST):
             outcome = inference.read_response(content)
-        elif kind in (Kind.FAILURE, Kind.LAST_FAILURE):
+        elif kind in (FrameKind.FAILURE, FrameKind.LAST_FAILURE):
             outcome = inference.read_failure(content)
         flow = inflight.flow
         if not final and flow is not None and isinstance(outcome, InferenceResponse):
@@ -204,9 +204,9 @@ class SequenceForwarder:
         if final:
             return
         if flow is None:
-            peer.send(number, Kind.ROOM)
+            peer.send(number, FrameKind.ROOM)
         else:
-            flow.on_room(lambda: peer.send(number, Kind.ROOM))
+            flow.on_room(lambda: peer.send(number, FrameKind.ROOM))
 
 
 class SequenceReceiver:
@@ -214,31 +214,31 @@ class SequenceReceiver:
 
     def __init__(self, server: LocalServer) -> None:
         self._server = server
-        self._requests: dict[Link, dict[int, Inflight]] = {}
+        self._requests: dict[PeerLink, dict[int, Inflight]] = {}
 
-    def link(self) -> Link:
+    def link(self) -> PeerLink:
         """The protocol of a new connection."""
-        return Link(self._receive, self._lost, responds=True)
+        return PeerLink(self._receive, self._lost, responds=True)
 
     def close(self) -> None:
         for link in list(self._requests):
             link.close()
 
-    def _receive(self, link: Link, number: int, kind: int, content: bytes) -> None:
+    def _receive(self, link: PeerLink, number: int, kind: int, content: bytes) -> None:
         requests = self._requests.setdefault(link, {})
-        if kind == Kind.REQUEST:
+        if kind == FrameKind.REQUEST:
             self._begin(link, requests, number, content)
             return
         inflight = requests.get(number)
         if inflight is None:
             return  # settled meanwhile
-        if kind == Kind.CANCEL:
+        if kind == FrameKind.CANCEL:
             del requests[number]
             inflight.cancel()
         else:
             inflight.sent()
 
-    def _begin(self, link: Link, requests: dict[int, Inflight], number: int, content: bytes) -> None:
+    def _begin(self, link: PeerLink, requests: dict[int, Inflight], number: int, content: bytes) -> None:
         server, now_ns = self._server, time.monotonic_ns()
         try:
             patience_ns, length = _HEAD.unpack_from(content)
@@ -256,7 +256,7 @@ class SequenceReceiver:
                 server.pace(inflight)
         except Exception as error:
             failure = to_client_error(error, "a request of a sequence")
-            link.send(number, Kind.LAST_FAILURE, inference.write_failure(failure))
+            link.send(number, FrameKind.LAST_FAILURE, inference.write_failure(failure))
 
     def _submit_traced(
         self, context: str, servable: Servable, request: InferenceRequest, sink: ResponseSink, now_ns: int
@@ -268,7 +268,7 @@ class SequenceReceiver:
             trace.end()
             raise
 
-    def _lost(self, link: Link) -> None:
+    def _lost(self, link: PeerLink) -> None:
         """The other worker has ended, and so have its clients' connections."""
         for inflight in list(self._requests.pop(link, {}).values()):
             inflight.cancel()
@@ -279,7 +279,7 @@ class _Return:
 
     __slots__ = ("_link", "_number", "_requests")
 
-    def __init__(self, link: Link, requests: dict[int, Inflight], number: int) -> None:
+    def __init__(self, link: PeerLink, requests: dict[int, Inflight], number: int) -> None:
         self._link = link
         self._requests = requests
         self._number = number
@@ -288,10 +288,10 @@ class _Return:
         if final:
             self._requests.pop(self._number, None)
         if outcome is None:
-            self._link.send(self._number, Kind.END)
+            self._link.send(self._number, FrameKind.END)
         elif isinstance(outcome, ModserveError):
-            kind = Kind.LAST_FAILURE if final else Kind.FAILURE
+            kind = FrameKind.LAST_FAILURE if final else FrameKind.FAILURE
             self._link.send(self._number, kind, inference.write_failure(outcome))
         else:
-            kind = Kind.LAST if final else Kind.RESPONSE
+            kind = FrameKind.LAST if final else FrameKind.RESPONSE
             self._link.send(self._number, kind, inference.write_response(outcome))

@@ -5,7 +5,7 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from modserve.core.lifecycle import IndexEntry, State
+from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.pb import inference as pb
 
 
@@ -71,8 +71,8 @@ def index(answers: Mapping[int, Iterable[IndexEntry]]) -> list[IndexEntry]:
 def _of_all(entries: Sequence[tuple[int, IndexEntry]]) -> IndexEntry:
     if len({entry.state for _, entry in entries}) == 1:
         return entries[0][1]
-    worker, entry = next((worker, entry) for worker, entry in entries if entry.state is not State.READY)
-    never_loaded = entry.version is None and entry.state is State.UNKNOWN
+    worker, entry = next((worker, entry) for worker, entry in entries if entry.state is not LifecycleState.READY)
+    never_loaded = entry.version is None and entry.state is LifecycleState.UNKNOWN
     reason = entry.reason or ("not loaded" if never_loaded else entry.state.value)
     return replace(entry, reason=f"worker {worker}: {reason}")
 

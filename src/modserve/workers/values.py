@@ -10,7 +10,7 @@ from typing import Any
 from modserve.core.configuration.log_settings import LogFormat
 from modserve.core.configuration.trace_settings import TraceLevel
 from modserve.core.errors import Code, MemoryExhaustedError, ModserveError, OverloadedError
-from modserve.core.lifecycle import IndexEntry, State
+from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.core.tensors.shared_memory import CudaRegion, SystemRegion
 from modserve.routing.router import RouteRollback
 
@@ -18,7 +18,7 @@ from .journal import ServerChange
 
 _ERRORS = (MemoryExhaustedError, ModserveError, OverloadedError)
 _RECORDS = (CudaRegion, IndexEntry, RouteRollback, ServerChange, SystemRegion)
-_TYPES: tuple[type, ...] = (Code, LogFormat, State, TraceLevel, partial, *_ERRORS, *_RECORDS)
+_TYPES: tuple[type, ...] = (Code, LogFormat, LifecycleState, TraceLevel, partial, *_ERRORS, *_RECORDS)
 _NAMED: Mapping[tuple[str, str], type] = {(each.__module__, each.__qualname__): each for each in _TYPES}
 
 
@@ -33,7 +33,7 @@ def loads(data: bytes) -> Any:
     return _Unpickler(io.BytesIO(data)).load()
 
 
-def plain_error(error: ModserveError) -> ModserveError:
+def portable_error(error: ModserveError) -> ModserveError:
     """The error, or one of a known type that says the same."""
     return error if type(error) in _ERRORS else ModserveError(error.code, error.message)
 

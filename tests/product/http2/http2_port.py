@@ -13,7 +13,7 @@ from http2_client import Transport
 from modserve.frontends.grpc.dispatch import Dispatcher
 from modserve.frontends.grpc.grpc_port import GrpcPort
 from modserve.frontends.grpc.rpc import Rpc, RpcCall
-from modserve.frontends.http2.connection import Connection
+from modserve.frontends.http2.connection import Http2Connection
 from modserve.frontends.http2.policies import Policies
 from modserve.pb import inference as pb
 from modserve.pb.descriptors import Method
@@ -51,7 +51,7 @@ class Port:
         self.memory = server.memory
         self.dispatcher = Dispatcher(server, GrpcSettings().limits)
         self.port = GrpcPort(self.loop, Policies(), self.dispatcher, table())
-        self.connection = Connection(self.port)
+        self.connection = Http2Connection(self.port)
         self.transport = Transport(self.connection)
         self.connection.connection_made(self.transport)
 

@@ -18,7 +18,7 @@ from modserve.backends.auto.candidates import Cpu
 from modserve.backends.registry import BackendRegistry
 from modserve.core.configuration.model_config import DescribedTensor
 from modserve.core.errors import invalid
-from modserve.core.lifecycle import State
+from modserve.core.lifecycle import LifecycleState
 from modserve.core.tensors import dtypes
 from modserve.protocol.control import metadata
 
@@ -71,7 +71,7 @@ class Workbench:
     async def report(self) -> dict[str, Any]:
         """Of a model that has loaded, and responds."""
         async with self.served() as server:
-            assert [entry.state for entry in server.index()] == [State.READY], server.index()[0].reason
+            assert [entry.state for entry in server.index()] == [LifecycleState.READY], server.index()[0].reason
             open_models = sum(each.open_models for each in self.engines.values())
             open_instances = sum(each.open_instances for each in self.engines.values())
             config = server.model("m").config
@@ -83,7 +83,7 @@ class Workbench:
     async def refusal(self) -> str:
         async with self.served() as server:
             (entry,) = server.index()
-            assert entry.state is State.UNAVAILABLE
+            assert entry.state is LifecycleState.UNAVAILABLE
             return entry.reason
 
 

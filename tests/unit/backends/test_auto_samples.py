@@ -9,7 +9,7 @@ import pytest
 from modserve.backends.auto.samples import Samples, UnmeasurableError, samples, shapes_of
 from modserve.core.configuration.merging import BatchInput, BatchInputKind
 from modserve.core.configuration.model_config import ModelConfig, TensorSpec
-from modserve.core.configuration.sequence_config import Control, ControlKind, SequenceBatching, State
+from modserve.core.configuration.sequence_config import Control, ControlKind, SequenceBatching, SequenceState
 from modserve.core.configuration.warm_up_config import DataKind, WarmUp, WarmUpInput
 from modserve.core.errors import ModserveError
 from modserve.core.tensors import dtypes
@@ -116,7 +116,10 @@ def test_a_shape_that_does_not_fit() -> None:
 def test_sequences_have_controls_and_states() -> None:
     sequences = SequenceBatching(
         controls=(Control("START", ControlKind.START, dtypes.INT32),),
-        states=(State("STATE", "STATE_OUT", dtypes.FP32, (-1, 2)), State("TEXT", "TEXT_OUT", dtypes.BYTES, (1,))),
+        states=(
+            SequenceState("STATE", "STATE_OUT", dtypes.FP32, (-1, 2)),
+            SequenceState("TEXT", "TEXT_OUT", dtypes.BYTES, (1,)),
+        ),
     )
     inputs = made(spec("IN", (2,)), batch=2, sequence_batching=sequences).timed[0]
     assert {name: array.shape for name, array in inputs.items()} == {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from modserve.backends.auto.runner import Runner
-from modserve.backends.auto.setting import Crew, SearchResult, Setting, batch_sizes, best_setting, instance_counts
+from modserve.backends.auto.setting import BatchSetting, Crew, SearchResult, batch_sizes, best_setting, instance_counts
 from modserve.core.tensors.tensor import Array
 
 ROW = {"IN": np.zeros((1, 2), np.float32)}
@@ -90,44 +90,44 @@ def best(
     budget_s: float = 1e9,
     batches: Sequence[int] = (),
     most: int = 1000,
-) -> tuple[Setting, Mapping[Setting, float], dict[int, MadeUpCrew]]:
+) -> tuple[BatchSetting, Mapping[BatchSetting, float], dict[int, MadeUpCrew]]:
     outcome, hangar = tried(crews, budget_s, batches, most)
     return outcome.best, outcome.seconds, hangar.crews
 
 
 def test_a_batch_that_wins_nothing_is_not_made_larger() -> None:
     setting, seconds, made = best({1: lambda size: 0.1 * size})
-    assert setting == Setting(1, 1)
-    assert sorted(seconds) == [Setting(1, 1), Setting(2, 1), Setting(4, 1)]
+    assert setting == BatchSetting(1, 1)
+    assert sorted(seconds) == [BatchSetting(1, 1), BatchSetting(2, 1), BatchSetting(4, 1)]
     assert max(made[1].sizes) == 4
 
 
 def test_the_smallest_of_the_batches_that_are_as_good() -> None:
     """Up to 8 rows an execution takes the same time, and then grows."""
     setting, seconds, _ = best({1: lambda size: 0.1 * max(1, size / 8)})
-    assert setting == Setting(8, 1)
-    assert seconds[Setting(8, 1)] == pytest.approx(0.0125)
-    assert Setting(64, 1) not in seconds
+    assert setting == BatchSetting(8, 1)
+    assert seconds[BatchSetting(8, 1)] == pytest.approx(0.0125)
+    assert BatchSetting(64, 1) not in seconds
 
 
 def test_a_batch_that_wins_all_the_way() -> None:
     setting, _, _ = best({1: lambda size: 0.1 + 0.001 * size})
-    assert setting == Setting(64, 1)
+    assert setting == BatchSetting(64, 1)
 
 
 @pytest.mark.parametrize(
     ("two", "expected"),
-    [(0.15, Setting(1, 2)), (0.2, Setting(1, 1)), (0.3, Setting(1, 1)), (0.195, Setting(1, 1))],
+    [(0.15, BatchSetting(1, 2)), (0.2, BatchSetting(1, 1)), (0.3, BatchSetting(1, 1)), (0.195, BatchSetting(1, 1))],
     ids=["better", "the same", "worse", "hardly better"],
 )
-def test_instances_that_share_the_threads(two: float, expected: Setting) -> None:
+def test_instances_that_share_the_threads(two: float, expected: BatchSetting) -> None:
     setting, _, _ = best({1: lambda size: 0.1 * size, 2: lambda size: two * size})
     assert setting == expected
 
 
 def test_sizes_that_an_engine_refuses() -> None:
     setting, _, made = best({1: lambda size: 0.1}, most=4)
-    assert setting == Setting(4, 1)
+    assert setting == BatchSetting(4, 1)
     assert max(made[1].sizes) == 4
     with pytest.raises(MemoryError):
         best({1: lambda size: 0.1}, most=0)
@@ -135,8 +135,8 @@ def test_sizes_that_an_engine_refuses() -> None:
 
 def test_half_of_the_time_is_for_growing_batches() -> None:
     setting, seconds, _ = best({1: lambda size: 1.0}, budget_s=9.0)
-    assert sorted(seconds) == [Setting(1, 1), Setting(2, 1)]
-    assert setting == Setting(2, 1)
+    assert sorted(seconds) == [BatchSetting(1, 1), BatchSetting(2, 1)]
+    assert setting == BatchSetting(2, 1)
 
 
 @pytest.mark.parametrize("execution_s", [0.5, 1.0, 3.0, 9.0, 11.0, 25.0])
@@ -165,22 +165,22 @@ def test_two_crews_at_most_are_open() -> None:
     }
     outcome, hangar = tried(shares)
     assert hangar.most_open == 2
-    assert outcome.best == Setting(1, 8)
+    assert outcome.best == BatchSetting(1, 8)
     assert {setting.instances for setting in outcome.seconds} == {1, 2, 4, 8}
 
 
 def test_a_crew_that_cannot_be_opened_ends_nothing() -> None:
     outcome, _ = tried({1: lambda size: 0.1 * size, 2: None, 4: lambda size: 0.2 * size})
-    assert outcome.best == Setting(1, 4)
-    assert outcome.left_out == {Setting(1, 2): "no memory for another"}
+    assert outcome.best == BatchSetting(1, 4)
+    assert outcome.left_out == {BatchSetting(1, 2): "no memory for another"}
     with pytest.raises(MemoryError):
         tried({1: None, 2: lambda size: 0.1})
 
 
 def test_a_size_that_the_configuration_says() -> None:
     setting, seconds, _ = best({1: lambda size: 0.1 * size, 2: lambda size: 0.15 * size}, batches=[16])
-    assert setting == Setting(16, 2)
-    assert set(seconds) == {Setting(16, 1), Setting(16, 2)}
+    assert setting == BatchSetting(16, 2)
+    assert set(seconds) == {BatchSetting(16, 1), BatchSetting(16, 2)}
 
 
 def test_what_is_tried() -> None:

@@ -196,7 +196,7 @@ def test_a_predictor_that_disagrees_is_noticed() -> None:
     rows = np.array([[0, 0], [1, 0]], np.float32)
     for expected, same in (([1001.25, 1100.25], True), ([1001.25, 1100.75], True), ([1001.25, 1001.25], False)):
         arrays = {**tree.arrays, "samples": rows, "expected": np.array(expected)}
-        assert agrees(OnnxPredictor(tree, 1), Forest(tree.facts, arrays)) is same
+        assert agrees(OnnxPredictor(tree, 1), Forest(tree.properties, arrays)) is same
 
 
 # What is read

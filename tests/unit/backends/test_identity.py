@@ -12,7 +12,7 @@ from modserve.backends import identity
 from modserve.backends.api import ModelSource
 from modserve.backends.identity import IdentityBackend, IdentityModel
 from modserve.core.configuration.model_config import ModelConfig, TensorSpec
-from modserve.core.configuration.sequence_config import SequenceBatching, State
+from modserve.core.configuration.sequence_config import SequenceBatching, SequenceState
 from modserve.core.errors import Code, ModserveError
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
@@ -149,7 +149,7 @@ def test_models_that_it_can_not_be(given: ModelConfig, message: str) -> None:
 
 
 def test_states_stay_as_they_are() -> None:
-    sequences = SequenceBatching(states=(State("SI", "SO", dtypes.INT32, (1,)),))
+    sequences = SequenceBatching(states=(SequenceState("SI", "SO", dtypes.INT32, (1,)),))
     given = replace(model(), sequence_batching=sequences)
     inputs: dict[str, Array] = {name: np.ones((1, 2), np.int32) for name in (*given.inputs_by_name, "SI")}
     instance = IdentityModel().instance(instance_spec(given))

@@ -11,7 +11,7 @@ from modserve.backends import catalogue, inventory
 from modserve.backends.catalogue import ENGINES
 
 
-def by_name() -> dict[str, inventory.Entry]:
+def by_name() -> dict[str, inventory.BackendEntry]:
     return {entry.backend: entry for entry in inventory.inventory()}
 
 
@@ -46,7 +46,7 @@ def test_backends_of_other_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-engine\nVersion: 1.0\n")
     (distribution / "entry_points.txt").write_text("[modserve.backends]\nacme = no_such_module:Engine\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert by_name()["acme"] == inventory.Entry("acme", "acme-engine", "1.0", "", True)
+    assert by_name()["acme"] == inventory.BackendEntry("acme", "acme-engine", "1.0", "", True)
 
 
 def test_no_engine_is_imported() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from modserve.backends.pytorch import naming
-from modserve.backends.pytorch.naming import Argument, Slot, Structure
+from modserve.backends.pytorch.naming import Argument, ProgramTensor, Structure
 from modserve.core.errors import Code, ModserveError
 
 TENSORS = [Argument("x", "tensor"), Argument("y", "tensor")]
@@ -162,7 +162,7 @@ def test_fill() -> None:
 
 def test_a_list_has_its_slots() -> None:
     assert Structure("list", (0,), (Structure("leaf"),)).template(iter("a")) == ["a"]
-    assert naming.result_slots([("k", 1)]) == [Slot(("k", 1), ("k[1]", "RESULT[k][1]"))]
+    assert naming.result_slots([("k", 1)]) == [ProgramTensor(("k", 1), ("k[1]", "RESULT[k][1]"))]
 
 
 def test_instances_that_bind_the_same_names_write_one_line(caplog: pytest.LogCaptureFixture) -> None:

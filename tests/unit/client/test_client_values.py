@@ -11,7 +11,7 @@ from modserve.client.facade import Client
 from modserve.client.transport import ControlCall
 from modserve.client.values import (
     FINAL,
-    InferenceCall,
+    InferCall,
     ModelMetadata,
     Result,
     TensorMetadata,
@@ -157,10 +157,10 @@ class Streaming:
 
     def call(self, control: ControlCall) -> Any: ...
 
-    def infer(self, call: InferenceCall) -> Result:
+    def infer(self, call: InferCall) -> Result:
         return Result(call.model, 1, {}, parameters={"triton_final_response": True, "other": 1})
 
-    def stream(self, call: InferenceCall) -> Generator[Result]:
+    def stream(self, call: InferCall) -> Generator[Result]:
         yield self.infer(call)
 
     def close(self) -> None: ...

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from modserve import Settings
-from modserve.backends.inventory import Entry
+from modserve.backends.inventory import BackendEntry
 from modserve.commands import doctor, table
 from modserve.commands import doctor_checks as checks
 from modserve.commands.doctor_checks import Check
@@ -116,9 +116,9 @@ def test_temporary_files(tmp_path: Path) -> None:
 
 def test_engines() -> None:
     entries = [
-        Entry("onnxruntime", "ONNX Runtime", "1.2", "ONNX", True),
-        Entry("pytorch", "PyTorch", "", "TorchScript", False, "pip install 'modserve[torch]'"),
-        Entry("python", "", "", "Python", True),
+        BackendEntry("onnxruntime", "ONNX Runtime", "1.2", "ONNX", True),
+        BackendEntry("pytorch", "PyTorch", "", "TorchScript", False, "pip install 'modserve[torch]'"),
+        BackendEntry("python", "", "", "Python", True),
     ]
     assert only(list(checks.engines(entries)))[:3] == ("ok", "engines", "ONNX Runtime 1.2; not installed: pytorch")
     assert only(list(checks.engines(entries[1:]))).level == "problem"

@@ -7,7 +7,7 @@ from config_build import described, finish, tensor
 
 from modserve import config
 from modserve.config.features.unsupported import SETTINGS
-from modserve.core.configuration.ensemble_config import Ensembling, Step
+from modserve.core.configuration.ensemble_config import EnsembleConfig, Step
 from modserve.core.configuration.model_config import ModelDescription, TensorSpec
 from modserve.core.configuration.sequence_config import DirectStrategy
 from modserve.core.errors import ModserveError
@@ -133,7 +133,7 @@ def test_sequence() -> None:
 def test_ensemble() -> None:
     complete = finish(ENSEMBLE, backend="")
 
-    assert complete.config.ensemble == Ensembling((Step("a", None, {"x": "IN"}, {"y": "OUT"}),))
+    assert complete.config.ensemble == EnsembleConfig((Step("a", None, {"x": "IN"}, {"y": "OUT"}),))
     assert complete.warnings == []
     assert not complete.message.instance_group
     assert not complete.message.HasField("optimization")

@@ -4,7 +4,7 @@ import pytest
 from config_build import finish, problems
 
 from modserve.config import validate_composition
-from modserve.core.configuration.ensemble_config import Condition, Ensembling, Step
+from modserve.core.configuration.ensemble_config import Condition, EnsembleConfig, Step
 from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.errors import Code, ModserveError
 from modserve.core.tensors import dtypes
@@ -309,7 +309,7 @@ def model(
 
 
 def ensemble(*steps: Step, **more: object) -> ModelConfig:
-    return model("e", (spec("IN"),), (spec("OUT"),), ensemble=Ensembling(steps), **more)
+    return model("e", (spec("IN"),), (spec("OUT"),), ensemble=EnsembleConfig(steps), **more)
 
 
 A = Step("a", None, {"x": "IN"}, {"y": "OUT"})

@@ -10,7 +10,7 @@ from modserve.core.configuration.sequence_config import (
     InitialState,
     OldestStrategy,
     SequenceBatching,
-    State,
+    SequenceState,
 )
 from modserve.core.tensors import dtypes
 
@@ -169,7 +169,7 @@ def test_everything() -> None:
             Control("C", ControlKind.READY, dtypes.BOOL, (True, False)),
             Control("D", ControlKind.CORRID, dtypes.BYTES),
         ),
-        (State("S", "T", dtypes.FP32, (2, -1), InitialState("i", (2, 3), "f")),),
+        (SequenceState("S", "T", dtypes.FP32, (2, -1), InitialState("i", (2, 3), "f")),),
         9000,
         True,
     )

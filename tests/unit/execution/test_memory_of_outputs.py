@@ -11,7 +11,7 @@ from pool_bench import Owner, member
 from modserve.backends.api import EngineRequest, Executor
 from modserve.core.configuration.merging import Padding
 from modserve.core.configuration.model_config import DynamicBatching, ModelConfig, TensorSpec
-from modserve.core.configuration.sequence_config import OldestStrategy, SequenceBatching, State
+from modserve.core.configuration.sequence_config import OldestStrategy, SequenceBatching, SequenceState
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.requests.sequence import StateTable
@@ -138,7 +138,7 @@ async def test_the_outputs_of_other_engines_are_not_copied() -> None:
 
 async def test_states_are_always_copied() -> None:
     """Or the next request of a sequence would begin with what another one made of them."""
-    state = State("SUM", "SUM_OUT", dtypes.INT32, (4,))
+    state = SequenceState("SUM", "SUM_OUT", dtypes.INT32, (4,))
     given = config(sequence_batching=SequenceBatching(OldestStrategy(), states=(state,)))
     memory = np.zeros((1, 4), np.int32)
 

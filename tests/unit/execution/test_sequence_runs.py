@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from pool_bench import Bench, answer, copied, member, refused, sink
 
-from modserve.core.configuration.sequence_config import SequenceBatching, State
+from modserve.core.configuration.sequence_config import SequenceBatching, SequenceState
 from modserve.core.errors import Code
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.sequence import StateTable
 from modserve.core.tensors import dtypes
 from modserve.testing import Execution, config
 
-STATE = State("STATE", "STATE_OUT", dtypes.INT32, (1,))
+STATE = SequenceState("STATE", "STATE_OUT", dtypes.INT32, (1,))
 MODEL = config(sequence_batching=SequenceBatching(states=(STATE,), iterative=True))
 TABLE = StateTable((STATE,), True, {})
 

@@ -26,7 +26,7 @@ from modserve.core.version import ModelId
 from modserve.frontends.grpc.message_inflater import MessageInflater
 from modserve.frontends.grpc.model_stream import InferStreams
 from modserve.frontends.http.rest.app import create_app
-from modserve.frontends.http.wire.connection import Connection
+from modserve.frontends.http.wire.connection import HttpConnection
 from modserve.frontends.http.wire.context import AsgiApp, HttpContext
 from modserve.observability.logging import Logs
 from modserve.pb import inference as pb
@@ -252,7 +252,7 @@ class Client:
     """The other end of a connection."""
 
     def __init__(self, site: HttpContext) -> None:
-        self.connection = Connection(site)
+        self.connection = HttpConnection(site)
         self.transport = MockTransport(self.connection)
         self.connection.connection_made(self.transport)
         self._answers: list[Answer] = []

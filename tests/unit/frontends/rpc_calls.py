@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import grpc
 
 from modserve.core.requests import request_ids
-from modserve.frontends.call import Call
+from modserve.frontends.call import InferenceCall
 from modserve.frontends.grpc.dispatch import Dispatcher
 from modserve.frontends.grpc.model_stream import InferStreams
 from modserve.frontends.grpc.rpc import Refusal, Response, Rpc
@@ -41,7 +41,7 @@ class FakeCall:
         self.request_id = self.request_id or request_ids.make()
         return self.request_id
 
-    def serving(self, call: Call) -> None:
+    def serving(self, call: InferenceCall) -> None:
         call.request_id = self.request_id
 
     async def read(self) -> bytes | None:

@@ -25,7 +25,7 @@ from modserve.frontends.grpc.reflection import ReflectionService
 from modserve.pb import inference as pb
 from modserve.pb import reflection
 from modserve.server.local import LocalServer
-from modserve.settings import GrpcSettings, Limits
+from modserve.settings import GrpcSettings, LoopLimits
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -76,7 +76,7 @@ async def test_long_messages_are_read_on_threads(server: LocalServer, monkeypatc
         return work(*args)
 
     monkeypatch.setattr(offload, "on_thread", on_thread)
-    table = call_table(server, options=GrpcSettings(limits=Limits(split=1, message=1)))
+    table = call_table(server, options=GrpcSettings(limits=LoopLimits(split=1, message=1)))
     for name, request in (("ModelInfer", REQUEST), ("ModelMetadata", b"\x0a\x06simple")):
         await call(table, name, request)
     assert done == ["_split", "parse"]
@@ -104,7 +104,7 @@ async def test_every_kind_of_call_takes_compressed_messages(
     assert len(watch.written) == 1
     watching.cancel()
     reflecting = FakeCall(compress(b"\x3a\0"))
-    await ReflectionService(["a"], MessageInflater(server.memory, 0, Limits())).ServerReflectionInfo(reflecting)
+    await ReflectionService(["a"], MessageInflater(server.memory, 0, LoopLimits())).ServerReflectionInfo(reflecting)
     assert len(reflecting.written) == 1
 
 
@@ -197,7 +197,7 @@ async def test_failed_requests_are_logged(server: LocalServer, caplog: pytest.Lo
 )
 def test_files_are_found(asked_for: dict[str, str], answer: list[str]) -> None:
     request = reflection.ServerReflectionRequest(host="here", **asked_for)  # type: ignore[arg-type]
-    told = ReflectionService(["b", "a"], MessageInflater(MemoryBudget(), 0, Limits())).respond(request)
+    told = ReflectionService(["b", "a"], MessageInflater(MemoryBudget(), 0, LoopLimits())).respond(request)
     files = told.file_descriptor_response.file_descriptor_proto
     assert sorted(name for name in answer if any(name.encode() in file for file in files)) == sorted(answer)
     assert len(files) == len(answer)
@@ -206,7 +206,7 @@ def test_files_are_found(asked_for: dict[str, str], answer: list[str]) -> None:
 
 
 def test_what_else_reflection_tells() -> None:
-    service = ReflectionService(["b", "a"], MessageInflater(MemoryBudget(), 0, Limits()))
+    service = ReflectionService(["b", "a"], MessageInflater(MemoryBudget(), 0, LoopLimits()))
     listed = service.respond(reflection.ServerReflectionRequest(list_services=""))
     assert [each.name for each in listed.list_services_response.service] == ["a", "b"]
     numbers = service.respond(
@@ -233,6 +233,6 @@ def test_what_else_reflection_tells() -> None:
     ],
 )
 def test_what_reflection_does_not_find(request_: reflection.ServerReflectionRequest, code: int) -> None:
-    told = ReflectionService([], MessageInflater(MemoryBudget(), 0, Limits())).respond(request_)
+    told = ReflectionService([], MessageInflater(MemoryBudget(), 0, LoopLimits())).respond(request_)
     assert told.error_response.error_code == code
     assert told.error_response.error_message

@@ -19,7 +19,7 @@ from modserve.pb import health
 from modserve.pb import inference as pb
 from modserve.protocol import classification
 from modserve.server.local import LocalServer
-from modserve.settings import GrpcSettings, Limits
+from modserve.settings import GrpcSettings, LoopLimits
 
 
 async def left(exchange: Exchange) -> None:
@@ -40,7 +40,7 @@ class Harness:
         self.many.automatic = False
         self.streams = infer_streams(server)
         self.table = call_table(server, self.streams)
-        self.slow_table = call_table(server, self.streams, GrpcSettings(limits=Limits(message=0, split=0)))
+        self.slow_table = call_table(server, self.streams, GrpcSettings(limits=LoopLimits(message=0, split=0)))
         """All messages are long."""
 
     async def unary(self, rpc: str, message: bytes | None, service: str = pb.SERVICE) -> None:

@@ -10,14 +10,14 @@ from modserve.core.errors import Code, ModserveError, OverloadedError
 from modserve.core.requests.memory import MemoryBudget, MemoryExhaustedError
 from modserve.frontends.grpc import message_inflater
 from modserve.frontends.grpc.message_inflater import MessageInflater
-from modserve.settings import Limits
+from modserve.settings import LoopLimits
 
 BOTH = pytest.mark.parametrize("compress", [gzip.compress, zlib.compress], ids=["gzip", "deflate"])
 MIB = 1 << 20
 
 
 async def inflated(data: bytes, budget: MemoryBudget, max_message: int = 0) -> bytes:
-    whole, memory = await MessageInflater(budget, max_message, Limits()).inflated(data)
+    whole, memory = await MessageInflater(budget, max_message, LoopLimits()).inflated(data)
     if memory is None:
         assert budget.held == 0
     else:

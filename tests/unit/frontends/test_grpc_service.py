@@ -22,7 +22,7 @@ from modserve.pb import health as health_pb2
 from modserve.pb import inference as pb
 from modserve.protocol.failures import STATUS, spelling
 from modserve.server.local import LocalServer
-from modserve.settings import GrpcSettings, Limits
+from modserve.settings import GrpcSettings, LoopLimits
 
 SERVED = {
     "ServerLive",
@@ -322,7 +322,7 @@ def on_threads(server: LocalServer, call: Stub, monkeypatch: pytest.MonkeyPatch)
         return await original(work, *args)
 
     monkeypatch.setattr(offload, "on_thread", on_thread)
-    limits = Limits(split=1, elements=1, texts=1)
+    limits = LoopLimits(split=1, elements=1, texts=1)
     call.table = call_table(server, options=GrpcSettings(limits=limits))
     return found
 

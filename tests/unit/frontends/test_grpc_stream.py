@@ -21,13 +21,13 @@ from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.frontends import offload
 from modserve.frontends.grpc.model_stream import InferStreams
-from modserve.frontends.grpc.rpc import ClientGoneError, Response
+from modserve.frontends.grpc.rpc import ClientDisconnectedError, Response
 from modserve.pb import inference as pb
 from modserve.repository.manager import ModelManager
 from modserve.repository.places import repositories_at
 from modserve.repository.table import ModelTable
 from modserve.server.local import LocalServer
-from modserve.settings import GrpcSettings, Limits
+from modserve.settings import GrpcSettings, LoopLimits
 from modserve.testing import write_model
 from work_threads import Threads
 
@@ -67,7 +67,7 @@ class Exchange(FakeCall):
 
     async def write(self, message: Response) -> None:
         if self.gone:
-            raise ClientGoneError
+            raise ClientDisconnectedError
         await self.flowing.wait()
         await super().write(message)
         self.answers.append(pb.ModelStreamInferResponse.FromString(self.written[-1]))
@@ -147,7 +147,7 @@ async def open_stream(server: LocalServer, streams: InferStreams) -> AsyncIterat
 
     def begin(metadata: Any = (), remaining: float | None = None, **limits: int) -> Exchange:
         if limits:
-            streams.options = GrpcSettings(limits=Limits(**limits))
+            streams.options = GrpcSettings(limits=LoopLimits(**limits))
         opened.append(Exchange(server, streams, metadata, remaining=remaining))
         return opened[-1]
 
@@ -797,7 +797,7 @@ async def test_unloaded_while_a_request_is_read(tmp_path: Path, loader: PuppetLo
         drained.set()
 
     vars(simple).update(drain=drain)
-    exchange = Exchange(server, infer_streams(server, GrpcSettings(limits=Limits(elements=1))))
+    exchange = Exchange(server, infer_streams(server, GrpcSettings(limits=LoopLimits(elements=1))))
     exchange.send(typed("a"))
     exchange.half_close()
     await turns()

@@ -27,7 +27,7 @@ from puppet_server import (
 from modserve.frontends.http.rest.app import create_app
 from modserve.protocol import compression
 from modserve.protocol.http.infer_response import JsonTexts
-from modserve.settings import HttpSettings, Limits
+from modserve.settings import HttpSettings, LoopLimits
 from work_threads import Threads
 
 PATH = "/v2/models/simple/infer"
@@ -159,7 +159,7 @@ def wire(path: str, body: bytes, headers: dict[str, str]) -> bytes:
 async def test_long_answers_are_written_on_a_thread(tmp_path: Path, name: str) -> None:
     async with stage(tmp_path) as on:
         expected = await through_a_connection(on, [wire(*REQUESTS[name])])
-        on.site.calls.limits = Limits(elements=0)
+        on.site.calls.limits = LoopLimits(elements=0)
         on.site.calls.texts = JsonTexts()  # what it knows was short by the other limits
         threads = Threads()
         assert await through_a_connection(on, [wire(*REQUESTS[name])]) == expected
@@ -174,7 +174,7 @@ async def test_an_answer_that_can_not_be_compressed(
         raise MemoryError
 
     monkeypatch.setattr(compression, "encode", broken)
-    async with stage(tmp_path, options=HttpSettings(max_json=MAX_JSON, limits=Limits(elements=limit))) as on:
+    async with stage(tmp_path, options=HttpSettings(max_json=MAX_JSON, limits=LoopLimits(elements=limit))) as on:
         answer = await through_a_connection(on, [wire(*REQUESTS["answer in gzip"])])
     assert (answer.status, answer.body) == (500, b'{"error":"unexpected MemoryError: "}')
 

@@ -20,7 +20,7 @@ from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.wire.context import HttpContext
-from modserve.settings import HttpSettings, Limits
+from modserve.settings import HttpSettings, LoopLimits
 from work_threads import Threads
 
 EVENTS = "text/event-stream; charset=utf-8"
@@ -527,7 +527,7 @@ def test_the_document_has_them(models: Models) -> None:
 @pytest.fixture
 async def writers(models: Models, monkeypatch: pytest.MonkeyPatch) -> Threads:
     """The threads on which answers are written, all of which count as long."""
-    monkeypatch.setattr(models.app.state.streams, "limits", Limits(elements=0))
+    monkeypatch.setattr(models.app.state.streams, "limits", LoopLimits(elements=0))
     return Threads()
 
 
@@ -549,7 +549,7 @@ async def test_long_answers_are_written_on_a_thread(
 
 
 async def test_long_messages_are_sent_in_parts(models: Models, talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models.app.state.streams, "limits", Limits(part=10))
+    monkeypatch.setattr(models.app.state.streams, "limits", LoopLimits(part=10))
     await talk.ask("generate_stream")
     steps: list[int] = []
     flow = talk.inflight.flow

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.configuration.routing_config import RouteFigures, ShadowFigures
-from modserve.core.lifecycle import UNLOADED, IndexEntry, State
+from modserve.core.lifecycle import UNLOADED, IndexEntry, LifecycleState
 from modserve.core.requests.memory import MemoryBudget, MemoryExhaustedError
 from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.servable import Servable
@@ -368,10 +368,10 @@ def test_engines_cannot_take_the_names_of_the_server() -> None:
 
 def figures(**changes: Any) -> ServerFigures:
     index = [
-        IndexEntry("bad", None, State.UNAVAILABLE, "Invalid argument: no good"),
-        IndexEntry("gone", 1, State.UNAVAILABLE, UNLOADED),
-        IndexEntry("good", 1, State.READY, ""),
-        IndexEntry("good", 2, State.LOADING, ""),
+        IndexEntry("bad", None, LifecycleState.UNAVAILABLE, "Invalid argument: no good"),
+        IndexEntry("gone", 1, LifecycleState.UNAVAILABLE, UNLOADED),
+        IndexEntry("good", 1, LifecycleState.READY, ""),
+        IndexEntry("good", 2, LifecycleState.LOADING, ""),
     ]
     plain = ServerFigures("1.2", True, index, {"good": 3}, {"http": 5}, MemoryBudget())
     return dataclasses.replace(plain, **changes)

@@ -17,8 +17,8 @@ from modserve.core.tensors.tensor import Tensor
 from modserve.frontends import offload
 from modserve.frontends.errors import to_client_error
 from modserve.frontends.offload import RequestMemory, background_threads, in_background, is_long_response, on_thread
-from modserve.protocol.reply import BINARY, Reply
-from modserve.settings.limits import Limits
+from modserve.protocol.response_form import BINARY, ResponseForm
+from modserve.settings.limits import LoopLimits
 from modserve.testing import tensor
 
 
@@ -139,15 +139,15 @@ NUMBERS, TEXTS = tensor(dtypes.INT32, (2, 3)), Tensor.from_raw(dtypes.BYTES, (5,
 
 
 @pytest.mark.parametrize(
-    ("reply", "limits", "expected"),
+    ("response_form", "limits", "expected"),
     [
-        (Reply(), Limits(elements=11), False),
-        (Reply(), Limits(elements=10), True),
-        (Reply(binary=frozenset({"A"})), Limits(elements=5), False),
-        (Reply(binary=frozenset({"T"})), Limits(elements=5), True),
-        (BINARY, Limits(elements=5), False),
-        (BINARY, Limits(elements=4), True),
-        (replace(BINARY, classes={"A": 1}), Limits(elements=5), True),
+        (ResponseForm(), LoopLimits(elements=11), False),
+        (ResponseForm(), LoopLimits(elements=10), True),
+        (ResponseForm(binary=frozenset({"A"})), LoopLimits(elements=5), False),
+        (ResponseForm(binary=frozenset({"T"})), LoopLimits(elements=5), True),
+        (BINARY, LoopLimits(elements=5), False),
+        (BINARY, LoopLimits(elements=4), True),
+        (replace(BINARY, classes={"A": 1}), LoopLimits(elements=5), True),
     ],
     ids=[
         "JSON",
@@ -159,9 +159,9 @@ NUMBERS, TEXTS = tensor(dtypes.INT32, (2, 3)), Tensor.from_raw(dtypes.BYTES, (5,
         "ranked",
     ],
 )
-def test_which_responses_take_long(reply: Reply, limits: Limits, expected: bool) -> None:
+def test_which_responses_take_long(response_form: ResponseForm, limits: LoopLimits, expected: bool) -> None:
     response = InferenceResponse("m", 1, {"A": NUMBERS, "T": TEXTS})
-    assert is_long_response(response, reply, limits) is expected
+    assert is_long_response(response, response_form, limits) is expected
 
 
 def test_errors_that_are_not_ours_become_internal(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ from modserve.repository.manager import ModelManager
 from modserve.repository.places import repositories_at
 from modserve.repository.table import ModelTable
 from modserve.server.local import LocalServer
-from modserve.settings import HttpSettings, Limits
+from modserve.settings import HttpSettings, LoopLimits
 from modserve.testing import write_model
 from work_threads import HeldThreads
 
@@ -67,7 +67,7 @@ class Bench:
 @asynccontextmanager
 async def benched(repository: Path, **limits: int) -> AsyncIterator[Bench]:
     """Reads everything on a thread, unless `limits` differ."""
-    options = HttpSettings(max_json=1 << 20, limits=Limits(**(limits or {"json": 0})))
+    options = HttpSettings(max_json=1 << 20, limits=LoopLimits(**(limits or {"json": 0})))
     loader = PuppetLoader()
     for name in loader.models:
         write_model(repository, name)

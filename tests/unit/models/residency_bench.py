@@ -15,7 +15,7 @@ from modserve.models.residency.memory import ModelMemory
 from modserve.models.residency.on_demand import OnDemandModel
 from modserve.models.residency.on_demand_sequences import OnDemandKeeper
 from modserve.models.residency.sizes import Meter
-from modserve.models.residency.work import NO_RULES, Lending, StayRules
+from modserve.models.residency.work import NO_RULES, Borrowers, StayRules
 from modserve.testing import FakeClock, RecordingSink, config, request
 
 SECOND = 1_000_000_000
@@ -132,7 +132,7 @@ class Bench:
         def health() -> None:
             self.health += 1
 
-        lending = Lending(lambda servable: servable.id.name in self.borrowed)
+        lending = Borrowers(lambda servable: servable.id.name in self.borrowed)
         return kind(
             self.memory,
             ModelId(name, 1),
@@ -143,7 +143,7 @@ class Bench:
             files=files,
             whole=whole,
             rules=rules,
-            lending=lending,
+            borrowers=lending,
             on_health=health,
         )
 

@@ -11,7 +11,7 @@ from modserve.config import Draft, parse
 from modserve.core.configuration.cache_settings import CacheSettings, RedisSettings
 from modserve.core.version import ModelId
 from modserve.models.serving import caching as caching_module
-from modserve.models.serving.caching import Caching, make_cache
+from modserve.models.serving.caching import VersionCaches, make_cache
 from modserve.resources.response_cache import ResponseCache
 from modserve.resources.shared_cache import SharedCache
 
@@ -33,8 +33,8 @@ def model(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def caching(options: object = None) -> Caching:
-    return Caching(make_cache(REDIS, {}), options)
+def caching(options: object = None) -> VersionCaches:
+    return VersionCaches(make_cache(REDIS, {}), options)
 
 
 def draft(config: str) -> Draft:
@@ -42,7 +42,12 @@ def draft(config: str) -> Draft:
 
 
 async def place(
-    cache: Caching, model: Path, executor: ThreadPoolExecutor, version: int = 1, config: str = CACHED, needs: str = ""
+    cache: VersionCaches,
+    model: Path,
+    executor: ThreadPoolExecutor,
+    version: int = 1,
+    config: str = CACHED,
+    needs: str = "",
 ) -> str:
     of = await cache.of(ModelId("e" if needs else "m", version), model, draft(config), needs.split(), executor)
     return str(getattr(of, "_prefix", ""))
@@ -118,12 +123,12 @@ async def test_the_files_of_a_model_without_a_cache_are_read_for_an_ensemble_onl
 async def test_a_cache_of_this_process(model: Path, executor: ThreadPoolExecutor) -> None:
     cache = make_cache(CacheSettings(100), {})
     assert isinstance(cache, ResponseCache)
-    assert await Caching(cache).of(ModelId("m", 1), model / "absent", draft(CACHED), (), executor) is cache
+    assert await VersionCaches(cache).of(ModelId("m", 1), model / "absent", draft(CACHED), (), executor) is cache
     assert make_cache(CacheSettings(), {}) is None
-    shared = Caching(make_cache(REDIS, {}))
+    shared = VersionCaches(make_cache(REDIS, {}))
     shared.ending()
     await shared.close()
-    await Caching(cache).close()
+    await VersionCaches(cache).close()
     assert isinstance(make_cache(REDIS, {}), SharedCache)
 
 

@@ -20,7 +20,7 @@ from modserve.backends.api import (
     ModelSource,
     RequestsDone,
 )
-from modserve.core.configuration.ensemble_config import Ensembling, Step
+from modserve.core.configuration.ensemble_config import EnsembleConfig, Step
 from modserve.core.configuration.model_config import DynamicBatching, ModelConfig, ModelDescription, QueuePolicy
 from modserve.core.configuration.sequence_config import (
     Control,
@@ -28,7 +28,7 @@ from modserve.core.configuration.sequence_config import (
     DirectStrategy,
     OldestStrategy,
     SequenceBatching,
-    State,
+    SequenceState,
 )
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.requests.inflight import Inflight
@@ -273,7 +273,7 @@ ORDERED = config(dynamic_batching=DynamicBatching((8,), preserve_ordering=True))
 FULL = config(dynamic_batching=DynamicBatching((8,), default_policy=QueuePolicy(max_queue_size=1)))
 TIMED = config(dynamic_batching=DynamicBatching((8,), default_policy=QueuePolicy(default_timeout_ns=1)))
 CONTROLS = (Control("START", ControlKind.START, dtypes.INT32),)
-STATES = (State("SUM", "SUM_OUT", dtypes.INT32, (4,)),)
+STATES = (SequenceState("SUM", "SUM_OUT", dtypes.INT32, (4,)),)
 HOUR = 3_600 * 10**9
 DIRECT = config(sequence_batching=SequenceBatching(DirectStrategy(), CONTROLS, max_idle_ns=HOUR))
 OLDEST = config(sequence_batching=SequenceBatching(OldestStrategy(), CONTROLS, max_idle_ns=HOUR))
@@ -388,7 +388,7 @@ async def test_an_ensemble(drive: Drive, expected: list[str], most: int) -> None
         Step("model", None, {"INPUT0": "INPUT0"}, {"OUTPUT0": "half"}),
         Step("model", None, {"INPUT0": "half"}, {"OUTPUT0": "OUTPUT0"}),
     )
-    given = config("both", ensemble=Ensembling(steps, most))
+    given = config("both", ensemble=EnsembleConfig(steps, most))
     loop = asyncio.get_running_loop()
     ensemble = EnsembleModel(ModelId("both", 1), given, b"", lambda name, version: Lent(inner), LoopClock(loop))
     await drive(ensemble)

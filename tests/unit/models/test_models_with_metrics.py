@@ -11,7 +11,7 @@ import pytest
 
 from modserve import InferenceServer, InstanceSpec, ModelSource, ModserveError, Settings
 from modserve.core.configuration.model_config import ModelDescription
-from modserve.core.lifecycle import State
+from modserve.core.lifecycle import LifecycleState
 from modserve.core.tensors.tensor import Array
 from modserve.testing import write_model
 
@@ -115,7 +115,7 @@ async def test_from_the_load_until_the_unloading(bench: Bench) -> None:
     changed = asyncio.Event()
     with server.changes.listening(changed.set):
         await server.unload_model("one")
-        while any(entry.name == "one" and entry.state is not State.UNAVAILABLE for entry in server.index()):
+        while any(entry.name == "one" and entry.state is not LifecycleState.UNAVAILABLE for entry in server.index()):
             changed.clear()
             await changed.wait()
     assert bench.page == {"two": 1.0}

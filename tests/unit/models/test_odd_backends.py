@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from modserve.backends.registry import BackendRegistry
-from modserve.core.lifecycle import State
+from modserve.core.lifecycle import LifecycleState
 from modserve.core.loading import Blueprint
 from modserve.models.loading.loader import Loader, LoaderOptions
 from modserve.repository.local import LocalRepository
@@ -91,8 +91,8 @@ async def reasons(root: Path, engine: object) -> dict[str, str]:
         await manager.reconcile(await blueprints(manager, root))
         entries = manager.table.index()
         await manager.reconcile({})
-    assert [entry.state for entry in entries if entry.name == "good"] == [State.READY]
-    return {entry.name: entry.reason for entry in entries if entry.state is not State.READY}
+    assert [entry.state for entry in entries if entry.name == "good"] == [LifecycleState.READY]
+    return {entry.name: entry.reason for entry in entries if entry.state is not LifecycleState.READY}
 
 
 @pytest.mark.parametrize(
@@ -172,9 +172,9 @@ async def test_a_package_that_ends_the_program_when_it_is_imported(
         await manager.reconcile({})
     sys.modules.pop("odd_engine", None)
     assert states == {
-        "good": (State.READY, ""),
+        "good": (LifecycleState.READY, ""),
         "odd": (
-            State.UNAVAILABLE,
+            LifecycleState.UNAVAILABLE,
             "Internal: failed to load backend 'odd' (odd_engine:Engine): run me as a program",
         ),
     }

@@ -13,7 +13,13 @@ import pytest
 from sinks import keep, sink_of
 
 from modserve.backends.api import InstanceLostError, ModelSource
-from modserve.core.configuration.sequence_config import Control, ControlKind, OldestStrategy, SequenceBatching, State
+from modserve.core.configuration.sequence_config import (
+    Control,
+    ControlKind,
+    OldestStrategy,
+    SequenceBatching,
+    SequenceState,
+)
 from modserve.core.errors import Code, ModserveError
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import timeout_ns
@@ -28,7 +34,7 @@ from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import PuppetBackend, RecordingSink, config, instance_spec, request, tensor
 
 CONTROLS = (Control("READY", ControlKind.READY, dtypes.INT32), Control("START", ControlKind.START, dtypes.INT32))
-STATES = (State("SUM", "SUM_OUT", dtypes.INT32, (4,)),)
+STATES = (SequenceState("SUM", "SUM_OUT", dtypes.INT32, (4,)),)
 HOUR = 3_600 * 10**9
 """No sequence is idle for as long, however slow the test is."""
 DIRECT = SequenceBatching(controls=CONTROLS, states=STATES, max_idle_ns=HOUR)

@@ -10,7 +10,7 @@ import pytest
 from calling_bench import CALLER, IDENTITY, ONES, PUPPET, Bench, asking, called
 
 from modserve import Code, EngineRequest, ModelCaller, ModserveError
-from modserve.core.lifecycle import State
+from modserve.core.lifecycle import LifecycleState
 from modserve.server import Phase
 
 
@@ -138,7 +138,7 @@ async def test_models_that_are_unloaded_together_take_each_others_last_calls(ben
     assert await waiting == [[5.0, 5.0]]
     changed = asyncio.Event()
     with server.changes.listening(changed.set):
-        while any(entry.state is not State.UNAVAILABLE for entry in server.index()):
+        while any(entry.state is not LifecycleState.UNAVAILABLE for entry in server.index()):
             changed.clear()
             await changed.wait()
     assert bench.puppet.open_models == 0

@@ -11,7 +11,7 @@ import pytest
 
 from modserve.backends.api import Executor, InstanceLostError, ModelSource
 from modserve.core.configuration.model_config import ModelConfig, TensorSpec
-from modserve.core.configuration.sequence_config import Control, ControlKind, SequenceBatching, State
+from modserve.core.configuration.sequence_config import Control, ControlKind, SequenceBatching, SequenceState
 from modserve.core.configuration.warm_up_config import DataKind, WarmUp, WarmUpInput, WarmUpMode
 from modserve.core.errors import Code, ModserveError, invalid
 from modserve.core.requests.response import NOBODY
@@ -96,7 +96,7 @@ def test_reshape() -> None:
 
 
 def test_each_row_is_a_sequence() -> None:
-    state = State("S", "T", dtypes.FP32, (1,))
+    state = SequenceState("S", "T", dtypes.FP32, (1,))
     sequences = SequenceBatching(controls=CONTROLS, states=(state,))
     (made,) = samples(model(WarmUp("w", 2, 1, {"IN": ZEROS}), sequence_batching=sequences))
     row = {"IN": [[0, 0]], "START": [[1]], "END": [[1.0]], "READY": [[True]], "S": [[0.0]]}
@@ -108,14 +108,14 @@ def test_each_row_is_a_sequence() -> None:
 
 
 def test_a_sequence_begins_with_the_states_of_files() -> None:
-    sequences = SequenceBatching(states=(State("S", "T", dtypes.FP32, (1,)),))
+    sequences = SequenceBatching(states=(SequenceState("S", "T", dtypes.FP32, (1,)),))
     config = model(WarmUp("w", 1, 1, {"IN": ZEROS}), sequence_batching=sequences)
     (made,) = samples(config, S=Tensor.from_array(np.array([7], np.float32)))
     assert contents(made)[0]["S"] == [[7.0]]
 
 
 def test_a_sample_may_say_what_the_server_makes() -> None:
-    sequences = SequenceBatching(controls=CONTROLS, states=(State("S", "T", dtypes.FP32, (1,)),))
+    sequences = SequenceBatching(controls=CONTROLS, states=(SequenceState("S", "T", dtypes.FP32, (1,)),))
     inputs = {
         "IN": ZEROS,
         "START": WarmUpInput(dtypes.INT32, (1,), DataKind.ZERO),

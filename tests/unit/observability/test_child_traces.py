@@ -8,7 +8,7 @@ from typing import Any
 
 from trace_builders import tracer
 
-from modserve.core.configuration.ensemble_config import Ensembling, Step
+from modserve.core.configuration.ensemble_config import EnsembleConfig, Step
 from modserve.core.configuration.model_config import DynamicBatching
 from modserve.core.errors import internal
 from modserve.core.requests.inflight import Inflight
@@ -146,7 +146,7 @@ async def test_steps_that_are_cached_or_ordered_are_children(tmp_path: Path) -> 
         Step("a", None, {"INPUT0": "INPUT0"}, {"OUTPUT0": "MID"}),
         Step("b", None, {"INPUT0": "MID"}, {"OUTPUT0": "OUTPUT0"}),
     )
-    described = config("e", max_batch_size=0, dynamic_batching=ORDERED, ensemble=Ensembling(steps))
+    described = config("e", max_batch_size=0, dynamic_batching=ORDERED, ensemble=EnsembleConfig(steps))
     ensemble = EnsembleModel(ModelId("e", 1), described, b"", lambda name, version: Loan(models[name]), clock)
     front = CachedModel(ensemble, full, on_loop)
     found = tracer(tmp_path)

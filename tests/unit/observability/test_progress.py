@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from modserve.core.lifecycle import IndexEntry, State
+from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.observability.progress import (
     EVERY_S,
     FIRST_S,
@@ -33,7 +33,7 @@ class Stage:
         self.due: list[tuple[float, Callable[[], None]]] = []
         self.timer = Timer()
         self.shown: list[str] = []
-        self.states = [State.READY, State.LOADING, State.UNAVAILABLE]
+        self.states = [LifecycleState.READY, LifecycleState.LOADING, LifecycleState.UNAVAILABLE]
 
     def later(self, seconds: float, call: Callable[[], None]) -> Any:
         self.due.append((seconds, call))
@@ -62,7 +62,7 @@ def test_a_line_from_time_to_time(caplog: pytest.LogCaptureFixture) -> None:
     stage = Stage()
     with progress(stage):
         stage.run(FIRST_S)
-        stage.states[1] = State.READY
+        stage.states[1] = LifecycleState.READY
         stage.run(EVERY_S)
     assert caplog.messages == ["loading 3 models: 1 ready, 1 failed, 2 s", "loading 3 models: 2 ready, 1 failed, 7 s"]
     assert stage.timer.cancelled

@@ -11,7 +11,7 @@ import pytest
 from trace_builders import AtOnce
 
 from modserve.observability import trace_file
-from modserve.observability.trace_file import JsonArray, Output, TraceFiles, Writer
+from modserve.observability.trace_file import JsonArray, TraceFiles, TraceOutput, Writer
 
 
 def full_after(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def test_what_can_not_be_written_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = TraceFiles(str(tmp_path / "a"))
-    output = Output(files, indexed=False, keep=False)
+    output = TraceOutput(files, indexed=False, keep=False)
     writer = AtOnce()
     with monkeypatch.context() as patch:
         full_after(0, patch)
@@ -78,7 +78,7 @@ def test_what_can_not_be_written_is_told_once(
 
 def test_a_directory_that_is_not_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = TraceFiles(str(tmp_path / "nosuch" / "a"))
-    output = Output(files, indexed=True, keep=False)
+    output = TraceOutput(files, indexed=True, keep=False)
     writer = AtOnce()
     writer.put(lambda: output.append(b"1"))
     writer.put(output.end)
@@ -92,7 +92,7 @@ def names(path: Path) -> dict[str, Any]:
 
 def test_indexed_files(tmp_path: Path) -> None:
     files = TraceFiles(str(tmp_path / "a"))
-    kept, merged = (Output(files, indexed=True, keep=keep) for keep in (True, False))
+    kept, merged = (TraceOutput(files, indexed=True, keep=keep) for keep in (True, False))
     kept.append(b"1")
     kept.finish()
     kept.append(b"2")

@@ -12,7 +12,7 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
-from modserve.observability.trace_records import Record, data, render
+from modserve.observability.trace_records import TraceRecord, data, render
 
 SIMPLE = ModelId("simple", 3)
 
@@ -20,10 +20,10 @@ SIMPLE = ModelId("simple", 3)
 def test_the_text_of_a_trace() -> None:
     tensor = Tensor.from_array(np.array([[1, 2]], np.int32))
     records = [
-        Record(30, "B"),
-        Record(20, "TENSOR_QUEUE_INPUT", "IN", tensor),
-        Record(10, "A"),
-        Record(30, "C"),
+        TraceRecord(30, "B"),
+        TraceRecord(20, "TENSOR_QUEUE_INPUT", "IN", tensor),
+        TraceRecord(10, "A"),
+        TraceRecord(30, "C"),
     ]
     assert render(7, SIMPLE, "mine", records, parent_id=5) == (
         b'{"id":7,"model_name":"simple","model_version":3,"request_id":"mine","parent_id":5},'

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from modserve.process.child_process import BackOff, Ending, ending
+from modserve.process.child_process import BackOff, ExitStatus, exit_status
 
 
 def exited(code: int) -> int:
@@ -14,12 +14,12 @@ def exited(code: int) -> int:
 
 @pytest.mark.parametrize("code", [0, 1, 2])
 def test_what_another_start_would_not_change(code: int) -> None:
-    assert ending(exited(code)) == Ending(code, False, f"ended with exit code {code}")
+    assert exit_status(exited(code)) == ExitStatus(code, False, f"ended with exit code {code}")
 
 
 @pytest.mark.parametrize("code", [3, 70, 127, 137, 255])
 def test_another_exit_code_is_a_crash(code: int) -> None:
-    assert ending(exited(code)) == Ending(code, True, f"ended with exit code {code}")
+    assert exit_status(exited(code)) == ExitStatus(code, True, f"ended with exit code {code}")
 
 
 @pytest.mark.parametrize(
@@ -32,9 +32,9 @@ def test_another_exit_code_is_a_crash(code: int) -> None:
     ],
 )
 def test_a_signal_is_a_crash(number: int, text: str) -> None:
-    assert ending(number) == Ending(128 + number, True, text)
+    assert exit_status(number) == ExitStatus(128 + number, True, text)
     core_dumped = 0x80
-    assert ending(number | core_dumped) == ending(number)
+    assert exit_status(number | core_dumped) == exit_status(number)
 
 
 def test_every_crash_in_a_row_is_waited_for_longer() -> None:

@@ -7,11 +7,11 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from modserve.backends.inventory import Entry
-from modserve.core.configuration.ensemble_config import Ensembling, Step
+from modserve.backends.inventory import BackendEntry
+from modserve.core.configuration.ensemble_config import EnsembleConfig, Step
 from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.configuration.sequence_config import Control, ControlKind, DirectStrategy, SequenceBatching
-from modserve.core.lifecycle import IndexEntry, State
+from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.core.requests.normalize import Signature
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
@@ -25,10 +25,10 @@ from modserve.testing import RecordingSink, config
 
 def test_a_table_of_models() -> None:
     entries = [
-        IndexEntry("bad", None, State.UNAVAILABLE, "Invalid argument: two\nlines"),
-        IndexEntry("digits", 1, State.READY, "", 1_234_567_890),
-        IndexEntry("digits", 10, State.LOADING, ""),
-        IndexEntry("s", 1, State.UNAVAILABLE, "unloaded", 5_000_000),
+        IndexEntry("bad", None, LifecycleState.UNAVAILABLE, "Invalid argument: two\nlines"),
+        IndexEntry("digits", 1, LifecycleState.READY, "", 1_234_567_890),
+        IndexEntry("digits", 10, LifecycleState.LOADING, ""),
+        IndexEntry("s", 1, LifecycleState.UNAVAILABLE, "unloaded", 5_000_000),
     ]
     assert models_table(entries) == (
         "model   version  state        load time\n"
@@ -45,8 +45,8 @@ def test_a_table_of_models() -> None:
 
 def test_reasons_that_the_log_has_already() -> None:
     entries = [
-        IndexEntry("a", None, State.UNAVAILABLE, f"{'x' * 120}\nadvice"),
-        IndexEntry("b", None, State.UNAVAILABLE, "short\nadvice"),
+        IndexEntry("a", None, LifecycleState.UNAVAILABLE, f"{'x' * 120}\nadvice"),
+        IndexEntry("b", None, LifecycleState.UNAVAILABLE, "short\nadvice"),
     ]
     lines = models_table(entries, logged=True).splitlines()
     assert lines[3] == f"    {'x' * 100} … (see above)"
@@ -58,7 +58,9 @@ def test_a_table_of_none() -> None:
 
 
 def test_a_table_of_long_names() -> None:
-    heading, rule, line = models_table([IndexEntry("a" * 30, 123_456_789, State.READY, "", 10**13)]).splitlines()
+    heading, rule, line = models_table(
+        [IndexEntry("a" * 30, 123_456_789, LifecycleState.READY, "", 10**13)]
+    ).splitlines()
     assert heading.index("version") == line.index("123456789") == rule.index("  -") + 2
     assert line.endswith("  10000.000 s")
 
@@ -66,16 +68,16 @@ def test_a_table_of_long_names() -> None:
 # Engines
 
 INSTALLED = [
-    Entry("onnxruntime", "ONNX Runtime", "1.31.1", "ONNX models", True),
-    Entry("python", "", "", "models in Python", True),
-    Entry("acme", "acme-engine", "1.0", "", True),
+    BackendEntry("onnxruntime", "ONNX Runtime", "1.31.1", "ONNX models", True),
+    BackendEntry("python", "", "", "models in Python", True),
+    BackendEntry("acme", "acme-engine", "1.0", "", True),
 ]
 
 
 def test_a_table_of_engines() -> None:
     missing = [
-        Entry("openvino", "OpenVINO", "", "IR", False, "pip install 'modserve[openvino]'"),
-        Entry("tensorrt", "TensorRT", "", "plans", False),
+        BackendEntry("openvino", "OpenVINO", "", "IR", False, "pip install 'modserve[openvino]'"),
+        BackendEntry("tensorrt", "TensorRT", "", "plans", False),
     ]
     assert engines_table([*INSTALLED, *missing]) == (
         "backend      library              loads\n"
@@ -92,7 +94,7 @@ def test_a_table_of_engines() -> None:
 
 
 def test_a_library_that_stands_in_for_another_one() -> None:
-    entry = Entry("tensorflow", "OpenVINO", "2026.4", "SavedModel", True, "pip install 'modserve[tensorflow]'")
+    entry = BackendEntry("tensorflow", "OpenVINO", "2026.4", "SavedModel", True, "pip install 'modserve[tensorflow]'")
     assert engines_table([entry]).splitlines()[2:] == [
         "tensorflow  OpenVINO 2026.4  SavedModel",
         "    or by its own library: pip install 'modserve[tensorflow]'",
@@ -231,7 +233,7 @@ def test_a_decoupled_model_is_streamed() -> None:
 
 def ensemble(name: str, *models: str) -> ModelConfig:
     steps = tuple(Step(model, None, {"INPUT0": "INPUT0"}, {"OUTPUT0": "OUTPUT0"}) for model in models)
-    return config(name, ensemble=Ensembling(steps))
+    return config(name, ensemble=EnsembleConfig(steps))
 
 
 def test_an_ensemble_is_called_as_its_models_need_it() -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from modserve.core.configuration.log_settings import LogFormat, LogSettings
-from modserve.process.child_process import Ending
+from modserve.process.child_process import ExitStatus
 from modserve.process.supervisor import IDENTITY, Supervisor, Workers, arguments, main, remove
 from modserve.workers.identity import WorkerIdentity
 
-KILLED = Ending(137, True, "was killed by SIGKILL")
-DONE = Ending(0, False, "ended with exit code 0")
-ENDED_EARLY = Ending(143, True, "was killed by SIGTERM")
-FAILED = Ending(1, False, "ended with exit code 1")
+KILLED = ExitStatus(137, True, "was killed by SIGKILL")
+DONE = ExitStatus(0, False, "ended with exit code 0")
+ENDED_EARLY = ExitStatus(143, True, "was killed by SIGTERM")
+FAILED = ExitStatus(1, False, "ended with exit code 1")
 
 
 class Processes:
@@ -34,7 +34,7 @@ class Processes:
     def send(self, pid: int, number: int) -> None:
         self.signals.append((pid, number))
 
-    def end(self, pid: int, end: Ending, now_s: float) -> None:
+    def end(self, pid: int, end: ExitStatus, now_s: float) -> None:
         self.supervisor.ended(pid, end, now_s)
         self.supervisor.turn(now_s)
 
@@ -214,8 +214,8 @@ class Alone:
         return 99 + len(self.commands)
 
 
-@pytest.mark.parametrize("end", [DONE, FAILED, Ending(2, False, "ended with exit code 2")])
-def test_the_end_of_a_server_alone_that_has_not_crashed_is_the_end(end: Ending) -> None:
+@pytest.mark.parametrize("end", [DONE, FAILED, ExitStatus(2, False, "ended with exit code 2")])
+def test_the_end_of_a_server_alone_that_has_not_crashed_is_the_end(end: ExitStatus) -> None:
     alone = Alone()
     alone.supervisor.ended(100, end, 5.0)
     assert (alone.supervisor.over, alone.supervisor.code) == (True, end.code)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from modserve.core.configuration.ensemble_config import Ensembling, Step
+from modserve.core.configuration.ensemble_config import EnsembleConfig, Step
 from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.configuration.sequence_config import DirectStrategy, SequenceBatching
 from modserve.core.requests.normalize import Signature
@@ -74,7 +74,7 @@ def test_sequences_and_streams_have_the_calls_that_work() -> None:
 
 def test_an_ensemble_takes_what_its_models_take() -> None:
     step = Step("s", None, {"INPUT0": "INPUT0"}, {"OUTPUT0": "OUTPUT0"})
-    ensemble = config("e", ensemble=Ensembling((step,)))
+    ensemble = config("e", ensemble=EnsembleConfig((step,)))
     sequence = config("s", sequence_batching=SequenceBatching(DirectStrategy()))
     assert examples.infer(ensemble, {"s": sequence})["parameters"] == SEQUENCE
     assert "parameters" not in examples.infer(ensemble, {})

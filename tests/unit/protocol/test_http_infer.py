@@ -20,7 +20,7 @@ from modserve.core.tensors.tensor import Tensor
 from modserve.protocol.http import infer_body, infer_request, infer_response
 from modserve.protocol.http.infer_response import JsonTexts
 from modserve.protocol.http.json_heads import JsonHeads
-from modserve.protocol.reply import Reply
+from modserve.protocol.response_form import ResponseForm
 from modserve.testing import config
 
 quick = settings(max_examples=40, deadline=None)
@@ -31,7 +31,7 @@ EIGHT = b"\x01\0\0\0\x02\0\0\0"
 
 def decode(
     text: str | bytes, binary: bytes | None = None, version: int | None = None
-) -> tuple[InferenceRequest, Reply]:
+) -> tuple[InferenceRequest, ResponseForm]:
     header = text.encode() if isinstance(text, str) else text
     if binary is None:
         return infer_request.decode_request("m", version, header, None)
@@ -59,12 +59,12 @@ def with_parameters(parameters: object) -> str:
 
 
 def test_the_smallest_request() -> None:
-    request, reply = decode('{"inputs":[' + INPUT + "]}", version=3)
+    request, response_form = decode('{"inputs":[' + INPUT + "]}", version=3)
     assert (request.model_name, request.version, request.id) == ("m", 3, "")
     assert (request.outputs, request.parameters, request.deadline_ns) == ((), {}, 0)
     assert request.inputs["IN"].datatype is dtypes.INT32
     assert request.inputs["IN"].array.tolist() == [[1, 2]]
-    assert reply == Reply()
+    assert response_form == ResponseForm()
 
 
 def test_a_request_with_everything() -> None:
@@ -132,10 +132,10 @@ def test_little_binary_data_does_not_keep_its_body() -> None:
 def test_a_header_seen_before_means_the_same_with_other_binary_data() -> None:
     text = '{"inputs":[' + BINARY + '],"parameters":{"timeout":5,"binary_data_output":true}}'
     for data in (EIGHT, bytes(8), EIGHT):
-        request, reply = decode(text, data)
+        request, response_form = decode(text, data)
         assert bytes(request.inputs["IN"].raw) == data
         assert request.timeout_ns == 5_000
-        assert reply.all_binary
+        assert response_form.all_binary
     assert "expecting 1 additional" in error(text, bytes(7))
     assert "unexpected additional" in error(text, bytes(9))
 
@@ -165,8 +165,8 @@ def test_bare_non_finite_numbers_are_read(literal: str) -> None:
     ids=["none", "empty", "default", "default, empty", "one of two", "false", "default, listed"],
 )
 def test_which_outputs_come_back_as_binary_data(request_part: str, all_binary: bool, binary: list[str]) -> None:
-    _, reply = decode('{"inputs":[]' + request_part + "}")
-    assert (reply.all_binary, sorted(reply.binary)) == (all_binary, binary)
+    _, response_form = decode('{"inputs":[]' + request_part + "}")
+    assert (response_form.all_binary, sorted(response_form.binary)) == (all_binary, binary)
 
 
 @pytest.mark.parametrize(
@@ -184,8 +184,8 @@ def test_which_outputs_come_back_as_binary_data(request_part: str, all_binary: b
     ids=["one of two", "as binary data", "none of it", "both"],
 )
 def test_of_which_outputs_the_best_classes_come_back(outputs: str, classes: dict[str, int], binary: list[str]) -> None:
-    _, reply = decode('{"inputs":[],"outputs":[' + outputs + "]}")
-    assert (reply.classes, sorted(reply.binary)) == (classes, binary)
+    _, response_form = decode('{"inputs":[],"outputs":[' + outputs + "]}")
+    assert (response_form.classes, sorted(response_form.binary)) == (classes, binary)
 
 
 def test_an_output_asked_for_twice_is_there_twice_for_the_model_to_refuse() -> None:
@@ -467,11 +467,11 @@ def test_a_raw_body_is_the_one_input(
     datatype: Datatype, dims: tuple[int, ...], max_batch_size: int, body: bytes, shape: tuple[int, ...]
 ) -> None:
     model = config(inputs=(TensorSpec("IN", datatype, dims),), max_batch_size=max_batch_size)
-    request, reply = infer_body.decode_raw(model, None, body)
+    request, response_form = infer_body.decode_raw(model, None, body)
     tensor = request.inputs["IN"]
     assert (tensor.datatype, tensor.shape) == (datatype, shape)
     assert bytes(tensor.raw) == (body if datatype.size else len(body).to_bytes(4, "little") + body)
-    assert reply.all_binary
+    assert response_form.all_binary
 
 
 @pytest.mark.parametrize(
@@ -532,12 +532,12 @@ SUM = Tensor.from_array(np.array([[1, 2]], np.int32))
 TEXT = Tensor.from_array(np.array([[b"ab", b""]], object), dtypes.BYTES)
 
 
-def encode(outputs: dict[str, Tensor], reply: Reply, **more: Any) -> tuple[bytes, int | None]:
+def encode(outputs: dict[str, Tensor], response_form: ResponseForm, **more: Any) -> tuple[bytes, int | None]:
     """What the first response like this one is, and those that find it remembered."""
     response, texts = InferenceResponse("m", 2, outputs, **more), JsonTexts()
     written: set[tuple[bytes, int | None]] = set()
     for _ in range(2):
-        body = infer_response.encode_response(response, reply, texts, texts.look_up(response, reply))
+        body = infer_response.encode_response(response, response_form, texts, texts.look_up(response, response_form))
         written.add((b"".join(body.parts), body.header_length))
     (only,) = written
     return only
@@ -547,7 +547,7 @@ def test_json_of_responses_is_remembered_but_for_id_and_data() -> None:
     texts = JsonTexts()
     for id, value in (("", 1), ("a", 2), ('"', 3)):
         response = InferenceResponse("m", 2, {"OUT": Tensor.from_array(np.array([value], np.int32))}, id)
-        body = infer_response.encode_response(response, Reply(), texts, texts.look_up(response, Reply()))
+        body = infer_response.encode_response(response, ResponseForm(), texts, texts.look_up(response, ResponseForm()))
         document = json.loads(b"".join(body.parts))
         assert (document.get("id", ""), document["outputs"][0]["data"]) == (id, [value])
     assert len(texts.known) == 1
@@ -556,30 +556,30 @@ def test_json_of_responses_is_remembered_but_for_id_and_data() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        (InferenceResponse("n", 2, {"OUT": SUM}), Reply()),
-        (InferenceResponse("m", 3, {"OUT": SUM}), Reply()),
-        (InferenceResponse("m", 2, {"OUTS": SUM}), Reply()),
-        (InferenceResponse("m", 2, {"OUT": Tensor.from_array(np.array([[1, 2]], np.int64))}), Reply()),
-        (InferenceResponse("m", 2, {"OUT": Tensor.from_array(np.array([1, 2], np.int32))}), Reply()),
-        (InferenceResponse("m", 2, {"OUT": SUM}, parameters={"a": 1}), Reply()),
-        (InferenceResponse("m", 2, {"OUT": TEXT}), Reply()),
-        (InferenceResponse("m", 2, {"OUT": SUM}), Reply(all_binary=True)),
-        (InferenceResponse("m", 2, {"OUT": SUM}), Reply(binary=frozenset({"OUT"}))),
+        (InferenceResponse("n", 2, {"OUT": SUM}), ResponseForm()),
+        (InferenceResponse("m", 3, {"OUT": SUM}), ResponseForm()),
+        (InferenceResponse("m", 2, {"OUTS": SUM}), ResponseForm()),
+        (InferenceResponse("m", 2, {"OUT": Tensor.from_array(np.array([[1, 2]], np.int64))}), ResponseForm()),
+        (InferenceResponse("m", 2, {"OUT": Tensor.from_array(np.array([1, 2], np.int32))}), ResponseForm()),
+        (InferenceResponse("m", 2, {"OUT": SUM}, parameters={"a": 1}), ResponseForm()),
+        (InferenceResponse("m", 2, {"OUT": TEXT}), ResponseForm()),
+        (InferenceResponse("m", 2, {"OUT": SUM}), ResponseForm(all_binary=True)),
+        (InferenceResponse("m", 2, {"OUT": SUM}), ResponseForm(binary=frozenset({"OUT"}))),
     ],
     ids=["model", "version", "name", "datatype", "shape", "parameters", "texts", "all binary", "binary"],
 )
-def test_responses_that_are_not_like_each_other(other: tuple[InferenceResponse, Reply]) -> None:
+def test_responses_that_are_not_like_each_other(other: tuple[InferenceResponse, ResponseForm]) -> None:
     texts = JsonTexts()
-    infer_response.encode_response(InferenceResponse("m", 2, {"OUT": SUM}), Reply(), texts)
+    infer_response.encode_response(InferenceResponse("m", 2, {"OUT": SUM}), ResponseForm(), texts)
     assert texts.look_up(*other) is None
 
 
 def test_json_of_responses_that_is_remembered_is_bounded() -> None:
     texts = JsonTexts()
     for version in range(1025):
-        infer_response.encode_response(InferenceResponse("m", version, {"OUT": SUM}), Reply(), texts)
+        infer_response.encode_response(InferenceResponse("m", version, {"OUT": SUM}), ResponseForm(), texts)
     assert len(texts.known) == 1
-    infer_response.encode_response(InferenceResponse("m" * 5000, 1, {"OUT": SUM}), Reply(), texts)
+    infer_response.encode_response(InferenceResponse("m" * 5000, 1, {"OUT": SUM}), ResponseForm(), texts)
     assert len(texts.known) == 1
 
 
@@ -600,7 +600,7 @@ def test_parameters_of_an_answer() -> None:
         "f": -math.inf,
         "l": 2**64,
     }
-    text, _ = encode({}, Reply(), parameters=given)
+    text, _ = encode({}, ResponseForm(), parameters=given)
     assert (
         text
         == (
@@ -611,7 +611,7 @@ def test_parameters_of_an_answer() -> None:
 
 
 def test_an_answer_in_json() -> None:
-    assert encode({"OUT": SUM, "T": TEXT}, Reply()) == (
+    assert encode({"OUT": SUM, "T": TEXT}, ResponseForm()) == (
         b'{"model_name":"m","model_version":"2","outputs":['
         b'{"name":"OUT","datatype":"INT32","shape":[1,2],"data":[1,2]},'
         b'{"name":"T","datatype":"BYTES","shape":[1,2],"data":["ab",""]}]}',
@@ -620,7 +620,7 @@ def test_an_answer_in_json() -> None:
 
 
 def test_an_answer_with_id_and_parameters() -> None:
-    body, _ = encode({"OUT": SUM}, Reply(), id='a"b\\é/\n', parameters={"b": True, "i": 1, "s": "x", "d": 0.5})
+    body, _ = encode({"OUT": SUM}, ResponseForm(), id='a"b\\é/\n', parameters={"b": True, "i": 1, "s": "x", "d": 0.5})
     assert body == (
         '{"id":"a\\"b\\\\é/\\n","model_name":"m","model_version":"2","parameters":{"b":true,"i":1,"s":"x","d":0.5},'
         '"outputs":[{"name":"OUT","datatype":"INT32","shape":[1,2],"data":[1,2]}]}'.encode()
@@ -633,7 +633,7 @@ def test_an_answer_in_binary() -> None:
         b'{"name":"OUT","datatype":"INT32","shape":[1,2],"parameters":{"binary_data_size":8}},'
         b'{"name":"T","datatype":"BYTES","shape":[1,2],"parameters":{"binary_data_size":10}}]}'
     )
-    assert encode({"OUT": SUM, "T": TEXT}, Reply(all_binary=True), id="7") == (
+    assert encode({"OUT": SUM, "T": TEXT}, ResponseForm(all_binary=True), id="7") == (
         header + EIGHT + b"\x02\0\0\0ab\0\0\0\0",
         len(header),
     )
@@ -645,12 +645,12 @@ def test_an_answer_of_both_kinds() -> None:
         b'{"name":"T","datatype":"BYTES","shape":[1,2],"data":["ab",""]},'
         b'{"name":"OUT","datatype":"INT32","shape":[1,2],"parameters":{"binary_data_size":8}}]}'
     )
-    assert encode({"T": TEXT, "OUT": SUM}, Reply(binary=frozenset({"OUT"}))) == (header + EIGHT, len(header))
+    assert encode({"T": TEXT, "OUT": SUM}, ResponseForm(binary=frozenset({"OUT"}))) == (header + EIGHT, len(header))
 
 
 def test_an_answer_without_a_byte_of_binary_data_is_plain_json() -> None:
     empty = Tensor.from_array(np.empty((1, 0), np.float32))
-    assert encode({"OUT": empty}, Reply(all_binary=True)) == (
+    assert encode({"OUT": empty}, ResponseForm(all_binary=True)) == (
         b'{"model_name":"m","model_version":"2","outputs":['
         b'{"name":"OUT","datatype":"FP32","shape":[1,0],"parameters":{"binary_data_size":0}}]}',
         None,
@@ -659,7 +659,7 @@ def test_an_answer_without_a_byte_of_binary_data_is_plain_json() -> None:
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=IDS)
 def test_every_datatype_in_a_json_answer(sample: Sample) -> None:
-    body, length = encode({"OUT": sample.tensor}, Reply())
+    body, length = encode({"OUT": sample.tensor}, ResponseForm())
     assert length is None
     assert body == (
         f'{{"model_name":"m","model_version":"2","outputs":[{{"name":"OUT","datatype":"{sample.datatype}",'
@@ -669,14 +669,14 @@ def test_every_datatype_in_a_json_answer(sample: Sample) -> None:
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=IDS)
 def test_every_datatype_in_a_binary_answer(sample: Sample) -> None:
-    body, length = encode({"OUT": sample.tensor}, Reply(all_binary=True))
+    body, length = encode({"OUT": sample.tensor}, ResponseForm(all_binary=True))
     assert body[length:] == sample.raw
     assert json.loads(body[:length])["outputs"][0]["parameters"] == {"binary_data_size": len(sample.raw)}
 
 
 def test_non_finite_numbers_are_bare_literals() -> None:
     numbers = Tensor.from_array(np.array([math.nan, math.inf, -math.inf, 0.5], np.float32))
-    assert b'"data":[NaN,Infinity,-Infinity,0.5]' in encode({"OUT": numbers}, Reply())[0]
+    assert b'"data":[NaN,Infinity,-Infinity,0.5]' in encode({"OUT": numbers}, ResponseForm())[0]
 
 
 def test_an_error_body_has_one_key() -> None:
@@ -712,7 +712,7 @@ def tensors(draw: st.DrawFn) -> Tensor:
 )
 def test_what_is_encoded_decodes_to_the_same(outputs: dict[str, Tensor], binary: bool, data: st.DataObject) -> None:
     some = frozenset(data.draw(st.sets(st.sampled_from(sorted(outputs))))) if outputs else frozenset[str]()
-    body, length = encode(outputs, Reply(all_binary=True) if binary else Reply(binary=some), id="7")
+    body, length = encode(outputs, ResponseForm(all_binary=True) if binary else ResponseForm(binary=some), id="7")
     asked = json.loads(body[:length] if length else body)
     header = json.dumps({"id": asked["id"], "inputs": asked["outputs"]}).encode()
     request, _ = infer_request.decode_request("m", None, header + (body[length:] if length else b""), len(header))
@@ -731,9 +731,9 @@ def test_long_json_is_the_same_in_parts(monkeypatch: pytest.MonkeyPatch, binary:
         "C\0": Tensor(dtypes.INT8, (0,), None, np.ones(0, np.int8)),
     }
     response = InferenceResponse("m\0", 2, outputs, "\0", {"p": "\0"})
-    whole = infer_response.encode_response(response, Reply(binary=binary))
+    whole = infer_response.encode_response(response, ResponseForm(binary=binary))
     monkeypatch.setattr(infer_response, "_LONG", 1)
-    parts = infer_response.encode_response(response, Reply(binary=binary))
+    parts = infer_response.encode_response(response, ResponseForm(binary=binary))
     assert len(parts.parts) == len(whole.parts) + 2 * (3 - len(binary))
     assert b"".join(parts.parts) == b"".join(whole.parts)
     assert parts.header_length == whole.header_length
@@ -795,11 +795,11 @@ REQUESTS = st.fixed_dictionaries(
 @given(REQUESTS | VALUES, st.binary(max_size=20) | st.none())
 def test_no_json_brings_the_decoder_down(document: object, binary: bytes | None) -> None:
     try:
-        request, reply = decode(json.dumps(document), binary)
+        request, response_form = decode(json.dumps(document), binary)
     except ModserveError as refused:
         body = infer_response.encode_error(refused)
     else:
-        body = encode({}, reply, id=request.id)[0]
+        body = encode({}, response_form, id=request.id)[0]
     assert isinstance(json.loads(body), dict)
 
 

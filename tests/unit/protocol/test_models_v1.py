@@ -6,7 +6,7 @@ import pytest
 
 from modserve.core.configuration.model_config import TensorSpec
 from modserve.core.errors import Code, ModserveError, not_found, unavailable
-from modserve.core.lifecycle import IndexEntry, State
+from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.version import ModelId
@@ -14,7 +14,7 @@ from modserve.protocol.http import v1_models
 from modserve.testing import config
 
 
-def entry(version: int | None, state: State, reason: str = "") -> IndexEntry:
+def entry(version: int | None, state: LifecycleState, reason: str = "") -> IndexEntry:
     return IndexEntry("m", version, state, reason)
 
 
@@ -25,15 +25,15 @@ def status(version: str, state: str, code: str = "OK", message: str = "") -> dic
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (entry(1, State.UNKNOWN), status("1", "START")),
-        (entry(1, State.LOADING), status("1", "LOADING")),
-        (entry(1, State.READY), status("1", "AVAILABLE")),
-        (entry(1, State.UNLOADING), status("1", "UNLOADING")),
-        (entry(1, State.UNAVAILABLE, "unloaded"), status("1", "END")),
-        (entry(7, State.UNAVAILABLE, "Internal: a: b"), status("7", "END", "INTERNAL", "a: b")),
-        (entry(1, State.UNAVAILABLE, "Invalid argument: x"), status("1", "END", "INVALID_ARGUMENT", "x")),
-        (entry(1, State.UNAVAILABLE, "Unsupported: x"), status("1", "END", "UNIMPLEMENTED", "x")),
-        (entry(1, State.UNAVAILABLE, "odd: x"), status("1", "END", "UNKNOWN", "odd: x")),
+        (entry(1, LifecycleState.UNKNOWN), status("1", "START")),
+        (entry(1, LifecycleState.LOADING), status("1", "LOADING")),
+        (entry(1, LifecycleState.READY), status("1", "AVAILABLE")),
+        (entry(1, LifecycleState.UNLOADING), status("1", "UNLOADING")),
+        (entry(1, LifecycleState.UNAVAILABLE, "unloaded"), status("1", "END")),
+        (entry(7, LifecycleState.UNAVAILABLE, "Internal: a: b"), status("7", "END", "INTERNAL", "a: b")),
+        (entry(1, LifecycleState.UNAVAILABLE, "Invalid argument: x"), status("1", "END", "INVALID_ARGUMENT", "x")),
+        (entry(1, LifecycleState.UNAVAILABLE, "Unsupported: x"), status("1", "END", "UNIMPLEMENTED", "x")),
+        (entry(1, LifecycleState.UNAVAILABLE, "odd: x"), status("1", "END", "UNKNOWN", "odd: x")),
     ],
     ids=lambda value: str(value.reason or value.state.value) if isinstance(value, IndexEntry) else "",
 )
@@ -42,21 +42,21 @@ def test_the_state_of_a_version(given: IndexEntry, expected: dict[str, Any]) -> 
 
 
 def test_the_latest_version_comes_first() -> None:
-    entries = [entry(2, State.READY), entry(10, State.LOADING), entry(1, State.READY)]
+    entries = [entry(2, LifecycleState.READY), entry(10, LifecycleState.LOADING), entry(1, LifecycleState.READY)]
     found: Any = v1_models.model_json("m", True, entries)
     assert [each["version"] for each in found.pop("model_version_status")] == ["10", "2", "1"]
     assert found == {"name": "m", "ready": True}
 
 
 def test_a_model_that_is_not_ready() -> None:
-    problem = entry(None, State.UNAVAILABLE, "Invalid argument: max_batch_size")
+    problem = entry(None, LifecycleState.UNAVAILABLE, "Invalid argument: max_batch_size")
     assert v1_models.model_json("m", False, [problem]) == {
         "error": "Model with name m is not ready. Invalid argument: max_batch_size",
         "name": "m",
         "ready": False,
         "model_version_status": [],
     }
-    loading: Any = v1_models.model_json("m", False, [entry(1, State.LOADING)])
+    loading: Any = v1_models.model_json("m", False, [entry(1, LifecycleState.LOADING)])
     assert loading["error"] == "Model with name m is not ready."
 
 

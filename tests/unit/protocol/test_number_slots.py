@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from modserve.core.errors import ModserveError
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.tensors import dtypes
-from modserve.protocol import reply
+from modserve.protocol import response_form
 from modserve.protocol.http import infer_request
-from modserve.protocol.http.json_heads import Input, JsonHeads, NumberSlots, read_numbers, slots_of
+from modserve.protocol.http.json_heads import HttpInput, JsonHeads, NumberSlots, read_numbers, slots_of
 
 FIRST = '{"inputs":[{"name":"A","datatype":"INT32","shape":[1,2],"data":[1,2]}]}'
 
@@ -42,7 +42,7 @@ def warmed(*texts: str) -> JsonHeads:
 
 
 def slots(text: str) -> NumberSlots | None:
-    inputs = [Input(name, each.datatype, each.shape, 0, each) for name, each in decode(text).inputs.items()]
+    inputs = [HttpInput(name, each.datatype, each.shape, 0, each) for name, each in decode(text).inputs.items()]
     return slots_of(text.encode(), inputs)
 
 
@@ -220,7 +220,7 @@ def test_a_beginning_that_two_kinds_of_requests_share_serves_the_first() -> None
     heads = warmed(FIRST, binary)
     for text in (FIRST, binary):
         _, look = infer_request.decode_request("m", None, text.encode(), None, heads=heads)
-        assert (look is reply.JSON) == (text is FIRST)
+        assert (look is response_form.JSON) == (text is FIRST)
 
 
 def test_the_limit_of_a_tensor_holds_for_what_is_remembered() -> None:

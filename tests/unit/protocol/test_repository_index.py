@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from modserve.core.errors import Code, ModserveError
-from modserve.core.lifecycle import IndexEntry, State
+from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.pb import inference as pb
 from modserve.protocol.control import repository
 from modserve.protocol.json import json_text
 
 ENTRIES = [
-    IndexEntry("a", 1, State.READY, "", 5),
-    IndexEntry("a", 12, State.UNAVAILABLE, "unloaded"),
-    IndexEntry("b", None, State.UNAVAILABLE, "Internal: no good"),
-    IndexEntry("c", None, State.UNKNOWN, ""),
+    IndexEntry("a", 1, LifecycleState.READY, "", 5),
+    IndexEntry("a", 12, LifecycleState.UNAVAILABLE, "unloaded"),
+    IndexEntry("b", None, LifecycleState.UNAVAILABLE, "Internal: no good"),
+    IndexEntry("c", None, LifecycleState.UNKNOWN, ""),
 ]
 
 

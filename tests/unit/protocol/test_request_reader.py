@@ -44,7 +44,7 @@ def says(message: InferMessage) -> Any:
         {name: repr(parameter) for name, parameter in message.parameters.items()},
         [(each.name, each.datatype, each.shape, repr(each.parameters), contents(each)) for each in head.inputs],
         [(each.name, repr(each.parameters)) for each in head.outputs],
-        (head.input_count, head.output_count, head.output_names, head.plain_inputs, head.plain_outputs),
+        (head.input_count, head.output_count, head.output_names, head.bare_inputs, head.bare_outputs),
         [bytes(raw) for raw in message.raws],
     )
 

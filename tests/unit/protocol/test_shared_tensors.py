@@ -10,7 +10,7 @@ from modserve.core.errors import Code, ModserveError, not_found
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors import dtypes
-from modserve.core.tensors.shared_memory import Place, RegionLease
+from modserve.core.tensors.shared_memory import RegionLease, RegionSlice
 from modserve.core.tensors.tensor import Buffer, DeviceTensor, Tensor
 from modserve.pb import inference as pb
 from modserve.protocol import shared_memory
@@ -18,7 +18,7 @@ from modserve.protocol.grpc import grpc_messages
 from modserve.protocol.grpc.infer_message import from_protobuf
 from modserve.protocol.grpc.response_writer import ResponseWriter
 from modserve.protocol.http import infer_request, infer_response
-from modserve.protocol.reply import Reply
+from modserve.protocol.response_form import ResponseForm
 from modserve.testing import FakeDevice, FakeDeviceArray
 
 EIGHT = b"\x01\0\0\0\x02\0\0\0"
@@ -29,26 +29,26 @@ class OneRegion:
 
     def __init__(self, content: bytes = EIGHT * 2) -> None:
         self.content = bytearray(content)
-        self.reserved: list[Place] = []
+        self.reserved: list[RegionSlice] = []
         self.leases = 0
 
     def lend(self) -> RegionLease:
         self.leases += 1
         return self
 
-    def read(self, place: Place) -> Buffer:
+    def read(self, place: RegionSlice) -> Buffer:
         self._check(place)
         return memoryview(self.content)[place.offset : place.offset + place.byte_size]
 
-    def reserve(self, place: Place) -> None:
+    def reserve(self, place: RegionSlice) -> None:
         self._check(place)
         self.reserved.append(place)
 
-    def write(self, place: Place, raw: Buffer) -> None:
+    def write(self, place: RegionSlice, raw: Buffer) -> None:
         assert place in self.reserved
         self.content[place.offset : place.offset + len(raw)] = raw
 
-    def copy(self, place: Place, tensor: Tensor) -> bool:
+    def copy(self, place: RegionSlice, tensor: Tensor) -> bool:
         """Its memory is that of the device whose number is 1."""
         assert place in self.reserved
         if not isinstance(tensor, DeviceTensor) or tensor.device.number != 1:
@@ -60,7 +60,7 @@ class OneRegion:
     def release(self) -> None:
         raise AssertionError("the codecs do not release")
 
-    def _check(self, place: Place) -> None:
+    def _check(self, place: RegionSlice) -> None:
         if place.region != "r":
             raise not_found(f"no {place.region}")
 
@@ -83,7 +83,7 @@ def json_request(*inputs: dict[str, Any], **outputs: dict[str, Any]) -> bytes:
     return json.dumps({"inputs": inputs, "outputs": wanted}).encode()
 
 
-def decode(text: bytes, region: OneRegion, binary: bytes = b"") -> tuple[InferenceRequest, Reply]:
+def decode(text: bytes, region: OneRegion, binary: bytes = b"") -> tuple[InferenceRequest, ResponseForm]:
     return infer_request.decode_request("m", None, text + binary, len(text), 0, region.lend)
 
 
@@ -114,10 +114,10 @@ def test_inputs_may_come_in_all_ways_at_once() -> None:
         {"name": "C", "shape": [1, 2], "datatype": "INT32", "data": [5, 6]},
         json_input("D", binary_data_size=8),
     )
-    request, reply = decode(text, OneRegion(), b"\x03\0\0\0" * 2 + b"\x04\0\0\0" * 2)
+    request, response_form = decode(text, OneRegion(), b"\x03\0\0\0" * 2 + b"\x04\0\0\0" * 2)
     found = {name: tensor.array.tolist() for name, tensor in request.inputs.items()}
     assert found == {"A": [[3, 3]], "B": [[1, 2]], "C": [[5, 6]], "D": [[4, 4]]}
-    assert not reply.places
+    assert not response_form.places
 
 
 def test_requests_without_shared_memory_take_no_lease() -> None:
@@ -134,15 +134,19 @@ def test_places_of_outputs() -> None:
         C={},
         D={"shared_memory_region": "r", "shared_memory_offset": 8, "shared_memory_byte_size": 4},
     )
-    request, reply = decode(text, region)
+    request, response_form = decode(text, region)
     assert request.outputs == ("A", "B", "C", "D")
-    assert reply == Reply(binary=frozenset("B"), places={"A": Place("r", 0, 8), "D": Place("r", 8, 4)})
-    assert region.reserved == list(reply.places.values())
+    assert response_form == ResponseForm(
+        binary=frozenset("B"), places={"A": RegionSlice("r", 0, 8), "D": RegionSlice("r", 8, 4)}
+    )
+    assert region.reserved == list(response_form.places.values())
 
 
 def test_answers_tell_of_outputs_without_their_data() -> None:
     tensors = {name: Tensor(dtypes.INT32, (1, 2), EIGHT, None) for name in "AB"}
-    body = infer_response.encode_response(InferenceResponse("m", 1, tensors), Reply(places={"A": Place("r", 0, 8)}))
+    body = infer_response.encode_response(
+        InferenceResponse("m", 1, tensors), ResponseForm(places={"A": RegionSlice("r", 0, 8)})
+    )
     assert body.header_length is None
     assert json.loads(b"".join(body.parts))["outputs"] == [
         {"name": "A", "datatype": "INT32", "shape": [1, 2]},
@@ -259,8 +263,8 @@ def test_places_of_outputs_in_a_message() -> None:
     asked = pb.ModelInferRequest(
         outputs=[message_output("A", **SHARED), message_output("B"), message_output("C", classification=1)]
     )
-    assert grpc_messages.output_places(from_protobuf(asked), region.lend) == {"A": Place("r", 0, 8)}
-    assert region.reserved == [Place("r", 0, 8)]
+    assert grpc_messages.output_places(from_protobuf(asked), region.lend) == {"A": RegionSlice("r", 0, 8)}
+    assert region.reserved == [RegionSlice("r", 0, 8)]
     assert grpc_messages.class_counts(from_protobuf(asked)) == {"C": 1}
 
 
@@ -363,7 +367,7 @@ def response() -> InferenceResponse:
 
 def test_outputs_are_moved_into_regions() -> None:
     region = OneRegion(bytes(24))
-    places = {"B": Place("r", 8, 12), "A": Place("r", 0, 8), "not an output": Place("r", 0, 24)}
+    places = {"B": RegionSlice("r", 8, 12), "A": RegionSlice("r", 0, 8), "not an output": RegionSlice("r", 0, 24)}
     for place in places.values():
         region.reserve(place)
     moved = shared_memory.moved(response(), places, region)
@@ -380,7 +384,7 @@ def test_outputs_are_moved_into_regions() -> None:
 
 @pytest.mark.parametrize(("number", "downloads"), [(0, 1), (1, 0)])
 def test_an_output_on_a_device_is_copied_there_if_the_region_is(number: int, downloads: int) -> None:
-    device, region, place = FakeDevice(number=number), OneRegion(bytes(12)), Place("r", 4, 8)
+    device, region, place = FakeDevice(number=number), OneRegion(bytes(12)), RegionSlice("r", 4, 8)
     region.reserve(place)
     there = device.tensor(np.array([[7, 8]], np.int32))
     moved = shared_memory.moved(InferenceResponse("m", 1, {"A": there}), {"A": place}, region)
@@ -390,7 +394,7 @@ def test_an_output_on_a_device_is_copied_there_if_the_region_is(number: int, dow
 
 
 def test_an_output_on_a_device_that_does_not_fit_is_not_even_copied() -> None:
-    device, region, place = FakeDevice(number=1), OneRegion(), Place("r", 4, 7)
+    device, region, place = FakeDevice(number=1), OneRegion(), RegionSlice("r", 4, 7)
     region.reserve(place)
     response = InferenceResponse("m", 1, {"A": device.tensor(np.zeros(2, np.int32))})
     code, message = refusal(shared_memory.moved, response, {"A": place}, region)
@@ -400,7 +404,7 @@ def test_an_output_on_a_device_that_does_not_fit_is_not_even_copied() -> None:
 
 def test_nothing_is_written_if_an_output_does_not_fit() -> None:
     region = OneRegion(bytes(24))
-    places = {"A": Place("r", 0, 8), "B": Place("r", 8, 10)}
+    places = {"A": RegionSlice("r", 0, 8), "B": RegionSlice("r", 8, 10)}
     for place in places.values():
         region.reserve(place)
     assert refusal(shared_memory.moved, response(), places, region) == (

@@ -11,7 +11,7 @@ from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.protocol.http import infer_response
 from modserve.protocol.http.framing import EVENTS, LINES, Framing, choose
-from modserve.protocol.reply import Reply
+from modserve.protocol.response_form import ResponseForm
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,11 @@ def response(*values: object) -> InferenceResponse:
     return InferenceResponse("m", 3, {"OUT": Tensor.from_array(np.array(values))}, "q", {"cost": 2})
 
 
-@pytest.mark.parametrize("reply", [Reply(), Reply(all_binary=True), Reply(binary=frozenset({"OUT"}))])
-def test_a_response_is_that_of_infer_with_a_mark(reply: Reply) -> None:
-    assert json.loads(infer_response.encode_stream_response(response(1, 2), reply, False)) == {
+@pytest.mark.parametrize(
+    "response_form", [ResponseForm(), ResponseForm(all_binary=True), ResponseForm(binary=frozenset({"OUT"}))]
+)
+def test_a_response_is_that_of_infer_with_a_mark(response_form: ResponseForm) -> None:
+    assert json.loads(infer_response.encode_stream_response(response(1, 2), response_form, False)) == {
         "id": "q",
         "model_name": "m",
         "model_version": "3",
@@ -59,11 +61,11 @@ def test_a_response_is_that_of_infer_with_a_mark(reply: Reply) -> None:
 
 def test_bytes_that_are_no_text() -> None:
     with pytest.raises(ModserveError, match=r"output 'OUT' holds bytes that are not UTF-8.*in a call of infer"):
-        infer_response.encode_stream_response(response(b"\xff"), Reply(), True)
+        infer_response.encode_stream_response(response(b"\xff"), ResponseForm(), True)
 
 
 def test_an_end_that_comes_alone() -> None:
-    assert json.loads(infer_response.encode_stream_response(bare_end(ModelId("m", 3), "q"), Reply(), True)) == {
+    assert json.loads(infer_response.encode_stream_response(bare_end(ModelId("m", 3), "q"), ResponseForm(), True)) == {
         "id": "q",
         "model_name": "m",
         "model_version": "3",

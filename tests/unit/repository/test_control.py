@@ -9,7 +9,7 @@ import pytest
 from fake_loader import FakeLoader, turns
 
 from modserve.core.errors import Code, ModserveError, internal, invalid
-from modserve.core.lifecycle import IndexEntry, State
+from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.core.version import ModelId
 from modserve.repository.control import ControlMode, ControlOptions, ModelControl
 from modserve.repository.manager import ModelManager
@@ -36,7 +36,7 @@ class Bench:
 
     @property
     def ready(self) -> list[tuple[str, int]]:
-        return [(entry.name, entry.version or 0) for entry in self.table.index() if entry.state is State.READY]
+        return [(entry.name, entry.version or 0) for entry in self.table.index() if entry.state is LifecycleState.READY]
 
     async def refusal(self, name: str, config: str | None = None, files: dict[str, bytes] | None = None) -> str:
         with pytest.raises(ModserveError) as caught:
@@ -68,8 +68,8 @@ async def test_what_is_loaded_at_the_start(tmp_path: Path, options: ControlOptio
     await bench.control.start()
     assert bench.ready == ready
     never = [name for name in ("a", "b") if (name, 1) not in ready]
-    entries = [entry for entry in await bench.control.index() if entry.state is not State.READY]
-    assert entries == [IndexEntry(name, None, State.UNKNOWN, "") for name in never]
+    entries = [entry for entry in await bench.control.index() if entry.state is not LifecycleState.READY]
+    assert entries == [IndexEntry(name, None, LifecycleState.UNKNOWN, "") for name in never]
     await bench.control.stop()
     assert bench.ready == []
 
@@ -79,7 +79,7 @@ async def test_a_model_to_load_at_the_start_that_is_not_there(tmp_path: Path) ->
     await bench.control.start()
     assert bench.ready == [("a", 1)]
     reason = "Not found: failed to load 'nosuch', failed to poll from model repository"
-    assert bench.table.unready() == [IndexEntry("nosuch", None, State.UNAVAILABLE, reason)]
+    assert bench.table.unready() == [IndexEntry("nosuch", None, LifecycleState.UNAVAILABLE, reason)]
     write_model(tmp_path, "nosuch")
     await bench.control.load("nosuch")
     assert bench.table.unready() == []
@@ -113,8 +113,8 @@ async def test_load_and_unload(tmp_path: Path) -> None:
     assert bench.ready == []
     await turns(lambda: bench.table.unready() == [])
     assert [(entry.name, entry.state, entry.reason) for entry in await bench.control.index()] == [
-        ("a", State.UNAVAILABLE, "unloaded"),
-        ("b", State.UNKNOWN, ""),
+        ("a", LifecycleState.UNAVAILABLE, "unloaded"),
+        ("b", LifecycleState.UNKNOWN, ""),
     ]
     await bench.control.load("a")
     assert bench.ready == [("a", 1)]
@@ -250,7 +250,7 @@ async def test_a_caller_that_goes_away_does_not_end_the_load(tmp_path: Path) -> 
     caller.cancel()
     await asyncio.wait((caller,))
     assert caller.cancelled()
-    assert bench.table.state("a", 1).state is State.LOADING
+    assert bench.table.state("a", 1).state is LifecycleState.LOADING
     bench.loader.finish("a", 1)
     await turns(lambda: bench.ready == [("a", 1)])
 
@@ -263,7 +263,7 @@ async def test_stopping_ends_a_load(tmp_path: Path) -> None:
     await bench.control.stop()
     with pytest.raises(ModserveError, match="Server not ready"):
         await caller
-    assert bench.table.state("a", 1).state is State.UNAVAILABLE
+    assert bench.table.state("a", 1).state is LifecycleState.UNAVAILABLE
 
 
 async def test_the_index_of_a_repository_that_can_not_be_read(tmp_path: Path) -> None:

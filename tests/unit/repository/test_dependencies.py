@@ -8,7 +8,7 @@ import pytest
 from fake_loader import FakeLoader, FakeStore, turns
 
 from modserve.core.errors import ModserveError, internal, invalid
-from modserve.core.lifecycle import State
+from modserve.core.lifecycle import LifecycleState
 from modserve.core.version import ModelId
 from modserve.repository import dependencies
 from modserve.repository.control import ControlMode, ControlOptions, ModelControl
@@ -16,7 +16,7 @@ from modserve.repository.manager import ModelManager
 from modserve.repository.places import repositories_at
 from modserve.repository.table import ModelTable
 
-READY, UNLOADING, UNAVAILABLE = State.READY, State.UNLOADING, State.UNAVAILABLE
+READY, UNLOADING, UNAVAILABLE = LifecycleState.READY, LifecycleState.UNLOADING, LifecycleState.UNAVAILABLE
 GRAPH = {"e": ["a", "b"], "f": ["b", "e"], "g": ["c"]}
 
 

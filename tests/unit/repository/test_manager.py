@@ -8,7 +8,7 @@ import pytest
 from fake_loader import FakeLoader, FakeStore, turns
 
 from modserve.core.errors import Code, ModserveError, internal, invalid
-from modserve.core.lifecycle import IndexEntry, State, VersionState
+from modserve.core.lifecycle import IndexEntry, LifecycleState, VersionState
 from modserve.core.loading import Blueprint, Listing, UnreadableModelError
 from modserve.core.requests.request import InferenceRequest, ParameterValue
 from modserve.core.version import ModelId
@@ -16,7 +16,12 @@ from modserve.repository.manager import ModelManager
 from modserve.repository.table import ModelTable
 from modserve.testing import RecordingSink
 
-READY, LOADING, UNLOADING, UNAVAILABLE = State.READY, State.LOADING, State.UNLOADING, State.UNAVAILABLE
+READY, LOADING, UNLOADING, UNAVAILABLE = (
+    LifecycleState.READY,
+    LifecycleState.LOADING,
+    LifecycleState.UNLOADING,
+    LifecycleState.UNAVAILABLE,
+)
 
 
 class Bench:
@@ -47,7 +52,7 @@ class Bench:
     async def apply(self, listing: Listing, *, together: bool = False) -> dict[str, ModserveError]:
         return await self.manager.update(await self.manager.inspect([listing]), together=together)
 
-    def states(self) -> dict[tuple[str, int | None], State]:
+    def states(self) -> dict[tuple[str, int | None], LifecycleState]:
         return {(entry.name, entry.version): entry.state for entry in self.table.index()}
 
     def reasons(self) -> dict[tuple[str, int | None], str]:
@@ -775,7 +780,7 @@ async def test_a_version_that_is_not_healthy_is_not_ready(bench: Bench) -> None:
 
 
 async def test_changes_are_told(bench: Bench) -> None:
-    seen: list[dict[tuple[str, int | None], State]] = []
+    seen: list[dict[tuple[str, int | None], LifecycleState]] = []
     with bench.table.changes.listening(lambda: seen.append(bench.states())):
         await bench.update("a", 1)
         await bench.manager.unload("a", dependents=False)

@@ -8,13 +8,13 @@ import pytest
 from fake_loader import FakeServable, FakeStore
 
 from modserve.core.errors import Code, ModserveError, internal, invalid
-from modserve.core.lifecycle import State, VersionState
+from modserve.core.lifecycle import LifecycleState, VersionState
 from modserve.core.loading import Blueprint, DirectoryLease, Needs, UnreadableModelError
 from modserve.core.servable import Servable
 from modserve.core.version import ModelId
 from modserve.repository import plan
 from modserve.repository.plan import Action, Update
-from modserve.repository.rows import Loaded, Model, Version
+from modserve.repository.rows import Loaded, ModelRow, VersionRow
 
 STORE = FakeStore()
 
@@ -30,32 +30,32 @@ class StillServable(FakeServable):
         self.id = ModelId(name, version)
 
 
-def row(name: str, version: int) -> Version:
+def row(name: str, version: int) -> VersionRow:
     servable: Servable = StillServable(name, version)
     loaded = Loaded(servable, STORE.listing(name, version), DirectoryLease(Path(name)), 0)
-    return Version(VersionState(State.READY), servable, loaded)
+    return VersionRow(VersionState(LifecycleState.READY), servable, loaded)
 
 
-def model(name: str, *versions: int, needs: str = "") -> Model:
+def model(name: str, *versions: int, needs: str = "") -> ModelRow:
     """A model with these READY versions, as its blueprint has them."""
     design = blueprint(name, *versions, needs=needs)
     rows = {version: row(name, version) for version in versions}
     made_of: Needs = design.needs if versions else {}
-    return Model(design, rows, made_of, latest=rows[max(rows)].servable if rows else None)
+    return ModelRow(design, rows, made_of, latest=rows[max(rows)].servable if rows else None)
 
 
 def first(
-    name: str, requested: Mapping[str, Blueprint | None], *models: Model, together: bool = False, waiting: str = ""
+    name: str, requested: Mapping[str, Blueprint | None], *models: ModelRow, together: bool = False, waiting: str = ""
 ) -> Action:
     """What is done with a model when nothing else of the update has been done."""
     table = {each.blueprint.listing.name: each for each in models if each.blueprint is not None}
     update = plan.begin(table, requested, together)
     for each in requested:
-        table.setdefault(each, Model())
+        table.setdefault(each, ModelRow())
     return plan.decide(name, update, table, set(waiting), {})
 
 
-def replaced(table: dict[str, Model], name: str) -> None:
+def replaced(table: dict[str, ModelRow], name: str) -> None:
     """Another servable serves the model's version 1."""
     table[name].versions[1] = row(name, 1)
     table[name].latest = table[name].versions[1].servable
@@ -179,10 +179,12 @@ def test_a_dependent_with_an_unusable_configuration_goes_if_what_it_is_made_of_i
 
 
 def test_the_failure_of_what_it_needs_is_told() -> None:
-    models = {"a": Model(blueprint("a", 1), {1: Version(VersionState(State.UNAVAILABLE, "Internal: no"))})}
+    models = {
+        "a": ModelRow(blueprint("a", 1), {1: VersionRow(VersionState(LifecycleState.UNAVAILABLE, "Internal: no"))})
+    }
     requested = {"e": blueprint("e", 1, needs="a")}
     update = plan.begin(models, requested, True)
-    action = plan.decide("e", update, {**models, "e": Model()}, set(), {})
+    action = plan.decide("e", update, {**models, "e": ModelRow()}, set(), {})
     assert action.failure is not None
     assert action.failure.message == (
         "load failed for model 'e': ensemble 'e' depends on 'a' which has no loaded version. Model 'a' loading failed "

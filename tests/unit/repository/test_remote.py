@@ -20,7 +20,7 @@ from modserve import config
 from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import ModserveError, invalid, unavailable
 from modserve.core.files.config_file import CONFIG_FILE
-from modserve.core.lifecycle import State
+from modserve.core.lifecycle import LifecycleState
 from modserve.core.loading import DirectoryLease, Listing, Repository
 from modserve.models.loading.loader import Loader, LoaderOptions
 from modserve.repository.control import ControlMode, ControlOptions, ModelControl
@@ -127,7 +127,7 @@ class Bench:
 
     @property
     def ready(self) -> list[tuple[str, int | None]]:
-        return [(entry.name, entry.version) for entry in self.table.index() if entry.state is State.READY]
+        return [(entry.name, entry.version) for entry in self.table.index() if entry.state is LifecycleState.READY]
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -342,7 +342,7 @@ async def test_a_store_that_takes_its_time_holds_nobody_up(store: Store, executo
         loading = asyncio.create_task(bench.control.load("m"))
         async with asyncio.timeout(30):
             await begun.wait()
-        assert {entry.state for entry in bench.table.index()} == {State.LOADING}
+        assert {entry.state for entry in bench.table.index()} == {LifecycleState.LOADING}
         await bench.control.unload("another")
         assert not loading.done()
         go.set()

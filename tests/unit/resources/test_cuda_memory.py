@@ -12,7 +12,7 @@ import pytest
 from fake_cuda import HANDLE, FakeDriver
 from modserve.core.errors import Code, ModserveError
 from modserve.core.tensors import dlpack
-from modserve.core.tensors.shared_memory import CudaRegion, Place, SystemRegion
+from modserve.core.tensors.shared_memory import CudaRegion, RegionSlice, SystemRegion
 from modserve.core.tensors.tensor import Tensor
 from modserve.resources.cuda import HANDLE_BYTES, Cuda
 from modserve.resources.shared_memory import SharedMemory
@@ -35,9 +35,9 @@ def test_tensors_are_copied_between_the_device_and_the_host() -> None:
     memory = registry(driver)
     memory.register_cuda(CudaRegion("g", 0, 32), HANDLE)
     lease = memory.lease()
-    assert bytes(lease.read(Place("g", 4, 4))) == b"\4\5\6\7"
-    assert bytes(lease.read(Place("g", 4, 0))) == b""
-    place = Place("g", 8, 8)
+    assert bytes(lease.read(RegionSlice("g", 4, 4))) == b"\4\5\6\7"
+    assert bytes(lease.read(RegionSlice("g", 4, 0))) == b""
+    place = RegionSlice("g", 8, 8)
     lease.reserve(place)
     lease.write(place, memoryview(b"abc"))
     lease.write(place, b"")
@@ -50,7 +50,7 @@ def test_a_tensor_of_the_same_gpu_is_copied_inside_it() -> None:
     driver, gpu = FakeDriver(), FakeDevice(dlpack.CUDA)
     memory = registry(driver)
     memory.register_cuda(CudaRegion("g", 0, 32), HANDLE)
-    lease, place = memory.lease(), Place("g", 8, 8)
+    lease, place = memory.lease(), RegionSlice("g", 8, 8)
     lease.reserve(place)
     assert lease.copy(place, gpu.tensor(np.array([5, 6], np.int32)))
     assert driver.memory[7:17] == b"\7\5\0\0\0\6\0\0\0\x10"
@@ -66,15 +66,15 @@ def test_tensors_that_the_region_cannot_take_without_the_host(tmp_path: Path) ->
     memory.register_cuda(CudaRegion("g", 0, 32), HANDLE)
     (tmp_path / "s").write_bytes(bytes(32))
     memory.register_system(SystemRegion("s", "/s", 0, 32))
-    lease, place, numbers = memory.lease(), Place("g", 8, 8), np.array([5, 6], np.int32)
+    lease, place, numbers = memory.lease(), RegionSlice("g", 8, 8), np.array([5, 6], np.int32)
     for region in ("g", "s"):
-        lease.reserve(Place(region, 8, 8))
+        lease.reserve(RegionSlice(region, 8, 8))
     before = bytes(driver.memory)
     assert not lease.copy(place, FakeDevice(dlpack.CUDA, 1).tensor(numbers))
     assert not lease.copy(place, FakeDevice().tensor(numbers))
     assert not lease.copy(place, gpu.tensor(np.arange(4, dtype=np.int32)[::2]))
     assert not lease.copy(place, Tensor.from_array(numbers))
-    assert not lease.copy(Place("s", 8, 8), gpu.tensor(numbers))
+    assert not lease.copy(RegionSlice("s", 8, 8), gpu.tensor(numbers))
     assert not memory.lease().copy(place, gpu.tensor(numbers))
     assert bytes(driver.memory) == before
 
@@ -82,7 +82,7 @@ def test_tensors_that_the_region_cannot_take_without_the_host(tmp_path: Path) ->
 def test_a_copy_inside_the_gpu_that_fails() -> None:
     memory = registry(FakeDriver(failing=("cuMemcpyDtoD_v2",)))
     memory.register_cuda(CudaRegion("g", 0, 32), HANDLE)
-    lease, place = memory.lease(), Place("g", 8, 8)
+    lease, place = memory.lease(), RegionSlice("g", 8, 8)
     lease.reserve(place)
     with pytest.raises(ModserveError, match="region 'g': cuMemcpyDtoD_v2 failed with CUDA error 1") as caught:
         lease.copy(place, FakeDevice(dlpack.CUDA).tensor(np.zeros(2, np.int32)))
@@ -143,7 +143,7 @@ def test_copies_may_fail() -> None:
     memory = registry(driver)
     memory.register_cuda(CudaRegion("g", 0, 32), HANDLE)
     with pytest.raises(ModserveError, match="region 'g': cuMemcpyDtoH_v2 failed with CUDA error 1") as caught:
-        memory.lease().read(Place("g", 0, 8))
+        memory.lease().read(RegionSlice("g", 0, 8))
     assert caught.value.code is Code.INTERNAL
     assert driver.contexts == 0
 

@@ -8,7 +8,7 @@ import pytest
 
 from modserve.core.configuration.cache_settings import RedisSettings
 from modserve.resources.redis_store import RedisStore, connect
-from modserve.resources.shared_cache import StoreError
+from modserve.resources.shared_cache import CacheStoreError
 
 
 class FakeClient:
@@ -54,7 +54,7 @@ async def test_values() -> None:
     assert await kept.get("a") is None
     assert str(kept) == "redis://h:1/0"
     client.failure = OSError("gone")
-    with pytest.raises(StoreError, match="OSError: gone"):
+    with pytest.raises(CacheStoreError, match="OSError: gone"):
         await kept.get("a")
 
 
@@ -67,6 +67,6 @@ async def test_a_purge_takes_what_begins_so_and_nothing_else() -> None:
 async def test_the_client_connects_when_it_is_used() -> None:
     for settings in (RedisSettings("127.0.0.1", 1), RedisSettings("127.0.0.1", 1, tls=True, sni="a")):
         kept = connect(settings)
-        with pytest.raises(StoreError, match="ConnectionError"):
+        with pytest.raises(CacheStoreError, match="ConnectionError"):
             await kept.get("a")
         await kept.close()

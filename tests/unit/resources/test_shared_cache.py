@@ -9,7 +9,7 @@ import pytest
 
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors.tensor import Tensor
-from modserve.resources.shared_cache import ModelCache, SharedCache, StoreError
+from modserve.resources.shared_cache import CacheStoreError, ModelCache, SharedCache
 
 KEY, OWNER = b"k" * 32, object()
 
@@ -43,7 +43,7 @@ class FakeStore:
     async def set(self, key: str, value: bytes, ttl_s: float) -> None:
         await self._call()
         if self.full:
-            raise StoreError("full")
+            raise CacheStoreError("full")
         self.kept[key] = value
         self.ttls.append(ttl_s)
 
@@ -127,7 +127,7 @@ async def test_what_is_not_ours_is_a_miss(bench: Bench) -> None:
 
 async def test_a_store_that_fails_is_asked_no_more(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    bench.store.trouble = StoreError("connection refused")
+    bench.store.trouble = CacheStoreError("connection refused")
     for _ in range(3):
         assert await bench.look() is None
     calls = bench.store.calls
@@ -153,7 +153,7 @@ async def test_a_store_that_fails_is_asked_no_more(bench: Bench, caplog: pytest.
 async def test_one_that_fails_again_and_again_says_so_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     for _ in range(5):
-        bench.store.trouble = StoreError("odd")
+        bench.store.trouble = CacheStoreError("odd")
         for _ in range(3):
             await bench.look()
         bench.store.trouble = None
@@ -165,7 +165,7 @@ async def test_one_that_fails_again_and_again_says_so_once(bench: Bench, caplog:
 
 async def test_some_failures_between_others_do_not_matter(bench: Bench) -> None:
     for _ in range(5):
-        bench.store.trouble = StoreError("now and then")
+        bench.store.trouble = CacheStoreError("now and then")
         await bench.look()
         await bench.look()
         bench.store.trouble = None

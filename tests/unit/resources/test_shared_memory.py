@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from modserve.core.errors import Code, ModserveError
-from modserve.core.tensors.shared_memory import CudaRegion, Place, SystemRegion
+from modserve.core.tensors.shared_memory import CudaRegion, RegionSlice, SystemRegion
 from modserve.resources.cuda import Cuda
 from modserve.resources.shared_memory import SharedMemory
 
@@ -41,7 +41,7 @@ def refusal(call: Callable[..., Any], *arguments: Any) -> tuple[Code, str]:
     return caught.value.code, caught.value.message
 
 
-def read(memory: SharedMemory, place: Place) -> bytes:
+def read(memory: SharedMemory, place: RegionSlice) -> bytes:
     lease = memory.lease()
     try:
         return bytes(lease.read(place))
@@ -55,7 +55,7 @@ def read(memory: SharedMemory, place: Place) -> bytes:
 @pytest.mark.parametrize("key", ["a", "/a", "//a"])
 def test_slashes_before_a_key_do_not_count(memory: SharedMemory, key: str) -> None:
     memory.register_system(region(key=key))
-    assert read(memory, Place("r", 0, 64)) == CONTENT
+    assert read(memory, RegionSlice("r", 0, 64)) == CONTENT
     assert memory.status(SystemRegion) == [region(key=key)]
 
 
@@ -64,7 +64,7 @@ def test_a_region_may_begin_anywhere(memory: SharedMemory, directory: Path, offs
     content = os.urandom(2 * PAGE)
     (directory / "big").write_bytes(content)
     memory.register_system(region(key="big", offset=offset, byte_size=size))
-    assert read(memory, Place("r", 0, size)) == content[offset : offset + size]
+    assert read(memory, RegionSlice("r", 0, size)) == content[offset : offset + size]
 
 
 INVALID_ARGS = "failed to register shared memory region 'r': invalid args"
@@ -140,7 +140,7 @@ def test_without_permission_nothing_is_registered(directory: Path) -> None:
     assert refusal(memory.unregister, CudaRegion, "r") == disabled
     assert not memory.status(SystemRegion)
     assert not memory.status(CudaRegion)
-    assert refusal(memory.lease().read, Place("r", 0, 8))[0] is Code.NOT_FOUND
+    assert refusal(memory.lease().read, RegionSlice("r", 0, 8))[0] is Code.NOT_FOUND
 
 
 # Status and unregistering
@@ -211,9 +211,9 @@ def test_a_region_in_use_goes_with_its_last_user(memory: SharedMemory) -> None:
     memory.register_system(region("x"))
     memory.register_system(region("y"))
     first, second = memory.lease(), memory.lease()
-    first.read(Place("x", 0, 8))
-    first.read(Place("x", 8, 8))
-    second.reserve(Place("x", 0, 8))
+    first.read(RegionSlice("x", 0, 8))
+    first.read(RegionSlice("x", 8, 8))
+    second.reserve(RegionSlice("x", 0, 8))
     memory.unregister(SystemRegion)
     assert [each.name for each in memory.status(SystemRegion)] == ["x"]
     first.release()
@@ -228,13 +228,13 @@ def test_a_region_that_goes_is_lent_to_nobody_else(memory: SharedMemory) -> None
     """Or under steady use it would never go."""
     memory.register_system(region())
     before = memory.lease()
-    before.read(Place("r", 0, 8))
+    before.read(RegionSlice("r", 0, 8))
     memory.unregister(SystemRegion)
-    assert refusal(memory.lease().read, Place("r", 0, 8)) == (
+    assert refusal(memory.lease().read, RegionSlice("r", 0, 8)) == (
         Code.NOT_FOUND,
         "Unable to find shared memory region: 'r'",
     )
-    before.read(Place("r", 8, 8))  # who has it has all of it
+    before.read(RegionSlice("r", 8, 8))  # who has it has all of it
     before.release()
     assert memory.status(SystemRegion) == []
 
@@ -243,10 +243,10 @@ def test_the_name_of_a_region_that_goes_may_be_registered_again(memory: SharedMe
     (directory / "b").write_bytes(CONTENT[::-1])
     memory.register_system(region())
     before = memory.lease()
-    before.read(Place("r", 0, 8))
+    before.read(RegionSlice("r", 0, 8))
     memory.unregister(SystemRegion)
     memory.register_system(region(key="b"))
-    assert read(memory, Place("r", 0, 64)) == CONTENT[::-1]
+    assert read(memory, RegionSlice("r", 0, 64)) == CONTENT[::-1]
     assert memory.status(SystemRegion) == [region(key="b")]
     memory.register_system(region("s"))
     assert refusal(memory.register_system, region("t"))[0] is Code.UNAVAILABLE  # the one that goes counts
@@ -259,7 +259,7 @@ def test_what_was_read_outlives_the_region(memory: SharedMemory) -> None:
     """A cancelled request is over, but its execution may go on."""
     memory.register_system(region())
     lease = memory.lease()
-    view = lease.read(Place("r", 16, 16))
+    view = lease.read(RegionSlice("r", 16, 16))
     lease.release()
     memory.unregister(SystemRegion)
     assert bytes(view) == CONTENT[16:32]
@@ -267,7 +267,7 @@ def test_what_was_read_outlives_the_region(memory: SharedMemory) -> None:
 
 def test_what_is_read_is_no_copy_and_not_to_be_written(memory: SharedMemory, directory: Path) -> None:
     memory.register_system(region())
-    view = memory.lease().read(Place("r", 4, 4))
+    view = memory.lease().read(RegionSlice("r", 4, 4))
     with (directory / "a").open("r+b") as file:
         file.seek(4)
         file.write(b"abcd")
@@ -278,7 +278,7 @@ def test_what_is_read_is_no_copy_and_not_to_be_written(memory: SharedMemory, dir
 def test_writing(memory: SharedMemory, directory: Path) -> None:
     memory.register_system(region(offset=8, byte_size=16))
     lease = memory.lease()
-    place = Place("r", 4, 8)
+    place = RegionSlice("r", 4, 8)
     lease.reserve(place)
     lease.write(place, b"abc")
     assert (directory / "a").read_bytes() == CONTENT[:12] + b"abc" + CONTENT[15:]
@@ -286,7 +286,7 @@ def test_writing(memory: SharedMemory, directory: Path) -> None:
 
 def test_only_what_was_reserved_is_written(memory: SharedMemory) -> None:
     memory.register_system(region())
-    assert "this is a bug" in refusal(memory.lease().write, Place("r", 0, 8), b"")[1]
+    assert "this is a bug" in refusal(memory.lease().write, RegionSlice("r", 0, 8), b"")[1]
 
 
 OFFSET = "Invalid offset for shared memory region: 'r'"
@@ -316,8 +316,8 @@ OVERFLOW = (
 def test_places_outside_the_region(memory: SharedMemory, offset: int, size: int, text: str) -> None:
     memory.register_system(region(byte_size=16))
     lease = memory.lease()
-    assert refusal(lease.read, Place("r", offset, size)) == (Code.INVALID_ARG, text)
-    assert refusal(lease.reserve, Place("r", offset, size)) == (Code.INVALID_ARG, text)
+    assert refusal(lease.read, RegionSlice("r", offset, size)) == (Code.INVALID_ARG, text)
+    assert refusal(lease.reserve, RegionSlice("r", offset, size)) == (Code.INVALID_ARG, text)
     lease.release()
     memory.unregister(SystemRegion)
     assert memory.status(SystemRegion) == []
@@ -325,7 +325,7 @@ def test_places_outside_the_region(memory: SharedMemory, offset: int, size: int,
 
 def test_regions_that_are_not_there(memory: SharedMemory) -> None:
     expected = (Code.NOT_FOUND, "Unable to find shared memory region: 'r'")
-    assert refusal(memory.lease().read, Place("r", 0, 8)) == expected
+    assert refusal(memory.lease().read, RegionSlice("r", 0, 8)) == expected
 
 
 @pytest.mark.parametrize(("left", "has"), [(40, 32), (8, 0), (0, 0)])
@@ -334,15 +334,15 @@ def test_memory_that_was_made_smaller_is_not_touched(
 ) -> None:
     memory.register_system(region(offset=8, byte_size=48))
     lease = memory.lease()
-    lease.reserve(Place("r", 0, 48))
+    lease.reserve(RegionSlice("r", 0, 48))
     os.truncate(directory / "a", left)
     expected = (
         Code.INVALID_ARG,
         "shared memory region 'r' was registered with 48 bytes, but '/a' has been made smaller since and has "
         f"{has} of them",
     )
-    assert refusal(lease.read, Place("r", 16, 32)) == expected
-    assert refusal(lease.write, Place("r", 0, 48), bytes(48)) == expected
+    assert refusal(lease.read, RegionSlice("r", 16, 32)) == expected
+    assert refusal(lease.write, RegionSlice("r", 0, 48), bytes(48)) == expected
 
 
 def test_threads_may_share_it(directory: Path) -> None:
@@ -351,7 +351,7 @@ def test_threads_may_share_it(directory: Path) -> None:
 
     def use() -> None:
         for _ in range(200):
-            assert read(memory, Place("r", 0, 64)) == CONTENT
+            assert read(memory, RegionSlice("r", 0, 64)) == CONTENT
 
     threads = [threading.Thread(target=use) for _ in range(4)]
     for thread in threads:

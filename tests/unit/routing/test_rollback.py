@@ -1,13 +1,13 @@
 """When a version loses its weight."""
 
 from modserve.core.configuration.routing_config import Rollback
-from modserve.routing.rollback import Window, verdict
+from modserve.routing.rollback import RequestWindow, verdict
 
 MS = 1_000_000
 
 
-def window(*durations_ms: float, failures: int = 0, most: int = 200) -> Window:
-    made = Window(most)
+def window(*durations_ms: float, failures: int = 0, most: int = 200) -> RequestWindow:
+    made = RequestWindow(most)
     for duration in durations_ms:
         made.add(0, round(duration * MS), False)
     for _ in range(failures):
@@ -54,7 +54,7 @@ def test_a_window_keeps_the_latest() -> None:
 
 
 def test_a_window_forgets_with_time() -> None:
-    some = Window(10, age_ns=100)
+    some = RequestWindow(10, span_ns=100)
     some.add(0, 1, True)
     some.add(50, 1, False)
     assert (len(some), some.failures) == (2, 1)
@@ -65,4 +65,4 @@ def test_a_window_forgets_with_time() -> None:
 
 
 def test_no_requests_take_no_time() -> None:
-    assert Window(1).p95_ns() == 0
+    assert RequestWindow(1).p95_ns() == 0

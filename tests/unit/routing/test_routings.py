@@ -9,8 +9,8 @@ from routed_versions import Keeper, Version
 from modserve.core.configuration.routing_config import RouteFigures, Routing
 from modserve.core.errors import Code, ModserveError, internal, invalid
 from modserve.core.servable import Servable
-from modserve.repository.rows import Model
-from modserve.repository.rows import Version as Row
+from modserve.repository.rows import ModelRow
+from modserve.repository.rows import VersionRow as Row
 from modserve.repository.table import ModelTable
 from modserve.routing.reading import read
 from modserve.routing.router import Routed, RouteRollback
@@ -161,7 +161,7 @@ def test_labels() -> None:
 
 async def test_who_borrows_a_routed_model_keeps_all_its_versions() -> None:
     table, served = ModelTable(), versions()
-    table.models["m"] = Model(versions={number: Row(servable=servable) for number, servable in served.items()})
+    table.models["m"] = ModelRow(versions={number: Row(servable=servable) for number, servable in served.items()})
     table.rank("m")
     assert table.get("m", None) is served[2]
     table.routings.set("m", table.latest("m"), SPLIT)

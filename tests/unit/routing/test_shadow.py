@@ -13,7 +13,7 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
 from modserve.routing import shadow as module
 from modserve.routing.reading import read
-from modserve.routing.shadow import Shadowing
+from modserve.routing.shadow import ShadowTraffic
 from modserve.testing import RecordingSink, request
 
 SIZE = 4 * 4 + 4 * 4
@@ -29,7 +29,9 @@ class Shadowed(Stage):
         self.soon: list[Callable[[], None]] = []
         rule = read({"split": {"1": 1}, "shadow": shadow}).shadow
         assert rule is not None
-        self.shadowing = self.router.shadowing = Shadowing(rule, self.memory, self.soon.append, self.aside)
+        self.shadow_traffic = self.router.shadow_traffic = ShadowTraffic(
+            rule, self.memory, self.soon.append, self.aside
+        )
         self.asides: list[tuple[Callable[[], str], Callable[[str], None]]] = []
 
     def aside(self, compare: Callable[[], str], done: Callable[[str], None]) -> None:
@@ -49,7 +51,7 @@ class Shadowed(Stage):
 
     @property
     def outcomes(self) -> dict[str, int]:
-        return {outcome: count for outcome, count in self.shadowing.outcomes.items() if count}
+        return {outcome: count for outcome, count in self.shadow_traffic.outcomes.items() if count}
 
 
 def test_a_copy_is_made_when_the_client_has_its_response() -> None:
@@ -64,9 +66,9 @@ def test_a_copy_is_made_when_the_client_has_its_response() -> None:
     (copy,) = stage.versions[2].requests
     assert (copy.id, copy.version, copy.inputs) == ("a", 2, stage.versions[1].requests[0].inputs)
     assert copy.deadline_ns > 5
-    assert (stage.shadowing.in_flight, stage.memory.held) == (1, SIZE)
+    assert (stage.shadow_traffic.in_flight, stage.memory.held) == (1, SIZE)
     stage.versions[2].respond()
-    assert (stage.outcomes, stage.shadowing.in_flight, stage.memory.held) == ({"same": 1}, 0, 0)
+    assert (stage.outcomes, stage.shadow_traffic.in_flight, stage.memory.held) == ({"same": 1}, 0, 0)
 
 
 def test_differences_are_counted_and_shown() -> None:
@@ -77,7 +79,7 @@ def test_differences_are_counted_and_shown() -> None:
         stage.versions[2].respond(value)
     assert stage.outcomes == {"same": 1, "different": 1}
     text = "output 'OUTPUT0' differs in 4 of 4 elements, by up to 0.5 of their size"
-    assert stage.shadowing.report()["last_difference"] == text
+    assert stage.shadow_traffic.report()["last_difference"] == text
 
 
 def test_failures_and_refusals() -> None:
@@ -92,8 +94,8 @@ def test_failures_and_refusals() -> None:
     stage.ask()
     stage.turn()
     assert stage.outcomes == {"failed": 2, "dropped": 1}
-    assert stage.shadowing.report()["last_failure"] == "no such input"
-    assert (stage.shadowing.in_flight, stage.memory.held) == (0, 0)
+    assert stage.shadow_traffic.report()["last_failure"] == "no such input"
+    assert (stage.shadow_traffic.in_flight, stage.memory.held) == (0, 0)
 
 
 def test_a_request_that_failed_is_not_copied() -> None:
@@ -106,11 +108,11 @@ def test_only_so_many_are_in_flight() -> None:
     stage = Shadowed(max_in_flight=2)
     for _ in range(5):
         stage.ask()
-    assert (stage.shadowing.in_flight, stage.outcomes) == (2, {"dropped": 3})
+    assert (stage.shadow_traffic.in_flight, stage.outcomes) == (2, {"dropped": 3})
     stage.turn()
     stage.versions[2].respond()
     stage.ask()
-    assert (stage.shadowing.in_flight, stage.outcomes) == (2, {"dropped": 3, "same": 1})
+    assert (stage.shadow_traffic.in_flight, stage.outcomes) == (2, {"dropped": 3, "same": 1})
 
 
 def test_only_what_fits_the_memory() -> None:

@@ -2,16 +2,16 @@
 
 import pytest
 
-from modserve.core.configuration.ensemble_config import Condition, Ensembling, Step
+from modserve.core.configuration.ensemble_config import Condition, EnsembleConfig, Step
 from modserve.core.configuration.model_config import TensorSpec
 from modserve.core.errors import Code, ModserveError
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Shape
-from modserve.scheduling.dataflow import Entry, Missing, StepPlan, Value, Wave, as_output, fitted, follow_up, runs
+from modserve.scheduling.dataflow import Absence, Entry, StepPlan, Value, Wave, as_output, fitted, follow_up, runs
 from modserve.testing import tensor
 
-ABSENT, SKIPPED = Missing.ABSENT, Missing.SKIPPED
+ABSENT, SKIPPED = Absence.ABSENT, Absence.SKIPPED
 HERE = Value(tensor(dtypes.INT32, (1,), 1))
 
 
@@ -20,8 +20,8 @@ def step(inputs: str, outputs: str, when: Condition | None = None) -> Step:
     return Step("m", None, {name: name for name in inputs.split()}, {name: name for name in outputs.split()}, when)
 
 
-DIAMOND = Ensembling((step("in", "a"), step("in", "b"), step("a b", "out"), step("b", "aside")))
-SWITCH = Ensembling(
+DIAMOND = EnsembleConfig((step("in", "a"), step("in", "b"), step("a b", "out"), step("b", "aside")))
+SWITCH = EnsembleConfig(
     (
         step("in", "k"),
         step("in", "out", Condition("k", "==", 1)),

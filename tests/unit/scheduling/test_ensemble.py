@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from modserve.core.configuration.ensemble_config import Condition, Ensembling, Step
+from modserve.core.configuration.ensemble_config import Condition, EnsembleConfig, Step
 from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.errors import Code, ModserveError, OverloadedError, internal, invalid, not_found, unavailable
 from modserve.core.requests.inflight import Inflight
@@ -155,7 +155,9 @@ def bench(
         required = " ".join(each for each in needs.split() if each not in optional_inputs.split())
         free = " ".join(each for each in needs.split() if each in optional_inputs.split())
         puppets[name] = Puppet(model(name, required, gives, free, decoupled=name in decoupled.split()))
-    config = model("e", inputs, outputs, optional, ensemble=Ensembling(tuple(made), limit), decoupled=bool(decoupled))
+    config = model(
+        "e", inputs, outputs, optional, ensemble=EnsembleConfig(tuple(made), limit), decoupled=bool(decoupled)
+    )
     return Bench(config, puppets)
 
 
@@ -343,7 +345,7 @@ def test_only_those_that_still_wait_for_the_limit_are_too_late() -> None:
 
 
 def test_versions() -> None:
-    config = model("e", "in", "out", ensemble=Ensembling((Step("a", 4, {"x": "in"}, {"y": "out"}),)))
+    config = model("e", "in", "out", ensemble=EnsembleConfig((Step("a", 4, {"x": "in"}, {"y": "out"}),)))
     made = Bench(config, {"a:4": Puppet(model("a"), 4)})
     made.ask()
     assert made["a:4"].asked[0].request.version == 4

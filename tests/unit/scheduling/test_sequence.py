@@ -17,7 +17,7 @@ from modserve.core.configuration.sequence_config import (
     DirectStrategy,
     InitialState,
     OldestStrategy,
-    State,
+    SequenceState,
     Strategy,
 )
 from modserve.core.errors import Code, ModserveError, unavailable
@@ -571,7 +571,7 @@ def test_closing_fails_what_waits(strategy: Strategy) -> None:
 
 # States
 
-STATE = State("STATE_IN", "STATE_OUT", dtypes.INT32, (2,))
+STATE = SequenceState("STATE_IN", "STATE_OUT", dtypes.INT32, (2,))
 
 
 def give(entry: Inflight, *values: int) -> None:
@@ -602,7 +602,7 @@ def test_a_request_that_fails_leaves_the_state_as_it_was(strategy: Strategy) -> 
 
 
 def test_states_of_different_shapes_share_no_batch() -> None:
-    bench = Bench(states=(State("STATE_IN", "STATE_OUT", dtypes.INT32, (-1,)),))
+    bench = Bench(states=(SequenceState("STATE_IN", "STATE_OUT", dtypes.INT32, (-1,)),))
     first, second = bench.enqueue(1, "s"), bench.enqueue(2, "s")
     bench.clock.run()
     assert first.inputs["STATE_IN"].shape == (1, 1)
@@ -619,17 +619,17 @@ def test_states_of_different_shapes_share_no_batch() -> None:
 @pytest.mark.parametrize(
     ("state", "files", "begins"),
     [
-        (State("S", "T", dtypes.FP32, (-1,), InitialState("z", (3,))), {}, [[0, 0, 0]]),
+        (SequenceState("S", "T", dtypes.FP32, (-1,), InitialState("z", (3,))), {}, [[0, 0, 0]]),
         (
-            State("S", "T", dtypes.INT32, (2,), InitialState("f", (2,), "file")),
+            SequenceState("S", "T", dtypes.INT32, (2,), InitialState("f", (2,), "file")),
             {"S": Tensor.from_raw(dtypes.INT32, (2,), np.array([4, 5], np.int32).tobytes())},
             [[4, 5]],
         ),
-        (State("S", "T", dtypes.BYTES, (2,)), {}, [[b"", b""]]),
+        (SequenceState("S", "T", dtypes.BYTES, (2,)), {}, [[b"", b""]]),
     ],
     ids=["zero", "file", "text"],
 )
-def test_initial_states(state: State, files: dict[str, Tensor], begins: list[Any]) -> None:
+def test_initial_states(state: SequenceState, files: dict[str, Tensor], begins: list[Any]) -> None:
     bench = Bench(states=(state,), files=files)
     assert bench.submit(1, "s").inputs["S"].array.tolist() == begins
 

@@ -17,7 +17,7 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
 from modserve.workers import sequences
 from modserve.workers.identity import WorkerIdentity
-from modserve.workers.link import HEAD, Kind, Link
+from modserve.workers.link import HEAD, FrameKind, PeerLink
 from modserve.workers.sequences import SequenceForwarder
 
 MB = 1_000_000
@@ -102,18 +102,18 @@ async def test_requests_for_a_worker_that_reads_nothing_are_refused(
 async def test_requests_of_a_worker_that_takes_no_responses_are_not_read() -> None:
     seen = 0
 
-    def respond(link: Link, number: int, kind: int, content: bytes) -> None:
+    def respond(link: PeerLink, number: int, kind: int, content: bytes) -> None:
         nonlocal seen
         seen += 1
-        link.send(number, Kind.LAST, bytes(MB))
+        link.send(number, FrameKind.LAST, bytes(MB))
 
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     lost = asyncio.Event()
-    link = Link(respond, lambda _: lost.set(), responds=True)
+    link = PeerLink(respond, lambda _: lost.set(), responds=True)
     await loop.create_unix_connection(lambda: link, sock=ours)
-    frames = b"".join(HEAD.pack(HEAD.size - 4, number, Kind.REQUEST) for number in range(50))
+    frames = b"".join(HEAD.pack(HEAD.size - 4, number, FrameKind.REQUEST) for number in range(50))
     await loop.sock_sendall(theirs, frames)
     await until(lambda: seen)
     for _ in range(20):
@@ -136,12 +136,12 @@ async def test_one_that_sends_requests_reads_always() -> None:
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     lost = asyncio.Event()
-    link = Link(lambda _, number, kind, content: seen.append(number), lambda _: lost.set())
+    link = PeerLink(lambda _, number, kind, content: seen.append(number), lambda _: lost.set())
     await loop.create_unix_connection(lambda: link, sock=ours)
     for number in range(20):
-        link.send(number, Kind.REQUEST, bytes(MB))
+        link.send(number, FrameKind.REQUEST, bytes(MB))
     assert link.unsent > 10 * MB
-    await loop.sock_sendall(theirs, HEAD.pack(HEAD.size - 4, 7, Kind.END))
+    await loop.sock_sendall(theirs, HEAD.pack(HEAD.size - 4, 7, FrameKind.END))
     await until(lambda: seen == [7])
     theirs.close()
     await lost.wait()

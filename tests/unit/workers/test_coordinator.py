@@ -10,7 +10,7 @@ import pytest
 from modserve.core.errors import Code, ModserveError, invalid
 from modserve.core.tensors.shared_memory import CudaRegion, SystemRegion
 from modserve.workers import values
-from modserve.workers.client import PeerDiedError, PeerGoneError
+from modserve.workers.client import PeerDiedError, PeerLostError
 from modserve.workers.coordinator import Coordinator
 from modserve.workers.identity import WorkerIdentity
 from modserve.workers.journal import Journal, ServerChange
@@ -93,15 +93,15 @@ async def test_all_of_them(coordinator: Coordinator, workers: Workers, identity:
 
 
 async def test_one_that_is_not_there_is_left_out(coordinator: Coordinator, workers: Workers) -> None:
-    workers.each[0].fails["load_model"] = PeerGoneError()
+    workers.each[0].fails["load_model"] = PeerLostError()
     await coordinator.change(LOAD)
     assert workers.have == ["unload", "load", "load"]
 
 
 async def test_none_is_there(coordinator: Coordinator, workers: Workers) -> None:
     for worker in workers.each:
-        worker.fails["load_model"] = PeerGoneError()
-    with pytest.raises(PeerGoneError):
+        worker.fails["load_model"] = PeerLostError()
+    with pytest.raises(PeerLostError):
         await coordinator.change(LOAD)
 
 

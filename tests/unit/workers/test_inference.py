@@ -9,7 +9,7 @@ from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
 from modserve.workers import inference
-from modserve.workers.link import HEAD, Kind, Link
+from modserve.workers.link import HEAD, FrameKind, PeerLink
 
 
 def tensor(*values: int) -> Tensor:
@@ -46,8 +46,8 @@ def test_a_failure_arrives_with_its_code(error: ModserveError) -> None:
 @pytest.mark.parametrize("cut", range(1, 30, 3))
 def test_frames_come_whole_however_they_are_cut(cut: int) -> None:
     frames: list[tuple[int, int, bytes]] = []
-    link = Link(lambda _, number, kind, content: frames.append((number, kind, content)), lambda _: None)
-    sent = [(1, Kind.REQUEST, b"abc"), (2**63, Kind.CANCEL, b""), (3, Kind.LAST, b"x" * 40)]
+    link = PeerLink(lambda _, number, kind, content: frames.append((number, kind, content)), lambda _: None)
+    sent = [(1, FrameKind.REQUEST, b"abc"), (2**63, FrameKind.CANCEL, b""), (3, FrameKind.LAST, b"x" * 40)]
     data = b"".join(HEAD.pack(len(content) + HEAD.size - 4, number, kind) + content for number, kind, content in sent)
     for at in range(0, len(data), cut):
         link.data_received(data[at : at + cut])

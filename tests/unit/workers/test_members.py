@@ -12,7 +12,7 @@ from rpc_calls import FakeCall, call_table
 
 from fake_cuda import HANDLE, FakeDriver
 from modserve.core.errors import Code, ModserveError, invalid
-from modserve.core.lifecycle import IndexEntry, State
+from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.core.tensors.shared_memory import CudaRegion
 from modserve.core.version import ModelId
 from modserve.frontends.http.rest.app import create_app
@@ -30,7 +30,7 @@ from modserve.server.services import Services
 from modserve.settings import HttpSettings
 from modserve.testing import write_model
 from modserve.workers import values
-from modserve.workers.client import PeerGoneError
+from modserve.workers.client import PeerLostError
 from modserve.workers.control import WorkerControl
 from modserve.workers.coordinator import Coordinator
 from modserve.workers.fleet_server import FleetServer
@@ -84,7 +84,7 @@ class Workers(Peers):
         """As over the socket."""
         control = self.each[index].control
         if not control.answers(method):
-            raise PeerGoneError
+            raise PeerLostError
         sent = values.loads(values.dumps((method, arguments)))
         outcome = values.loads(values.dumps(await control.call(*sent)))
         if isinstance(outcome, ModserveError):
@@ -213,7 +213,7 @@ async def test_counts_of_all_are_added_up(fleet: FleetServer, workers: Workers) 
 async def test_the_index_says_which_worker_has_lost_a_model(fleet: FleetServer, workers: Workers) -> None:
     await workers.each[1].server.unload_model("echo")
     (row,) = [entry for entry in await fleet.repository_index(False) if entry.name == "echo"]
-    assert row == IndexEntry("echo", 1, State.UNAVAILABLE, "worker 1: unloaded", row.load_ns)
+    assert row == IndexEntry("echo", 1, LifecycleState.UNAVAILABLE, "worker 1: unloaded", row.load_ns)
     assert "echo" not in [entry.name for entry in await fleet.repository_index(True)]
 
 

@@ -12,12 +12,12 @@ import pytest
 from modserve.core.configuration.log_settings import LogFormat
 from modserve.core.configuration.trace_settings import TraceLevel
 from modserve.core.errors import Code, MemoryExhaustedError, ModserveError, OverloadedError, invalid
-from modserve.core.lifecycle import IndexEntry, State
+from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.core.tensors.shared_memory import CudaRegion, SystemRegion
 from modserve.protocol.failures import DeadlinePassedError
 from modserve.routing.router import RouteRollback
 from modserve.workers import values
-from modserve.workers.client import PeerGoneError, content
+from modserve.workers.client import PeerLostError, content
 from modserve.workers.identity import WorkerIdentity
 from modserve.workers.journal import ServerChange
 from modserve.workers.sequences import owner
@@ -68,7 +68,7 @@ def test_an_identity_is_written_and_read() -> None:
     "value",
     [
         {"level": TraceLevel.TIMESTAMPS | TraceLevel.TENSORS, "rate": None, "format": LogFormat.JSON},
-        [IndexEntry("a", 1, State.READY, ""), IndexEntry("b\udc2f", None, State.UNKNOWN, "why", 3)],
+        [IndexEntry("a", 1, LifecycleState.READY, ""), IndexEntry("b\udc2f", None, LifecycleState.UNKNOWN, "why", 3)],
         ({"1/model.onnx": b"\x00\xff"}, 2**80, 1.5, (True, None)),
         RouteRollback("m", "canary", "it failed", {"split": {"1": 9}}),
     ],
@@ -82,7 +82,7 @@ def test_values_come_as_they_were(value: object) -> None:
     [invalid("no"), OverloadedError("later", 7, too_many=True), MemoryExhaustedError("full"), DeadlinePassedError()],
 )
 def test_errors_come_as_what_they_say(error: ModserveError) -> None:
-    copy = values.loads(values.dumps(values.plain_error(error)))
+    copy = values.loads(values.dumps(values.portable_error(error)))
     assert (copy.code, copy.message) == (error.code, error.message)
     assert getattr(copy, "too_many", False) == getattr(error, "too_many", False)
 
@@ -114,7 +114,7 @@ def test_a_call_that_a_worker_does_not_take_is_a_failure() -> None:
     ids=["nothing", "no head", "a part", "about to end"],
 )
 def test_a_worker_that_has_gone_has_no_response(data: bytes) -> None:
-    with pytest.raises(PeerGoneError):
+    with pytest.raises(PeerLostError):
         content(data)
 
 

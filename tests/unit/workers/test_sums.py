@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from modserve.core.lifecycle import IndexEntry, State
+from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.pb import inference as pb
 from modserve.workers import sums
 
@@ -52,23 +52,23 @@ def test_responses_are_added_up_by_their_number() -> None:
     assert total.response_stats["1"].fail == duration(3, 7)
 
 
-def entry(name: str, version: int | None, state: State = State.READY, reason: str = "") -> IndexEntry:
+def entry(name: str, version: int | None, state: LifecycleState = LifecycleState.READY, reason: str = "") -> IndexEntry:
     return IndexEntry(name, version, state, reason)
 
 
 def test_a_version_is_ready_if_it_is_everywhere() -> None:
-    ready, lost = entry("a", 1), entry("a", 1, State.UNAVAILABLE, "it broke")
+    ready, lost = entry("a", 1), entry("a", 1, LifecycleState.UNAVAILABLE, "it broke")
     assert sums.index({0: [ready], 1: [ready]}) == [ready]
-    assert sums.index({0: [ready], 1: [lost]}) == [entry("a", 1, State.UNAVAILABLE, "worker 1: it broke")]
+    assert sums.index({0: [ready], 1: [lost]}) == [entry("a", 1, LifecycleState.UNAVAILABLE, "worker 1: it broke")]
 
 
 def test_a_model_that_one_worker_has_not_loaded_says_so() -> None:
-    ready, never = entry("a", None), entry("a", None, State.UNKNOWN)
-    assert sums.index({1: [never], 0: [ready]}) == [entry("a", None, State.UNKNOWN, "worker 1: not loaded")]
+    ready, never = entry("a", None), entry("a", None, LifecycleState.UNKNOWN)
+    assert sums.index({1: [never], 0: [ready]}) == [entry("a", None, LifecycleState.UNKNOWN, "worker 1: not loaded")]
 
 
 def test_versions_are_in_order_of_their_numbers() -> None:
-    rows = [entry("b", None, State.UNKNOWN), entry("a", 10), entry("a", 9)]
+    rows = [entry("b", None, LifecycleState.UNKNOWN), entry("a", 10), entry("a", 9)]
     assert [(each.name, each.version) for each in sums.index({0: rows})] == [("a", 9), ("a", 10), ("b", None)]
 
 

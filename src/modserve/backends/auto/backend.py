@@ -16,11 +16,11 @@ from ..registry import BackendRegistry, new_instance
 from . import options as auto_options
 from .cache import EDITION, ChoiceCache, content_digest
 from .candidates import Cpu, find_artifact, hindrance, this_cpu
-from .choice import Choice, Row, table
+from .choice import CandidateRow, Choice, table
 from .measurement import choose
 from .options import engine_parameters, read_options
 from .selection import OpenCandidate, Selection
-from .setting import Setting
+from .setting import BatchSetting
 
 _log = logging.getLogger(__name__)
 
@@ -68,15 +68,15 @@ class AutoBackend:
         options = read_options(source)
         artifact = find_artifact(source.path, source.config.name)
         job = Selection(source, artifact, options, self._registry, self._clock, self._sleep)
-        rows = [Row(candidate) for candidate in artifact.format.candidates]
+        rows = [CandidateRow(candidate) for candidate in artifact.format.candidates]
         available = self._registry.names
         for row in rows:
             row.why = hindrance(row.candidate, available, self._cpu.flags)
             if options.engines and row.candidate.backend not in options.engines:
                 row.why = row.why or f"it is not among the engines that may serve: {', '.join(options.engines)}"
-        facts = self._facts(job, rows)
+        conditions = self._conditions(job, rows)
         cache = ChoiceCache(options.cache_directory)
-        choice = cache.load(facts, [row.candidate for row in rows if not row.why])
+        choice = cache.load(conditions, [row.candidate for row in rows if not row.why])
         if choice is not None:
             try:
                 opened = job.open(choice.candidate, _setting(choice))
@@ -87,7 +87,7 @@ class AutoBackend:
                 return self._model(job, choice, opened, from_cache=True)
         choice, opened = choose(job, rows)
         if choice.details.get("objective") or choice.details.get("tuned"):
-            cache.store(facts, choice)
+            cache.store(conditions, choice)
         return self._model(job, choice, opened, from_cache=False)
 
     def _model(self, job: Selection, choice: Choice, opened: OpenCandidate, *, from_cache: bool) -> "AutoModel":
@@ -102,7 +102,7 @@ class AutoBackend:
         )
         return AutoModel(job, choice, opened, from_cache)
 
-    def _facts(self, job: Selection, rows: list[Row]) -> dict[str, object]:
+    def _conditions(self, job: Selection, rows: list[CandidateRow]) -> dict[str, object]:
         """All that the choice depends on. Raises OSError."""
         source, options = job.source, job.options
         config = source.config
@@ -134,7 +134,7 @@ class AutoBackend:
         }
 
 
-def _setting(choice: Choice) -> Setting | None:
+def _setting(choice: Choice) -> BatchSetting | None:
     """What was tuned, by a choice from the cache; None if nothing was, or the file does not say it rightly."""
     tuned = choice.details.get("tuned")
     if not isinstance(tuned, dict):
@@ -142,7 +142,7 @@ def _setting(choice: Choice) -> Setting | None:
     batch, instances = (tuned.get(key) for key in ("batch_size", "instances"))
     if not isinstance(batch, int) or not isinstance(instances, int):
         return None
-    return Setting(batch, instances) if batch >= 0 and 0 <= instances <= _MOST_INSTANCES else None
+    return BatchSetting(batch, instances) if batch >= 0 and 0 <= instances <= _MOST_INSTANCES else None
 
 
 class AutoModel:

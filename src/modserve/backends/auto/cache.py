@@ -28,11 +28,11 @@ class ChoiceCache:
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
 
-    def load(self, facts: Mapping[str, object], candidates: Sequence[Candidate]) -> Choice | None:
+    def load(self, conditions: Mapping[str, object], candidates: Sequence[Candidate]) -> Choice | None:
         """The choice that was made under the same facts, if it is one of the `candidates`."""
         if self._directory is None:
             return None
-        path = self._path(facts)
+        path = self._path(conditions)
         try:
             entry = json.loads(path.read_bytes())
         except FileNotFoundError:
@@ -41,18 +41,18 @@ class ChoiceCache:
             _log.warning("the choice of an engine in '%s' cannot be read, and is made anew: %s", path, error)
             return None
         try:
-            return _choice(entry, facts, candidates)
+            return _choice(entry, conditions, candidates)
         except (KeyError, TypeError, ValueError) as error:
             _log.warning("'%s' holds no choice of an engine for this model, which is made anew: %s", path, error)
             return None
 
-    def store(self, facts: Mapping[str, object], choice: Choice) -> None:
+    def store(self, conditions: Mapping[str, object], choice: Choice) -> None:
         """Keep a choice. A failure is a warning in the log."""
         if self._directory is None:
             return
-        path = self._path(facts)
+        path = self._path(conditions)
         entry = {
-            "facts": facts,
+            "facts": conditions,
             "choice": choice.candidate.name,
             "reason": choice.reason,
             "rows": choice.rows,
@@ -77,15 +77,15 @@ class ChoiceCache:
                 error.strerror or error,
             )
 
-    def _path(self, facts: Mapping[str, object]) -> Path:
+    def _path(self, conditions: Mapping[str, object]) -> Path:
         assert self._directory is not None, "only called with a directory: this is a bug"
-        text = json.dumps(facts, sort_keys=True, default=list)
+        text = json.dumps(conditions, sort_keys=True, default=list)
         return self._directory / f"{hashlib.sha256(text.encode()).hexdigest()[:40]}.json"
 
 
-def _choice(entry: object, facts: Mapping[str, object], candidates: Sequence[Candidate]) -> Choice:
+def _choice(entry: object, conditions: Mapping[str, object], candidates: Sequence[Candidate]) -> Choice:
     """Raises KeyError, TypeError or ValueError for what is none."""
-    if not isinstance(entry, dict) or entry["facts"] != json.loads(json.dumps(facts, default=list)):
+    if not isinstance(entry, dict) or entry["facts"] != json.loads(json.dumps(conditions, default=list)):
         raise ValueError("it is about something else")
     candidate = next((each for each in candidates if each.name == entry["choice"]), None)
     if candidate is None:

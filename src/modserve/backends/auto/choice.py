@@ -12,7 +12,7 @@ TIE = 0.03
 
 
 @dataclass(slots=True)
-class Row:
+class CandidateRow:
     """A candidate, and what came of it. With `why` it cannot serve."""
 
     candidate: Candidate
@@ -44,12 +44,12 @@ class Choice:
     candidate: Candidate
     reason: str
     rows: tuple[Mapping[str, object], ...]
-    """As `Row.to_json` makes them, in the order of the table."""
+    """As `CandidateRow.to_json` makes them, in the order of the table."""
     details: Mapping[str, object]
     """How it was measured, in values that JSON has; empty if nothing was."""
 
 
-def refusal(row: Row, tolerance: Tolerance, reference: Candidate) -> str:
+def refusal(row: CandidateRow, tolerance: Tolerance, reference: Candidate) -> str:
     """Why a row that was measured must not serve; empty if it may."""
     if row.candidate is reference or row.error is None:
         return ""
@@ -68,7 +68,7 @@ def not_admitted(candidate: Candidate, tolerance: Tolerance) -> str:
     )
 
 
-def decide(rows: Sequence[Row], reference: Candidate) -> tuple[Row, str]:
+def decide(rows: Sequence[CandidateRow], reference: Candidate) -> tuple[CandidateRow, str]:
     """The row that serves, and why, of those that were measured and may. There is at least one."""
     able = [row for row in rows if not row.why and row.seconds is not None]
     fastest = min(able, key=_seconds)
@@ -89,7 +89,7 @@ def decide(rows: Sequence[Row], reference: Candidate) -> tuple[Row, str]:
     return chosen, f"{name} takes {took}, {what} {against}{error}"
 
 
-def _seconds(row: Row) -> float:
+def _seconds(row: CandidateRow) -> float:
     return math.inf if row.seconds is None else row.seconds
 
 

@@ -13,7 +13,7 @@ from modserve.core.tensors.tensor import Array
 from ..tensors import output_datatypes
 from .budget import Budget
 from .candidates import FP32, Candidate
-from .choice import Choice, Row, decide, not_admitted, refusal
+from .choice import CandidateRow, Choice, decide, not_admitted, refusal
 from .comparison import difference
 from .options import LATENCY
 from .race import race
@@ -28,7 +28,7 @@ _measuring = threading.Lock()
 """Of the process: two measurements at a time would disturb each other."""
 
 
-def choose(job: Selection, rows: Sequence[Row]) -> tuple[Choice, OpenCandidate]:
+def choose(job: Selection, rows: Sequence[CandidateRow]) -> tuple[Choice, OpenCandidate]:
     """Measure the candidates that nothing is in the way of, and close all but the one that serves.
 
     Raises the code of the first failure, with the reasons of all candidates, if none is able to serve.
@@ -45,7 +45,7 @@ def choose(job: Selection, rows: Sequence[Row]) -> tuple[Choice, OpenCandidate]:
 class _Trial:
     """A candidate that is open, with what came of it so far."""
 
-    row: Row
+    row: CandidateRow
     opened: OpenCandidate
     config: ModelConfig
     runner: Runner | AsyncRunner | None = None
@@ -59,7 +59,7 @@ class _Trial:
 class _Measurement:
     """What it opens is closed by the stack, but for what is to be kept."""
 
-    def __init__(self, job: Selection, rows: Sequence[Row], stack: ExitStack) -> None:
+    def __init__(self, job: Selection, rows: Sequence[CandidateRow], stack: ExitStack) -> None:
         self._job = job
         self._rows = rows
         self._stack = stack

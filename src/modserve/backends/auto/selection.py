@@ -15,7 +15,7 @@ from .candidates import Artifact, Candidate
 from .options import LATENCY, THROUGHPUT, AutoOptions, engine_parameters
 from .runner import AsyncRunner, Runner, runner
 from .samples import Inputs, Samples, samples
-from .setting import Setting
+from .setting import BatchSetting
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class OpenCandidate:
     candidate: Candidate
     backend: Backend
     model: BackendModel
-    tuned: Setting | None = None
+    tuned: BatchSetting | None = None
     """What it was opened for, if that was chosen by measuring; 0 stands for what was not."""
 
 
@@ -54,7 +54,7 @@ class Selection:
     def name(self) -> str:
         return self.source.config.name
 
-    def open(self, candidate: Candidate, tuned: Setting | None = None) -> OpenCandidate:
+    def open(self, candidate: Candidate, tuned: BatchSetting | None = None) -> OpenCandidate:
         """Open the model by one engine. Raises what the engine raises."""
         source = self.source
         if tuned is not None and tuned.instances:

@@ -30,7 +30,7 @@ _AS_GOOD = 1.05
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Setting:
+class BatchSetting:
     """Ordered by what is to be preferred among equals."""
 
     batch: int
@@ -95,9 +95,9 @@ class _Entrant:
 class SearchResult:
     """The best setting, the seconds of a row by setting, and why others were not tried."""
 
-    best: Setting
-    seconds: Mapping[Setting, float]
-    left_out: Mapping[Setting, str]
+    best: BatchSetting
+    seconds: Mapping[BatchSetting, float]
+    left_out: Mapping[BatchSetting, str]
 
 
 def best_setting(
@@ -119,7 +119,7 @@ def best_setting(
     with ExitStack() as leading:
         for place, count in enumerate(counts):
             if search.leaders and not search.budget.left:
-                search.left_out[Setting(batches[0], count)] = search.budget.over_text
+                search.left_out[BatchSetting(batches[0], count)] = search.budget.over_text
                 continue
             with ExitStack() as stack:
                 try:
@@ -128,7 +128,7 @@ def best_setting(
                 except Exception as error:
                     if not search.leaders:
                         raise
-                    search.left_out[Setting(batches[0], count)] = str(error) or type(error).__name__
+                    search.left_out[BatchSetting(batches[0], count)] = str(error) or type(error).__name__
                     continue
                 if search.best.instances == count:
                     leading.close()
@@ -149,16 +149,16 @@ class _Search:
         sleep: Callable[[float], None],
     ) -> None:
         self.budget = budget
-        self.leaders: dict[Setting, _Entrant] = {}
-        self.seconds: dict[Setting, float] = {}
-        self.left_out: dict[Setting, str] = {}
+        self.leaders: dict[BatchSetting, _Entrant] = {}
+        self.seconds: dict[BatchSetting, float] = {}
+        self.left_out: dict[BatchSetting, str] = {}
         self._batches = batches
         self._row = row
         self._clock = clock
         self._sleep = sleep
 
     @property
-    def best(self) -> Setting:
+    def best(self) -> BatchSetting:
         fastest = min(self.seconds[setting] for setting in self.leaders)
         return min(setting for setting in self.leaders if self.seconds[setting] <= _AS_GOOD * fastest)
 
@@ -178,12 +178,12 @@ class _Search:
         ahead = self.best.instances
         self.leaders = {setting: each for setting, each in self.leaders.items() if setting.instances == ahead}
 
-    def _grown(self, crew: Crew, count: int, limit_s: float) -> dict[Setting, "_Entrant"]:
-        budget, entrants = self.budget, dict[Setting, _Entrant]()
+    def _grown(self, crew: Crew, count: int, limit_s: float) -> dict[BatchSetting, "_Entrant"]:
+        budget, entrants = self.budget, dict[BatchSetting, _Entrant]()
         end_s = budget.spent + limit_s
         best, worse, execution_s = float("inf"), 0, 0.0
         for size in self._batches:
-            setting, entrant = Setting(size, count), _Entrant(crew, _batch(self._row, size), size)
+            setting, entrant = BatchSetting(size, count), _Entrant(crew, _batch(self._row, size), size)
             # A larger batch takes at least as long as the one before.
             if entrants and (budget.spent >= end_s or execution_s > budget.left):
                 self.left_out[setting] = budget.over_text

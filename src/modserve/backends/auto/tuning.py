@@ -13,7 +13,7 @@ from .choice import Choice
 from .options import BATCH, INSTANCES, LATENCY
 from .samples import UnmeasurableError
 from .selection import OpenCandidate, Selection, close_quietly, error_text
-from .setting import Crew, Setting, batch_sizes, best_setting, instance_counts
+from .setting import BatchSetting, Crew, batch_sizes, best_setting, instance_counts
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def tuned(job: Selection, choice: Choice, opened: OpenCandidate) -> tuple[Choice
     return replace(choice, details={**choice.details, "tuned": facts}), again
 
 
-def _find_setting(job: Selection, opened: OpenCandidate) -> tuple[Setting, dict[str, object]]:
+def _find_setting(job: Selection, opened: OpenCandidate) -> tuple[BatchSetting, dict[str, object]]:
     """What is to be tuned, with 0 for what is not, and what was measured. Raises what an engine raises."""
     config, tune = job.completed(opened), job.options.tune
     if config.sequence_batching is not None or job.options.objective == LATENCY:
@@ -48,18 +48,18 @@ def _find_setting(job: Selection, opened: OpenCandidate) -> tuple[Setting, dict[
     open_crew = partial(_crew, job, opened.candidate, config)
     tried = best_setting(open_crew, counts, batches, row, job.options.budget_s, job.clock, job.sleep)
     best = tried.best
-    said: dict[Setting, dict[str, object]] = {
+    said: dict[BatchSetting, dict[str, object]] = {
         **{setting: {"why": why} for setting, why in tried.left_out.items()},
         **{setting: {"rows_per_second": round(1 / took, 3)} for setting, took in tried.seconds.items()},
     }
     rows = [{"instances": each.instances, "batch_size": each.batch, **said[each]} for each in sorted(said)]
-    setting = Setting(best.batch if batch_open else 0, best.instances if count_open else 0)
+    setting = BatchSetting(best.batch if batch_open else 0, best.instances if count_open else 0)
     return setting, {"batch_size": setting.batch, "instances": setting.instances, "settings": rows}
 
 
 @contextmanager
 def _crew(job: Selection, candidate: Candidate, config: ModelConfig, count: int) -> Iterator[Crew]:
-    opened = job.open(candidate, Setting(0, count))
+    opened = job.open(candidate, BatchSetting(0, count))
     with ExitStack() as stack:
         stack.callback(close_quietly, opened.model.close, candidate)
         crew = Crew([lambda: job.runner(opened, config, ())] * count)

@@ -30,17 +30,17 @@ _CHECKPOINT_HINT = "The file is cut off or damaged, or another version of Treeli
 class Forest:
     """`arrays` has an entry for each node of all trees, one tree after the other; children count within their tree."""
 
-    facts: Mapping[str, Any]
+    properties: Mapping[str, Any]
     arrays: Mapping[str, Array]
 
     @property
     def features(self) -> int:
-        return int(self.facts["features"])
+        return int(self.properties["features"])
 
     @property
     def task(self) -> str:
         """``binary``, ``classes``, ``regression``, ``ranking`` or ``isolation``."""
-        return str(self.facts["task"])
+        return str(self.properties["task"])
 
     @property
     def trees(self) -> int:
@@ -49,16 +49,16 @@ class Forest:
     @property
     def double(self) -> bool:
         """Its thresholds and leaves are FP64."""
-        return bool(self.facts["double"])
+        return bool(self.properties["double"])
 
     @property
     def targets(self) -> int:
-        return int(self.facts["targets"])
+        return int(self.properties["targets"])
 
     @cached_property
     def classes(self) -> int:
         """Of the target that has most; 1 where the forest gives one number."""
-        return max(int(count) for count in self.facts["class_counts"])
+        return max(int(count) for count in self.properties["class_counts"])
 
     @property
     def columns(self) -> int:
@@ -68,7 +68,7 @@ class Forest:
     @property
     def obstacle(self) -> str:
         """Why ONNX Runtime cannot run it; empty if it can."""
-        return str(self.facts["obstacle"])
+        return str(self.properties["obstacle"])
 
     @property
     def checkpoint(self) -> bytes | None:

@@ -50,11 +50,11 @@ def _steps(forest: Forest) -> Iterable[_Step]:
     base = forest.arrays["base_scores"]
     if base.any():
         yield "Add", base.astype(np.float32), []
-    kind = forest.facts["postprocessor"]
+    kind = forest.properties["postprocessor"]
     factor = {
-        "sigmoid": float(forest.facts["sigmoid_alpha"]),
-        "multiclass_ova": float(forest.facts["sigmoid_alpha"]),
-        "exponential_standard_ratio": -math.log(2) / float(forest.facts["ratio_c"]),
+        "sigmoid": float(forest.properties["sigmoid_alpha"]),
+        "multiclass_ova": float(forest.properties["sigmoid_alpha"]),
+        "exponential_standard_ratio": -math.log(2) / float(forest.properties["ratio_c"]),
     }.get(kind, 1.0)
     if factor != 1.0:
         yield "Mul", np.array([factor], np.float32), []
@@ -103,7 +103,7 @@ def _ensemble(forest: Forest) -> bytes:
         onnx.integer("n_targets", forest.columns),
         onnx.attribute(
             "aggregate_function",
-            bytes_field(onnx.ATTRIBUTE_STRING, b"AVERAGE" if forest.facts["average"] else b"SUM"),
+            bytes_field(onnx.ATTRIBUTE_STRING, b"AVERAGE" if forest.properties["average"] else b"SUM"),
             onnx.STRING,
         ),
     ]

@@ -85,7 +85,7 @@ def write(model: Any, destination: str, treelite_runs_it: bool) -> None:
     if not trees:
         raise BadFileError("it has no trees")
     check_leaves(trees, head)
-    facts = {
+    properties = {
         "features": features,
         "task": _TASKS.get(int(np.ravel(header.get_field("task_type"))[0]), "regression"),
         "postprocessor": str(header.get_field("postprocessor")),
@@ -104,28 +104,28 @@ def write(model: Any, destination: str, treelite_runs_it: bool) -> None:
     for key in ("target_id", "class_id"):
         arrays[key] = np.ravel(head[key]).astype(np.int64)
     arrays["base_scores"] = np.ravel(head["base_scores"]).astype(np.float64)
-    obstacle = why_not_onnx(facts, arrays)
+    obstacle = why_not_onnx(properties, arrays)
     if obstacle or treelite_runs_it:  # it gets a checkpoint that it wrote itself, of what has been checked
         arrays["checkpoint"] = np.frombuffer(model.serialize_bytes(), np.uint8)
     else:
         arrays["samples"], arrays["expected"] = samples(model, arrays, features)
-    facts["obstacle"] = obstacle
-    arrays["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+    properties["obstacle"] = obstacle
+    arrays["facts"] = np.frombuffer(json.dumps(properties).encode(), np.uint8)
     with open(destination, "wb") as file:
         np.savez(file, **arrays)
 
 
-def why_not_onnx(facts: dict[str, Any], arrays: dict[str, Any]) -> str:
+def why_not_onnx(properties: dict[str, Any], arrays: dict[str, Any]) -> str:
     """What ONNX has no operator for; empty for a forest that can be written as a graph."""
-    if facts["categorical"]:
+    if properties["categorical"]:
         return "it has splits by categories"
-    if facts["postprocessor"] not in _CONVERTED:
-        return f"its sums are postprocessed by '{facts['postprocessor']}'"
-    if facts["targets"] > 1 and facts["postprocessor"] == "softmax":
+    if properties["postprocessor"] not in _CONVERTED:
+        return f"its sums are postprocessed by '{properties['postprocessor']}'"
+    if properties["targets"] > 1 and properties["postprocessor"] == "softmax":
         return "it has several targets with classes each"
-    whole = (arrays["target_id"] < 0) | (facts["targets"] == 1)
-    whole &= (arrays["class_id"] < 0) | (max(facts["class_counts"]) == 1)
-    if facts["average"] and not whole.all():
+    whole = (arrays["target_id"] < 0) | (properties["targets"] == 1)
+    whole &= (arrays["class_id"] < 0) | (max(properties["class_counts"]) == 1)
+    if properties["average"] and not whole.all():
         return "its trees are averaged for each class by itself"
     return ""
 

@@ -35,7 +35,7 @@ from .options import (
     warnings,
 )
 from .providers import CUDA
-from .sessions import ModelFile, Session, open_session
+from .sessions import ModelFile, OnnxSession, open_session
 from .tensors import describe
 
 _log = logging.getLogger(__name__)
@@ -92,8 +92,8 @@ class OnnxRuntimeModel:
         self._shrunk = shrunk_devices(source.config)
         self._shared = shares_session(source.config)
         self._file = ModelFile(source.path)
-        self._cpu_session: Session | None = None
-        self._spare: tuple[int | None, Session] | None = None
+        self._cpu_session: OnnxSession | None = None
+        self._spare: tuple[int | None, OnnxSession] | None = None
         """A session that no instance has, and its GPU; None is the CPU."""
         self._gpus: dict[str, int | None] = {}
         """By the names of the instances."""
@@ -180,7 +180,7 @@ class OnnxRuntimeModel:
         self._cpu_session = self._spare = None
         del self._first
 
-    def _session(self, gpu: int | None) -> Session:
+    def _session(self, gpu: int | None) -> OnnxSession:
         if gpu is not None:
             return open_session(self._source, self._file, Placement(InstanceKind.GPU, gpu), 1)
         cpu = Placement(InstanceKind.CPU)

@@ -16,7 +16,7 @@ from itertools import count
 from typing import Final
 
 from modserve.core.tensors.tensor import Buffer
-from modserve.core.wire.protobuf_wire import Field, bytes_field, fields
+from modserve.core.wire.protobuf_wire import WireField, bytes_field, fields
 
 from . import onnx_file as onnx
 from .element_types import BOOL, INT32, INT64, INTEGER_BYTES, Divisions, divisions
@@ -75,7 +75,7 @@ def _guarded(model: Buffer) -> GuardedModel | None:
     return GuardedModel(b"".join(edited(model, 0, len(model), edits)), writer.count, len(risky) - writer.count)
 
 
-def _opset(model: Buffer, imports: Iterable[Field]) -> int:
+def _opset(model: Buffer, imports: Iterable[WireField]) -> int:
     """The version of ONNX's own operators."""
     own = (each for each in imports if "".join(texts(model, each, onnx.OPSET_DOMAIN)) in onnx.OWN_DOMAINS)
     return max([number_of(model, each, onnx.OPSET_VERSION) for each in own], default=0)
@@ -91,9 +91,9 @@ class _Writer:
         self._numbers = count(1)
         self.count = 0
 
-    def with_guards(self, message: Field, node_number: int) -> Pieces:
+    def with_guards(self, message: WireField, node_number: int) -> Pieces:
         """The content of a graph or a function."""
-        edits: list[tuple[Field, Pieces]] = []
+        edits: list[tuple[WireField, Pieces]] = []
         for field in of(self._data, message, node_number):
             if field.head in self._types and self._types[field.head] in INTEGER_BYTES:
                 guard = self._guard(read_node(self._data, field))
@@ -103,7 +103,7 @@ class _Writer:
                 edits.append((field, field_of(node_number, self._with_graphs(field))))
         return edited(self._data, message.start, message.end, edits)
 
-    def _with_graphs(self, outer: Field) -> Pieces:
+    def _with_graphs(self, outer: WireField) -> Pieces:
         """The content of a node with graphs inside."""
         edits = []
         for part in of(self._data, outer, onnx.NODE_ATTRIBUTE):
@@ -153,9 +153,9 @@ class _Writer:
             nodes.append(node("Cast", [name + "looked at"], name + "checked", [integer("to", one)]))
         return [*nodes, self._divided_by(division.field, name + ("looked at" if one == INT64 else "checked"))]
 
-    def _divided_by(self, division: Field, divisor: str) -> bytes:
+    def _divided_by(self, division: WireField, divisor: str) -> bytes:
         _, second = of(self._data, division, onnx.NODE_INPUT)
-        edits: list[tuple[Field, Pieces]] = [(second, [bytes_field(onnx.NODE_INPUT, divisor.encode())])]
+        edits: list[tuple[WireField, Pieces]] = [(second, [bytes_field(onnx.NODE_INPUT, divisor.encode())])]
         return b"".join(edited(self._data, division.start, division.end, edits))
 
 

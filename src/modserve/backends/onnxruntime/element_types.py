@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
 from modserve.core.tensors.tensor import Buffer
-from modserve.core.wire.protobuf_wire import Field, fields, integers
+from modserve.core.wire.protobuf_wire import WireField, fields, integers
 
 from . import onnx_file as onnx
 from .onnx_file import Node, number_of, of, read_node, text, texts
@@ -88,16 +88,16 @@ class _GraphReader:
 
     def __init__(self, model: Buffer) -> None:
         self._data = model
-        self.functions: dict[tuple[str, str], Field] = {}
+        self.functions: dict[tuple[str, str], WireField] = {}
         self.divisions: Divisions = {}
         self._calls: dict[tuple[object, ...], list[int]] = {}
 
     def graph(
         self,
-        graph: Field,
+        graph: WireField,
         outer: Mapping[str, int],
         outer_safe: Mapping[str, bool],
-        outer_attributes: Mapping[str, Field],
+        outer_attributes: Mapping[str, WireField],
         arguments: _Types,
         depth: int,
     ) -> list[int]:
@@ -134,7 +134,7 @@ class _GraphReader:
         node: Node,
         types: dict[str, int],
         safe: dict[str, bool],
-        outer_attributes: Mapping[str, Field],
+        outer_attributes: Mapping[str, WireField],
         depth: int,
     ) -> None:
         attributes = self._resolved(node.attributes, outer_attributes)
@@ -160,7 +160,7 @@ class _GraphReader:
         if is_division and not safe.get(node.inputs[1]):
             self.divisions.setdefault(node.field.head, set()).add(types[node.outputs[0]])
 
-    def _resolved(self, attributes: Mapping[str, Field], outer: Mapping[str, Field]) -> dict[str, Field]:
+    def _resolved(self, attributes: Mapping[str, WireField], outer: Mapping[str, WireField]) -> dict[str, WireField]:
         """A function's node may have an attribute of the call, by another name."""
         if not outer:
             return dict(attributes)
@@ -173,7 +173,7 @@ class _GraphReader:
                 resolved[name] = outer[reference]
         return resolved
 
-    def _call(self, function: Field, inputs: _Types, attributes: Mapping[str, Field], depth: int) -> list[int]:
+    def _call(self, function: WireField, inputs: _Types, attributes: Mapping[str, WireField], depth: int) -> list[int]:
         if depth > _DEEPEST:
             raise ValueError("functions call each other too deeply")
         data = self._data
@@ -192,7 +192,7 @@ class _GraphReader:
     def _graphs_of(
         self,
         node: Node,
-        attributes: Mapping[str, Field],
+        attributes: Mapping[str, WireField],
         inputs: _Types,
         types: Mapping[str, int],
         safe: Mapping[str, bool],
@@ -208,7 +208,7 @@ class _GraphReader:
                     made = [a or b for a, b in zip(made, of_graph, strict=False)] or of_graph
         return made[1:] if node.op_type == "Loop" else made  # whose graph gives the condition as well
 
-    def _made(self, node: Node, inputs: _Types, attributes: Mapping[str, Field]) -> list[int]:
+    def _made(self, node: Node, inputs: _Types, attributes: Mapping[str, WireField]) -> list[int]:
         op, count = node.op_type, len(node.outputs)
         first = inputs[0] if inputs else UNKNOWN
         if op in _FIXED:
@@ -227,17 +227,17 @@ class _GraphReader:
             first = self._constant(op, attributes)
         return [first, *(_OTHERS.get(op) or [first] * (count - 1))]
 
-    def _named(self, attributes: Mapping[str, Field], name: str, default: int) -> int:
+    def _named(self, attributes: Mapping[str, WireField], name: str, default: int) -> int:
         return number_of(self._data, attributes[name], onnx.ATTRIBUTE_INT) if name in attributes else default
 
-    def _constant(self, op: str, attributes: Mapping[str, Field]) -> int:
+    def _constant(self, op: str, attributes: Mapping[str, WireField]) -> int:
         for name, one in _CONSTANTS[op].items():
             if name in attributes:
                 tensor = next(of(self._data, attributes[name], onnx.ATTRIBUTE_TENSOR), None)
                 return number_of(self._data, tensor, onnx.TENSOR_TYPE) if tensor is not None else one
         return FLOAT if op == "ConstantOfShape" else UNKNOWN
 
-    def _declared(self, value: Field) -> int:
+    def _declared(self, value: WireField) -> int:
         """The type of elements of a value, also in a sequence or an optional one."""
         data = self._data
         kinds = list(of(data, value, onnx.VALUE_TYPE))
@@ -249,7 +249,7 @@ class _GraphReader:
                     kinds += of(data, part, onnx.ELEMENT)
         return UNKNOWN
 
-    def _is_safe(self, tensor: Field | None) -> bool:
+    def _is_safe(self, tensor: WireField | None) -> bool:
         """Whether a constant tensor has no 0, and no -1, by which the lowest number cannot be divided."""
         if tensor is None:
             return False

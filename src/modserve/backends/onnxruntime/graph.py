@@ -4,7 +4,7 @@ from collections import Counter
 from math import prod
 
 from modserve.core.tensors.tensor import Buffer
-from modserve.core.wire.protobuf_wire import Field, fields, integers
+from modserve.core.wire.protobuf_wire import WireField, fields, integers
 
 from . import onnx_file as onnx
 from .onnx_file import number_of, of
@@ -48,7 +48,7 @@ def depends_on_data(model: Buffer) -> bool:
         return True
 
 
-def _node_depends(model: Buffer, node: Field) -> bool:
+def _node_depends(model: Buffer, node: WireField) -> bool:
     for field in fields(model, node.start, node.end):
         if field.number == onnx.NODE_OP_TYPE and bytes(model[field.start : field.end]) in _SHAPED_BY_VALUES:
             return True

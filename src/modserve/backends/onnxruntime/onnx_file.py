@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 from modserve.core.tensors.tensor import Buffer
 from modserve.core.wire.protobuf_wire import (
     LENGTH_DELIMITED,
-    Field,
+    WireField,
     bytes_field,
     fields,
     number_field,
@@ -76,16 +76,16 @@ def read_file(path: Path, read: Callable[[memoryview], T], default: T) -> T:
 class Node(NamedTuple):
     """A node of a graph or a function, and where it lies."""
 
-    field: Field
+    field: WireField
     op_type: str
     domain: str
     name: str
     inputs: list[str]
     outputs: list[str]
-    attributes: dict[str, Field]
+    attributes: dict[str, WireField]
 
 
-def read_node(data: Buffer, field: Field) -> Node:
+def read_node(data: Buffer, field: WireField) -> Node:
     """Raises ValueError and IndexError for what is no node."""
     texts = {NODE_OP_TYPE: "", NODE_DOMAIN: "", NODE_NAME: ""}
     lists: dict[int, list[str]] = {NODE_INPUT: [], NODE_OUTPUT: []}
@@ -108,20 +108,20 @@ def read_node(data: Buffer, field: Field) -> Node:
     )
 
 
-def of(data: Buffer, message: Field, number: int) -> Iterator[Field]:
+def of(data: Buffer, message: WireField, number: int) -> Iterator[WireField]:
     """The fields with a number."""
     return (field for field in fields(data, message.start, message.end) if field.number == number)
 
 
-def texts(data: Buffer, message: Field, number: int) -> list[str]:
+def texts(data: Buffer, message: WireField, number: int) -> list[str]:
     return [bytes(data[field.start : field.end]).decode() for field in of(data, message, number)]
 
 
-def text(data: Buffer, message: Field, number: int) -> str:
+def text(data: Buffer, message: WireField, number: int) -> str:
     return "".join(texts(data, message, number)[-1:])
 
 
-def number_of(data: Buffer, message: Field, number: int, default: int = 0) -> int:
+def number_of(data: Buffer, message: WireField, number: int, default: int = 0) -> int:
     """The value of an integer field."""
     for field in of(data, message, number):
         if field.kind != LENGTH_DELIMITED:
@@ -129,7 +129,7 @@ def number_of(data: Buffer, message: Field, number: int, default: int = 0) -> in
     return default
 
 
-def edited(data: Buffer, start: int, end: int, edits: list[tuple[Field, Pieces]]) -> Pieces:
+def edited(data: Buffer, start: int, end: int, edits: list[tuple[WireField, Pieces]]) -> Pieces:
     """A part of the data with some of its fields replaced."""
     pieces: Pieces = []
     for field, replacement in sorted(edits, key=lambda edit: edit[0].head):

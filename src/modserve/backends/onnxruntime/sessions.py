@@ -44,7 +44,7 @@ _LOAD_HINTS = {
 
 
 @dataclass(frozen=True)
-class Session:
+class OnnxSession:
     """An `ort.InferenceSession`, and what is known of it."""
 
     session: ort.InferenceSession
@@ -102,7 +102,7 @@ class ModelFile:
         return str(self.path) if flattened is None else flattened.content
 
 
-def open_session(source: ModelSource, file: ModelFile, placement: Placement, sharing: int) -> Session:
+def open_session(source: ModelSource, file: ModelFile, placement: Placement, sharing: int) -> OnnxSession:
     """A session for `sharing` instances. Raises INVALID_ARG if it cannot be made, or lacks a provider."""
     config = source.config
     threads = threads_of(source)
@@ -139,7 +139,7 @@ def open_session(source: ModelSource, file: ModelFile, placement: Placement, sha
         if counts and not counts.get(name):
             others = ", ".join(f"{other} {count}" for other, count in counts.items())
             _log.warning("model '%s': %s runs none of the graph's nodes; they run by: %s", config.name, name, others)
-    return Session(session, tuple(session.get_providers()), counts, session_threads(source, sharing))
+    return OnnxSession(session, tuple(session.get_providers()), counts, session_threads(source, sharing))
 
 
 def _register_operators(options: ort.SessionOptions, source: ModelSource, name: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from modserve.core.tensors.tensor import Buffer
-from modserve.core.wire.protobuf_wire import Field, bytes_field, fields, integers, number_field
+from modserve.core.wire.protobuf_wire import WireField, bytes_field, fields, integers, number_field
 
 from . import onnx_file as onnx
 from .onnx_file import Pieces, edited, field_of, node, of, text, texts, value
@@ -46,7 +46,7 @@ def _flattened(model: Buffer) -> FlattenedModel | None:
     outputs = {text(model, field, onnx.VALUE_NAME): field for field in sequences}
     if not outputs:
         return None
-    edits: list[tuple[Field, Pieces]] = []
+    edits: list[tuple[WireField, Pieces]] = []
     labels: dict[str, Labels] = {}
     for part in of(model, graph, onnx.GRAPH_NODE):
         output = texts(model, part, onnx.NODE_OUTPUT)
@@ -64,11 +64,11 @@ def _flattened(model: Buffer) -> FlattenedModel | None:
     return FlattenedModel(b"".join([*whole, _missing_operators(model)]), labels)
 
 
-def _is_sequence(data: Buffer, declaration: Field) -> bool:
+def _is_sequence(data: Buffer, declaration: WireField) -> bool:
     return any(any(of(data, kind, onnx.TYPE_SEQUENCE)) for kind in of(data, declaration, onnx.VALUE_TYPE))
 
 
-def _labels(data: Buffer, node: Field) -> Labels:
+def _labels(data: Buffer, node: WireField) -> Labels:
     """Raises ValueError if the node has none."""
     for attribute in of(data, node, onnx.NODE_ATTRIBUTE):
         name = text(data, attribute, onnx.ATTRIBUTE_NAME)

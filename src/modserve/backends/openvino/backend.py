@@ -99,14 +99,14 @@ class OpenVinoModel:
         return instances[0] if count == 1 else OpenVinoStreams(spec.name, instances)
 
     def report(self) -> Mapping[str, object]:
-        facts: dict[str, object] = {"engine": "OpenVINO", "version": VERSION, "file": self._path.name}
+        report: dict[str, object] = {"engine": "OpenVINO", "version": VERSION, "file": self._path.name}
         for device, compiled in self._compiled.items():
-            facts["device"] = device
-            facts["device_name"] = str(self._device_name(device))
-            facts["precision"] = _precision(compiled)
-            facts["streams"] = int(_value(compiled, STREAMS, 1))
-            facts["threads"] = int(_value(compiled, THREADS, self._source.cpu_threads))
-        return facts
+            report["device"] = device
+            report["device_name"] = str(self._device_name(device))
+            report["precision"] = _precision(compiled)
+            report["streams"] = int(_value(compiled, STREAMS, 1))
+            report["threads"] = int(_value(compiled, THREADS, self._source.cpu_threads))
+        return report
 
     def close(self) -> None:
         self._compiled.clear()

@@ -34,12 +34,12 @@ _READERS: dict[bytes, Callable[[str], io.BufferedIOBase]] = {
 """The first bytes of a compressed file → what reads it. All else is taken for a plain tar archive."""
 
 
-class ArchiveError(Exception):
+class EnvironmentArchiveError(Exception):
     """The archive is damaged, or holds what must not be unpacked. The text says which member, and why."""
 
 
 def unpack(archive: str, directory: str) -> None:
-    """Unpack a tar archive into an empty directory. Raises `ArchiveError`, and OSError for the file system."""
+    """Unpack a tar archive into an empty directory. Raises OSError, or `EnvironmentArchiveError` for a bad archive."""
     links: list[tuple[str, str, str]] = []
     with _opened(archive) as stream:
         try:
@@ -54,12 +54,12 @@ def unpack(archive: str, directory: str) -> None:
         except (*_BROKEN, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            raise ArchiveError(f"it is damaged, or no tar archive: {error}") from error
+            raise EnvironmentArchiveError(f"it is damaged, or no tar archive: {error}") from error
     root = os.path.realpath(directory)
     for path, name, target in links:
         real = os.path.realpath(path)
         if real != root and not real.startswith(root + os.sep):
-            raise ArchiveError(
+            raise EnvironmentArchiveError(
                 f"'{name}' is a link to '{target}', which is outside the environment; one that needs files outside, as "
                 "virtual environments do, cannot be packed: name its directory in place of an archive"
             )
@@ -76,7 +76,7 @@ def _place(directory: str, name: str) -> str | None:
     """Where a member belongs; None for the directory itself."""
     parts = name.split("/")
     if name.startswith("/") or ".." in parts or "\0" in name:
-        raise ArchiveError(f"'{name}' would be written outside the environment")
+        raise EnvironmentArchiveError(f"'{name}' would be written outside the environment")
     path = posixpath.normpath(name)
     return None if path == "." else os.path.join(directory, path)
 
@@ -99,7 +99,9 @@ def _make_parents(path: str, directory: str, name: str) -> None:
             os.mkdir(parent)
             continue
         if not stat.S_ISDIR(mode):
-            raise ArchiveError(f"'{name}' would be written through '{os.path.relpath(parent, directory)}', a link")
+            raise EnvironmentArchiveError(
+                f"'{name}' would be written through '{os.path.relpath(parent, directory)}', a link"
+            )
 
 
 def _write(
@@ -111,12 +113,12 @@ def _write(
         if not os.path.lexists(path):
             os.mkdir(path)
         elif os.path.islink(path) or not os.path.isdir(path):
-            raise ArchiveError(f"'{member.name}' is a directory and something else before")
+            raise EnvironmentArchiveError(f"'{member.name}' is a directory and something else before")
         os.chmod(path, _mode(member) | 0o700)
         return
     if os.path.lexists(path):
         if os.path.isdir(path) and not os.path.islink(path):
-            raise ArchiveError(f"'{member.name}' is no directory, but one before")
+            raise EnvironmentArchiveError(f"'{member.name}' is no directory, but one before")
         os.unlink(path)
     if member.issym():
         os.symlink(member.linkname, path)
@@ -129,17 +131,19 @@ def _write(
     elif member.isfile():
         _copy(members, member, path)
     else:
-        raise ArchiveError(f"'{member.name}' is neither a file nor a directory nor a link")
+        raise EnvironmentArchiveError(f"'{member.name}' is neither a file nor a directory nor a link")
 
 
 def _hard_link(member: tarfile.TarInfo, path: str, directory: str) -> None:
     original = _place(directory, member.linkname)
     if original is None or any(os.path.islink(parent) for parent in _parents(original, directory)):
-        raise ArchiveError(f"'{member.name}' is a link to '{member.linkname}' through another link")
+        raise EnvironmentArchiveError(f"'{member.name}' is a link to '{member.linkname}' through another link")
     try:
         os.link(original, path, follow_symlinks=False)
     except FileNotFoundError:
-        raise ArchiveError(f"'{member.name}' is a link to '{member.linkname}', which is not there before it") from None
+        raise EnvironmentArchiveError(
+            f"'{member.name}' is a link to '{member.linkname}', which is not there before it"
+        ) from None
 
 
 def _copy(members: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
@@ -148,7 +152,7 @@ def _copy(members: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
     with content, open(path, "xb") as file:
         shutil.copyfileobj(content, file, _COPIED_AT_A_TIME)
         if file.tell() != member.size:
-            raise ArchiveError(f"it ends in the middle of '{member.name}'")
+            raise EnvironmentArchiveError(f"it ends in the middle of '{member.name}'")
         os.fchmod(file.fileno(), _mode(member) | 0o600)
     # Compiled modules are used only if they know the time of their source.
     os.utime(path, (member.mtime, member.mtime))
@@ -161,7 +165,7 @@ def _mode(member: tarfile.TarInfo) -> int:
 def main(archive: str, directory: str) -> int:
     try:
         unpack(archive, directory)
-    except ArchiveError as error:
+    except EnvironmentArchiveError as error:
         print(error, file=sys.stderr)
         return REFUSED
     except OSError as error:

@@ -22,15 +22,15 @@ from .inline import InlineInstance
 from .instance import WorkerInstance
 from .missing_modules import hints
 from .process import WorkerProcess
-from .thread import ThreadInstance
+from .thread import PythonThreadInstance
 
 _log = logging.getLogger(__name__)
 
-_IN_SERVER: Mapping[str, type[ThreadInstance] | type[InlineInstance]] = {
-    "thread": ThreadInstance,
+_IN_SERVER: Mapping[str, type[PythonThreadInstance] | type[InlineInstance]] = {
+    "thread": PythonThreadInstance,
     "inline": InlineInstance,
 }
-_Instance: TypeAlias = WorkerInstance | ThreadInstance | InlineInstance
+_Instance: TypeAlias = WorkerInstance | PythonThreadInstance | InlineInstance
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
 
 
@@ -106,13 +106,13 @@ class PythonModel:
         return ModelDescription((), ())
 
     def instance(self, spec: InstanceSpec) -> AsyncRequestInstance | RequestInstance:
-        who = f"model '{self._name}', instance '{spec.name}'"
+        label = f"model '{self._name}', instance '{spec.name}'"
         instance, self._first = self._first, None
         if instance is None:
-            instance = self._start(who)
+            instance = self._start(label)
         try:
             with self._hints():
-                instance.initialize(who, spec, self._arguments(spec))
+                instance.initialize(label, spec, self._arguments(spec))
         except BaseException:
             instance.close()
             raise
@@ -122,15 +122,15 @@ class PythonModel:
         if self._first is not None:
             self._first.close()
 
-    def _start(self, who: str) -> _Instance:
+    def _start(self, label: str) -> _Instance:
         source = self._source
         load = {"path": str(source.path), "name": self._name}
         if self._options.in_server:
             with self._hints():
-                return _IN_SERVER[self._options.execution_mode](who, source, load)
+                return _IN_SERVER[self._options.execution_mode](label, source, load)
         if source.loop is None:
-            raise unavailable(f"{who}: a worker process needs a server, whose event loop it is driven from")
-        worker = WorkerProcess(source.loop, who)
+            raise unavailable(f"{label}: a worker process needs a server, whose event loop it is driven from")
+        worker = WorkerProcess(source.loop, label)
         instance = WorkerInstance(
             worker, source, self._backend_options, self._interpreter, self._options.execution_timeout_s
         )

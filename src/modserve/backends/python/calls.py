@@ -16,7 +16,7 @@ from .controls import CONTROLS, Metrics
 from .process import WorkerProcess
 from .worker import wire
 from .worker.records import OutgoingRecord, Record, Status, write_records
-from .worker.wire import Frame, Kind
+from .worker.wire import Frame, MessageKind
 
 _log = logging.getLogger(__name__)
 
@@ -37,12 +37,12 @@ class WorkerCalls:
         self._calls: dict[int, Call] = {}
         self._ended = False
         self.takers: dict[int, Callable[[Frame], None]] = {
-            Kind.CALL: self._call,
-            Kind.CANCEL_CALL: lambda frame: self._on(frame, "cancel"),
-            Kind.TAKEN: lambda frame: self._on(frame, "taken"),
-            Kind.CONTROL: self._control,
-            Kind.METRIC: self._change,
-            Kind.DROP_METRIC: lambda frame: self._metrics.drop(wire.read_json(frame[3])),
+            MessageKind.CALL: self._call,
+            MessageKind.CANCEL_CALL: lambda frame: self._on(frame, "cancel"),
+            MessageKind.TAKEN: lambda frame: self._on(frame, "taken"),
+            MessageKind.CONTROL: self._control,
+            MessageKind.METRIC: self._change,
+            MessageKind.DROP_METRIC: lambda frame: self._metrics.drop(wire.read_json(frame[3])),
         }
 
     def end(self) -> None:
@@ -106,7 +106,7 @@ class WorkerCalls:
             status = Status.FINAL if final else Status.RESPONSE
             extras = wire.pack({"parameters": dict(outcome.parameters)}) if outcome.parameters else b""
             entry = OutgoingRecord(number, status, (described, (), ()), elements, extras=extras)
-        worker.send(write_records(worker.descriptions, worker.arena.place, Kind.RESPONSE, [entry]))
+        worker.send(write_records(worker.descriptions, worker.arena.place, MessageKind.RESPONSE, [entry]))
 
     def _control(self, frame: Frame) -> None:
         number = frame[2]
@@ -135,14 +135,14 @@ class WorkerCalls:
         else:
             failure = from_exception(error, "failed")
             result = {"code": failure.code.name, "message": failure.message}
-        self._worker.send(wire.json_frame(Kind.RESULT, result, number))
+        self._worker.send(wire.json_frame(MessageKind.RESULT, result, number))
 
     def _change(self, frame: Frame) -> None:
         """A change of a metric, which nobody waits for: what is wrong with it goes to the log."""
         try:
             self._metrics.change(*wire.read_json(frame[3]))
         except ModserveError as error:
-            _log.error("%s: %s", self._worker.who, error.message)
+            _log.error("%s: %s", self._worker.label, error.message)
 
 
 def _no_parents(numbers: Sequence[int] | None) -> list[EngineRequest]:

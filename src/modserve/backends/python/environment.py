@@ -45,8 +45,8 @@ def prepare(
     file = requirements.file_of(version_directory, source.model_directory)
     if model.environment_path is not None:
         path = model.environment_path
-        who = f"model '{name}': parameter '{ENVIRONMENT_PATH}' is '{path}'"
-        directory = _named(path, source.model_directory, who, name, backend, inherited)
+        label = f"model '{name}': parameter '{ENVIRONMENT_PATH}' is '{path}'"
+        directory = _named(path, source.model_directory, label, name, backend, inherited)
         if file is not None and backend.install_requirements:
             _log.info("model '%s': '%s' is not installed, since '%s' names an environment", name, file, path)
         ready = _of_directory(directory, inherited, f"the environment '{path}' of model '{name}'")
@@ -85,18 +85,18 @@ def _default(backend: BackendOptions, inherited: Mapping[str, str]) -> Interpret
 
 
 def _named(
-    text: str, model_directory: Path, who: str, name: str, backend: BackendOptions, inherited: Mapping[str, str]
+    text: str, model_directory: Path, label: str, name: str, backend: BackendOptions, inherited: Mapping[str, str]
 ) -> Path:
     """The directory of the environment that a model names. Relative paths count from the server's directory."""
     path = Path(os.path.abspath(text.replace(MODEL_DIRECTORY, str(model_directory))))
     if path.is_dir():
         return path
     if not path.exists():
-        raise invalid(f"{who}, but there is no '{path}'{_elsewhere(text, model_directory)}")
+        raise invalid(f"{label}, but there is no '{path}'{_elsewhere(text, model_directory)}")
     if os.access(path, os.X_OK) and path.parent.name == "bin":
-        raise invalid(f"{who}, which is a program; expected the environment's directory, '{path.parent.parent}'")
+        raise invalid(f"{label}, which is a program; expected the environment's directory, '{path.parent.parent}'")
     cache = environment_cache.directory(backend.environment_directory, inherited)
-    return _unpacked(path.resolve(), who, name, cache)
+    return _unpacked(path.resolve(), label, name, cache)
 
 
 def _elsewhere(text: str, model_directory: Path) -> str:
@@ -106,38 +106,38 @@ def _elsewhere(text: str, model_directory: Path) -> str:
 stands for the model's directory"
 
 
-def _unpacked(path: Path, who: str, name: str, cache: Path) -> Path:
+def _unpacked(path: Path, label: str, name: str, cache: Path) -> Path:
     """The directory that an archive is unpacked in, once for each state of the file."""
     status = path.stat()
     state = f"{path}\n{status.st_mtime_ns}\n{status.st_size}"
     key = f"archive-{hashlib.sha256(os.fsencode(state)).hexdigest()[:32]}"
 
     def make(place: Path, lock: int) -> None:
-        _unpack(path, place, who, cache, lock)
-        _fix_prefix(place, who, lock)
+        _unpack(path, place, label, cache, lock)
+        _fix_prefix(place, label, lock)
 
     return environment_cache.environment(cache, key, path, make, f"model '{name}'")
 
 
-def _unpack(path: Path, place: Path, who: str, cache: Path, lock: int) -> None:
+def _unpack(path: Path, place: Path, label: str, cache: Path, lock: int) -> None:
     command = [sys.executable, "-I", "-S", archive.__file__, str(path), str(place)]
-    ended = subprocesses.run(command, f"{who}; unpacking it", _UNPACK_LIMIT_S, pass_fds=(lock,))
+    ended = subprocesses.run(command, f"{label}; unpacking it", _UNPACK_LIMIT_S, pass_fds=(lock,))
     text = ended.stderr.decode(errors="replace").strip()
     if ended.returncode == archive.FAILED:
         raise environment_cache.disk_error(cache, OSError(0, f"unpacking '{path}': {text}"))
     if ended.returncode == archive.REFUSED:
-        raise invalid(f"{who}, which cannot be unpacked: {text}")
+        raise invalid(f"{label}, which cannot be unpacked: {text}")
     if ended.returncode:
         text = subprocesses.last_lines(ended.stderr)
-        raise invalid(f"{who}; unpacking it ended with {subprocesses.status(ended)}:\n{text}")
+        raise invalid(f"{label}; unpacking it ended with {subprocesses.status(ended)}:\n{text}")
 
 
-def _fix_prefix(place: Path, who: str, lock: int) -> None:
+def _fix_prefix(place: Path, label: str, lock: int) -> None:
     """Have a conda-pack archive's own program write the new place into the files that name the old one."""
     program, python = place / "bin" / "conda-unpack", interpreter.find(place)
     if not program.is_file() or python is None:
         return
-    doing = f"{who}; its 'bin/conda-unpack'"
+    doing = f"{label}; its 'bin/conda-unpack'"
     own = variables.activated(os.environ, place)
     ended = subprocesses.run([python, str(program)], doing, _UNPACK_LIMIT_S, env=own, pass_fds=(lock,))
     if ended.returncode:

@@ -91,11 +91,11 @@ def _temporary() -> Path:
     return path
 
 
-def environment(cache: Path, key: str, source: Path, make: Make, who: str) -> Path:
+def environment(cache: Path, key: str, source: Path, make: Make, label: str) -> Path:
     """The directory of an environment, which is made if it is not there, by one process and one thread at a time.
 
     `source` is the file that it is made from: environments made from a former state of it, or from files that are
-    gone, are removed if nobody uses them. `who` begins the lines in the log. Blocks, for as long as `make` takes.
+    gone, are removed if nobody uses them. `label` begins the lines in the log. Blocks, for as long as `make` takes.
     Raises UNAVAILABLE for what the file system refuses, and what `make` raises; then nothing is left.
     """
     entry = cache / key
@@ -104,13 +104,13 @@ def environment(cache: Path, key: str, source: Path, make: Make, who: str) -> Pa
         try:
             fcntl.flock(lock, fcntl.LOCK_SH)
             if not _is_complete(entry):
-                waiting = f"{who}: waiting until '{source}' is unpacked or installed by another load or server"
+                waiting = f"{label}: waiting until '{source}' is unpacked or installed by another load or server"
                 with _exclusive(cache / f"{key}.make", waiting) as inherited:
                     if not _is_complete(entry):
                         begin = time.monotonic()
-                        _log.info("%s: making '%s' out of '%s', which may take minutes", who, entry, source)
+                        _log.info("%s: making '%s' out of '%s', which may take minutes", label, entry, source)
                         _make(entry, source, lambda place: make(place, inherited))
-                        _log.info("%s: made '%s' in %.1f s", who, entry, time.monotonic() - begin)
+                        _log.info("%s: made '%s' in %.1f s", label, entry, time.monotonic() - begin)
                         _remove_superseded(cache, entry, source)
             _hold(entry, lock)
         except BaseException:

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from .output import Output
+from .output import WorkerOutput
 
 _LOOK_S = 0.002
 
@@ -58,7 +58,9 @@ def describe(code: int) -> str:
         return f"was killed by signal {-code}"
 
 
-def converse(sock: socket.socket, output: Output, words: deque[bytes], take: Callable[[], bool], end: float) -> None:
+def converse(
+    sock: socket.socket, output: WorkerOutput, words: deque[bytes], take: Callable[[], bool], end: float
+) -> None:
     """Send `words`, and receive by `take` and `output`, until the other side closes `sock` or `take` is false.
 
     No longer than until `end`. `take` may add words; it raises OSError as `sock` does.

@@ -26,21 +26,21 @@ _LONGEST_END_S = 10.0
 class InlineInstance(LocalInstance):
     """Implements `backends.api.AsyncRequestInstance`."""
 
-    def __init__(self, who: str, source: ModelSource, load: Mapping[str, Any]) -> None:
+    def __init__(self, label: str, source: ModelSource, load: Mapping[str, Any]) -> None:
         self.max_in_flight = 1
         self._thread = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle = threading.Event()
         self._idle.set()
-        super().__init__(who, source, load, self._refuse_to_wait)
+        super().__init__(label, source, load, self._refuse_to_wait)
 
-    def initialize(self, who: str, spec: InstanceSpec, arguments: Mapping[str, str]) -> None:
+    def initialize(self, label: str, spec: InstanceSpec, arguments: Mapping[str, str]) -> None:
         if spec.config.decoupled:
             raise invalid(
                 f"model '{spec.config.name}' is decoupled, but its '{EXECUTION_MODE}' is 'inline', where a model "
                 "cannot wait for slow readers of its responses; expected 'process' or 'thread'"
             )
-        super().initialize(who, spec, arguments)
+        super().initialize(label, spec, arguments)
         if self._model.is_async:
             self.max_in_flight = _AT_A_TIME
 
@@ -96,12 +96,12 @@ class InlineInstance(LocalInstance):
             self._idle.wait(_LONGEST_END_S)
         super().close()
 
-    def _refuse_to_wait(self, what: str) -> None:
+    def _refuse_to_wait(self, operation: str) -> None:
         """Raises `TritonModelException` on the event loop's thread, where nothing would ever come."""
         if threading.get_ident() == self._thread:
             raise TritonModelException(
-                f"{what} would hold up the whole server, on whose event loop the model runs, since its "
-                f"'{EXECUTION_MODE}' is 'inline': {_WAYS.get(what, _OTHER_WAY)}"
+                f"{operation} would hold up the whole server, on whose event loop the model runs, since its "
+                f"'{EXECUTION_MODE}' is 'inline': {_WAYS.get(operation, _OTHER_WAY)}"
             )
 
 

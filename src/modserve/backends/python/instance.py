@@ -34,7 +34,7 @@ from .process import WorkerProcess
 from .worker import wire
 from .worker.records import INLINE_BYTES, Descriptions, OutgoingRecord, Record, Status, write_records
 from .worker.remote import SEQUENCE_END, SEQUENCE_START
-from .worker.wire import Frame, Kind, Location
+from .worker.wire import Frame, Location, MessageKind
 
 _log = logging.getLogger(__name__)
 
@@ -70,11 +70,11 @@ class WorkerInstance:
         self._timer: asyncio.TimerHandle | None = None
         self._calls = WorkerCalls(worker, source, self._requests)
         self._takers: dict[int, Callable[[Frame], None]] = {
-            Kind.EXECUTED: self._executed,
-            Kind.RESPOND: self._respond,
-            Kind.WATCH: self._watch,
-            Kind.LET_GO: self._let_go,
-            Kind.LOG: self._write_log,
+            MessageKind.EXECUTED: self._executed,
+            MessageKind.RESPOND: self._respond,
+            MessageKind.WATCH: self._watch,
+            MessageKind.LET_GO: self._let_go,
+            MessageKind.LOG: self._write_log,
             **self._calls.takers,
         }
         worker.take = lambda frame: self._takers[frame[0]](frame)
@@ -96,14 +96,14 @@ class WorkerInstance:
         try:
             self.worker.spawn(interpreter.python, interpreter.variables)
         except OSError as error:
-            raise internal(f"{self.worker.who}: '{interpreter.python}' cannot be run: {error.strerror}") from error
+            raise internal(f"{self.worker.label}: '{interpreter.python}' cannot be run: {error.strerror}") from error
         try:
-            self._ask(Kind.HELLO, None, limit)
-            self._ask(Kind.START, load)
+            self._ask(MessageKind.HELLO, None, limit)
+            self._ask(MessageKind.START, load)
         except TimeoutError:
             self.close()
             raise unavailable(
-                f"{self.worker.who}: its process did not start within {limit:g} s; "
+                f"{self.worker.label}: its process did not start within {limit:g} s; "
                 "'--backend-config=python,start-timeout-seconds=…' allows more"
             ) from None
         except BaseException:
@@ -112,13 +112,13 @@ class WorkerInstance:
 
     def complete(self, config: str) -> str | None:
         """What ``auto_complete_config`` makes of a configuration; None if the model has no such method."""
-        completed: str | None = self._ask(Kind.COMPLETE, config)
+        completed: str | None = self._ask(MessageKind.COMPLETE, config)
         return completed
 
-    def initialize(self, who: str, spec: InstanceSpec, arguments: Mapping[str, str]) -> None:
-        self.worker.rename(who)
-        facts = self._ask(Kind.INITIALIZE, {"decoupled": spec.config.decoupled, "arguments": arguments})
-        if facts["is_ready"]:
+    def initialize(self, label: str, spec: InstanceSpec, arguments: Mapping[str, str]) -> None:
+        self.worker.rename(label)
+        properties = self._ask(MessageKind.INITIALIZE, {"decoupled": spec.config.decoupled, "arguments": arguments})
+        if properties["is_ready"]:
             self.check_ready = self._check_ready
 
     def _ask(self, kind: int, value: Any, timeout_s: float | None = None) -> Any:
@@ -128,7 +128,7 @@ class WorkerInstance:
             raise InstanceLostError(f"{_DOING[kind]}, {error.message}") from None
         if "code" in result:
             if result["traceback"]:
-                _log.error("%s: %s", self.worker.who, result["traceback"])
+                _log.error("%s: %s", self.worker.label, result["traceback"])
             raise ModserveError(Code[result["code"]], result["message"])
         return result["value"]
 
@@ -241,11 +241,11 @@ class WorkerInstance:
         for record in self.worker.records(frame):
             request = self._open.get(record.number)
             if request is not None and not self._give(record) and record.number in self._open:
-                self.worker.send(wire.number_frame(Kind.PAUSE, record.number))
+                self.worker.send(wire.number_frame(MessageKind.PAUSE, record.number))
                 request.on_room(functools.partial(self._resume, record.number))
 
     def _resume(self, number: int) -> None:
-        self.worker.send(wire.number_frame(Kind.RESUME, number))
+        self.worker.send(wire.number_frame(MessageKind.RESUME, number))
 
     def _give(self, record: Record) -> bool:
         """Hand a response on; whether there is room for another. Nothing is left of a request after its last one."""
@@ -278,13 +278,13 @@ class WorkerInstance:
             self._resume(number)
 
     def _cancelled(self, number: int) -> None:
-        self.worker.send(wire.number_frame(Kind.CANCELLED, number))
+        self.worker.send(wire.number_frame(MessageKind.CANCELLED, number))
 
     def _let_go(self, frame: Frame) -> None:
         request = self._open.pop(wire.read_number(frame[3]), None)
         if request is not None:
             request.fail(
-                internal(f"{self.worker.who} let go of a request without a final response"), final=True, wait=False
+                internal(f"{self.worker.label} let go of a request without a final response"), final=True, wait=False
             )
 
     def _write_log(self, frame: Frame) -> None:
@@ -292,14 +292,14 @@ class WorkerInstance:
         if level == logging.ERROR:  # what it says before the responses of those that it executes
             ids = request_ids.joined([request.request_id for request in self._open.values()])
         known_as = f" [X-Request-ID {ids}]" if ids else ""
-        _log.log(level, "%s: %s%s", self.worker.who, text, known_as, extra={"fields": {"request_id": ids}})
+        _log.log(level, "%s: %s%s", self.worker.label, text, known_as, extra={"fields": {"request_id": ids}})
 
 
 _DOING = {
-    Kind.HELLO: "when it started",
-    Kind.START: "when it loaded model.py",
-    Kind.COMPLETE: "in auto_complete_config",
-    Kind.INITIALIZE: "in initialize",
+    MessageKind.HELLO: "when it started",
+    MessageKind.START: "when it loaded model.py",
+    MessageKind.COMPLETE: "in auto_complete_config",
+    MessageKind.INITIALIZE: "in initialize",
 }
 
 
@@ -340,7 +340,7 @@ def _execute_frame(
         elements = [tensor.raw for tensor in tensors.values()]
         sort = described, request.outputs, ()
         entries.append(OutgoingRecord(number, Status.OPEN, sort, elements, request.id.encode(), _extras(request)))
-    return write_records(descriptions, place, Kind.EXECUTE, entries)
+    return write_records(descriptions, place, MessageKind.EXECUTE, entries)
 
 
 def _extras(request: EngineRequest) -> bytes:

@@ -90,21 +90,23 @@ def inspect(python: str, variables: Mapping[str, str], which_one: str) -> Interp
 
 
 def _inspect(python: str, variables: Mapping[str, str], which_one: str) -> Interpreter:
-    facts = _facts(python, variables, which_one)
-    version = ".".join(map(str, facts["version"]))
-    if tuple(facts["version"]) < OLDEST:
+    properties = _properties(python, variables, which_one)
+    version = ".".join(map(str, properties["version"]))
+    if tuple(properties["version"]) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise invalid(f"{which_one} has Python {version}; a worker needs Python {oldest} or later")
-    version = f"{facts['implementation']} {version}"
-    if facts["error"] is not None:
-        raise invalid(f"{which_one} ({version}) has a numpy that cannot be imported: {facts['error']}")
-    if facts["numpy"] is None:
+    version = f"{properties['implementation']} {version}"
+    if properties["error"] is not None:
+        raise invalid(f"{which_one} ({version}) has a numpy that cannot be imported: {properties['error']}")
+    if properties["numpy"] is None:
         raise invalid(f"{which_one} ({version}) has no numpy; a worker needs it: '{python} -m pip install numpy'")
-    kept = {name: value for name, value in facts["variables"].items() if name not in _OF_SHELL or name in variables}
+    kept = {
+        name: value for name, value in properties["variables"].items() if name not in _OF_SHELL or name in variables
+    }
     return Interpreter(python, version, kept | {n: variables[n] for n in _OF_SHELL & variables.keys()})
 
 
-def _facts(python: str, variables: Mapping[str, str], which_one: str) -> dict[str, Any]:
+def _properties(python: str, variables: Mapping[str, str], which_one: str) -> dict[str, Any]:
     command, environ = [python, "-c", _ASK], dict(variables)
     shell = which("bash") or which("sh")
     scripts = shell is not None and _has_scripts(variables)
@@ -115,8 +117,8 @@ def _facts(python: str, variables: Mapping[str, str], which_one: str) -> dict[st
     ended = subprocesses.run(command, f"{which_one}: importing numpy with '{python}'", _LIMIT_S, env=environ, cwd="/")
     for line in ended.stdout.decode(errors="surrogateescape").splitlines():
         if line.startswith(_MARK):
-            facts: dict[str, Any] = json.loads(line.removeprefix(_MARK))
-            return facts
+            properties: dict[str, Any] = json.loads(line.removeprefix(_MARK))
+            return properties
     text = subprocesses.last_lines(ended.stderr)
     how = f"its activation scripts or its interpreter '{python}'" if scripts else f"its interpreter '{python}'"
     raise invalid(f"{which_one}: {how} ended with {subprocesses.status(ended)}" + (f":\n{text}" if text else ""))

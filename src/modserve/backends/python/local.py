@@ -46,15 +46,15 @@ class LocalInstance:
 
     def __init__(
         self,
-        who: str,
+        label: str,
         source: ModelSource,
         load: Mapping[str, Any],
         before_wait: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._who = who
+        self._label = label
         self._name = source.config.name
         self._version = source.version
-        self._server = InServerHost(who, source, before_wait)
+        self._server = InServerHost(label, source, before_wait)
         self._model: python_model.LoadedModel
         try:
             self._model = python_model.load(of_host=self._server, isolated=True, **load)
@@ -70,8 +70,8 @@ class LocalInstance:
         except ModelError as error:
             raise self._failed(error) from None
 
-    def initialize(self, who: str, spec: InstanceSpec, arguments: Mapping[str, str]) -> None:
-        self._who = self._server.who = who
+    def initialize(self, label: str, spec: InstanceSpec, arguments: Mapping[str, str]) -> None:
+        self._label = self._server.label = label
         self._decoupled = spec.config.decoupled
         try:
             self._model.initialize(dict(arguments))
@@ -96,7 +96,7 @@ class LocalInstance:
             ids = request_ids.joined([request.request_id for request in requests])
             known_as = f" [X-Request-ID {ids}]" if ids else ""
             fields = {"model": self._name, "request_id": ids}
-            _log.error("%s: %s%s", self._who, error.traceback, known_as, extra={"fields": fields})
+            _log.error("%s: %s%s", self._label, error.traceback, known_as, extra={"fields": fields})
         return ModserveError(Code[error.code], error.message)
 
     # Executions
@@ -242,8 +242,8 @@ def as_core(tensor: worker_tensor.Tensor) -> Tensor:
 class InServerHost:
     """Implements `worker.host.Host`. ``before_wait`` is as in `LocalInstance`."""
 
-    def __init__(self, who: str, source: ModelSource, before_wait: Callable[[str], None]) -> None:
-        self.who = who
+    def __init__(self, label: str, source: ModelSource, before_wait: Callable[[str], None]) -> None:
+        self.label = label
         self.executing: Sequence[EngineRequest] = ()
         """The batch of an execution that is no task, on `thread`."""
         self.thread = 0
@@ -257,7 +257,7 @@ class InServerHost:
         self._metrics.close()
 
     def log(self, level: str, message: str) -> None:
-        _log.log(_LEVELS[level], "%s: %s", self.who, message)
+        _log.log(_LEVELS[level], "%s: %s", self.label, message)
 
     def call(self, request: worker_request.InferenceRequest) -> worker_response.InferenceResponse:
         self._before_wait("exec()")

@@ -124,14 +124,14 @@ def warnings(config: ModelConfig) -> list[str]:
     """Parameters of a model that look like misspelt ones of the backend, or that have no effect."""
     notes = []
     for key, value in config.parameters.items():
-        who = f"model '{config.name}': parameter '{key}'"
+        label = f"model '{config.name}': parameter '{key}'"
         if key in MODEL_PARAMETERS:
             if key == CPU_ONLY_INPUTS and value.lower() == "no":
-                notes.append(f"{who} is '{value}', which has no effect: all input tensors are in host memory")
+                notes.append(f"{label} is '{value}', which has no effect: all input tensors are in host memory")
             continue
         near = difflib.get_close_matches(_fold(key), MODEL_PARAMETERS, n=1, cutoff=_LIKELY)
         if near:
-            notes.append(f"{who} has no effect unless the model itself reads it; did you mean '{near[0]}'?")
+            notes.append(f"{label} has no effect unless the model itself reads it; did you mean '{near[0]}'?")
     return notes
 
 

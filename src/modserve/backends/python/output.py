@@ -19,12 +19,12 @@ _KEPT = 4000
 _LONGEST_LINE = 8 * 1024
 
 
-class Output:
-    """The pipe `fd` that a worker writes to; `who` begins each line in the log. Never blocks."""
+class WorkerOutput:
+    """The pipe `fd` that a worker writes to; `label` begins each line in the log. Never blocks."""
 
-    def __init__(self, fd: int, who: str) -> None:
+    def __init__(self, fd: int, label: str) -> None:
         self.fd = fd
-        self.who = who
+        self.label = label
         self._kept: deque[str] = deque(maxlen=_KEPT_LINES)
         self._line = b""
         os.set_blocking(fd, False)
@@ -75,4 +75,4 @@ class Output:
             text = line.decode("utf-8", "replace").rstrip()
             if text:
                 self._kept.append(text if len(text) <= _KEPT_LINE else f"{text[:_KEPT_LINE]}…")
-                _log.info("%s: %s", self.who, text)
+                _log.info("%s: %s", self.label, text)

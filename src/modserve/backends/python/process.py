@@ -27,10 +27,10 @@ from modserve.core.errors import unavailable
 from modserve.core.tensors import dtypes
 
 from . import exits
-from .output import Output
+from .output import WorkerOutput
 from .worker import arena, wire
 from .worker.records import Descriptions, Record, read_records
-from .worker.wire import Frame, Kind, Location, RecordReader
+from .worker.wire import Frame, Location, MessageKind, RecordReader
 
 _log = logging.getLogger(__name__)
 
@@ -45,11 +45,11 @@ _TRIM_S = arena.IDLE_SECONDS + 1
 class WorkerProcess:
     """One process. `take` gets its frames, `on_end` its end; both on the event loop's thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, who: str) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, label: str) -> None:
         self.take: Callable[[Frame], None] = _ignore
         self.on_end: Callable[[InstanceLostError], None] = _ignore
         self.loop = loop
-        self.who = who
+        self.label = label
         self.descriptions = Descriptions(dtypes.BY_NAME.__getitem__)
         self.arena: arena.Arena
         self.process: subprocess.Popen[bytes]
@@ -61,7 +61,7 @@ class WorkerProcess:
         self._socket: socket.socket
         self._questions: deque[Future[Any]] = deque()
         self._last_words: deque[bytes] = deque(maxlen=0)  # for one that is ending; before, it takes nothing
-        self._output: Output
+        self._output: WorkerOutput
         self._pidfd = -1
         self._listening = False
         self._ended = False
@@ -74,16 +74,16 @@ class WorkerProcess:
         """Of the model's ``is_ready``."""
 
     def __repr__(self) -> str:
-        return f"WorkerProcess({self.who}, process {self.process.pid})"
+        return f"WorkerProcess({self.label}, process {self.process.pid})"
 
-    def rename(self, who: str) -> None:
-        self.who = self._output.who = who
+    def rename(self, label: str) -> None:
+        self.label = self._output.label = label
 
     # Start. On a loading thread
 
     def spawn(self, python: str, variables: Mapping[str, str], arguments: Sequence[str] = ()) -> None:
         """Start the process and begin to listen to it. Raises OSError when the interpreter cannot be run."""
-        name = self.who.encode("ascii", "replace").decode()
+        name = self.label.encode("ascii", "replace").decode()
         servers, workers = arena.new_file(f"{name} in"), arena.new_file(f"{name} out")
         self.arena, self._mirror = arena.Arena(servers, wire.SERVERS), arena.Mirror(workers)
         ours, theirs = socket.socketpair()
@@ -91,7 +91,7 @@ class WorkerProcess:
         lifeline, held = os.pipe()
         output, written = os.pipe()
         passed = (theirs.fileno(), servers, workers, lifeline, ready.fileno())
-        self._socket, self._output = ours, Output(output, self.who)
+        self._socket, self._output = ours, WorkerOutput(output, self.label)
         self._fds = [held]
         ours.setblocking(False)
         self._ready.setblocking(False)
@@ -135,7 +135,7 @@ class WorkerProcess:
                     if self.loop.is_closed():
                         raise unavailable("the server has ended") from None
                     if end is not None and time.monotonic() >= end:
-                        raise TimeoutError(f"{self.who} did not respond within {timeout_s:g} s") from None
+                        raise TimeoutError(f"{self.label} did not respond within {timeout_s:g} s") from None
         finally:
             del future  # whose exception has this frame in its traceback
 
@@ -143,7 +143,7 @@ class WorkerProcess:
 
     def _put(self, future: "Future[Any]", kind: int, value: Any) -> None:
         if self._ended:
-            future.set_exception(InstanceLostError(f"{self.who} has ended"))
+            future.set_exception(InstanceLostError(f"{self.label} has ended"))
             return
         self._questions.append(future)
         self.send(wire.json_frame(kind, value))
@@ -173,10 +173,10 @@ class WorkerProcess:
             return
         forgotten = self.arena.take_forgotten()
         if forgotten:
-            frame = wire.offsets_frame(Kind.FORGET, forgotten) + frame
+            frame = wire.offsets_frame(MessageKind.FORGET, forgotten) + frame
         released = self._mirror.take_released()
         if released:
-            frame += wire.offsets_frame(Kind.RELEASE, released)
+            frame += wire.offsets_frame(MessageKind.RELEASE, released)
         if self._unsent:
             self._unsent += frame
             return
@@ -224,18 +224,18 @@ class WorkerProcess:
         try:
             for frame in self._frames.received(count):
                 kind, _, _, body = frame
-                if kind == Kind.RELEASE:
+                if kind == MessageKind.RELEASE:
                     for offset in wire.read_offsets(body):
                         self.arena.release(offset)
-                elif kind == Kind.FORGET:
+                elif kind == MessageKind.FORGET:
                     for offset in wire.read_offsets(body):
                         self._mirror.forget(offset)
-                elif kind == Kind.RESULT:
+                elif kind == MessageKind.RESULT:
                     self._questions.popleft().set_result(wire.read_json(body))
                 else:
                     self.take(frame)
         except Exception as error:
-            _log.exception("%s sent what the server does not understand; it is killed", self.who)
+            _log.exception("%s sent what the server does not understand; it is killed", self.label)
             self.kill_because(f"it sent what the server does not understand: {type(error).__name__}: {error}")
             return False
         return True
@@ -258,7 +258,7 @@ class WorkerProcess:
     def _trim(self) -> None:
         self._trimming = None
         self.arena.trim()
-        self.send(wire.HEADER.pack(0, Kind.TRIM, 0, 0))
+        self.send(wire.HEADER.pack(0, MessageKind.TRIM, 0, 0))
         if self.arena.mapped:
             self.trim_later()
 
@@ -346,18 +346,18 @@ class WorkerProcess:
         if self._trimming is not None:
             self._trimming.cancel()
         while self._questions:
-            self._questions.popleft().set_exception(InstanceLostError(f"{self.who} was closed"))
+            self._questions.popleft().set_exception(InstanceLostError(f"{self.label} was closed"))
 
     def stop(self, timeout_s: float) -> None:
         """Have the model finalized, and end the process, by force after `timeout_s`. Not on the event loop's thread."""
         self._end_on_loop()
         if self.process.returncode is None:
-            stop = wire.HEADER.pack(0, Kind.STOP, 0, 0)
+            stop = wire.HEADER.pack(0, MessageKind.STOP, 0, 0)
             words = self._last_words = deque([bytes(self._unsent), stop])
             end = time.monotonic() + timeout_s
             exits.converse(self._socket, self._output, words, self._take_some, end)
             if not exits.wait(self.process, min(end, time.monotonic() + _EXIT_S)):
-                _log.warning("%s did not end within %g s: it is killed", self.who, timeout_s)
+                _log.warning("%s did not end within %g s: it is killed", self.label, timeout_s)
             with self._ending:
                 self._reap()
                 self._output.read_rest()

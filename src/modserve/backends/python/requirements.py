@@ -52,8 +52,8 @@ def _install(path: Path, model: str, base: interpreter.Interpreter, place: Path,
     python = str(place / "bin" / "python")
     pip = (python, "-m", "pip", "--disable-pip-version-check", "--no-input")
 
-    def run(command: Sequence[str], what: str) -> None:
-        doing = f"model '{model}': {what}"
+    def run(command: Sequence[str], action: str) -> None:
+        doing = f"model '{model}': {action}"
         # The environment's lock is held as long as the program lives.
         ended = subprocesses.run(
             command, doing, _LIMIT_S, env=variables, cwd=path.parent, pass_fds=(lock,), together=True

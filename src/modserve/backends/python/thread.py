@@ -10,15 +10,15 @@ from modserve.backends.api import EngineRequest, InstanceSpec
 from .local import LocalInstance
 
 
-class ThreadInstance(LocalInstance):
+class PythonThreadInstance(LocalInstance):
     """Implements `backends.api.RequestInstance`."""
 
     _thread: "_LoopThread | None" = None
 
-    def initialize(self, who: str, spec: InstanceSpec, arguments: Mapping[str, str]) -> None:
-        super().initialize(who, spec, arguments)
+    def initialize(self, label: str, spec: InstanceSpec, arguments: Mapping[str, str]) -> None:
+        super().initialize(label, spec, arguments)
         if self._model.is_async and self._decoupled:
-            self._thread = _LoopThread(who)
+            self._thread = _LoopThread(label)
 
     def execute_requests(self, requests: Sequence[EngineRequest]) -> None:
         if self._thread is not None:

@@ -125,7 +125,7 @@ def to_array(value: Any, datatype: Datatype, *, copies: bool, casts: bool) -> Ar
     changed by us, and the configuration says what clients get.
     """
     if not isinstance(value, torch.Tensor):
-        return _to_plain(value, datatype)
+        return _to_array(value, datatype)
     tensor = value
     owned = not copies and not is_shared(tensor)
     if tensor.layout is not torch.strided:
@@ -148,7 +148,7 @@ def to_array(value: Any, datatype: Datatype, *, copies: bool, casts: bool) -> Ar
     return array
 
 
-def _to_plain(value: object, datatype: Datatype) -> Array:
+def _to_array(value: object, datatype: Datatype) -> Array:
     """Strings, and a number as an array of one element."""
     if isinstance(value, str):
         value = [value]

@@ -1,7 +1,7 @@
 """The ``pytorch`` backend. `options` has what users may set, `naming` which tensor is which.
 
-A model's file has one of four forms (`archive.Form`), each with a class here that opens it (`program.Program`). What
-they load is run by `instance.PyTorchInstance`, whatever the form.
+A model's file has one of four forms (`archive.Form`), each with a class here that opens it (`program.TorchProgram`).
+What they load is run by `instance.PyTorchInstance`, whatever the form.
 """
 
 import logging
@@ -19,7 +19,7 @@ from .archive import Form, form_of
 from .export import CompiledProgram, ExportedProgram
 from .instance import PyTorchInstance
 from .options import BACKEND_OPTIONS, RUNTIME_MODEL, PyTorchOptions, read, warnings
-from .program import Program
+from .program import TorchProgram
 from .python_class import PythonClass
 from .threads import SharedThreads, one_thread, process_modes
 from .torchscript import TorchScriptProgram
@@ -152,7 +152,7 @@ class PyTorchModel:
     def close(self) -> None:
         self._program.close()
 
-    def _opened(self, device: torch.device | None) -> Program:
+    def _opened(self, device: torch.device | None) -> TorchProgram:
         source, options = self._source, self._options
         with one_thread(), torch.inference_mode(options.inference_mode):
             if self._form is Form.CLASS:

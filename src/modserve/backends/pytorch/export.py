@@ -25,7 +25,7 @@ from .arrays import DATATYPES, quiet
 from .failures import one_line
 from .naming import (
     OnceLog,
-    Slot,
+    ProgramTensor,
     Structure,
     bind,
     bind_results,
@@ -47,7 +47,7 @@ class ExportedProgram:
     def __init__(self, source: ModelSource, options: PyTorchOptions) -> None:
         self._source = source
         self._options = options
-        self._who = f"model '{source.config.name}'"
+        self._label = f"model '{source.config.name}'"
         check_archive(source.path)
         program = self._load()
         signature = program.graph_signature
@@ -87,12 +87,12 @@ class ExportedProgram:
         module = self._shared.get(device) if not fresh else None
         if module is None:
             program, self._unused = self._unused or self._load(), None
-            module = _module(program, self._options, device, self._who)
+            module = _module(program, self._options, device, self._label)
             if not fresh:
                 self._shared[device] = module
         constants = {place: spec for place, spec in enumerate(self._input_specs) if not self._is_tensor(spec)}
         return LoadedProgram(
-            _runner(module, self._inputs, _bound(self._who, config, self._slots, constants, self._note)),
+            _runner(module, self._inputs, _bound(self._label, config, self._slots, constants, self._note)),
             {},
             self._writes_inputs,
             _returns_attributes(module),
@@ -109,7 +109,7 @@ class ExportedProgram:
             with quiet():
                 return torch.export.load(str(self._source.path))
         except Exception as error:  # it raises whatever its parts raise
-            raise _load_failure(self._who, self._source.path, error) from error
+            raise _load_failure(self._label, self._source.path, error) from error
 
     def _is_tensor(self, spec: object) -> bool:
         return isinstance(spec, str) and isinstance(self._values.get(spec), torch.Tensor)
@@ -119,7 +119,7 @@ class ExportedProgram:
         names = [slot.names[0] for slot in self._slots]
         if config.inputs:
             for name, place in bind(
-                self._who, "input", list(input_datatypes(config)), self._slots, lambda _: None
+                self._label, "input", list(input_datatypes(config)), self._slots, lambda _: None
             ).items():
                 names[place] = name
         paths = self._outputs.paths()
@@ -128,7 +128,7 @@ class ExportedProgram:
             for place, path in enumerate(paths)
         ]
         if config.outputs:
-            for name, place in bind_results(self._who, list(output_datatypes(config)), paths).items():
+            for name, place in bind_results(self._label, list(output_datatypes(config)), paths).items():
                 results[place] = name
         return names, results
 
@@ -136,7 +136,7 @@ class ExportedProgram:
         value = self._values[spec]
         datatype = DATATYPES.get(value.dtype)
         if datatype is None:
-            raise invalid(f"{self._who}: '{name}' is a tensor of {value.dtype}, which has no v2 datatype")
+            raise invalid(f"{self._label}: '{name}' is a tensor of {value.dtype}, which has no v2 datatype")
         shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
         return DescribedTensor(name, datatype, shape)
 
@@ -149,7 +149,7 @@ class CompiledProgram:
 
     def __init__(self, source: ModelSource, device: Any) -> None:
         self._source = source
-        self._who = f"model '{source.config.name}'"
+        self._label = f"model '{source.config.name}'"
         self._note = OnceLog(_log)
         self._shared: dict[Any, Any] = {device: self._load(device)}
         inputs, outputs = self._shared[device].loader.get_call_spec()
@@ -163,7 +163,7 @@ class CompiledProgram:
         names = ", ".join(slot.names[0] for slot in self._slots)
         results = ", ".join(bracketed("RESULT", path) for path in self._outputs.paths())
         raise invalid(
-            f"{self._who}: a compiled package says neither types nor shapes, so config.pbtxt must have inputs and "
+            f"{self._label}: a compiled package says neither types nor shapes, so config.pbtxt must have inputs and "
             f"outputs. It takes {names} (or INPUT__0, INPUT__1, …) and gives {results} (or OUTPUT__0, OUTPUT__1, …)"
         )
 
@@ -171,9 +171,9 @@ class CompiledProgram:
         package = self._shared.pop(device, None) or self._load(device)
         if not fresh:
             self._shared[device] = package
-        places = bind(self._who, "input", list(input_datatypes(config)), self._slots, self._note)
+        places = bind(self._label, "input", list(input_datatypes(config)), self._slots, self._note)
         names = [name for name, _ in sorted(places.items(), key=lambda item: item[1])]
-        _check_all(self._who, self._slots, places.values())
+        _check_all(self._label, self._slots, places.values())
         loader = package.loader
         if device is None:
             device = torch.device(loader.get_metadata().get("AOTI_DEVICE_KEY") or "cpu")
@@ -197,10 +197,10 @@ class CompiledProgram:
             with quiet():
                 package = torch._inductor.aoti_load_package(str(path), device_index=index)
         except Exception as error:  # as above
-            raise _load_failure(self._who, path, error) from error
+            raise _load_failure(self._label, path, error) from error
         built_for = package.loader.get_metadata().get("AOTI_DEVICE_KEY", "")
         if device is not None and built_for not in ("", device.type):
-            raise invalid(f"{self._who}: '{path}' was compiled for {built_for}, and the instance is on {device.type}")
+            raise invalid(f"{self._label}: '{path}' was compiled for {built_for}, and the instance is on {device.type}")
         return package
 
 
@@ -212,20 +212,20 @@ class _Constant:
 
 
 def _bound(
-    who: str, config: ModelConfig, slots: Sequence[Slot], constants: Mapping[int, object], note: OnceLog
+    label: str, config: ModelConfig, slots: Sequence[ProgramTensor], constants: Mapping[int, object], note: OnceLog
 ) -> list[Any]:
     """For each leaf of a program's inputs the name of the input, or the constant. Raises INVALID_ARG."""
-    places = bind(who, "input", list(input_datatypes(config)), slots, note)
-    _check_all(who, slots, [*places.values(), *constants])
+    places = bind(label, "input", list(input_datatypes(config)), slots, note)
+    _check_all(label, slots, [*places.values(), *constants])
     leaves: dict[int, Any] = {place: _Constant(value) for place, value in constants.items()}
     leaves.update({place: name for name, place in places.items()})
     return [leaves[place] for place in range(len(slots))]
 
 
-def _check_all(who: str, slots: Sequence[Slot], places: Iterable[int]) -> None:
+def _check_all(label: str, slots: Sequence[ProgramTensor], places: Iterable[int]) -> None:
     missing = [slot.names[0] for place, slot in enumerate(slots) if place not in set(places)]
     if missing:
-        raise invalid(f"{who}: the program takes {len(slots)} inputs, and the configuration has none for {missing}")
+        raise invalid(f"{label}: the program takes {len(slots)} inputs, and the configuration has none for {missing}")
 
 
 def _missing(error: KeyError) -> ModserveError:
@@ -252,23 +252,23 @@ def _runner(module: Any, inputs: Structure, leaves: list[Any]) -> Run:
     return run
 
 
-def _module(program: Any, options: PyTorchOptions, device: Any, who: str) -> Any:
+def _module(program: Any, options: PyTorchOptions, device: Any, label: str) -> Any:
     if device is not None and device.type != "cpu":
         program = move_to_device_pass(program, device)
     module = program.module()
     if options.precision:
         module = module.to(getattr(torch, options.precision))
-    return compiled(module, options, who)
+    return compiled(module, options, label)
 
 
-def compiled(module: Any, options: PyTorchOptions, who: str) -> Any:
+def compiled(module: Any, options: PyTorchOptions, label: str) -> Any:
     """By ``torch.compile``, if the model's parameters say so. Raises INVALID_ARG where there is no compiler."""
     if options.compile is None or options.compile.get("disable"):
         return module
     compiler = os.environ.get("CXX", "g++")
     if options.compile.get("backend", "inductor") == "inductor" and shutil.which(compiler) is None:
         raise invalid(
-            f"{who}: torch.compile needs a C++ compiler, and there is no '{compiler}' here: install one, or set CXX"
+            f"{label}: torch.compile needs a C++ compiler, and there is no '{compiler}' here: install one, or set CXX"
         )
     return torch.compile(module, **options.compile)
 
@@ -325,11 +325,11 @@ def _returns_attributes(module: Any) -> bool:
     return any(node.op == "get_attr" for node in output.all_input_nodes)
 
 
-def _load_failure(who: str, path: FilePath, error: Exception) -> ModserveError:
+def _load_failure(label: str, path: FilePath, error: Exception) -> ModserveError:
     if isinstance(error, ModserveError):
         return error
     return invalid(
-        f"failed to load {who} from '{path}' with PyTorch {torch.__version__}: "
+        f"failed to load {label} from '{path}' with PyTorch {torch.__version__}: "
         f"{one_line(str(error)) or type(error).__name__}; programs are best loaded by the version "
         "of PyTorch that made them"
     )

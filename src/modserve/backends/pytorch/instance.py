@@ -31,7 +31,7 @@ class PyTorchInstance:
     def __init__(
         self, loaded: LoadedProgram, config: ModelConfig, options: PyTorchOptions, threads: SharedThreads
     ) -> None:
-        self._who = f"model '{config.name}'"
+        self._label = f"model '{config.name}'"
         self._run = loaded.run
         self._flat = loaded.flat
         self._paths = tuple(loaded.paths or ())
@@ -63,7 +63,7 @@ class PyTorchInstance:
         except ModserveError:
             raise
         except Exception as error:
-            _log.debug("%s failed", self._who, exc_info=True)
+            _log.debug("%s failed", self._label, exc_info=True)
             raise of_execution(error) from error
         finally:
             if self._cleans:
@@ -80,12 +80,12 @@ class PyTorchInstance:
         for name in outputs:
             leaf = leaves[places[name]]
             if leaf is None:
-                raise internal(f"{self._who} returned nothing for output '{name}'")
+                raise internal(f"{self._label} returned nothing for output '{name}'")
             datatype = self._datatypes[name]
             try:
                 arrays[name] = to_array(leaf, datatype, copies=self._holds_outputs, casts=self._casts)
             except (TypeError, ValueError, RuntimeError) as error:
-                raise internal(f"{self._who}: output '{name}' is no array: {one_line(str(error))}") from error
+                raise internal(f"{self._label}: output '{name}' is no array: {one_line(str(error))}") from error
         return arrays
 
     def _leaves(self, result: Any) -> tuple[tuple[Path, ...], Sequence[Any]]:
@@ -98,7 +98,7 @@ class PyTorchInstance:
 
     def _binding(self, paths: tuple[Path, ...]) -> dict[str, int]:
         try:
-            places = bind_results(self._who, list(self._datatypes), paths)
+            places = bind_results(self._label, list(self._datatypes), paths)
         except ModserveError as error:
             raise invalid(f"{error.message}; the outputs of the configuration are no results of the model") from None
         self._bindings[paths] = places

@@ -20,7 +20,7 @@ Template: TypeAlias = Any
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class ProgramTensor:
     """A tensor that a model takes or gives. `names` are those that it may be called by, the best one first."""
 
     path: Path
@@ -127,9 +127,13 @@ class OnceLog:
 
 
 def bind(
-    who: str, what: str, names: Sequence[str], slots: Sequence[Slot], on_order: Callable[[str], None] | None = None
+    label: str,
+    direction: str,
+    names: Sequence[str],
+    slots: Sequence[ProgramTensor],
+    on_order: Callable[[str], None] | None = None,
 ) -> dict[str, int]:
-    """The place among `slots` of each of `names`. `what` is ``input`` or ``output``.
+    """The place among `slots` of each of `names`. `direction` is ``input`` or ``output``.
 
     Several outputs may be the same result. `on_order` hears that names say nothing, and that the order counts; without
     it that is an error. Raises INVALID_ARG.
@@ -143,27 +147,29 @@ def bind(
     elif on_order is not None:
         places = list(range(len(names)))
         known = [slot.names[0] for slot in slots if slot.names]
-        if what == "input" and known:
+        if direction == "input" and known:
             on_order(
-                f"{who}: {what}s {_listed(names)} are taken in this order for {_listed(known)}: they are neither "
-                "called so, nor NAME__index"
+                f"{label}: {direction}s {_listed(names)} are taken in this order for {_listed(known)}: they are "
+                "neither called so, nor NAME__index"
             )
     else:
         unknown = [name for name in names if name not in aliases]
-        raise invalid(f"{who} has no {what} {_listed(unknown)}: it has {_listed(slot.names[0] for slot in slots)}")
+        raise invalid(
+            f"{label} has no {direction} {_listed(unknown)}: it has {_listed(slot.names[0] for slot in slots)}"
+        )
     for name, place in zip(names, places, strict=True):
         if place >= len(slots):
             have = _listed(slot.names[0] for slot in slots if slot.names)
             raise invalid(
-                f"{who}: {what} '{name}' is the model's {what} number {place}, counted from 0, but it has "
+                f"{label}: {direction} '{name}' is the model's {direction} number {place}, counted from 0, but it has "
                 f"{len(slots)}{f' ({have})' if have else ''}"
             )
-    if what == "input" and len(set(places)) < len(places):
-        raise invalid(f"{who}: two of the inputs {_listed(names)} are the same input of the model")
+    if direction == "input" and len(set(places)) < len(places):
+        raise invalid(f"{label}: two of the inputs {_listed(names)} are the same input of the model")
     return dict(zip(names, places, strict=True))
 
 
-def argument_slots(who: str, arguments: Sequence[Argument], names: Sequence[str]) -> list[Slot]:
+def argument_slots(label: str, arguments: Sequence[Argument], names: Sequence[str]) -> list[ProgramTensor]:
     """The tensors that the arguments of a ``forward`` can take, for a configuration with inputs of these names.
 
     A path begins with the number of the argument. Raises INVALID_ARG if there is an argument that no tensor can be.
@@ -171,46 +177,48 @@ def argument_slots(who: str, arguments: Sequence[Argument], names: Sequence[str]
     if len(arguments) == 1 and arguments[0].kind == "dict":
         prefix = f"{arguments[0].name}["
         inner = [name[len(prefix) : -1] if name.startswith(prefix) and name[-1] == "]" else name for name in names]
-        return [Slot((0, key), (name, key)) for name, key in zip(names, inner, strict=True)]
+        return [ProgramTensor((0, key), (name, key)) for name, key in zip(names, inner, strict=True)]
     if len(arguments) == 1 and arguments[0].kind == "list":
-        return [Slot((0, index), (bracketed(arguments[0].name, [index]),)) for index in range(len(names))]
-    slots: list[Slot] = []
+        return [ProgramTensor((0, index), (bracketed(arguments[0].name, [index]),)) for index in range(len(names))]
+    slots: list[ProgramTensor] = []
     for place, argument in enumerate(arguments):
         name, required = argument.name, argument.required
         if argument.kind == "tuple":
-            slots += [Slot((place, index), (bracketed(name, [index]),), required) for index in range(argument.size)]
+            slots += [
+                ProgramTensor((place, index), (bracketed(name, [index]),), required) for index in range(argument.size)
+            ]
         elif argument.kind in ("list", "dict"):
             inside = [each[len(name) + 1 : -1] for each in names if each.startswith(f"{name}[") and each[-1] == "]"]
             keys: Sequence[int | str] = inside
             if argument.kind == "list":
                 keys = sorted([int(index) for index in inside if index.isdecimal()])
-            slots += [Slot((place, key), (bracketed(name, [key]),)) for key in keys]
+            slots += [ProgramTensor((place, key), (bracketed(name, [key]),)) for key in keys]
             if required and not keys:
                 example = f"{name}[0]" if argument.kind == "list" else f"{name}[key]"
                 raise invalid(
-                    f"{who}: argument '{name}' is a {argument.kind} of tensors; inputs for it are called {example}"
+                    f"{label}: argument '{name}' is a {argument.kind} of tensors; inputs for it are called {example}"
                 )
         elif argument.kind:
-            slots.append(Slot((place,), (name,), required))
+            slots.append(ProgramTensor((place,), (name,), required))
         elif required:
             raise invalid(
-                f"{who}: argument '{name}' of the model is a {argument.type}, for which no input can stand; only "
+                f"{label}: argument '{name}' of the model is a {argument.type}, for which no input can stand; only "
                 "tensors, lists, tuples and dictionaries of them, strings, lists of strings and numbers can"
             )
     return slots
 
 
 def bind_arguments(
-    who: str, arguments: Sequence[Argument], names: Sequence[str], on_order: Callable[[str], None]
+    label: str, arguments: Sequence[Argument], names: Sequence[str], on_order: Callable[[str], None]
 ) -> list[tuple[Argument, Template]]:
     """What each argument gets, in order; those that get nothing are left out. Raises INVALID_ARG."""
-    slots = argument_slots(who, arguments, names)
-    places = bind(who, "input", names, slots, on_order)
+    slots = argument_slots(label, arguments, names)
+    places = bind(label, "input", names, slots, on_order)
     by_place = {place: name for name, place in places.items()}
     missing = [slot.names[0] for place, slot in enumerate(slots) if slot.required and place not in by_place]
     if missing:
         raise invalid(
-            f"{who}: the model takes {len(slots)} inputs ({_listed(slot.names[0] for slot in slots)}), and the "
+            f"{label}: the model takes {len(slots)} inputs ({_listed(slot.names[0] for slot in slots)}), and the "
             f"configuration has none for {_listed(missing)}"
         )
     parts: dict[int, list[tuple[Path, str]]] = {}
@@ -228,7 +236,7 @@ def _assembled(kind: str, parts: Sequence[tuple[Path, str]]) -> Template:
     return parts[0][1]
 
 
-def program_inputs(inputs: Structure, argument_names: Sequence[str] = ()) -> list[Slot]:
+def program_inputs(inputs: Structure, argument_names: Sequence[str] = ()) -> list[ProgramTensor]:
     """The tensors of a program that was exported or compiled; `inputs` is a tuple of arguments and keywords.
 
     `argument_names` are those of its ``forward``, where they are known.
@@ -240,26 +248,26 @@ def program_inputs(inputs: Structure, argument_names: Sequence[str] = ()) -> lis
         place = int(path[0])
         if place < len(argument_names):
             names.insert(0, bracketed(argument_names[place], path[1:]))
-        slots.append(Slot(path, tuple(names)))
+        slots.append(ProgramTensor(path, tuple(names)))
     for path in keywords.paths():
-        slots.append(Slot(path, (bracketed(str(path[0]), path[1:]), bracketed("KWARGS", path))))
+        slots.append(ProgramTensor(path, (bracketed(str(path[0]), path[1:]), bracketed("KWARGS", path))))
     return slots
 
 
-def result_slots(paths: Iterable[Path]) -> list[Slot]:
+def result_slots(paths: Iterable[Path]) -> list[ProgramTensor]:
     """The tensors of a result: ``RESULT``, ``RESULT[0]``, ``RESULT[key]``, or a dictionary's ``key`` itself."""
     return [
-        Slot(path, (bracketed(path[0], path[1:]), bracketed("RESULT", path)))
+        ProgramTensor(path, (bracketed(path[0], path[1:]), bracketed("RESULT", path)))
         if path and isinstance(path[0], str)
-        else Slot(path, (bracketed("RESULT", path),))
+        else ProgramTensor(path, (bracketed("RESULT", path),))
         for path in paths
     ]
 
 
-def bind_results(who: str, names: Sequence[str], paths: Sequence[Path]) -> dict[str, int]:
+def bind_results(label: str, names: Sequence[str], paths: Sequence[Path]) -> dict[str, int]:
     """Which leaf of a result each output is. The order counts only where there are no keys. Raises INVALID_ARG."""
     keyed = any(isinstance(key, str) for path in paths for key in path)
-    return bind(who, "output", names, result_slots(paths), None if keyed else lambda _: None)
+    return bind(label, "output", names, result_slots(paths), None if keyed else lambda _: None)
 
 
 def flatten(value: object, path: Path = ()) -> Iterator[tuple[Path, object]]:

@@ -32,7 +32,7 @@ class LoadedProgram:
     """Where inputs are to be; None for the CPU."""
 
 
-class Program(Protocol):
+class TorchProgram(Protocol):
     """A model file that was opened."""
 
     form: Form

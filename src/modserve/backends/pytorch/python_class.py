@@ -42,11 +42,11 @@ class PythonClass:
     def __init__(self, source: ModelSource, options: PyTorchOptions, file: Path) -> None:
         self._source = source
         self._options = options
-        self._who = f"model '{source.config.name}'"
+        self._label = f"model '{source.config.name}'"
         self._file = file
         self._weights = file.with_suffix(".pt")
-        self._module = _import(self._who, file)
-        self._class = _chosen(self._who, self._module, options.model_class, file)
+        self._module = _import(self._label, file)
+        self._class = _chosen(self._label, self._module, options.model_class, file)
         self._arguments = _arguments(self._class)
         self._defaults = _defaults(self._class)
         self._note = OnceLog(_log)
@@ -57,7 +57,7 @@ class PythonClass:
         if self._source.config.inputs and self._source.config.outputs:
             return None
         raise invalid(
-            f"{self._who}: a class says neither types nor shapes, so config.pbtxt must have inputs and outputs; its "
+            f"{self._label}: a class says neither types nor shapes, so config.pbtxt must have inputs and outputs; its "
             f"forward takes ({', '.join(argument.name for argument in self._arguments)})"
         )
 
@@ -70,10 +70,10 @@ class PythonClass:
         else:
             module = first
         names = list(input_datatypes(config))
-        bound = bind_arguments(self._who, _expanded(self._arguments, names), names, self._note)
+        bound = bind_arguments(self._label, _expanded(self._arguments, names), names, self._note)
         has_rest = any(argument.kind == "rest" for argument, _ in bound)
         defaults = self._defaults if has_rest else []
-        callable_ = compiled(module, self._options, self._who)
+        callable_ = compiled(module, self._options, self._label)
         parameter = next(module.parameters(), None)
         if device is None and parameter is not None and parameter.device.type != "cpu":
             device = parameter.device
@@ -116,7 +116,7 @@ class PythonClass:
                 raise self._no_weights(error) from error
         elif next(module.parameters(), None) is not None:
             _log.warning(
-                "%s: there is no '%s' with weights; it runs with those it was made with", self._who, self._weights
+                "%s: there is no '%s' with weights; it runs with those it was made with", self._label, self._weights
             )
         if device is not None:
             module = module.to(device)
@@ -145,7 +145,7 @@ class PythonClass:
             return self._class()
         except Exception as error:
             raise invalid(
-                f"{self._who}: {self._class.__name__}() of '{self._file}', which must need no arguments, failed: "
+                f"{self._label}: {self._class.__name__}() of '{self._file}', which must need no arguments, failed: "
                 f"{error}"
             ) from error
 
@@ -157,25 +157,25 @@ class PythonClass:
         else:
             text = f"it is {form.words}, and weights are made by torch.save(model.state_dict(), 'model.pt')"
         name = self._class.__name__
-        return invalid(f"{self._who}: failed to load weights for {name} from '{self._weights}': {text}")
+        return invalid(f"{self._label}: failed to load weights for {name} from '{self._weights}': {text}")
 
 
-def _import(who: str, file: Path) -> ModuleType:
+def _import(label: str, file: Path) -> ModuleType:
     name = f"modserve_pytorch_model_{next(_numbers)}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise invalid(f"{who}: '{file}' is no Python file")
+        raise invalid(f"{label}: '{file}' is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # as an import does: dataclasses and torch.compile look there
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
         sys.modules.pop(name, None)
-        raise invalid(f"{who}: '{file}' failed: {type(error).__name__}: {error}") from error
+        raise invalid(f"{label}: '{file}' failed: {type(error).__name__}: {error}") from error
     return module
 
 
-def _chosen(who: str, module: ModuleType, requested: str, file: Path) -> Any:
+def _chosen(label: str, module: ModuleType, requested: str, file: Path) -> Any:
     """The class to serve: by name, or as Triton chooses, but that what the file imports does not count."""
     classes = {
         name: value
@@ -186,16 +186,16 @@ def _chosen(who: str, module: ModuleType, requested: str, file: Path) -> Any:
     if requested:
         if requested not in classes:
             have = ", ".join(own) or "none"
-            raise invalid(f"{who}: parameter 'MODEL_CLASS' is '{requested}', but the classes of '{file}' are: {have}")
+            raise invalid(f"{label}: parameter 'MODEL_CLASS' is '{requested}', but the classes of '{file}' are: {have}")
         return classes[requested]
     if not own:
-        raise invalid(f"{who}: '{file}' has no class that derives from torch.nn.Module")
+        raise invalid(f"{label}: '{file}' has no class that derives from torch.nn.Module")
     name, value = next(iter(own.items()))
     if len(own) > 1:
         _log.warning(
             "%s: '%s' has several classes that derive from torch.nn.Module (%s); %s is served, as the first one by "
             "name. Parameter 'MODEL_CLASS' says which it is to be",
-            who,
+            label,
             file,
             ", ".join(own),
             name,

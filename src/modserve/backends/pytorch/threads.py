@@ -95,7 +95,7 @@ class ProcessModes:
         self._lock = threading.Lock()
         self._values: dict[str, int] = {}
 
-    def configure(self, who: str, inter_op_threads: int, jit_modes: Mapping[str, bool], *, cudnn: bool) -> None:
+    def configure(self, label: str, inter_op_threads: int, jit_modes: Mapping[str, bool], *, cudnn: bool) -> None:
         settings: dict[str, int] = dict(jit_modes)
         if inter_op_threads:
             settings["INTER_OP_THREAD_COUNT"] = inter_op_threads
@@ -108,7 +108,7 @@ class ProcessModes:
                         _log.warning(
                             "%s: parameter '%s' has no effect: PyTorch has one value for the whole process, and "
                             "another model set it to %s before",
-                            who,
+                            label,
                             key,
                             self._values[key],
                         )
@@ -118,7 +118,7 @@ class ProcessModes:
                 except RuntimeError:  # its threads run already
                     _log.warning(
                         "%s: parameter '%s' has no effect: PyTorch takes it before anything runs, and something has",
-                        who,
+                        label,
                         key,
                     )
                 else:

@@ -32,12 +32,12 @@ class TorchScriptProgram:
     def __init__(self, source: ModelSource, options: PyTorchOptions, device: Any) -> None:
         self._source = source
         self._options = options
-        self._who = f"model '{source.config.name}'"
+        self._label = f"model '{source.config.name}'"
         self._note = OnceLog(_log)
         self._shared: dict[Any, Any] = {}
         module = self._shared[device] = self._module(device)
         if not hasattr(module, "forward"):
-            raise invalid(f"{self._who}: '{source.path}' has no method 'forward'")
+            raise invalid(f"{self._label}: '{source.path}' has no method 'forward'")
         graph, schema = module.inlined_graph, module.forward.schema
         described = [_argument(argument) for argument in schema.arguments[1:]]
         self._arguments = [argument for argument, _ in described]
@@ -48,7 +48,7 @@ class TorchScriptProgram:
             _log.info(
                 "%s has convolutions: parameter 'OPTIMIZE_FOR_INFERENCE' with the value 'true' is likely to make it "
                 "faster on the CPU",
-                self._who,
+                self._label,
             )
 
     def describe(self) -> ModelDescription | None:
@@ -57,7 +57,7 @@ class TorchScriptProgram:
             return None
         arguments = ", ".join(f"{argument.name}: {argument.type}" for argument in self._arguments)
         raise invalid(
-            f"{self._who}: TorchScript says neither types nor shapes, so config.pbtxt must have inputs and outputs: "
+            f"{self._label}: TorchScript says neither types nor shapes, so config.pbtxt must have inputs and outputs: "
             f"its forward takes ({arguments}) and returns {_type_text(self._result)}. Inputs may be called by these "
             "names, or INPUT__0, INPUT__1, …; outputs OUTPUT__0, OUTPUT__1, …"
         )
@@ -68,7 +68,7 @@ class TorchScriptProgram:
             module = self._shared.pop(device, None) or self._module(device)
         else:
             module = self._shared.get(device) or self._shared.setdefault(device, self._module(device))
-        bound = bind_arguments(self._who, self._arguments, list(input_datatypes(config)), self._note)
+        bound = bind_arguments(self._label, self._arguments, list(input_datatypes(config)), self._note)
         kinds = {template: argument.kind for argument, template in bound if isinstance(template, str)}
         return LoadedProgram(
             _runner(module.forward, self._arguments, bound, self._nullable),
@@ -93,15 +93,15 @@ class TorchScriptProgram:
                     module = torch.jit.optimize_for_inference(module)
             return module
         except (RuntimeError, ValueError, AttributeError) as error:
-            raise _load_failure(self._who, path, error) from error
+            raise _load_failure(self._label, path, error) from error
 
 
-def _load_failure(who: str, path: object, error: Exception) -> ModserveError:
+def _load_failure(label: str, path: object, error: Exception) -> ModserveError:
     text = one_line(str(error))
     hint = ""
     if "Unknown builtin op" in text or "unknown type" in text.lower():
         hint = "; it needs operators that this PyTorch does not have, such as those of torchvision"
-    return invalid(f"failed to load {who} from '{path}': {text}{hint}")
+    return invalid(f"failed to load {label} from '{path}': {text}{hint}")
 
 
 def _runner(forward: Any, arguments: list[Argument], bound: list[tuple[Argument, Any]], nullable: list[str]) -> Run:

@@ -154,7 +154,7 @@ class TensorFlowModel:
         if directory is not None:
             saved = graphs.tagged(graphs.read_saved_model(directory, name), options.tag, name)
             self._graph = saved.graph_def
-            self._signature: graphs.Signature | None = graphs.signature_of(saved, options.signature, source.config)
+            self._signature: graphs.GraphSignature | None = graphs.signature_of(saved, options.signature, source.config)
             load = tf.compat.v1.saved_model.loader.load
             self._load: Load = lambda session: load(session, [options.tag], str(directory))
         else:
@@ -170,7 +170,7 @@ class TensorFlowModel:
             self._graph = type(self._graph)()  # no longer needed, and may be large
 
     @property
-    def signature(self) -> graphs.Signature:
+    def signature(self) -> graphs.GraphSignature:
         assert self._signature is not None
         return self._signature
 
@@ -306,7 +306,7 @@ def _device(placement: Placement, gpus: int) -> str | None:
 class TensorFlowInstance:
     takes_early = True
 
-    def __init__(self, session: _Session, signature: graphs.Signature, *, data_dependent: bool) -> None:
+    def __init__(self, session: _Session, signature: graphs.GraphSignature, *, data_dependent: bool) -> None:
         self.data_dependent = data_dependent
         self._session = session
         self._inputs = signature.inputs

@@ -48,7 +48,7 @@ _MOST_NAMES = 20
 
 
 @dataclass(frozen=True)
-class Signature:
+class GraphSignature:
     """The tensors of a model: their names for clients, their names in the graph, and what they are."""
 
     inputs: Mapping[str, str]
@@ -110,7 +110,7 @@ def tagged(model: saved_model_pb2.SavedModel, tag: str, name: str) -> Any:
     )
 
 
-def signature_of(graph: Any, wanted_name: str, config: ModelConfig) -> Signature:
+def signature_of(graph: Any, wanted_name: str, config: ModelConfig) -> GraphSignature:
     """The signature of that name, or by default ``serving_default``, or the first of those that are there.
 
     Raises INVALID_ARG with the names there are.
@@ -130,7 +130,7 @@ def signature_of(graph: Any, wanted_name: str, config: ModelConfig) -> Signature
     if config.outputs:
         named = {*config.outputs_by_name, *config.state_outputs}
         outputs = {key: info for key, info in outputs.items() if _is_servable(info) or key in named}
-    return Signature(
+    return GraphSignature(
         {key: info.name for key, info in inputs.items()},
         {key: info.name for key, info in outputs.items()},
         tuple(_described(key, info, config) for key, info in inputs.items()),
@@ -172,7 +172,7 @@ def dtype_name(dtype: int) -> str:
     return str(types_pb2.DataType.Name(dtype))
 
 
-def signature_of_graph(graph: graph_pb2.GraphDef, tensors: Any, config: ModelConfig) -> Signature:
+def signature_of_graph(graph: graph_pb2.GraphDef, tensors: Any, config: ModelConfig) -> GraphSignature:
     """What a frozen graph takes and gives: by the configuration's names, else its placeholders and its last operators.
 
     `tensors` is the graph as imported. Triton's configuration must name them; a graph has nothing else to say.
@@ -204,7 +204,7 @@ def signature_of_graph(graph: graph_pb2.GraphDef, tensors: Any, config: ModelCon
         value = tensor(name)
         return described(name, value.dtype.as_datatype_enum, value.shape.as_proto(), config)
 
-    return Signature(
+    return GraphSignature(
         {name: tensor(name).name for name in inputs},
         {name: tensor(name).name for name in outputs},
         tuple(map(describe, inputs)),

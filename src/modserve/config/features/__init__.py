@@ -30,7 +30,7 @@ from . import (
 
 
 @dataclass(frozen=True)
-class Context:
+class ModelContext:
     """What a configuration does not say about its model itself."""
 
     directory: str
@@ -47,7 +47,7 @@ class Context:
     """The model's directory with the files that the configuration names; None while these are not at hand."""
 
 
-def normalise(message: pb.ModelConfig, context: Context, problems: Problems) -> None:
+def normalise(message: pb.ModelConfig, context: ModelContext, problems: Problems) -> None:
     """Fills in Triton's defaults in place; clients see them. May add warnings to the problems."""
     if not message.HasField("version_policy"):
         message.version_policy.latest.num_versions = 1
@@ -58,7 +58,7 @@ def normalise(message: pb.ModelConfig, context: Context, problems: Problems) -> 
     execution.normalise(message, context.gpu_count or 0, context.default_cpu_instances, problems)
 
 
-def validate(message: pb.ModelConfig, context: Context, problems: Problems) -> None:
+def validate(message: pb.ModelConfig, context: ModelContext, problems: Problems) -> None:
     """Adds every rule that the message breaks by itself, and a warning for each setting without effect.
 
     The texts are Triton's where Triton checks the same. Problems that have no position are reported in this order.
@@ -97,7 +97,7 @@ def compare(message: pb.ModelConfig, description: ModelDescription, problems: Pr
     problems.add_all(ragged.compare(message, description))
 
 
-def to_model_config(message: pb.ModelConfig, context: Context) -> ModelConfig:
+def to_model_config(message: pb.ModelConfig, context: ModelContext) -> ModelConfig:
     """The frozen values that the rest of the server reads, without those that break a rule."""
     inputs, outputs = tensors.specs(message, context.description)
     graph = message.optimization.graph if message.optimization.HasField("graph") else None

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from modserve.core.configuration.ensemble_config import Ensembling, Step, comparable
+from modserve.core.configuration.ensemble_config import EnsembleConfig, Step, comparable
 from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.errors import invalid
 from modserve.core.tensors.dtypes import Datatype
@@ -87,7 +87,7 @@ def _alike(first: Shape, second: Shape) -> bool:
     return len(first) == len(second) and all(a == b or -1 in (a, b) for a, b in zip(first, second, strict=True))
 
 
-def _check_conditions(config: ModelConfig, ensembling: Ensembling, inferred: Mapping[str, _Inferred]) -> None:
+def _check_conditions(config: ModelConfig, ensembling: EnsembleConfig, inferred: Mapping[str, _Inferred]) -> None:
     for index, step in enumerate(ensembling.steps):
         if step.when is None:
             continue
@@ -100,7 +100,7 @@ def _check_conditions(config: ModelConfig, ensembling: Ensembling, inferred: Map
             raise invalid(f"{who} needs a tensor of one element, {name} has shape {format_shape(tensor.full_dims)}")
 
 
-def _labels(config: ModelConfig, ensembling: Ensembling, models: Mapping[str, ModelConfig]) -> bool:
+def _labels(config: ModelConfig, ensembling: EnsembleConfig, models: Mapping[str, ModelConfig]) -> bool:
     """Labels each tensor with the decoupled step it follows from. A step can only read tensors of one label.
 
     Whether there are decoupled steps.
@@ -127,7 +127,7 @@ def _labels(config: ModelConfig, ensembling: Ensembling, models: Mapping[str, Mo
     return count > 0
 
 
-def _written(step: Step, ensembling: Ensembling, done: set[int]) -> bool:
+def _written(step: Step, ensembling: EnsembleConfig, done: set[int]) -> bool:
     """Whether all steps that may write the inputs of `step` are done."""
     return all(
         index in done or step.needs.isdisjoint(before.outputs.values()) for index, before in enumerate(ensembling.steps)

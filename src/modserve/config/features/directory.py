@@ -199,12 +199,12 @@ _MOST_BYTES, _MOST_PART_BYTES = 4096, 255
 _MOST_SHOWN = 100
 
 
-def filename_fault(filename: str, what: str, where: str) -> str:
+def filename_fault(filename: str, description: str, where: str) -> str:
     """What is wrong with the name of a file that is to be below a directory; empty if nothing is.
 
-    `what` is the file in words, with ``{}`` in place of its name, and `where` the directory.
+    `description` is the file in words, with ``{}`` in place of its name, and `where` the directory.
     """
-    shown = what.replace("{}", filename if len(filename) <= _MOST_SHOWN else f"{filename[:_MOST_SHOWN]}…")
+    shown = description.replace("{}", filename if len(filename) <= _MOST_SHOWN else f"{filename[:_MOST_SHOWN]}…")
     if os.path.isabs(filename) or os.path.normpath(filename).split(os.sep)[0] == os.pardir:
         return f"{shown} is outside {where}"
     encoded = filename.encode("utf-8", "surrogatepass")

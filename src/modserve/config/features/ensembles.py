@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 
-from modserve.core.configuration.ensemble_config import COMPARISONS, EQUALITY, Condition, Ensembling, Operand, Step
+from modserve.core.configuration.ensemble_config import COMPARISONS, EQUALITY, Condition, EnsembleConfig, Operand, Step
 from modserve.pb import inference as pb
 
 from ..text import suggest
@@ -24,10 +24,10 @@ _FORM = re.compile(rf"\s*(.+?)\s*({'|'.join(sorted(COMPARISONS, key=len, reverse
 _WORDS: dict[str, Operand] = {"true": True, "false": False}
 
 
-def ensembling(message: pb.ModelConfig) -> Ensembling | None:
+def ensembling(message: pb.ModelConfig) -> EnsembleConfig | None:
     if not message.HasField("ensemble_scheduling"):
         return None
-    return Ensembling(_steps(message), message.ensemble_scheduling.max_inflight_requests)
+    return EnsembleConfig(_steps(message), message.ensemble_scheduling.max_inflight_requests)
 
 
 def _steps(message: pb.ModelConfig) -> tuple[Step, ...]:
@@ -72,13 +72,13 @@ def validate(message: pb.ModelConfig) -> Faults:
 def _step_faults(message: pb.ModelConfig) -> Faults:
     """The rules for each step by itself."""
     for index, step in enumerate(message.ensemble_scheduling.step):
-        who = f"step {index} of ensemble '{message.name}'"
+        label = f"step {index} of ensemble '{message.name}'"
         for part in ("model_name", "input_map", "output_map"):
             if not getattr(step, part):
-                yield (*_HERE, index), f"must specify '{part}' in {who}"
+                yield (*_HERE, index), f"must specify '{part}' in {label}"
         if step.model_version < 1 and step.model_version != LATEST:
             expected = f"expected {LATEST} for the latest or a version > 0"
-            yield (*_HERE, index, "model_version"), f"{who} has model_version {step.model_version}, {expected}"
+            yield (*_HERE, index, "model_version"), f"{label} has model_version {step.model_version}, {expected}"
 
 
 def _flow_faults(message: pb.ModelConfig) -> Faults:
@@ -225,18 +225,18 @@ def _step(key: str, message: pb.ModelConfig) -> int:
 
 
 def _condition(key: str, text: str) -> Condition:
-    who = f"parameter '{key}' is '{text}'"
+    label = f"parameter '{key}' is '{text}'"
     form = _FORM.fullmatch(text)
     if form is None:
         comparisons = ", ".join(COMPARISONS)
-        raise ValueError(f"{who}, expected '<tensor> <comparison> <value>' with a comparison of {comparisons}")
+        raise ValueError(f"{label}, expected '<tensor> <comparison> <value>' with a comparison of {comparisons}")
     tensor, comparison, operand = form.groups()
     try:
         value = _operand(operand)
     except ValueError as error:
-        raise ValueError(f"{who}: {error}") from None
+        raise ValueError(f"{label}: {error}") from None
     if isinstance(value, bool | bytes) and comparison not in EQUALITY:
-        raise ValueError(f"{who}: only numbers can be compared by {comparison}")
+        raise ValueError(f"{label}: only numbers can be compared by {comparison}")
     return Condition(tensor, comparison, value)
 
 

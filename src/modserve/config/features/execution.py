@@ -56,9 +56,9 @@ def validate(message: pb.ModelConfig, gpu_count: int | None) -> Faults:
         if message.model_transaction_policy.decoupled:
             yield ("response_cache",), not_cached_if_decoupled(message.name)
     for index, group in enumerate(message.instance_group):
-        who = f"instance group {group.name or f'{message.name}_{index}'} of model {message.name}"
+        label = f"instance group {group.name or f'{message.name}_{index}'} of model {message.name}"
         for path, text in _group_faults(group, message.platform, gpu_count):
-            yield ("instance_group", index, *path), f"{who} {text}"
+            yield ("instance_group", index, *path), f"{label} {text}"
     yield from _count_faults(message, gpu_count)
 
 

@@ -14,18 +14,18 @@ from modserve.pb import inference as pb
 from ..text.problems import Faults, FieldPath
 from ..text.suggest import did_you_mean
 from .common import DATATYPES, AnyTensor
-from .parameters import Setting, choice, fault, special_scheduling, values, whole_number
+from .parameters import ParameterSetting, choice, fault, special_scheduling, values, whole_number
 
 PREFIX = "padding."
 AXIS, VALUE, UNPAD, MASK = "padding.axis.", "padding.value.", "padding.unpad.", "padding.mask"
 _OF_TENSORS: Mapping[str, str] = {AXIS: "input", VALUE: "input", UNPAD: "output"}
 """Beginning of a key → the side of the tensors whose names may follow it."""
 
-_SETTINGS: Mapping[str, Setting] = {
-    "padding.policy": Setting("policy", choice(**{policy.value: policy for policy in PaddingPolicy})),
-    "padding.multiple_of": Setting("multiple_of", whole_number(1, most=1_000_000)),
-    "padding.buckets": Setting("buckets", whole_number(1)),
-    "padding.relearn_every": Setting("relearn_every", whole_number(1)),
+_SETTINGS: Mapping[str, ParameterSetting] = {
+    "padding.policy": ParameterSetting("policy", choice(**{policy.value: policy for policy in PaddingPolicy})),
+    "padding.multiple_of": ParameterSetting("multiple_of", whole_number(1, most=1_000_000)),
+    "padding.buckets": ParameterSetting("buckets", whole_number(1)),
+    "padding.relearn_every": ParameterSetting("relearn_every", whole_number(1)),
 }
 _BATCH_SIZES = "scheduling.batch_sizes"
 _ELEMENTS = "scheduling.max_batch_elements"

@@ -11,7 +11,7 @@ Reader = Callable[[str], Any]
 """Makes a value from the text of a parameter. Raises ValueError with a description of the texts that it takes."""
 
 
-class Setting(NamedTuple):
+class ParameterSetting(NamedTuple):
     """The meaning of a parameter."""
 
     field: str
@@ -72,7 +72,7 @@ def fault(key: str, text: str, read: Reader) -> str:
     return ""
 
 
-def values(message: pb.ModelConfig, settings: Mapping[str, Setting]) -> dict[str, Any]:
+def values(message: pb.ModelConfig, settings: Mapping[str, ParameterSetting]) -> dict[str, Any]:
     """Field → value of all `settings` that the message has. Leaves out those that cannot be read."""
     return {
         settings[key].field: settings[key].read(parameter.string_value)

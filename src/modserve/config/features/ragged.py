@@ -117,9 +117,9 @@ def _scatter_faults(
     source = inputs.get(next(iter(scattered.source_input), ""))
     if source is None:
         return
-    who = f"source input '{source.name}'"
+    label = f"source input '{source.name}'"
     if isinstance(source, pb.ModelInput) and source.optional:
-        yield f"{who} of a batch output must not be optional: its shape is that of the output"
+        yield f"{label} of a batch output must not be optional: its shape is that of the output"
     rank = len(_model_dims(source)) + batching
     for name in scattered.target_name:
         if name not in outputs:
@@ -127,7 +127,7 @@ def _scatter_faults(
         full = [-1] * batching + _model_dims(outputs[name])
         beyond = [place for place, size in enumerate(full) if size == -1 and place >= rank]
         if beyond:
-            takes = f"has a variable dimension {beyond[0]}, which it takes from {who}"
+            takes = f"has a variable dimension {beyond[0]}, which it takes from {label}"
             yield f"output '{name}' {takes}, and that has only {rank} dimensions"
 
 
@@ -166,5 +166,5 @@ def _batch_input_faults(batch_input: pb.BatchInput, tensor: DescribedTensor) -> 
         yield f"configuration expects datatype {datatype} for batch input '{tensor.name}', model provides {provided}"
     rank = 2 if batch_input.kind == pb.BatchInput.BATCH_ITEM_SHAPE else 1
     if len(tensor.shape) != rank:
-        who = f"batch input '{tensor.name}' of kind {pb.BatchInput.Kind.Name(batch_input.kind)}"
-        yield f"{who} has {rank} dimensions, model provides {format_shape(tensor.shape)}"
+        label = f"batch input '{tensor.name}' of kind {pb.BatchInput.Kind.Name(batch_input.kind)}"
+        yield f"{label} has {rank} dimensions, model provides {format_shape(tensor.shape)}"

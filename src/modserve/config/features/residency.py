@@ -8,14 +8,14 @@ from modserve.pb import inference as pb
 
 from ..text.problems import Faults, FieldPath
 from ..text.suggest import did_you_mean
-from .parameters import MAX, Setting, choice, fault, values, whole_number
+from .parameters import MAX, ParameterSetting, choice, fault, values, whole_number
 
 PREFIX = "residency."
 
-_SETTINGS: Mapping[str, Setting] = {
-    "residency.load": Setting("load", choice(**{mode.value: mode for mode in LoadMode})),
-    "residency.pin": Setting("pin", choice(true=True, false=False)),
-    "residency.idle_unload_secs": Setting("idle_ns", whole_number(0, 10**9, MAX // 10**9)),
+_SETTINGS: Mapping[str, ParameterSetting] = {
+    "residency.load": ParameterSetting("load", choice(**{mode.value: mode for mode in LoadMode})),
+    "residency.pin": ParameterSetting("pin", choice(true=True, false=False)),
+    "residency.idle_unload_secs": ParameterSetting("idle_ns", whole_number(0, 10**9, MAX // 10**9)),
 }
 
 

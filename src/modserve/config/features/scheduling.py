@@ -8,7 +8,7 @@ from modserve.pb import inference as pb
 
 from ..text.problems import Faults, FieldPath
 from ..text.suggest import did_you_mean
-from .parameters import Setting, ascending, choice, fault, names, special_scheduling, values, whole_number
+from .parameters import ParameterSetting, ascending, choice, fault, names, special_scheduling, values, whole_number
 
 PREFIX = "scheduling."
 _NS_PER_US = 1000
@@ -19,24 +19,24 @@ _P99_GOAL = "scheduling.p99_goal_microseconds"
 _MAX_DELAY = "scheduling.max_delay_microseconds"
 _LATENCY_GOAL = "scheduling.latency_goal_microseconds"
 
-BATCHER: Mapping[str, Setting] = {
-    "scheduling.look_ahead": Setting("look_ahead", whole_number(0)),
-    _AGEING: Setting("ageing_ns", whole_number(0, scale=1000)),
-    "scheduling.separate_by": Setting("separate_by", names),
-    "scheduling.batch_sizes": Setting("batch_sizes", ascending),
-    "scheduling.max_batch_elements": Setting("max_batch_elements", whole_number(1)),
-    "scheduling.grow_batches": Setting("measured_sizes", choice(measured=True, always=False)),
-    _P99_GOAL: Setting("p99_goal_ns", whole_number(1, scale=1000)),
-    _MAX_DELAY: Setting("tuned_delay_limit_ns", whole_number(1, scale=1000), needs=_P99_GOAL),
+BATCHER: Mapping[str, ParameterSetting] = {
+    "scheduling.look_ahead": ParameterSetting("look_ahead", whole_number(0)),
+    _AGEING: ParameterSetting("ageing_ns", whole_number(0, scale=1000)),
+    "scheduling.separate_by": ParameterSetting("separate_by", names),
+    "scheduling.batch_sizes": ParameterSetting("batch_sizes", ascending),
+    "scheduling.max_batch_elements": ParameterSetting("max_batch_elements", whole_number(1)),
+    "scheduling.grow_batches": ParameterSetting("measured_sizes", choice(measured=True, always=False)),
+    _P99_GOAL: ParameterSetting("p99_goal_ns", whole_number(1, scale=1000)),
+    _MAX_DELAY: ParameterSetting("tuned_delay_limit_ns", whole_number(1, scale=1000), needs=_P99_GOAL),
 }
 """The fields of `core.configuration.model_config.DynamicBatching`."""
-ADMISSION: Mapping[str, Setting] = {
-    _ADMISSION: Setting("by_deadline", choice(off=False, deadline=True)),
-    _LATENCY_GOAL: Setting("latency_goal_ns", whole_number(1, scale=1000), needs=_ADMISSION),
-    "scheduling.overload_status": Setting("too_many", choice(**{"503": False, "429": True})),
+ADMISSION: Mapping[str, ParameterSetting] = {
+    _ADMISSION: ParameterSetting("by_deadline", choice(off=False, deadline=True)),
+    _LATENCY_GOAL: ParameterSetting("latency_goal_ns", whole_number(1, scale=1000), needs=_ADMISSION),
+    "scheduling.overload_status": ParameterSetting("too_many", choice(**{"503": False, "429": True})),
 }
 """The fields of `core.configuration.model_config.Admission`, which any model may have."""
-SETTINGS: Mapping[str, Setting] = {**BATCHER, **ADMISSION}
+SETTINGS: Mapping[str, ParameterSetting] = {**BATCHER, **ADMISSION}
 
 
 def normalise(message: pb.ModelConfig) -> None:

@@ -14,7 +14,7 @@ from modserve.core.configuration.sequence_config import (
     InitialState,
     OldestStrategy,
     SequenceBatching,
-    State,
+    SequenceState,
     Strategy,
 )
 from modserve.core.tensors import dtypes
@@ -96,10 +96,12 @@ def _controls(batching: pb.ModelSequenceBatching) -> Iterator[Control]:
                         yield Control(tensor.name, kind, datatype, (values[0], values[1]))
 
 
-def _state(state: _State, datatype: Datatype) -> State:
+def _state(state: _State, datatype: Datatype) -> SequenceState:
     contents = (InitialState(each.name, tuple(each.dims), each.data_file) for each in state.initial_state)
     initial = next(contents, None)
-    return State(state.input_name, state.output_name, datatype, tuple(state.dims), initial, state.use_growable_memory)
+    return SequenceState(
+        state.input_name, state.output_name, datatype, tuple(state.dims), initial, state.use_growable_memory
+    )
 
 
 def inputs(message: pb.ModelConfig) -> Mapping[str, FieldPath]:
@@ -158,13 +160,13 @@ def _control_faults(message: pb.ModelConfig) -> Faults:
     seen_kinds: set[int] = set()
     for index, tensor in enumerate(message.sequence_batching.control_input):
         here: FieldPath = (_HERE, "control_input", index)
-        who = f"sequence batching control tensor '{tensor.name}'"
+        label = f"sequence batching control tensor '{tensor.name}'"
         if not tensor.name:
             yield here, f"sequence batching control tensor must have a name for {name}"
         elif tensor.name in seen_tensors or len(tensor.control) > 1:
-            yield (*here, "name"), f"{who} is specified for multiple control kinds for {name}"
+            yield (*here, "name"), f"{label} is specified for multiple control kinds for {name}"
         elif tensor.name in client_inputs:
-            yield (*here, "name"), f"{who} is also an input that clients send for {name}"
+            yield (*here, "name"), f"{label} is also an input that clients send for {name}"
         seen_tensors.add(tensor.name)
         for place, control in enumerate(tensor.control):
             path: FieldPath = (*here, "control", place)
@@ -179,21 +181,21 @@ def _control_faults(message: pb.ModelConfig) -> Faults:
 
 
 def _control_fault(control: _Control, kind: ControlKind, model: str) -> str:
-    who = f"{kind.value} for {model}"
+    label = f"{kind.value} for {model}"
     fields = [field for field in _VALUES if len(getattr(control, field))]
     if kind is ControlKind.CORRID:
         if fields:
-            return f"sequence batching must not specify either {_ANY_VALUES} for {who}"
+            return f"sequence batching must not specify either {_ANY_VALUES} for {label}"
         if DATATYPES.get(control.data_type) in CORRELATION_DATATYPES:
             return ""
         *names, last = [datatype.config_name for datatype in CORRELATION_DATATYPES]
-        return f"unexpected data type for control {who}. Allowed data types are {', '.join(names)} and {last}"
+        return f"unexpected data type for control {label}. Allowed data types are {', '.join(names)} and {last}"
     if not fields:
-        return f"sequence batching must specify either {_ANY_VALUES} for {who}"
+        return f"sequence batching must specify either {_ANY_VALUES} for {label}"
     if len(fields) > 1:
-        return f"sequence batching specifies more than one from {_ANY_VALUES.replace(' or ', ' and ')} for {who}"
+        return f"sequence batching specifies more than one from {_ANY_VALUES.replace(' or ', ' and ')} for {label}"
     if len(getattr(control, fields[0])) != 2:
-        return f"sequence batching control '{fields[0]}' must have exactly 2 entries for {who}"
+        return f"sequence batching control '{fields[0]}' must have exactly 2 entries for {label}"
     return ""
 
 
@@ -212,16 +214,16 @@ def _state_faults(message: pb.ModelConfig) -> Faults:
 
 
 def _missing_of_state(state: _State, model: str) -> Faults:
-    who = f"sequence batching state '{state.input_name}'"
+    label = f"sequence batching state '{state.input_name}'"
     for field in ("input_name", "output_name"):
         if not getattr(state, field):
             yield (), f"sequence batching state must specify '{field}' for {model}"
     for field in ("data_type", "dims"):
         if not getattr(state, field):
-            yield (), f"{who} must specify '{field}' for {model}"
+            yield (), f"{label} must specify '{field}' for {model}"
     for place, size in enumerate(state.dims):
         if size < 1 and size != -1:
-            yield ("dims", place), f"{who} dimension must be {VALID_SIZE} for {model}"
+            yield ("dims", place), f"{label} dimension must be {VALID_SIZE} for {model}"
 
 
 def _repeated_name(side: str, name: str, names: set[str]) -> Faults:
@@ -234,9 +236,9 @@ def _repeated_name(side: str, name: str, names: set[str]) -> Faults:
 def _initial_faults(state: _State) -> Faults:
     """Like Triton's ``GenerateInitialStateData``."""
     name, count = state.input_name, len(state.initial_state)
-    who = f"state input '{name}'"
+    label = f"state input '{name}'"
     if count > 1:
-        text = f"initial_state field for {who} must contain exactly one or zero element. Found '{count}' elements."
+        text = f"initial_state field for {label} must contain exactly one or zero element. Found '{count}' elements."
         yield ("initial_state",), text
         return
     for initial in state.initial_state:
@@ -245,11 +247,11 @@ def _initial_faults(state: _State) -> Faults:
             field = f"'initial_state' field of state '{name}'"
             yield here, f"The data type used for {field} does not match the state data type."
         if not initial.name:
-            yield here, f"Field 'name' must be set when using initial_state for {who}."
+            yield here, f"Field 'name' must be set when using initial_state for {label}."
         yield from (((*here, "dims"), text) for text in _initial_dims_faults(state, initial))
         if initial.WhichOneof("state_data") is None:
             yield here, f"initial_state setting expects state '{name}' to have state_data set"
-        what = f"initial_state file path '{{}}' for {who}"
+        what = f"initial_state file path '{{}}' for {label}"
         if text := filename_fault(initial.data_file, what, "the initial_state directory"):
             yield (*here, "data_file"), text
 
@@ -287,11 +289,11 @@ def compare(message: pb.ModelConfig, description: ModelDescription, shapes: bool
             head = f"configuration specified sequence control '{control.name}'"
             yield path, f"{head}, but model does not provide that input"
             continue
-        who = f"unable to load model '{name}', sequence control '{control.name}'"
+        label = f"unable to load model '{name}', sequence control '{control.name}'"
         item = tensor.shape[1:] if message.max_batch_size > 0 else tensor.shape
         if item not in ((1,), (-1,)):
-            yield path, f"{who} in model has dims {format_shape(item)} but dims [1] is expected"
-        yield from _datatype_faults(who, control.datatype, tensor, path)
+            yield path, f"{label} in model has dims {format_shape(item)} but dims [1] is expected"
+        yield from _datatype_faults(label, control.datatype, tensor, path)
     for index, state in enumerate(batching.state):
         datatype = DATATYPES.get(state.data_type)
         if datatype is None:
@@ -307,15 +309,15 @@ def compare(message: pb.ModelConfig, description: ModelDescription, shapes: bool
                 names = ", ".join(sorted(described))
                 yield path, f"configuration specified state {side} '{state_name}', but the model only has: {names}"
                 continue
-            who = f"unable to load model '{name}', state {side} '{state_name}'"
-            yield from _datatype_faults(who, datatype, tensor, path)
+            label = f"unable to load model '{name}', state {side} '{state_name}'"
+            yield from _datatype_faults(label, datatype, tensor, path)
             if shapes and not has_faults:
                 fault = _shape_fault(side, _state(state, datatype), tensor.shape, message.max_batch_size)
                 if fault:
-                    yield (_HERE, "state", index, "dims"), f"{who}, {fault}"
+                    yield (_HERE, "state", index, "dims"), f"{label}, {fault}"
 
 
-def _shape_fault(side: str, state: State, shape: Shape, max_batch_size: int) -> str:
+def _shape_fault(side: str, state: SequenceState, shape: Shape, max_batch_size: int) -> str:
     """Why every request with this state would fail, "" if none need to. Triton only finds out when they do.
 
     The model must take the state that a sequence starts with, and must not return one that cannot be kept.
@@ -335,8 +337,8 @@ def _shape_fault(side: str, state: State, shape: Shape, max_batch_size: int) -> 
     return f"the model {gives} shape {actual} but the model configuration {says} shape {configured}"
 
 
-def _datatype_faults(who: str, datatype: Datatype, tensor: DescribedTensor, path: FieldPath) -> Faults:
+def _datatype_faults(label: str, datatype: Datatype, tensor: DescribedTensor, path: FieldPath) -> Faults:
     if tensor.datatype != datatype:
         actual, configured = tensor.datatype.config_name, datatype.config_name
         text = f"the model expects data-type {actual} but the model configuration specifies data-type {configured}"
-        yield path, f"{who}, {text}"
+        yield path, f"{label}, {text}"

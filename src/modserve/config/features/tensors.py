@@ -57,9 +57,9 @@ def validate(message: pb.ModelConfig, partial: bool) -> Faults:
     for side, tensors in sides:
         names: set[str] = set()
         for index, tensor in enumerate(tensors):
-            who = f"model {side} '{tensor.name}'" if tensor.name else f"model {side}"
+            label = f"model {side} '{tensor.name}'" if tensor.name else f"model {side}"
             for path, text in _faults(tensor, names, message, partial):
-                yield (side, index, *path), f"{who} {text}"
+                yield (side, index, *path), f"{label} {text}"
             names.add(tensor.name)
             is_image = isinstance(tensor, pb.ModelInput) and tensor.format in _IMAGE_FORMATS
             if is_image and len(tensor.dims) != 3 and (tensor.dims or not partial):
@@ -169,7 +169,7 @@ def _compare_side(
             field, dims = ("reshape", tensor.reshape.shape) if tensor.HasField("reshape") else ("dims", tensor.dims)
             text = _difference(list(dims), model_tensor, message, exact=side == "output")
             if text:
-                yield (*here, field), text + _way_out(list(dims), field, model_tensor, message.max_batch_size > 0)
+                yield (*here, field), text + _suggestion(list(dims), field, model_tensor, message.max_batch_size > 0)
 
 
 def _difference(dims: list[int], tensor: DescribedTensor, message: pb.ModelConfig, *, exact: bool) -> str:
@@ -178,14 +178,14 @@ def _difference(dims: list[int], tensor: DescribedTensor, message: pb.ModelConfi
     A variable dimension of the model takes any input. Of an output it promises nothing, so both must be the same.
     """
     shape, batching = tensor.shape, message.max_batch_size > 0
-    who = f"model '{message.name}', tensor '{tensor.name}': "
+    label = f"model '{message.name}', tensor '{tensor.name}': "
     if not shape:  # A scalar is [1] in the configuration, or [] by a reshape.
         head = f"unable to load model '{message.name}', scalar tensor '{tensor.name}', should only provide 1 in the"
         tail = "model configuration when the model doesn't support batching. Model configuration provided:"
         return "" if all(size == 1 for size in dims) else f"{head} {tail} {format_shape(dims)}."
     if batching and shape[0] != _VARIABLE:
         return (
-            f"{who}for the model to support batching the shape should have at least 1 dimension and the first "
+            f"{label}for the model to support batching the shape should have at least 1 dimension and the first "
             f"dimension must be -1; but shape expected by the model is {format_shape(shape)}"
         )
     full = [_VARIABLE, *dims] if batching else dims
@@ -196,12 +196,12 @@ def _difference(dims: list[int], tensor: DescribedTensor, message: pb.ModelConfi
         return ""
     batch = "an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, making"
     return (
-        f"{who}the model expects {len(shape)} dimensions (shape {format_shape(shape)}) but the model configuration "
+        f"{label}the model expects {len(shape)} dimensions (shape {format_shape(shape)}) but the model configuration "
         f"specifies {len(full)} dimensions ({f'{batch} complete ' if batching else ''}shape {format_shape(full)})"
     )
 
 
-def _way_out(dims: list[int], field: str, tensor: DescribedTensor, batching: bool) -> str:
+def _suggestion(dims: list[int], field: str, tensor: DescribedTensor, batching: bool) -> str:
     """What to write in place of dims that are not the model's; empty where another field is to be changed."""
     shape = list(tensor.shape)
     if not shape or (batching and shape[0] != _VARIABLE):

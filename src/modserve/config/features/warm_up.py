@@ -78,9 +78,9 @@ def validate(message: pb.ModelConfig, partial: bool, directory: Path | None) -> 
     if message.HasField("ensemble_scheduling"):
         return  # it is refused there
     for index, sample in enumerate(message.model_warmup):
-        who = f"warm-up sample '{_label(message, index)}'"
+        label = f"warm-up sample '{_label(message, index)}'"
         for path, text in _sample_faults(sample, message, partial, directory):
-            yield (_HERE, index, *path), f"{who}{text}"
+            yield (_HERE, index, *path), f"{label}{text}"
 
 
 def _sample_faults(sample: pb.ModelWarmup, message: pb.ModelConfig, partial: bool, directory: Path | None) -> Faults:

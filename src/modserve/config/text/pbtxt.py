@@ -9,7 +9,7 @@ from google.protobuf import text_format
 from modserve.pb import inference as pb
 
 from . import walker
-from .problems import Position, Problem, Problems, Source
+from .problems import Position, Problem, Problems, SourceText
 from .tokens import tokenize
 
 _FOREIGN = re.compile("[\udc80-\udcff]")
@@ -18,15 +18,15 @@ _UTF_16 = ("\udcff\udcfe", "\udcfe\udcff")
 """The byte order marks that a file in UTF-16 begins with."""
 
 
-def parse(text: str, path: Path, name: str) -> tuple[pb.ModelConfig, Source]:
+def parse(text: str, path: Path, name: str) -> tuple[pb.ModelConfig, SourceText]:
     """The message in the file at `path`, of the model `name`. Bytes that are not UTF-8 are lone surrogates in `text`.
 
     Raises INVALID_ARG with all problems of syntax and all unknown fields and values; of a text that is not UTF-8, with
     the bytes alone that are to blame.
     """
-    Problems(name, Source(path, text), _foreign_bytes(text)).raise_if_any()
+    Problems(name, SourceText(path, text), _foreign_bytes(text)).raise_if_any()
     walk = walker.walk(text, pb.ModelConfig.DESCRIPTOR)
-    source = Source(path, text, walk.positions)
+    source = SourceText(path, text, walk.positions)
     message = pb.ModelConfig()
     problems = walk.problems
     if not walk.unreadable:

@@ -32,7 +32,7 @@ class Problem(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceText:
     """A configuration's text, and the position of each field in it."""
 
     path: Path
@@ -67,7 +67,7 @@ class Source:
 class ConfigurationError(ModserveError):
     """A configuration with problems. The message is the report of all of them; `problems` has them one by one."""
 
-    def __init__(self, message: str, source: Source = Source(Path()), problems: Sequence[Problem] = ()) -> None:
+    def __init__(self, message: str, source: SourceText = SourceText(Path()), problems: Sequence[Problem] = ()) -> None:
         super().__init__(Code.INVALID_ARG, message)
         self.source = source
         self.problems = tuple(problems)
@@ -83,7 +83,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 class Problems:
     """Collects problems, each of them once, and notes: what is understood and has no effect, or not the usual one."""
 
-    def __init__(self, model: str, source: Source, problems: Iterable[Problem] = ()) -> None:
+    def __init__(self, model: str, source: SourceText, problems: Iterable[Problem] = ()) -> None:
         self._model = model
         self._source = source
         self._problems: dict[Problem, None] = dict.fromkeys(problems)

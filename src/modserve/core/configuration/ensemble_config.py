@@ -110,7 +110,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Ensembling:
+class EnsembleConfig:
     """The steps of an ensemble."""
 
     steps: tuple[Step, ...]

@@ -10,7 +10,7 @@ from ..residency import NO_RULES, ResidencyRules
 from ..tensors.dtypes import Datatype
 from ..tensors.tensor import Shape
 from ..version import VersionPolicy
-from .ensemble_config import Ensembling
+from .ensemble_config import EnsembleConfig
 from .merging import BatchInput, Padding
 from .routing_config import Routing
 from .sequence_config import SequenceBatching
@@ -166,7 +166,7 @@ class ModelConfig:
     batch_inputs: tuple[BatchInput, ...] = ()
     batch_outputs: Mapping[str, str] = field(default_factory=dict)
     """Outputs whose elements are given to the requests by the shapes of an input, which is the value."""
-    ensemble: Ensembling | None = None
+    ensemble: EnsembleConfig | None = None
     """The steps, for a model that is made of others and has no engine of its own."""
     default_model_filename: str = ""
     decoupled: bool = False

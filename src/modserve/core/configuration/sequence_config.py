@@ -44,7 +44,7 @@ class InitialState:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class SequenceState:
     """An output that becomes an input of the next request of its sequence.
 
     `dims` leave out the batch dimension; -1 stands for any size, and such a size may differ from request to request.
@@ -94,7 +94,7 @@ class SequenceBatching:
 
     strategy: Strategy = DirectStrategy()
     controls: tuple[Control, ...] = ()
-    states: tuple[State, ...] = ()
+    states: tuple[SequenceState, ...] = ()
     max_idle_ns: int = DEFAULT_IDLE_NS
     """A sequence ends when no request of it has come for so long."""
     iterative: bool = False

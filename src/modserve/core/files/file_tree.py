@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 
-class Entry(NamedTuple):
+class FileEntry(NamedTuple):
     path: str
     """Below the directory, with the system's separators."""
     status: os.stat_result
@@ -15,7 +15,7 @@ class Entry(NamedTuple):
     is_link: bool
 
 
-def walk(root: Path, skipped: Collection[str] = ()) -> Iterator[Entry]:
+def walk(root: Path, skipped: Collection[str] = ()) -> Iterator[FileEntry]:
     """All that can be read below `root`, without skipped names. Links to a directory around are not entered."""
     pending = [(str(root), "", frozenset[tuple[int, int]]())]
     while pending:
@@ -33,7 +33,7 @@ def walk(root: Path, skipped: Collection[str] = ()) -> Iterator[Entry]:
                 is_directory = entry.is_dir()
             except OSError:
                 continue
-            yield Entry(path, status, is_directory, entry.is_symlink())
+            yield FileEntry(path, status, is_directory, entry.is_symlink())
             identity = (status.st_dev, status.st_ino)
             if is_directory and identity not in above:
                 pending.append((entry.path, f"{path}{os.sep}", above | {identity}))

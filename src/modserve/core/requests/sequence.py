@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..configuration.sequence_config import Control, ControlKind, InitialState, SequenceBatching, State
+from ..configuration.sequence_config import Control, ControlKind, InitialState, SequenceBatching, SequenceState
 from ..errors import ModserveError, internal, invalid
 from ..tensors import dtypes
 from ..tensors.dtypes import Datatype
@@ -99,7 +99,7 @@ class ControlTensors:
         return {**flags, control.name: _filled(control.datatype, self._shape, content)}
 
 
-def file_state(state: State, initial: InitialState, content: bytes) -> Tensor:
+def file_state(state: SequenceState, initial: InitialState, content: bytes) -> Tensor:
     """The state in a file, without a batch dimension. The file has raw elements as in the protocol.
 
     Raises INVALID_ARG for a file that is too short, for numbers with Triton's text. What is too much is ignored.
@@ -126,7 +126,7 @@ def file_state(state: State, initial: InitialState, content: bytes) -> Tensor:
 class StateTable:
     """The states with which sequences of a model begin. `files` has the states that come from files, by input name."""
 
-    def __init__(self, states: tuple[State, ...], batching: bool, files: Mapping[str, Tensor]) -> None:
+    def __init__(self, states: tuple[SequenceState, ...], batching: bool, files: Mapping[str, Tensor]) -> None:
         self.states = states
         self._batch: Shape = (1,) if batching else ()
         self._initial: dict[str, Tensor] = {}
@@ -146,7 +146,7 @@ class SequenceStates:
 
     __slots__ = ("_batch", "_states", "inputs")
 
-    def __init__(self, states: tuple[State, ...], inputs: dict[str, Tensor], batch: Shape) -> None:
+    def __init__(self, states: tuple[SequenceState, ...], inputs: dict[str, Tensor], batch: Shape) -> None:
         self._states = states
         self._batch = batch
         self.inputs: Mapping[str, Tensor] = inputs
@@ -186,7 +186,7 @@ class SequenceStates:
             inputs[state.input_name] = Tensor.from_array(array, state.datatype)
         self.inputs = inputs
 
-    def _fits(self, state: State, shape: Shape) -> bool:
+    def _fits(self, state: SequenceState, shape: Shape) -> bool:
         """Whether a sequence may go on with a state of this shape. Triton does not check that, and passes on any."""
         expected = (*self._batch, *([-1] * len(state.dims) if state.growable else state.dims))
         return matches(expected, shape)
@@ -208,5 +208,5 @@ def _zeros(datatype: Datatype, shape: Shape) -> Tensor:
     return _filled(datatype, shape, 0 if datatype.size else b"")
 
 
-def _wrong(model: str, state: State, what: str) -> ModserveError:
-    return internal(f"state '{state.output_name}' of model '{model}' {what}")
+def _wrong(model: str, state: SequenceState, problem: str) -> ModserveError:
+    return internal(f"state '{state.output_name}' of model '{model}' {problem}")

@@ -26,7 +26,7 @@ _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 _Labels: TypeAlias = tuple[tuple[str, str], ...]
 
 
-class FamilyReading(NamedTuple):
+class FamilySnapshot(NamedTuple):
     """A family and its values at one time. `rows` have numbers, or for histograms these."""
 
     name: str
@@ -80,12 +80,12 @@ class MetricStore:
         """For one model version."""
         return StoredMetrics(self)
 
-    def read(self) -> list[FamilyReading]:
+    def read(self) -> list[FamilySnapshot]:
         """All families that have metrics, and these, by name and labels."""
         with self.lock:
             every = [(family, list(family.series.values())) for _, family in sorted(self.families.items())]
         return [
-            FamilyReading(
+            FamilySnapshot(
                 family.name,
                 family.help,
                 family.kind,
@@ -269,14 +269,14 @@ def _checked_labels(family: _Family, labels: Mapping[str, str]) -> _Labels:
     return tuple(sorted(labels.items()))
 
 
-def _check_text(value: object, who: str) -> None:
+def _check_text(value: object, label: str) -> None:
     """What cannot be written would take the whole page with it."""
     if not isinstance(value, str):
-        raise invalid(f"{who} is of type {type(value).__name__}, expected a string")
+        raise invalid(f"{label} is of type {type(value).__name__}, expected a string")
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise invalid(f"{who} cannot be written as UTF-8") from error
+        raise invalid(f"{label} cannot be written as UTF-8") from error
 
 
 def _checked_buckets(family: _Family, buckets: Sequence[float] | None) -> tuple[float, ...] | None:

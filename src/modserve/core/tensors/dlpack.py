@@ -39,7 +39,7 @@ class Exporter(Protocol):
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
 
-class Layout(NamedTuple):
+class ArrayLayout(NamedTuple):
     """An array in memory. `address` is good for as long as the exporter and `capsule` live."""
 
     device: Device
@@ -91,7 +91,7 @@ def device_of(source: Exporter) -> Device:
     return Device(int(type), int(number))
 
 
-def layout_of(source: Exporter) -> Layout:
+def layout_of(source: Exporter) -> ArrayLayout:
     """Where an array is and what is in it. Raises INVALID_ARG for elements of a type that the protocol lacks."""
     capsule = source.__dlpack__()
     tensor = RawTensor.from_address(_pointer_of(capsule, CAPSULE_NAME))
@@ -101,7 +101,7 @@ def layout_of(source: Exporter) -> Layout:
         raise invalid(f"arrays of {what} have no v2 datatype; one of {list(dtypes.ALL)} is needed")
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None
-    return Layout(
+    return ArrayLayout(
         Device(tensor.device_type, tensor.device_id),
         datatype,
         shape,

@@ -8,7 +8,7 @@ from .tensor import Buffer, Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RegionSlice:
     """Where a tensor's raw form is: `byte_size` bytes from `offset` of a registered region, as the client said."""
 
     region: str
@@ -38,19 +38,19 @@ class CudaRegion:
 class RegionLease(Protocol):
     """The regions that one request uses: none of them goes away before `release`. Usable from one thread at a time."""
 
-    def read(self, place: Place) -> Buffer:
+    def read(self, place: RegionSlice) -> Buffer:
         """What is at `place`: of system memory a read-only view of it, which the client may still write to.
 
         Raises NOT_FOUND for an unknown region, INVALID_ARG for a place that is not inside it.
         """
 
-    def reserve(self, place: Place) -> None:
+    def reserve(self, place: RegionSlice) -> None:
         """Keep the region of `place` for a `write`. Raises as `read` does."""
 
-    def write(self, place: Place, raw: Buffer) -> None:
+    def write(self, place: RegionSlice, raw: Buffer) -> None:
         """Put `raw`, at most `byte_size` bytes, to a reserved place. Raises INVALID_ARG if its memory has gone."""
 
-    def copy(self, place: Place, tensor: Tensor) -> bool:
+    def copy(self, place: RegionSlice, tensor: Tensor) -> bool:
         """Put a tensor to a reserved place inside the memory of their device. False: they are not on the same one."""
 
     def release(self) -> None:

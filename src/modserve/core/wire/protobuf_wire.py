@@ -19,7 +19,7 @@ class WireError(ValueError):
     """The bytes are no message."""
 
 
-class Field(NamedTuple):
+class WireField(NamedTuple):
     """A field of a message, and where it lies: its key is at `head`, its value from `start` to `end`.
 
     The length that stands before a value belongs to neither.
@@ -32,14 +32,14 @@ class Field(NamedTuple):
     end: int
 
 
-def fields(data: Buffer, position: int = 0, end: int | None = None) -> Iterator[Field]:
+def fields(data: Buffer, position: int = 0, end: int | None = None) -> Iterator[WireField]:
     """The fields of the message from `position` to `end`, which is the end of `data` if left out."""
     stop = len(data) if end is None else end
     while position < stop:
         head = position
         key, position = read_varint(data, position)
         start, position = value_span(data, position, stop, key)
-        yield Field(key >> 3, key & 7, head, start, position)
+        yield WireField(key >> 3, key & 7, head, start, position)
 
 
 def value_span(data: Buffer, position: int, end: int, key: int) -> tuple[int, int]:
@@ -80,7 +80,7 @@ def read_varint(data: Buffer, position: int) -> tuple[int, int]:
     raise WireError("a number has more than ten bytes")
 
 
-def integers(data: Buffer, field: Field) -> list[int]:
+def integers(data: Buffer, field: WireField) -> list[int]:
     """The elements of one occurrence of a repeated int64 field, packed or not."""
     values: list[int] = []
     position = field.start

@@ -12,7 +12,7 @@ from modserve.observability.access_log import AccessLog
 from . import heads
 
 if TYPE_CHECKING:
-    from modserve.frontends.call import Call
+    from modserve.frontends.call import InferenceCall
 
 
 @final
@@ -23,7 +23,7 @@ class CallLog:
         self._access = access
         self._client = client
         self._began_ns = time.monotonic_ns()
-        self.inference: Call | None = None
+        self.inference: InferenceCall | None = None
         """The one that the call is."""
         self.received = self.sent = self.responses = 0
         """Bytes of messages, and messages that were sent."""

@@ -16,12 +16,12 @@ from modserve.protocol.grpc.infer_message import InferMessage
 from modserve.protocol.grpc.request_reader import RequestReader
 from modserve.protocol.restricted import Restriction
 from modserve.server import Server
-from modserve.settings import Limits
+from modserve.settings import LoopLimits
 
 from . import infer_requests
 from .heads import CANCELLED, INTERNAL
 from .message_inflater import STARTS, MessageInflater
-from .rpc import ClientGoneError, Refusal, Response, Rpc, RpcCall
+from .rpc import ClientDisconnectedError, Refusal, Response, Rpc, RpcCall
 
 _log = logging.getLogger(__name__)
 
@@ -41,10 +41,10 @@ class Dispatcher:
     """Serves calls by their row of the table. Never raises, but for cancellation."""
 
     def __init__(
-        self, server: Server, limits: Limits | None = None, max_calls: int = MAX_CALLS, max_message: int = 0
+        self, server: Server, limits: LoopLimits | None = None, max_calls: int = MAX_CALLS, max_message: int = 0
     ) -> None:
         """`max_message`: bytes that a message may have; 0: any number."""
-        self.limits = limits or Limits()
+        self.limits = limits or LoopLimits()
         self.inflater = MessageInflater(server.memory, max_message, self.limits)
         self.reader = RequestReader(self.limits.split)
         self.server = server
@@ -130,7 +130,7 @@ class Dispatcher:
                 data = await self.inflater.short(data)
                 failure = await rpc.handler(infer_requests.parse(rpc.method.request, data), call)
             return None if failure is None else self.refusal(failure, None, call.identify())
-        except ClientGoneError:
+        except ClientDisconnectedError:
             return None
         except Exception as error:
             return self.refusal(to_client_error(error, rpc.method.name), None, call.identify())

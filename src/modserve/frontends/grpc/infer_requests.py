@@ -8,7 +8,7 @@ from modserve.core.errors import Code, ModserveError, invalid
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.version import parse_requested
 from modserve.frontends import offload
-from modserve.frontends.call import Call
+from modserve.frontends.call import InferenceCall
 from modserve.pb import inference as pb
 from modserve.protocol import header_forwarding
 from modserve.protocol.failures import DeadlinePassedError
@@ -16,9 +16,9 @@ from modserve.protocol.grpc import grpc_messages, infer_message, long_messages
 from modserve.protocol.grpc.infer_message import InferMessage
 from modserve.protocol.grpc.long_messages import ManyFieldsError
 from modserve.protocol.header_forwarding import Forwarded
-from modserve.protocol.reply import BINARY
+from modserve.protocol.response_form import BINARY
 from modserve.server import Server
-from modserve.settings import Limits
+from modserve.settings import LoopLimits
 
 
 def named_version(server: Server, model: str, text: str) -> int | None:
@@ -40,7 +40,7 @@ def requested_version(server: Server, message: InferMessage) -> int | None:
     return version
 
 
-async def parse_infer(data: bytes, limits: Limits) -> InferMessage:
+async def parse_infer(data: bytes, limits: LoopLimits) -> InferMessage:
     """A request for inference that is built in an unusual way, or typed and long: as protobuf reads it.
 
     Raises INVALID_ARG.
@@ -71,13 +71,13 @@ def unreadable(request: type[Message], size: int) -> ModserveError:
 
 
 async def read_request(
-    call: Call,
+    call: InferenceCall,
     message: InferMessage,
     deadline_ns: int,
     forwarded: Forwarded,
-    limits: Limits,
+    limits: LoopLimits,
 ) -> InferenceRequest:
-    """The request for the model of `call`, on a thread where reading takes long; sets the call's `reply`.
+    """The request for the model of `call`, on a thread where reading takes long; sets the call's `response_form`.
 
     Raises the `ModserveError` that says what is wrong with the message.
     """
@@ -90,11 +90,11 @@ async def read_request(
         request = grpc_messages.decode_request(message, deadline_ns, call.lend)
     if forwarded:
         request = header_forwarding.with_headers(request, forwarded)
-    call.reply = grpc_messages.read_reply(message, call.lend) if request.outputs else BINARY
+    call.response_form = grpc_messages.read_response_form(message, call.lend) if request.outputs else BINARY
     return request
 
 
-def _read_long(call: Call, message: InferMessage, deadline_ns: int, limits: Limits) -> InferenceRequest:
+def _read_long(call: InferenceCall, message: InferMessage, deadline_ns: int, limits: LoopLimits) -> InferenceRequest:
     """On a thread: the request, with all that would take long later."""
     reserve = call.borrow().take
     request = grpc_messages.decode_request(message, deadline_ns, call.lend, reserve)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from modserve.frontends.certificates import Certificates
-from modserve.frontends.http2.connection import Connection
+from modserve.frontends.http2.connection import Http2Connection
 from modserve.frontends.http2.limits import LIMITS, ConnectionLimits
 from modserve.frontends.http2.policies import Policies
 from modserve.frontends.listening import FAREWELL, HANDSHAKE, keep_alive
@@ -88,7 +88,7 @@ class GrpcListener:
         if options.tls is not None:
             context = Certificates(options.tls, (_PROTOCOL,)).server_context()
             tls = {"ssl": context, "ssl_handshake_timeout": HANDSHAKE, "ssl_shutdown_timeout": FAREWELL}
-        factory: Any = lambda: Connection(grpc_port)  # noqa: E731
+        factory: Any = lambda: Http2Connection(grpc_port)  # noqa: E731
         self._socket = await loop.create_server(
             factory, self._address, self._number, backlog=2048, reuse_port=options.reuse_port or None, **tls
         )

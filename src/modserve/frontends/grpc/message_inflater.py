@@ -10,7 +10,7 @@ from modserve.core.requests.memory import MemoryBudget
 from modserve.frontends import offload
 from modserve.frontends.offload import RequestMemory
 from modserve.protocol.compression import Inflater
-from modserve.settings import Limits
+from modserve.settings import LoopLimits
 
 _GZIP = b"\x1f\x8b"
 _ZLIB = 0x78
@@ -26,7 +26,7 @@ RATIO = 100
 class MessageInflater:
     """Inflates messages within the server's memory and the limit of the port, which is 0 for none."""
 
-    def __init__(self, memory: MemoryBudget, max_message: int, limits: Limits) -> None:
+    def __init__(self, memory: MemoryBudget, max_message: int, limits: LoopLimits) -> None:
         self._memory = memory
         self._max_message = max_message
         self._limits = limits

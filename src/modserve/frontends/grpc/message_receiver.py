@@ -14,7 +14,7 @@ from modserve.frontends.http2.stream import Stream
 
 from .heads import RESOURCE_EXHAUSTED
 from .messages import PREFIX, MessageAssembler, MessageError, check_prefix
-from .rpc import ClientGoneError
+from .rpc import ClientDisconnectedError
 
 
 @final
@@ -109,11 +109,11 @@ class MessageReceiver:
         return message, held
 
     async def read(self) -> bytes | None:
-        """The next message of a stream, None after the last one. Raises `ClientGoneError`."""
+        """The next message of a stream, None after the last one. Raises `ClientDisconnectedError`."""
         stream = self._stream
         while (entry := self.pop()) is None:
             if stream.over:
-                raise ClientGoneError
+                raise ClientDisconnectedError
             if stream.ended:
                 return None
             self._reader = asyncio.get_running_loop().create_future()

@@ -19,7 +19,7 @@ from modserve.core.requests import trace_context
 from modserve.core.requests.response import InferenceResponse, Outcome, bare_end
 from modserve.frontends import access as entries
 from modserve.frontends import offload
-from modserve.frontends.call import GRPC, Call, OutcomeQueue
+from modserve.frontends.call import GRPC, InferenceCall, OutcomeQueue
 from modserve.frontends.errors import to_client_error
 from modserve.frontends.offload import RequestMemory, is_long_response
 from modserve.observability.access_log import AccessLog
@@ -34,7 +34,7 @@ from .heads import CANCELLED, OK
 from .infer_requests import parse_infer, read_request, requested_version
 from .message_inflater import STARTS, MessageInflater
 from .messages import size_of
-from .rpc import ClientGoneError, Response, RpcCall
+from .rpc import ClientDisconnectedError, Response, RpcCall
 
 _HARD_ERRORS = ("triton_grpc_error", "true")
 """The metadata with which a client requests that the first error end the stream as the RPC's status."""
@@ -76,7 +76,7 @@ class InferStreams:
             stream.stop()
 
 
-class StreamRequest(Call):
+class StreamRequest(InferenceCall):
     """One request of a stream."""
 
     def __init__(self, stream: "InferStream", size: int) -> None:
@@ -236,7 +236,7 @@ class InferStream:
                     self._room.clear()
                     await self._room.wait()
             self._half_closed = True
-        except ClientGoneError:
+        except ClientDisconnectedError:
             self._half_closed = True
         except Exception as error:
             self._broken = to_client_error(error, "reading a stream")
@@ -276,7 +276,7 @@ class InferStream:
                 call = self._ready.popleft()
                 try:
                     error = await self._send(call, *call.queue.pop())
-                except ClientGoneError:
+                except ClientDisconnectedError:
                     return None  # the RPC's cancellation is on its way
                 if error is not None:
                     return error
@@ -293,14 +293,14 @@ class InferStream:
             await self._changed.wait()
 
     async def _send(self, call: StreamRequest, outcome: Outcome, final: bool) -> ModserveError | None:
-        """The request's error if that must end the stream. Raises `ClientGoneError`."""
+        """The request's error if that must end the stream. Raises `ClientDisconnectedError`."""
         data: Response | None = None
         error: ModserveError | None = None
         if isinstance(outcome, ModserveError):
             error = outcome
         else:
             try:
-                if outcome is not None and (call.on_gpu or is_long_response(outcome, call.reply, self.limits)):
+                if outcome is not None and (call.on_gpu or is_long_response(outcome, call.response_form, self.limits)):
                     data = await offload.on_thread(call.message, outcome, final)
                 else:
                     data = call.message(outcome, final)

@@ -8,10 +8,10 @@ from modserve.pb.descriptors import Method
 from modserve.protocol.restricted import Restriction
 
 if TYPE_CHECKING:
-    from modserve.frontends.call import Call
+    from modserve.frontends.call import InferenceCall
 
 
-class ClientGoneError(Exception):
+class ClientDisconnectedError(Exception):
     """The client has ended the call, and takes nothing more."""
 
 
@@ -44,16 +44,16 @@ class RpcCall(Protocol):
         """The same, made now if there is none: the call has failed, or is a stream."""
         ...
 
-    def serving(self, call: "Call") -> None:
+    def serving(self, call: "InferenceCall") -> None:
         """The inference that the call is has begun, and has its id."""
         ...
 
     async def read(self) -> bytes | None:
-        """The next message, None after the last one. Raises `ClientGoneError`."""
+        """The next message, None after the last one. Raises `ClientDisconnectedError`."""
         ...
 
     async def write(self, message: Response) -> None:
-        """Send a message of a stream; returns when the client is ready for more. Raises `ClientGoneError`."""
+        """Send a message of a stream; returns when the client is ready for more. Raises `ClientDisconnectedError`."""
         ...
 
     async def send_response(self, response: Response) -> None:

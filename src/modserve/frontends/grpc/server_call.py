@@ -14,7 +14,7 @@ from typing import final
 from modserve.core.requests import request_ids
 from modserve.core.requests.memory import MemoryExhaustedError
 from modserve.core.tensors.tensor import Buffer
-from modserve.frontends.call import Call
+from modserve.frontends.call import InferenceCall
 from modserve.frontends.http2.stream import Stream, StreamSender
 
 from . import heads
@@ -23,7 +23,7 @@ from .call_services import CallServices, open_cost
 from .heads import DEADLINE_EXCEEDED, INTERNAL, RESOURCE_EXHAUSTED, GrpcHead
 from .message_receiver import MessageReceiver, overdue_text
 from .messages import COPIED, PREFIX, MessageError, framed, packed, size_of
-from .rpc import ClientGoneError, Refusal, Response
+from .rpc import ClientDisconnectedError, Refusal, Response
 
 
 @final
@@ -37,7 +37,7 @@ class ServerCall(Stream):
         self._services = services
         self.call_head = head
         self._log = None if services.access is None else CallLog(services.access, connection.peer)
-        self._inference: Call | None = None
+        self._inference: InferenceCall | None = None
         """The inference that the call is."""
         self.request_id = request_ids.chosen(head.request_id) if head.request_id else ""
         self.deadline_ns = time.monotonic_ns() + head.timeout_ns if head.timeout_ns >= 0 else 0
@@ -80,7 +80,7 @@ class ServerCall(Stream):
             self.request_id = request_ids.make() if call is None else call.identify()
         return self.request_id
 
-    def serving(self, call: Call) -> None:
+    def serving(self, call: InferenceCall) -> None:
         if self._log is not None:
             self.identify()
             self._log.inference = call
@@ -113,7 +113,7 @@ class ServerCall(Stream):
         if coding and not self.over:
             message, compressed = await packed(message, coding, self._services.dispatcher.limits.compressed)
         if self.over:
-            raise ClientGoneError
+            raise ClientDisconnectedError
         if not self.headers_sent:
             self._send_head(coding)
         self.send_data(framed(message, compressed))
@@ -126,7 +126,7 @@ class ServerCall(Stream):
             finally:
                 self._writer = None
             if self.over:
-                raise ClientGoneError
+                raise ClientDisconnectedError
 
     def set_trailers(self, trailers: tuple[tuple[str, str], ...]) -> None:
         self._trailers = trailers

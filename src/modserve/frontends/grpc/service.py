@@ -12,7 +12,7 @@ from modserve.core.residency import describe
 from modserve.core.tensors.shared_memory import CudaRegion, SystemRegion
 from modserve.core.tensors.tensor import Buffer
 from modserve.frontends import offload
-from modserve.frontends.call import GRPC, Call, FutureCall
+from modserve.frontends.call import GRPC, FutureCall, InferenceCall
 from modserve.frontends.offload import is_long_response
 from modserve.pb import health as health_pb
 from modserve.pb import inference as pb
@@ -22,7 +22,7 @@ from modserve.protocol.control import logging_settings, metadata, regions, repos
 from modserve.protocol.grpc.infer_message import InferMessage
 from modserve.protocol.grpc.response_writer import ResponseWriter
 from modserve.protocol.http import server_timing
-from modserve.protocol.reply import BINARY
+from modserve.protocol.response_form import BINARY
 from modserve.protocol.restricted import RPC_CATEGORY
 from modserve.server import Server
 from modserve.settings import GrpcSettings
@@ -154,7 +154,7 @@ class InferenceService:
                 return in_time(outcome, deadline_ns)
             if self._server_timing and (cost := call.cost):
                 rpc.set_trailers(((server_timing.HEADER, cost),))
-            if is_long_response(outcome, call.reply, self._limits) or call.on_gpu:
+            if is_long_response(outcome, call.response_form, self._limits) or call.on_gpu:
                 return await offload.on_thread(_encoded, self._writer, call, outcome)
             return _encoded(self._writer, call, outcome)
         except ModserveError as error:
@@ -165,11 +165,11 @@ class InferenceService:
             call.finish()
 
 
-def _encoded(writer: ResponseWriter, call: Call, response: InferenceResponse) -> list[Buffer]:
-    return writer.parts(response if call.reply is BINARY else call.render(response))
+def _encoded(writer: ResponseWriter, call: InferenceCall, response: InferenceResponse) -> list[Buffer]:
+    return writer.parts(response if call.response_form is BINARY else call.render(response))
 
 
-def _sent(call: Call) -> None:
+def _sent(call: InferenceCall) -> None:
     """The response has left, or never will."""
     call.sent()
     call.close()

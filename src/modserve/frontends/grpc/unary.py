@@ -12,14 +12,14 @@ from typing import Final, cast, final
 from modserve.core.errors import ModserveError
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors.tensor import Buffer
-from modserve.frontends.call import GRPC, Call
+from modserve.frontends.call import GRPC, InferenceCall
 from modserve.frontends.errors import to_client_error
 from modserve.frontends.http2.stream import Stream
 from modserve.frontends.offload import in_background, is_long_response, outcome_of
 from modserve.protocol.grpc import grpc_messages
 from modserve.protocol.grpc.infer_message import InferMessage
 from modserve.protocol.grpc.response_writer import ResponseWriter
-from modserve.protocol.reply import BINARY
+from modserve.protocol.response_form import BINARY
 
 from .call_services import UnaryPath
 from .dispatch import Dispatcher
@@ -54,7 +54,7 @@ class UnaryInferences(UnaryPath):
         if request is None:
             return False
         head = request.head
-        if not head.plain_inputs or not head.plain_outputs or not 0 < len(request.raws) == head.input_count:
+        if not head.bare_inputs or not head.bare_outputs or not 0 < len(request.raws) == head.input_count:
             return False
         server_call = cast(ServerCall, client)
         call = UnaryInference(self, server_call, request, size if size > _UNCOUNTED else 0)
@@ -64,7 +64,7 @@ class UnaryInferences(UnaryPath):
 
 
 @final
-class UnaryInference(Call):
+class UnaryInference(InferenceCall):
     """One request, and the sink of its response, which it hands to `client`."""
 
     def __init__(self, shared: UnaryInferences, client: ServerCall, message: InferMessage, size: int) -> None:
@@ -83,7 +83,7 @@ class UnaryInference(Call):
         if self._size:
             self.server.memory.force(self._size)
         self._shared.dispatcher.calls += 1
-        self.reply = BINARY
+        self.response_form = BINARY
         message = self._message
         try:
             version = requested_version(self.server, message) if message.model_version else None

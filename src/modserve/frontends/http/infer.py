@@ -11,7 +11,7 @@ from modserve.core.requests import request_ids
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors.tensor import Buffer
-from modserve.frontends.call import HTTP, Call
+from modserve.frontends.call import HTTP, InferenceCall
 from modserve.frontends.errors import to_client_error
 from modserve.frontends.offload import in_background, inflated, is_long_response, look_ahead, outcome_of
 from modserve.protocol import compression, failures
@@ -22,7 +22,7 @@ from modserve.protocol.http.infer_request import header_length
 from modserve.protocol.http.infer_response import Body, JsonTexts, Pieces
 from modserve.protocol.http.json_heads import JsonHeads
 from modserve.protocol.http.request_head import RequestHead
-from modserve.protocol.reply import Reply
+from modserve.protocol.response_form import ResponseForm
 from modserve.server import Server
 from modserve.settings import HttpSettings
 
@@ -44,7 +44,7 @@ class CallContext:
         self.texts = JsonTexts()
 
 
-class InferCall(Call):
+class InferCall(InferenceCall):
     """One request, and the sink of its response: `done` is called once with its body, or the error.
 
     With it comes the id of the request, if it has one. It is never called before `start` returns, unless `start` itself
@@ -89,7 +89,7 @@ class InferCall(Call):
             if len(body) > limits.json and is_long(servable.config, body, length, limits.json, limits.texts):
                 self._read_on_thread(version, head, body)
                 return
-            request, self.reply = read_request(
+            request, self.response_form = read_request(
                 servable.config, version, head, body, length, context.max_json, now_ns, context.heads, self.lend
             )
             self.submit(request)
@@ -119,7 +119,7 @@ class InferCall(Call):
         read = partial(read_long_request, self, self._context, version, head, body, memory.take)
         in_background(read).add_done_callback(self._have_read)
 
-    def _have_read(self, reading: "asyncio.Future[tuple[InferenceRequest, Reply]]") -> None:
+    def _have_read(self, reading: "asyncio.Future[tuple[InferenceRequest, ResponseForm]]") -> None:
         try:
             outcome = outcome_of(reading, _WHAT)
             if self._over:
@@ -127,7 +127,7 @@ class InferCall(Call):
             elif isinstance(outcome, ModserveError):
                 self._fail(outcome)
             else:
-                request, self.reply = outcome
+                request, self.response_form = outcome
                 self.submit(request)
         except Exception as error:
             self._fail(to_client_error(error, _WHAT))
@@ -135,9 +135,11 @@ class InferCall(Call):
             self.give_back_model()
 
     def _respond(self, response: InferenceResponse) -> None:
-        context, reply, encoding = self._context, self.reply, self._encoding
-        pieces = None if reply.places or reply.classes else context.texts.look_up(response, reply)
-        if pieces is None and is_long_response(response, reply, context.limits):
+        context, response_form, encoding = self._context, self.response_form, self._encoding
+        pieces = (
+            None if response_form.places or response_form.classes else context.texts.look_up(response, response_form)
+        )
+        if pieces is None and is_long_response(response, response_form, context.limits):
             self._write_on_thread(partial(self._write_long, response))
             return
         body = self._write(response, context.texts, pieces)
@@ -150,7 +152,7 @@ class InferCall(Call):
 
     def _write(self, response: InferenceResponse, texts: JsonTexts | None, pieces: Pieces | None) -> Body:
         """`texts` remembers responses that are short: no others may be like those that it knows."""
-        body = infer_response.encode_response(self.render(response), self.reply, texts, pieces)
+        body = infer_response.encode_response(self.render(response), self.response_form, texts, pieces)
         return replace(body, server_timing=self.cost) if self._context.server_timing else body
 
     def _write_long(self, response: InferenceResponse) -> Body:
@@ -193,23 +195,23 @@ class InferCall(Call):
 
 
 def read_long_request(
-    call: Call,
+    call: InferenceCall,
     context: CallContext,
     version: int | None,
     head: RequestHead,
     body: Buffer | Inflater,
     reserve: Callable[[int], None],
-) -> tuple[InferenceRequest, Reply]:
+) -> tuple[InferenceRequest, ResponseForm]:
     """On a thread: `read_request`, with all that would take long later. `reserve` holds memory for it."""
     if isinstance(body, Inflater):
         body = body.read_all(reserve)
     length = header_length(head.header_length, len(body))
     config = call.servable.config
-    request, reply = read_request(
+    request, response_form = read_request(
         config, version, head, body, length, context.max_json, call.now_ns, context.heads, call.lend, reserve
     )
     look_ahead(request.inputs.values(), config, context.limits, reserve)
-    return request, reply
+    return request, response_form
 
 
 def _compressed(body: Body, encoding: str | None) -> Body:

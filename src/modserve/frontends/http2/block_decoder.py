@@ -176,9 +176,9 @@ class BlockDecoder:
             raise IncompleteError
         if indexed or not self.cut:
             if name_coded:
-                name = _plain(name)
+                name = _huffman_text(name)
             if coded:
-                value = _plain(value)
+                value = _huffman_text(value)
         if indexed:
             self._table.add(name, value)
         self._keep(name, value)
@@ -242,7 +242,7 @@ def _text(data: bytes, at: int) -> tuple[int, bool, int]:
     return length, coded, at
 
 
-def _plain(text: bytes) -> bytes:
+def _huffman_text(text: bytes) -> bytes:
     try:
         return decode_huffman(text)
     except Exception as error:

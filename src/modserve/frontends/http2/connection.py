@@ -20,7 +20,7 @@ from modserve.core.runtime.turn import BURST
 
 from . import frames
 from .budgets import Budgets
-from .endings import INTERNAL, KEEPALIVE, NO_SETTINGS, PROTOCOL, UNFINISHED, UNREAD, Ending
+from .endings import INTERNAL, KEEPALIVE, NO_SETTINGS, PROTOCOL, UNFINISHED, UNREAD, CloseReason
 from .frame_reader import FrameReader
 from .frames import PROTOCOL_ERROR, Http2Error
 from .keepalive import Keepalive
@@ -42,7 +42,7 @@ _LOST_AT_ONCE: Final = 100
 
 
 @final
-class Connection(PortConnection):
+class Http2Connection(PortConnection):
     """Its callers: the transport and the port."""
 
     def __init__(self, port: Http2Port) -> None:
@@ -54,7 +54,7 @@ class Connection(PortConnection):
         """Bytes have come since the last tick."""
         self._half = 0.0
         """When the frame or header block was first seen whose end has not come."""
-        self._ends = port.age()
+        self._ends = port.end_time()
         self._goodbye = 0.0
         """When the second GOAWAY is sent without the reply to the ping."""
         self._closed_by = 0.0
@@ -170,7 +170,7 @@ class Connection(PortConnection):
 
     # The end
 
-    def _fail(self, code: int, text: str, ending: Ending = PROTOCOL) -> None:
+    def _fail(self, code: int, text: str, ending: CloseReason = PROTOCOL) -> None:
         """End the connection, and say why."""
         self.failed = True
         transport = self.sender.transport
@@ -201,7 +201,7 @@ class Connection(PortConnection):
     def abort(self) -> None:
         self.sender.abort()
 
-    def drop(self, ending: Ending) -> None:
+    def drop(self, ending: CloseReason) -> None:
         self.sender.drop(ending)
 
     # Time

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 from .limits import LIMITS, NOISE_OF_DATA, NOISE_OF_STREAM, UPDATES_OF_DATA, UPDATES_OF_STREAM
 
 
-class Ending(NamedTuple):
+class CloseReason(NamedTuple):
     """One of them."""
 
     reason: str
@@ -16,11 +16,11 @@ class Ending(NamedTuple):
     """What the log says of the limit and its option; empty: nothing is logged."""
 
 
-_endings: Final[list[Ending]] = []
+_endings: Final[list[CloseReason]] = []
 
 
-def _ending(reason: str, text: str = "", limit: str = "") -> Ending:
-    ending = Ending(reason, text, limit)
+def _ending(reason: str, text: str = "", limit: str = "") -> CloseReason:
+    ending = CloseReason(reason, text, limit)
     _endings.append(ending)
     return ending
 

@@ -3,7 +3,7 @@
 from struct import Struct
 from typing import Final
 
-from .endings import PROTOCOL, Ending
+from .endings import PROTOCOL, CloseReason
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD_SIZE: Final = 9
@@ -67,14 +67,14 @@ _UPDATE: Final = b"\0\0\x04\x08\0"
 class Http2Error(Exception):
     """What ends the whole connection (RFC 9113, section 5.4.1): its code, what was wrong, and what that is called."""
 
-    def __init__(self, code: int, message: str, ending: Ending = PROTOCOL) -> None:
+    def __init__(self, code: int, message: str, ending: CloseReason = PROTOCOL) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.ending = ending
 
 
-def client_error(ending: Ending) -> Http2Error:
+def client_error(ending: CloseReason) -> Http2Error:
     """What ends a connection whose client has done too much of something."""
     return Http2Error(ENHANCE_YOUR_CALM, ending.text, ending)
 

@@ -13,11 +13,11 @@ from modserve.core.runtime.turn import turn_of
 
 from . import frames
 from .block_decoder import Fields
-from .endings import INTERNAL, REASONS, Ending
+from .endings import INTERNAL, REASONS, CloseReason
 from .headers import Head
 from .limits import LIMITS, ConnectionLimits
 from .policies import Policies
-from .stream import Clock, Stream, StreamSender
+from .stream import Stream, StreamSender, TickClock
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class PortConnection(ABC):
         """End it without another byte."""
 
     @abstractmethod
-    def drop(self, ending: Ending) -> None:
+    def drop(self, ending: CloseReason) -> None:
         """The same, and count why."""
 
 
@@ -77,7 +77,7 @@ class Http2Port:
         self.idle = asyncio.Event()
         """Set while there is no connection."""
         self.idle.set()
-        self.clock = Clock(loop.time())
+        self.clock = TickClock(loop.time())
         self.received = 0
         """How often bytes have come."""
         self.greeting = frames.settings(announced(limits)) + frames.window_update(
@@ -130,7 +130,7 @@ class Http2Port:
             )
         return True
 
-    def ended(self, ending: Ending, transport: asyncio.Transport, text: str = "") -> None:
+    def ended(self, ending: CloseReason, transport: asyncio.Transport, text: str = "") -> None:
         """The server ends a connection. A client that has passed a limit gets into the log, from time to time."""
         self.endings[ending.reason] += 1
         if not ending.limit:
@@ -146,7 +146,7 @@ class Http2Port:
                 f"; {count - 1} more since the last such line" if count > 1 else "",
             )
 
-    def age(self) -> float:
+    def end_time(self) -> float:
         """When a connection that is made now is told to end; 0: never."""
         age = self.policies.age
         return self.loop.time() + age * (1 - _JITTER + 2 * _JITTER * self.spread()) if age else 0.0

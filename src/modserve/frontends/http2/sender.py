@@ -13,7 +13,7 @@ from typing import Final, final
 
 from . import frames
 from .budgets import Budgets
-from .endings import UNREAD, Ending
+from .endings import UNREAD, CloseReason
 from .frame_writer import FrameWriter, gathered
 from .port import Http2Port
 from .stream import Chunk, Stream, StreamSender
@@ -346,7 +346,7 @@ class Sender(StreamSender):
         if self.transport is not None:
             self.transport.abort()
 
-    def drop(self, ending: Ending) -> None:
+    def drop(self, ending: CloseReason) -> None:
         """The same, and count why: the client takes nothing any more, or has said nothing."""
         if self.transport is not None and not self.transport.is_closing():
             self._port.ended(ending, self.transport)

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from mypy_extensions import mypyc_attr
 
-from .endings import Ending
+from .endings import CloseReason
 from .frames import (
     CANCEL,
     FLOW_CONTROL_ERROR,
@@ -27,7 +27,7 @@ from .headers import Head
 Chunk: TypeAlias = bytes | bytearray | memoryview
 
 
-class Clock:
+class TickClock:
     """The event loop's time at the last tick of a port: what takes seconds is measured by it."""
 
     def __init__(self, seconds: float) -> None:
@@ -43,7 +43,7 @@ class Clock:
 class StreamSender(ABC):
     """The connection as its streams see it."""
 
-    def __init__(self, clock: Clock, half_window: int) -> None:
+    def __init__(self, clock: TickClock, half_window: int) -> None:
         self.clock = clock
         self.half_window = half_window
         """Bytes that a stream has received are worth a WINDOW_UPDATE from here on."""
@@ -93,7 +93,7 @@ class StreamSender(ABC):
         """The same, for a port that was to do so at the end of the turn."""
 
     @abstractmethod
-    def drop(self, ending: Ending) -> None:
+    def drop(self, ending: CloseReason) -> None:
         """End the connection without another byte, and count why."""
 
 

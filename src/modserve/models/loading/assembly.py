@@ -26,7 +26,7 @@ from modserve.scheduling.ordering import ResponseOrder
 from modserve.scheduling.scheduler import Clock, LoopClock
 
 from ..serving.cached import CachedModel
-from ..serving.model import Accept, Model, OpenedModel, Queueing, SequenceModel
+from ..serving.model import Accept, Model, OpenedModel, QueueConfig, SequenceModel
 from ..serving.wrappers import ModelWrapper, OrderedModel, find
 
 _log = logging.getLogger(__name__)
@@ -57,18 +57,18 @@ def bare_model(model_id: ModelId, opened: OpenedModel, clock: LoopClock, limiter
             model_id.name,
         )
     kind = Model if config.sequence_batching is None else SequenceModel
-    return kind(model_id, opened, clock, queueing(config), limiter)
+    return kind(model_id, opened, clock, queue_config(config), limiter)
 
 
-def queueing(config: ModelConfig) -> Queueing:
+def queue_config(config: ModelConfig) -> QueueConfig:
     """How requests get to the instances of a model."""
     signature = Signature(config)
     if config.sequence_batching is not None:
-        return Queueing(signature.accept)
+        return QueueConfig(signature.accept)
     policy, batching, padding = _policy(config), config.dynamic_batching, config.padding
     accept: Accept = signature.accept
     if batching is None:
-        return Queueing(accept, policy, True)
+        return QueueConfig(accept, policy, True)
     if padding is not None and padding.policy is PaddingPolicy.NEVER:
         padded = padding.padded
         accept = grouped(accept, lambda inflight: padded(inflight.length))
@@ -76,7 +76,7 @@ def queueing(config: ModelConfig) -> Queueing:
         accept = grouped(accept, policy.range_of)
     if batching.separate_by:
         accept = grouped(accept, by_parameters(batching.separate_by, config.name))
-    return Queueing(accept, policy, signature.alike and not batching.separate_by)
+    return QueueConfig(accept, policy, signature.alike and not batching.separate_by)
 
 
 def _policy(config: ModelConfig) -> BatchPolicy:

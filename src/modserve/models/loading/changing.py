@@ -24,7 +24,7 @@ from modserve.resources.response_cache import Cache
 from modserve.scheduling.scheduler import Clock
 
 from ..serving.model import Model, OpenedModel
-from .assembly import queueing, wrapped
+from .assembly import queue_config, wrapped
 
 _NEEDS_QUEUE: Final = frozenset({"dynamic_batching", "instance_group"})
 """The fields that make a new queue."""
@@ -93,7 +93,7 @@ class ModelChange:
         specs.clear()  # what makes lost instances anew reads these
         specs.update(revision.specs)
         specs.update({each.number: spec for each, (spec, _) in zip(self._instances, revision.added, strict=True)})
-        new = None if _NEEDS_QUEUE.isdisjoint(revision.fields) else queueing(revision.opened.config)
+        new = None if _NEEDS_QUEUE.isdisjoint(revision.fields) else queue_config(revision.opened.config)
         self._model.change(revision.opened, new, self._instances, revision.removed)
         model = wrapped(self._model, self._clock, self._cache, self._servable)
         return model if self._around is None else self._around(model)

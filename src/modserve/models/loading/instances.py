@@ -123,7 +123,7 @@ def make_instances(
         raise failures[0]
 
 
-def make_anew(
+def make_replacement(
     engine: BackendModel, spec: InstanceSpec, close: Callable[[], None], admit: Callable[[], object]
 ) -> Executor:
     """An instance in the place of a lost one, which `close` closes first. On a loading thread.

@@ -116,7 +116,7 @@ class Loader:
             self._options.metrics.of_model(),
         )
         doing = f"failed to load model '{name}' version {version}"
-        cache = await self._options.caching.of(model_id, path, design.draft, design.needs, self._executor)
+        cache = await self._options.caches.of(model_id, path, design.draft, design.needs, self._executor)
         loading = self._executor.submit(
             mapped, doing, self._opener.open, design.draft, path, version, share, calls, metrics
         )
@@ -151,7 +151,7 @@ class Loader:
         model = base(servable)
         if not isinstance(model, Model) or self._clock is None:
             return None
-        cache = await self._options.caching.of(model.id, path, design.draft, design.needs, self._executor)
+        cache = await self._options.caches.of(model.id, path, design.draft, design.needs, self._executor)
         doing = f"failed to change model '{design.draft.name}' version {version}"
         revising = self._executor.submit(
             mapped, doing, self._opener.revise, design.draft, path, model.opened, model.pool.numbers
@@ -170,7 +170,7 @@ class Loader:
 
     def forget(self, name: str) -> None:
         self._cpu_instances.pop(name, None)
-        self._options.caching.forget(name)
+        self._options.caches.forget(name)
 
     def examine(self, listing: Listing) -> list[ModserveError]:
         """Every reason not to load a model that shows before an engine opens it. Blocking; may import the engine.

@@ -36,9 +36,9 @@ def read_initial_states(directory: Path, config: ModelConfig) -> dict[str, Tenso
     return states
 
 
-def _read(path: Path, who: str) -> bytes:
+def _read(path: Path, label: str) -> bytes:
     """A file that the configuration names. Raises INTERNAL, as Triton does, if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
-        raise internal(f"failed to open text file for read {path}: {error.strerror} ({who})") from error
+        raise internal(f"failed to open text file for read {path}: {error.strerror} ({label})") from error

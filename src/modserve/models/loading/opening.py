@@ -21,7 +21,16 @@ from ..serving.ensemble import LoadedEnsemble
 from ..serving.model import OpenedModel
 from ..serving.warm_up import make_samples
 from .changing import Revision, changed_fields
-from .instances import count_cpu, description_of, gpu_count, make_anew, make_instances, place, specs_of, threads_for
+from .instances import (
+    count_cpu,
+    description_of,
+    gpu_count,
+    make_instances,
+    make_replacement,
+    place,
+    specs_of,
+    threads_for,
+)
 from .model_files import read_initial_states, read_labels
 from .reading import LoaderOptions, ModelReader
 
@@ -84,7 +93,7 @@ class Opener:
             auto_complete=self._options.auto_complete,
             loop=calls.loop,
             options_of=self._options.backend_options,
-            complete=lambda said: self._completed(draft, backend, said, path).config,
+            complete=lambda description: self._completed(draft, backend, description, path).config,
         )
         admit_again = functools.partial(admit, backend, path, version, source.path)
         check_unchanged = admit_again()
@@ -125,7 +134,7 @@ class Opener:
             getattr(engine, "any_thread", backend.any_thread),
             labels,
             initial_states,
-            lambda number, close: self._executor.submit(make_anew, engine, specs[number], close, admit_again),
+            lambda number, close: self._executor.submit(make_replacement, engine, specs[number], close, admit_again),
             self._on_health,
             metrics.close,
             engine_report(draft.backend, engine, list(specs.values())),

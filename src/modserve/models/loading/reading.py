@@ -21,7 +21,7 @@ from modserve.execution.rate_limit import RateLimiter
 
 from ..residency.admission import Residency
 from ..residency.growth import Growth
-from ..serving.caching import Caching
+from ..serving.caching import VersionCaches
 from . import examination
 from .instances import count_cpu, place
 from .integrity import Guard
@@ -37,14 +37,14 @@ class LoaderOptions:
     """The CPU cores to share out over all CPU instances."""
     auto_complete: bool = True
     backend_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    caching: Caching = field(default_factory=Caching)
+    caches: VersionCaches = field(default_factory=VersionCaches)
     """For the models that ask for it."""
     limiter: RateLimiter | None = None
     metrics: MetricStore = field(default_factory=MetricStore)
     """Of engines."""
     measured: bool = False
     """Backend `auto` runs models whose configuration names no backend."""
-    on_notes: Callable[[str, model_config.Source, Sequence[model_config.Problem]], None] = lambda *notes: None
+    on_notes: Callable[[str, model_config.SourceText, Sequence[model_config.Problem]], None] = lambda *notes: None
     """Hears, by the model's name, what of its configuration has no effect, or another one than it seems."""
     guard: Guard = field(default_factory=Guard)
     warm_up: WarmUpMode = WarmUpMode.CONFIG

@@ -20,7 +20,7 @@ from .memory import WAIT_NS, ModelMemory
 from .on_demand import OnDemandModel
 from .on_demand_sequences import OnDemandKeeper
 from .sizes import Files, Meter, files_of
-from .work import NOBODY_BORROWS, Lending, StayRules
+from .work import NOBODY_BORROWS, Borrowers, StayRules
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Residency:
         lazy: bool = False,
         idle_ns: int = 0,
         wait_ns: int = WAIT_NS,
-        lending: Lending = NOBODY_BORROWS,
+        borrowers: Borrowers = NOBODY_BORROWS,
         meter: Meter | None = None,
         on_health: Callable[[], None] = lambda: None,
         clock: Clock | None = None,
@@ -52,7 +52,7 @@ class Residency:
         self._lazy = lazy
         self._idle_ns = idle_ns
         self._wait_ns = wait_ns
-        self._lending = lending
+        self._borrowers = borrowers
         self._meter = meter
         self._on_health = on_health
         self._clock = clock
@@ -91,7 +91,7 @@ class Residency:
             files=files.size,
             whole=_is_whole(draft),
             rules=StayRules(rules.pin, self._idle_ns if rules.idle_ns is None else rules.idle_ns),
-            lending=self._lending,
+            borrowers=self._borrowers,
             on_health=self._on_health,
         )
         memory.check(model)

@@ -178,7 +178,7 @@ class ModelMemory:
                 on_wait()
                 self.check(tenant)
         except BaseException:
-            self.gone(tenant)
+            self.forget(tenant)
             raise
 
     async def _measured(self, tenant: Tenant) -> Servable:
@@ -273,7 +273,7 @@ class ModelMemory:
 
     # Out of memory
 
-    def gone(self, tenant: Tenant) -> None:
+    def forget(self, tenant: Tenant) -> None:
         """A tenant has nothing in memory any more."""
         tenant.held = 0
         self._tenants.pop(tenant, None)
@@ -291,7 +291,7 @@ class ModelMemory:
             try:
                 await self._run(self._meter.trim)
             finally:
-                self.gone(tenant)
+                self.forget(tenant)
 
     async def _leave(self, victims: Sequence[Tenant], tenant: Tenant) -> None:
         name, version = tenant.id

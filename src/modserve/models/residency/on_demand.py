@@ -29,8 +29,8 @@ from .waiting import WaitingRequests, waiting_inflight
 from .work import (
     NO_RULES,
     NOBODY_BORROWS,
+    Borrowers,
     IdleWatch,
-    Lending,
     StayRules,
     at_work,
     mark_seen,
@@ -61,7 +61,7 @@ class OnDemandModel:
         files: int = 0,
         whole: bool = True,
         rules: StayRules = NO_RULES,
-        lending: Lending = NOBODY_BORROWS,
+        borrowers: Borrowers = NOBODY_BORROWS,
         on_health: Callable[[], None] = lambda: None,
     ) -> None:
         self.id = model_id
@@ -78,7 +78,7 @@ class OnDemandModel:
         self._memory = memory
         self._make = make
         self._clock = clock
-        self._lending = lending
+        self._borrowers = borrowers
         self._inner: Servable | None = None
         self._engine_report: Mapping[str, object] = {}
         self._waiting = WaitingRequests(clock, self.statistics, self._nobody_waits)
@@ -277,7 +277,7 @@ class OnDemandModel:
 
     @property
     def borrowed(self) -> bool:
-        return self._inner is not None and self._lending.lent(self)
+        return self._inner is not None and self._borrowers.lent(self)
 
     @property
     def interruptible(self) -> bool:
@@ -293,8 +293,8 @@ class OnDemandModel:
     async def relieved(self) -> None:
         if self.at_work and isinstance(self._inner, Finisher):
             await self._inner.idle()
-        elif self._lending.returned is not None:
-            await self._lending.returned(self)
+        elif self._borrowers.returned is not None:
+            await self._borrowers.returned(self)
 
     def hold_back(self, on: bool) -> None:
         if on and self._stopped:

@@ -16,8 +16,8 @@ class StayRules(NamedTuple):
     """How long it stays in memory without requests; 0: for ever."""
 
 
-class Lending(NamedTuple):
-    """What is known of those that borrow servables: `repository.locks.Loans`."""
+class Borrowers(NamedTuple):
+    """What is known of those that borrow servables, as `repository.locks.Loans` has it."""
 
     lent: Callable[[Servable], bool] = lambda servable: False
     returned: Callable[[Servable], Awaitable[None]] | None = None
@@ -42,7 +42,7 @@ def open_sequences(servable: object) -> int:
 
 
 NO_RULES = StayRules()
-NOBODY_BORROWS = Lending()
+NOBODY_BORROWS = Borrowers()
 
 
 class IdleWatch:

@@ -42,7 +42,7 @@ class _Version:
     """None until somebody needs it."""
 
 
-class Caching:
+class VersionCaches:
     """Gives a cache to each version that is loaded.
 
     In a cache that is shared, a version finds what another one has kept, in another process or before a restart, if

@@ -10,7 +10,7 @@ from modserve.core.errors import internal
 LIMIT_SECONDS = 60.0
 
 
-async def close_aside(close: Callable[[], None], who: str, limit: float = LIMIT_SECONDS) -> None:
+async def close_aside(close: Callable[[], None], label: str, limit: float = LIMIT_SECONDS) -> None:
     """Run `close`, which blocks, on a thread of its own that does not keep the process from ending.
 
     The event loop's own threads are joined when it ends, however long that takes. A caller that is cancelled leaves the
@@ -38,11 +38,11 @@ async def close_aside(close: Callable[[], None], who: str, limit: float = LIMIT_
         with suppress(RuntimeError):  # the loop has closed: the server ended without waiting
             loop.call_soon_threadsafe(settle, failure)
 
-    threading.Thread(target=work, name=f"close-{who}", daemon=True).start()
+    threading.Thread(target=work, name=f"close-{label}", daemon=True).start()
     try:
         async with asyncio.timeout(limit):
             await closed
     except TimeoutError as error:
         if closed.done() and not closed.cancelled():
             raise
-        raise internal(f"{who}: the engine has not closed within {limit:g} s, and is abandoned") from error
+        raise internal(f"{label}: the engine has not closed within {limit:g} s, and is abandoned") from error

@@ -85,7 +85,7 @@ Accept: TypeAlias = Callable[[InferenceRequest, ResponseSink, int], Inflight]
 
 
 @dataclass(frozen=True)
-class Queueing:
+class QueueConfig:
     """What a configuration says of how requests get to the instances."""
 
     accept: Accept
@@ -108,7 +108,7 @@ class Model:
         model_id: ModelId,
         opened: OpenedModel,
         clock: LoopClock,
-        queueing: Queueing,
+        queue_config: QueueConfig,
         limiter: RateLimiter | None = None,
     ) -> None:
         self.id = model_id
@@ -138,7 +138,7 @@ class Model:
             self,
             clock.loop,
             opened.any_thread and may_run_inline(config),
-            queueing.policy,
+            queue_config.policy,
             prefetches=not shares,
             make=opened.make,
             clock=clock,
@@ -149,19 +149,19 @@ class Model:
         try:
             if limiter is not None and shares:
                 self._limited = LimitedPool(self.pool, limiter, shares)
-            self._scheduler = self._new_queue(queueing)
+            self._scheduler = self._new_queue(queue_config)
         except BaseException:
             self._release()
             self.pool.end()
             raise
-        self._accept = queueing.accept
+        self._accept = queue_config.accept
         self._state = Service.OPEN
         self._enqueue = self._scheduler.enqueue
         self._readiness = ReadinessCheck(model_id, lambda: self.pool.executors)
         self.check_ready = self._readiness.check
 
-    def _new_queue(self, queueing: Queueing) -> Scheduler:
-        policy = queueing.policy
+    def _new_queue(self, queue_config: QueueConfig) -> Scheduler:
+        policy = queue_config.policy
         assert policy is not None, "a model without sequences has one: this is a bug"
         policy.use(self.pool)
         self.statistics.tuner, self.statistics.choice = policy.tuner, policy.choice
@@ -172,7 +172,7 @@ class Model:
             self._on_drop,
             policy.bounds,
             ripe_size=ripe_size(policy.bounds, self.config.max_batch_size),
-            alike=queueing.alike,
+            alike=queue_config.alike,
             gate=policy.gate(self.pool),
             padded=policy.padded,
         )
@@ -227,9 +227,13 @@ class Model:
         await warm_up(self.pool, numbers, opened.samples, opened.warmed_at_a_time)
 
     def change(
-        self, opened: OpenedModel, queueing: Queueing | None, added: Collection[Instance], removed: Collection[int]
+        self,
+        opened: OpenedModel,
+        queue_config: QueueConfig | None,
+        added: Collection[Instance],
+        removed: Collection[int],
     ) -> None:
-        """Another configuration over the same engine: with other instances, and another queue if there is `queueing`.
+        """Another configuration over the same engine: with other instances, and a new queue if `queue_config` is given.
 
         What waits in the old queue runs first, and nothing of it fails.
         """
@@ -237,9 +241,9 @@ class Model:
         self.engine_report = opened.engine_report
         learner = self.pool.learner
         self.pool.change(added, removed)
-        if queueing is not None:
-            former, learner = self._scheduler, queueing.policy
-            self._accept, self._scheduler = queueing.accept, self._new_queue(queueing)
+        if queue_config is not None:
+            former, learner = self._scheduler, queue_config.policy
+            self._accept, self._scheduler = queue_config.accept, self._new_queue(queue_config)
             former.stop()
             self._former.append(former)
             if self._state.drains:
@@ -354,7 +358,7 @@ class SequenceModel(Model):
 
     _sequences: SequenceScheduler[Instance]
 
-    def _new_queue(self, queueing: Queueing) -> Scheduler:
+    def _new_queue(self, queue_config: QueueConfig) -> Scheduler:
         self._sequences = SequenceScheduler(
             self.config,
             self._limited or self.pool,

@@ -71,13 +71,13 @@ def _configured(config: ModelConfig, warm_up: WarmUp, directory: Path, initial_s
     return Sample(warm_up.name, warm_up.count, requests)
 
 
-def _tensor(said: WarmUpInput, file: Path) -> Tensor:
+def _tensor(spec: WarmUpInput, file: Path) -> Tensor:
     """One row, without the batch dimension."""
-    if said.kind is DataKind.FILE:
-        return file_tensor(file, said.datatype, said.dims)
-    random = said.kind is DataKind.RANDOM
-    array = random_values(said.datatype, said.dims, generator()) if random else zeros(said.datatype, said.dims)
-    return Tensor.from_array(array, said.datatype)
+    if spec.kind is DataKind.FILE:
+        return file_tensor(file, spec.datatype, spec.dims)
+    random = spec.kind is DataKind.RANDOM
+    array = random_values(spec.datatype, spec.dims, generator()) if random else zeros(spec.datatype, spec.dims)
+    return Tensor.from_array(array, spec.datatype)
 
 
 def _likely(specs: Sequence[TensorSpec], sizes: Sizes) -> dict[str, Tensor]:

@@ -49,10 +49,10 @@ def _check_depth(document: object) -> None:
         raise json_text.too_deep()
 
 
-def typed(value: object, expected: type[T], what: str = "") -> T:
-    """`value`, which must be exactly an `expected`. Raises INVALID_ARG, beginning with `what` it is the value of."""
+def typed(value: object, expected: type[T], prefix: str = "") -> T:
+    """`value`, which must be exactly an `expected`. Raises INVALID_ARG, beginning with `prefix` it is the value of."""
     if type(value) is not expected:
-        raise invalid(f"{what}{JsonTypeError(_TYPES[expected])}")
+        raise invalid(f"{prefix}{JsonTypeError(_TYPES[expected])}")
     return value
 
 

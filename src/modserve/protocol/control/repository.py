@@ -8,7 +8,7 @@ from io import BytesIO
 from typing import Any
 
 from modserve.core.errors import invalid, unsupported
-from modserve.core.lifecycle import IndexEntry, State
+from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.pb import inference as pb
 from modserve.pb.json_message import to_json
 from modserve.protocol.control import control_body
@@ -40,7 +40,7 @@ def index_message(entries: Iterable[IndexEntry]) -> pb.RepositoryIndexResponse:
 
 def _state(entry: IndexEntry) -> str:
     """A model that was never loaded has no state."""
-    return "" if entry.version is None and entry.state is State.UNKNOWN else entry.state.value
+    return "" if entry.version is None and entry.state is LifecycleState.UNKNOWN else entry.state.value
 
 
 def only_ready(body: bytes) -> bool:

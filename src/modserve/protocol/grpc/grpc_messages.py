@@ -11,14 +11,14 @@ from modserve.core.errors import ModserveError, invalid
 from modserve.core.requests.request import InferenceRequest, ParameterValue, RequestForm, label, timeout_ns
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
-from modserve.core.tensors.shared_memory import LeaseFactory, Place
+from modserve.core.tensors.shared_memory import LeaseFactory, RegionSlice
 from modserve.core.tensors.tensor import Buffer, Tensor, encode_elements
 from modserve.protocol import limits, parameters, shared_memory
 from modserve.protocol.grpc import typed_contents
-from modserve.protocol.grpc.infer_message import CLASSIFICATION, InferMessage, Input
+from modserve.protocol.grpc.infer_message import CLASSIFICATION, GrpcInput, InferMessage
 from modserve.protocol.grpc.typed_contents import ElementsError, FieldError, narrowed
 from modserve.protocol.limits import LIMITS
-from modserve.protocol.reply import BINARY, Reply
+from modserve.protocol.response_form import BINARY, ResponseForm
 
 _EMPTY_FINAL: Final = "triton_enable_empty_final_response"
 _ALLOWED_RESERVED: Final = frozenset({_EMPTY_FINAL})
@@ -43,7 +43,7 @@ def decode_request(
     raws = message.raws
     inputs: dict[str, Tensor]
     form: RequestForm | None = None
-    if head.plain_inputs and len(raws) == head.input_count:
+    if head.bare_inputs and len(raws) == head.input_count:
         inputs = {}
         for sent, raw in zip(head.inputs, raws, strict=True):
             inputs[sent.name] = Tensor(sent.datatype, sent.shape, raw, None)
@@ -57,17 +57,17 @@ def decode_request(
     )
 
 
-def read_reply(message: InferMessage, lend: LeaseFactory) -> Reply:
+def read_response_form(message: InferMessage, lend: LeaseFactory) -> ResponseForm:
     """How the response is to look. Raises as `output_places` and `class_counts` do."""
-    if message.head.plain_outputs:
+    if message.head.bare_outputs:
         return BINARY
     places = output_places(message, lend)
-    return Reply(all_binary=True, classes=class_counts(message), places=places)
+    return ResponseForm(all_binary=True, classes=class_counts(message), places=places)
 
 
-def output_places(message: InferMessage, lend: LeaseFactory) -> dict[str, Place]:
+def output_places(message: InferMessage, lend: LeaseFactory) -> dict[str, RegionSlice]:
     """Which outputs go where in shared memory; the regions are reserved. Raises INVALID_ARG and NOT_FOUND."""
-    places: dict[str, Place] = {}
+    places: dict[str, RegionSlice] = {}
     for output in message.head.outputs:
         if not output.parameters:
             continue
@@ -165,7 +165,7 @@ def _inputs(message: InferMessage, lend: LeaseFactory | None, take: Callable[[in
     return inputs
 
 
-def _shared_input(sent: Input, place: Place, model: str, lend: LeaseFactory | None) -> Tensor:
+def _shared_input(sent: GrpcInput, place: RegionSlice, model: str, lend: LeaseFactory | None) -> Tensor:
     if sent.contents is not None:
         raise invalid(
             f"unexpected 'content' provided when using shared memory for input tensor '{sent.name}' for model '{model}'"
@@ -175,7 +175,7 @@ def _shared_input(sent: Input, place: Place, model: str, lend: LeaseFactory | No
     return shared_memory.input_tensor(sent.datatype, sent.shape, place, lend())
 
 
-def _contents(sent: Input, model: str) -> Buffer:
+def _contents(sent: GrpcInput, model: str) -> Buffer:
     """The raw form of typed contents."""
     raw: Buffer | None = None
     datatype = sent.datatype
@@ -186,7 +186,7 @@ def _contents(sent: Input, model: str) -> Buffer:
     return b"" if raw is None else raw
 
 
-def _long_contents(sent: Input, message: InferMessage, take: Callable[[int], None]) -> Buffer:
+def _long_contents(sent: GrpcInput, message: InferMessage, take: Callable[[int], None]) -> Buffer:
     """As `_contents`, of those that protobuf has not read."""
     name, datatype, model, count = sent.name, sent.datatype, message.model_name, math.prod(sent.shape)
     try:

@@ -25,7 +25,7 @@ OF_OUTPUTS: Final = (*OF_INPUTS, CLASSIFICATION)
 NO_PARAMETERS: Final[dict[str, Parameter]] = {}
 
 
-class Input(NamedTuple):
+class GrpcInput(NamedTuple):
     """An input without its raw data."""
 
     name: str
@@ -36,7 +36,7 @@ class Input(NamedTuple):
     """``InferTensorContents``, as a message or as the bytes of one; None where it has none."""
 
 
-class Output(NamedTuple):
+class GrpcOutput(NamedTuple):
     """A requested output."""
 
     name: str
@@ -44,13 +44,15 @@ class Output(NamedTuple):
 
 
 @final
-class Head:
+class InferHead:
     """The inputs and the requested outputs. It repeats from one request to the next, and changes only its `form`.
 
     Of more tensors than `LIMITS` has there is only the number.
     """
 
     __slots__ = (
+        "bare_inputs",
+        "bare_outputs",
         "form",
         "form_sizes",
         "input_count",
@@ -59,33 +61,31 @@ class Head:
         "output_count",
         "output_names",
         "outputs",
-        "plain_inputs",
-        "plain_outputs",
     )
 
     def __init__(
-        self, inputs: tuple[Input, ...], outputs: tuple[Output, ...], input_count: int, output_count: int
+        self, inputs: tuple[GrpcInput, ...], outputs: tuple[GrpcOutput, ...], input_count: int, output_count: int
     ) -> None:
         self.inputs = inputs
         self.outputs = outputs
         self.input_count = input_count
         self.output_count = output_count
         names: set[str] = set()
-        plain = True
+        bare = True
         for sent in inputs:
             names.add(sent.name)
             if sent.parameters or sent.contents is not None or len(sent.shape) > LIMITS.rank:
-                plain = False
-        self.plain_inputs = plain and len(names) == input_count
+                bare = False
+        self.bare_inputs = bare and len(names) == input_count
         """The inputs take any raw data, one after the other: nothing can be wrong with them by themselves."""
         output_names: list[str] = []
-        plain = True
+        bare = True
         for requested in outputs:
             output_names.append(requested.name)
             if requested.parameters:
-                plain = False
+                bare = False
         self.output_names: tuple[str, ...] = tuple(output_names)
-        self.plain_outputs = plain
+        self.bare_outputs = bare
         self.lasting = False
         """It is remembered: other requests will have it, too."""
         self.form: RequestForm | None = None
@@ -93,7 +93,7 @@ class Head:
         self.form_sizes: list[int] = []
 
     def form_of(self, raws: Sequence[Buffer]) -> RequestForm | None:
-        """The form of requests with plain inputs and these raw tensors: that of the last one, where it is like it."""
+        """The form of requests with bare inputs and these raw tensors: that of the last one, where it is like it."""
         if not self.lasting:
             return None
         sizes = list(map(len, raws))
@@ -121,7 +121,7 @@ class InferMessage:
         model_version: str,
         id: str,
         parameters: Mapping[str, Parameter],
-        head: Head,
+        head: InferHead,
         raws: Sequence[Buffer],
         short: bool,
     ) -> None:
@@ -158,11 +158,11 @@ def from_protobuf(message: pb.ModelInferRequest, tensors: Tensors | None = None)
     return plain
 
 
-def head_of(message: pb.ModelInferRequest, tensors: Tensors | None = None) -> Head:
+def head_of(message: pb.ModelInferRequest, tensors: Tensors | None = None) -> InferHead:
     """What `message` says of tensors, but for raw data."""
     input_count, output_count = len(message.inputs), len(message.outputs)
-    inputs: list[Input] = []
-    outputs: list[Output] = []
+    inputs: list[GrpcInput] = []
+    outputs: list[GrpcOutput] = []
     if input_count <= LIMITS.tensors:
         for position, tensor in enumerate(message.inputs):
             contents: Any = None
@@ -172,10 +172,10 @@ def head_of(message: pb.ModelInferRequest, tensors: Tensors | None = None) -> He
                 contents = tensor.contents
             datatype = dtypes.BY_NAME.get(tensor.datatype, dtypes.INVALID)
             values = _parameters(tensor.parameters, OF_INPUTS)
-            inputs.append(Input(tensor.name, datatype, tuple(tensor.shape), values, contents))
+            inputs.append(GrpcInput(tensor.name, datatype, tuple(tensor.shape), values, contents))
     if output_count <= LIMITS.tensors:
-        outputs += [Output(output.name, _parameters(output.parameters, OF_OUTPUTS)) for output in message.outputs]
-    return Head(tuple(inputs), tuple(outputs), input_count, output_count)
+        outputs += [GrpcOutput(output.name, _parameters(output.parameters, OF_OUTPUTS)) for output in message.outputs]
+    return InferHead(tuple(inputs), tuple(outputs), input_count, output_count)
 
 
 def _parameters(messages: Mapping[str, pb.InferParameter], names: tuple[str, ...]) -> Mapping[str, Parameter]:

@@ -18,7 +18,7 @@ from modserve.core.wire.protobuf_wire import WireError, read_varint, signed
 from modserve.pb import inference as pb
 from modserve.protocol.limits import LIMITS
 
-from .infer_message import NO_PARAMETERS, Head, InferMessage, Parameter, head_of
+from .infer_message import NO_PARAMETERS, InferHead, InferMessage, Parameter, head_of
 
 SHORT: Final = 64 * 1024
 """Bytes of a message that protobuf may read as a whole."""
@@ -62,7 +62,7 @@ class RequestReader:
         """Of a message of more than `most_short` bytes, the tensors may be longer, the rest may not."""
         self._most_short = most_short
         self._names: dict[bytes, tuple[str, str]] = {}
-        self._heads: dict[bytes, Head] = {}
+        self._heads: dict[bytes, InferHead] = {}
         self._heads_size = 0
 
     def read(self, data: bytes) -> InferMessage | None:
@@ -133,7 +133,7 @@ class RequestReader:
             self._names[data] = names
         return names
 
-    def _read_head(self, data: bytes) -> Head:
+    def _read_head(self, data: bytes) -> InferHead:
         head = head_of(pb.ModelInferRequest.FromString(data))
         size = len(data)
         if size > _LONGEST_HEAD or head.typed:

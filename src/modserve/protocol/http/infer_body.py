@@ -9,12 +9,12 @@ from modserve.core.requests.request import InferenceRequest, label
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.shared_memory import LeaseFactory
 from modserve.core.tensors.tensor import Buffer, Tensor, encode_elements
-from modserve.protocol import header_forwarding, reply
+from modserve.protocol import header_forwarding, response_form
 from modserve.protocol.http import deadlines, infer_request
 from modserve.protocol.http.json_heads import JsonHeads
 from modserve.protocol.http.request_head import RequestHead
 from modserve.protocol.limits import MOST_TENSOR_BYTES
-from modserve.protocol.reply import Reply
+from modserve.protocol.response_form import ResponseForm
 
 
 def is_long(config: ModelConfig, body: Buffer, json_length: int | None, most_json: int, most_texts: int) -> bool:
@@ -41,7 +41,7 @@ def read_request(
     heads: JsonHeads,
     lend: LeaseFactory,
     reserve: Callable[[int], None] | None = None,
-) -> tuple[InferenceRequest, Reply]:
+) -> tuple[InferenceRequest, ResponseForm]:
     """The request in a body that arrived at `now_ns`, and how its response is to look.
 
     `json_length` is that of `infer_request.header_length`. `lend` is called for requests with tensors in shared
@@ -70,7 +70,7 @@ def read_request(
 
 def decode_raw(
     config: ModelConfig, version: int | None, body: Buffer, deadline_ns: int = 0
-) -> tuple[InferenceRequest, Reply]:
+) -> tuple[InferenceRequest, ResponseForm]:
     """A raw binary request: a header length of 0, and the body is the model's one input, of batch size 1.
 
     The body's size decides one variable dimension; BYTES must be a single element. Raises INVALID_ARG.
@@ -97,7 +97,7 @@ def decode_raw(
         dims = tuple(len(body) // known if size == -1 else size for size in dims)
     shape = (1, *dims) if config.batching else dims
     inputs = {spec.name: Tensor(spec.datatype, shape, body, None)}
-    return InferenceRequest(config.name, inputs, (), version, deadline_ns=deadline_ns), reply.BINARY
+    return InferenceRequest(config.name, inputs, (), version, deadline_ns=deadline_ns), response_form.BINARY
 
 
 def check_json_size(size: int, limit: int) -> None:

@@ -7,13 +7,13 @@ from typing import Final
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.requests.request import InferenceRequest, ParameterValue, label, timeout_ns
 from modserve.core.tensors import dtypes
-from modserve.core.tensors.shared_memory import LeaseFactory, Place
+from modserve.core.tensors.shared_memory import LeaseFactory, RegionSlice
 from modserve.core.tensors.tensor import Buffer, Shape, Tensor
-from modserve.protocol import limits, parameters, reply, shared_memory
-from modserve.protocol.http.json_heads import Header, Input, JsonHeads
+from modserve.protocol import limits, parameters, response_form, shared_memory
+from modserve.protocol.http.json_heads import Header, HttpInput, JsonHeads
 from modserve.protocol.json import json_data, large_json
 from modserve.protocol.json.json_text import JsonObject, JsonTypeError, parse_object, unable
-from modserve.protocol.reply import Reply
+from modserve.protocol.response_form import ResponseForm
 
 HEADER_LENGTH = "inference-header-content-length"
 _MAX_DIMENSION = 2**63 - 1
@@ -57,7 +57,7 @@ def decode_request(
     lend: LeaseFactory | None = None,
     max_json_tensor: int = _MAX_DIMENSION,
     heads: JsonHeads | None = None,
-) -> tuple[InferenceRequest, Reply]:
+) -> tuple[InferenceRequest, ResponseForm]:
     """An inference request, and how its response is to look. Raises INVALID_ARG, and NOT_FOUND for unknown regions.
 
     `json_length` is that of `header_length`; `deadline_ns` is the client's, 0 without one. `lend` is called for
@@ -88,7 +88,7 @@ def decode_request(
     )
     if header.shared:
         _share(header, inputs, lend)
-    return request, header.reply
+    return request, header.response_form
 
 
 def _read_header(text: Buffer, max_json_tensor: int) -> Header:
@@ -149,11 +149,11 @@ def _share(header: Header, inputs: dict[str, Tensor], lend: LeaseFactory | None)
     if lend is None:
         for each, _ in header.places:
             raise shared_memory.refused("input", each.name)
-        raise shared_memory.refused("output", next(iter(header.reply.places)))
+        raise shared_memory.refused("output", next(iter(header.response_form.places)))
     lease = lend()
     for each, place in header.places:
         inputs[each.name] = shared_memory.input_tensor(each.datatype, each.shape, place, lease)
-    for place in header.reply.places.values():
+    for place in header.response_form.places.values():
         lease.reserve(place)
 
 
@@ -196,18 +196,18 @@ _TYPED_PARAMETERS: dict[str, tuple[tuple[type, ...], JsonTypeError]] = {
 }
 
 
-def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...], Reply]:
+def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...], ResponseForm]:
     value = document.get("outputs", [])
     if type(value) is not list:
         raise unable("outputs", JsonTypeError("array"))
     if not value:
-        return (), reply.BINARY if binary_output else reply.JSON
+        return (), response_form.BINARY if binary_output else response_form.JSON
     if len(value) > _MOST_TENSORS:
         raise limits.too_many_tensors("outputs", len(value))
     names: list[str] = []  # also what is asked for twice, which the model refuses
     binary: list[str] = []
     classes: dict[str, int] = {}
-    places: dict[str, Place] = {}
+    places: dict[str, RegionSlice] = {}
     for element in value:
         name = _string(element, "name")
         names.append(name)
@@ -233,13 +233,13 @@ def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...]
         if count:
             classes.setdefault(name, count)
     if not binary and not classes and not places:
-        return tuple(names), reply.JSON
-    return tuple(names), Reply(binary=frozenset(binary), classes=classes, places=places)
+        return tuple(names), response_form.JSON
+    return tuple(names), ResponseForm(binary=frozenset(binary), classes=classes, places=places)
 
 
 def _inputs(
     document: JsonObject, request_id: str, max_json_tensor: int
-) -> tuple[tuple[Input, ...], tuple[tuple[Input, Place], ...]]:
+) -> tuple[tuple[HttpInput, ...], tuple[tuple[HttpInput, RegionSlice], ...]]:
     """The inputs, and those of them apart that are in shared memory."""
     value = document.get("inputs")
     if type(value) is not list:
@@ -248,8 +248,8 @@ def _inputs(
         raise unable("inputs", JsonTypeError("array"))
     if len(value) > _MOST_TENSORS:
         raise limits.too_many_tensors("inputs", len(value))
-    inputs: dict[str, Input] = {}
-    places: dict[str, tuple[Input, Place]] = {}
+    inputs: dict[str, HttpInput] = {}
+    places: dict[str, tuple[HttpInput, RegionSlice]] = {}
     for element in value:
         name = _string(element, "name")
         if name in inputs or name in places:
@@ -258,14 +258,14 @@ def _inputs(
         shape = _shape(name, element)
         size = _binary_size(element)
         tensor: Tensor | None = None
-        if isinstance(size, Place):
-            places[name] = Input(name, datatype, shape, 0, None), size
+        if isinstance(size, RegionSlice):
+            places[name] = HttpInput(name, datatype, shape, 0, None), size
             continue
         if size is None:
             if datatype is dtypes.INVALID:
                 raise invalid(f"invalid datatype for input {name}")
             tensor = json_data.to_tensor(name, datatype, shape, element["data"], max_json_tensor)
-        inputs[name] = Input(name, datatype, shape, size or 0, tensor)
+        inputs[name] = HttpInput(name, datatype, shape, size or 0, tensor)
     return tuple(inputs.values()), tuple(places.values())
 
 
@@ -294,7 +294,7 @@ def _shape(name: str, element: JsonObject) -> Shape:
     return tuple(value)
 
 
-def _binary_size(element: JsonObject) -> int | Place | None:
+def _binary_size(element: JsonObject) -> int | RegionSlice | None:
     """The bytes of binary data that belong to an input, or its place in shared memory; None for JSON data.
 
     There must be exactly one source.

@@ -20,7 +20,7 @@ from modserve.core.tensors.tensor import Buffer
 from modserve.protocol import failures
 from modserve.protocol.json import json_data
 from modserve.protocol.json.json_text import JsonObject
-from modserve.protocol.reply import Reply
+from modserve.protocol.response_form import ResponseForm
 
 _MAX_DIMENSION = 2**63 - 1
 _MAX_UNSIGNED = 2**64 - 1
@@ -72,14 +72,18 @@ class JsonTexts:
     def __init__(self) -> None:
         self.known: dict[tuple[object, ...], Pieces] = {}
 
-    def look_up(self, response: InferenceResponse, reply: Reply) -> Pieces | None:
+    def look_up(self, response: InferenceResponse, response_form: ResponseForm) -> Pieces | None:
         """As `_pieces`, if that is remembered of a response like this one."""
-        look = None if response.parameters else _look(response, reply)
+        look = None if response.parameters else _look(response, response_form)
         return None if look is None else self.known.get(look)
 
-    def remember(self, response: InferenceResponse, reply: Reply, pieces: Pieces) -> None:
+    def remember(self, response: InferenceResponse, response_form: ResponseForm, pieces: Pieces) -> None:
         """For responses like this one, which is short."""
-        look = None if response.parameters or reply.places or reply.classes else _look(response, reply)
+        look = (
+            None
+            if response.parameters or response_form.places or response_form.classes
+            else _look(response, response_form)
+        )
         if look is None or sum(map(len, pieces)) > _MEMORABLE:
             return
         if len(self.known) >= _REMEMBERED:
@@ -87,12 +91,12 @@ class JsonTexts:
         self.known[look] = pieces
 
 
-def _look(response: InferenceResponse, reply: Reply) -> tuple[object, ...] | None:
+def _look(response: InferenceResponse, response_form: ResponseForm) -> tuple[object, ...] | None:
     """What the JSON of a response without parameters follows from, but for its id and data; None if that is too much.
 
     The sizes of tensors of BYTES do not follow from their shapes.
     """
-    look: list[object] = [response.model_name, response.model_version, reply.all_binary, reply.binary]
+    look: list[object] = [response.model_name, response.model_version, response_form.all_binary, response_form.binary]
     for name, tensor in response.outputs.items():
         datatype = tensor.datatype
         if not datatype.size:
@@ -102,27 +106,30 @@ def _look(response: InferenceResponse, reply: Reply) -> tuple[object, ...] | Non
 
 
 def encode_response(
-    response: InferenceResponse, reply: Reply, texts: JsonTexts | None = None, pieces: Pieces | None = None
+    response: InferenceResponse,
+    response_form: ResponseForm,
+    texts: JsonTexts | None = None,
+    pieces: Pieces | None = None,
 ) -> Body:
     """The body of a response, whose JSON keys are in Triton's order. Raises INVALID_ARG for what JSON cannot carry.
 
     `pieces` are those of `JsonTexts.look_up`. Without them `texts` remembers these, for responses like this one.
     """
     if pieces is None:
-        pieces = _pieces(response, reply)
+        pieces = _pieces(response, response_form)
         if texts is not None:
-            texts.remember(response, reply, pieces)
+            texts.remember(response, response_form, pieces)
     first = pieces[0] if not response.id else b'{"id":%b,%b' % (orjson.dumps(response.id), pieces[0][1:])
     binary: list[Buffer] = []
     parts: list[Buffer] = [first]
     place = 0
     long = False
     for name, tensor in response.outputs.items():
-        if reply.all_binary or name in reply.binary:
+        if response_form.all_binary or name in response_form.binary:
             raw = tensor.raw
             if len(raw):  # as in Triton, a response without a byte of binary data is plain JSON
                 binary.append(raw)
-        elif name not in reply.places:
+        elif name not in response_form.places:
             data = json_data.from_tensor(name, tensor)
             long = long or len(data) > _LONG
             place += 1
@@ -138,7 +145,7 @@ def encode_response(
     return Body(parts, length)
 
 
-def _pieces(response: InferenceResponse, reply: Reply) -> Pieces:
+def _pieces(response: InferenceResponse, response_form: ResponseForm) -> Pieces:
     """The JSON of a response without its id and data."""
     outputs: list[JsonObject] = []
     document: JsonObject = {"model_name": response.model_name, "model_version": str(response.model_version)}
@@ -147,9 +154,9 @@ def _pieces(response: InferenceResponse, reply: Reply) -> Pieces:
     document["outputs"] = outputs
     for name, tensor in response.outputs.items():
         output: JsonObject = {"name": name, "datatype": tensor.datatype.name, "shape": tensor.shape}
-        if reply.all_binary or name in reply.binary:
+        if response_form.all_binary or name in response_form.binary:
             output["parameters"] = {"binary_data_size": len(tensor.raw)}
-        elif name not in reply.places:
+        elif name not in response_form.places:
             output["data"] = _DATA
         outputs.append(output)
     return tuple(orjson.dumps(document).split(_GAP))
@@ -169,11 +176,11 @@ def text_only(error: ModserveError) -> ModserveError:
     return ModserveError(error.code, f"{error.message}, in a call of infer or over gRPC")
 
 
-def encode_stream_response(response: InferenceResponse, reply: Reply, final: bool) -> bytes:
-    """A response with all its data as JSON, whatever `reply` says of binary. Raises INVALID_ARG."""
+def encode_stream_response(response: InferenceResponse, response_form: ResponseForm, final: bool) -> bytes:
+    """A response with all its data as JSON, whatever `response_form` says of binary. Raises INVALID_ARG."""
     marked = replace(response, parameters={**response.parameters, _FINAL: final})
     try:
-        return b"".join(encode_response(marked, Reply(places=reply.places)).parts)
+        return b"".join(encode_response(marked, ResponseForm(places=response_form.places)).parts)
     except ModserveError as error:
         raise text_only(error) from None
 

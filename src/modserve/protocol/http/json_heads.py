@@ -21,11 +21,11 @@ import orjson
 
 from modserve.core.requests.request import ParameterValue, RequestForm
 from modserve.core.tensors.dtypes import Datatype
-from modserve.core.tensors.shared_memory import Place
+from modserve.core.tensors.shared_memory import RegionSlice
 from modserve.core.tensors.tensor import Shape, Tensor
 from modserve.protocol.json import json_data
 from modserve.protocol.json.large_json import LARGE
-from modserve.protocol.reply import Reply
+from modserve.protocol.response_form import ResponseForm
 
 _REMEMBERED: Final = 1024
 _MEMORABLE: Final = 4096
@@ -35,7 +35,7 @@ _NUMBERS = re.compile(rb'"data"\s*:\s*(\[[-+.eE0-9,\[\]\s]*\])')
 _KINDS = ("int", "float")
 
 
-class Input(NamedTuple):  # which is made sooner than a dataclass
+class HttpInput(NamedTuple):  # which is made sooner than a dataclass
     """An input as the JSON describes it: a tensor if its data is JSON too, else `size` bytes of binary data."""
 
     name: str
@@ -50,40 +50,40 @@ class Header(NamedTuple):
 
     id: str
     parameters: Mapping[str, ParameterValue]
-    inputs: tuple[Input, ...]
-    places: tuple[tuple[Input, Place], ...]
+    inputs: tuple[HttpInput, ...]
+    places: tuple[tuple[HttpInput, RegionSlice], ...]
     """The inputs that are in shared memory."""
     outputs: tuple[str, ...]
-    reply: Reply
+    response_form: ResponseForm
     shared: bool
     """Whether any tensor is in shared memory."""
     form: RequestForm | None = None
     """Of JSON that is remembered."""
 
 
-class Slot(NamedTuple):
-    """Where the numbers of an input are: they end where the text `behind` them begins, which is up to the next ones."""
+class InputSpan(NamedTuple):
+    """Where the numbers of an input are: they end where the text `suffix` begins, which is up to the next ones."""
 
     name: str
     datatype: Datatype
     shape: Shape
     packer: struct.Struct
     """Makes bytes of as many numbers as the shape has, of the datatype."""
-    behind: bytes
+    suffix: bytes
 
 
 class NumberSlots(NamedTuple):
     """A request's text without its numbers. What stands `before` the first of them ends with an opening `_KEY`."""
 
     before: bytes
-    slots: tuple[Slot, ...]
+    slots: tuple[InputSpan, ...]
     largest: int
     """Bytes of the largest tensor."""
     length: int
     """Bytes of all this text."""
 
 
-def slots_of(text: bytes, inputs: Sequence[Input]) -> NumberSlots | None:
+def slots_of(text: bytes, inputs: Sequence[HttpInput]) -> NumberSlots | None:
     """Those of a request with these inputs; None if they are not all arrays of numbers."""
     matches = list(_NUMBERS.finditer(text))
     if not matches or len(matches) != len(inputs):
@@ -100,11 +100,11 @@ def slots_of(text: bytes, inputs: Sequence[Input]) -> NumberSlots | None:
         return None
     slots = []
     largest = 0
-    for each, behind in zip(inputs, around[1:], strict=True):
+    for each, suffix in zip(inputs, around[1:], strict=True):
         count = math.prod(each.shape)
         largest = max(largest, count * each.datatype.size)
         packer = struct.Struct(f"{count}{each.datatype.numpy.char}")
-        slots.append(Slot(each.name, each.datatype, each.shape, packer, behind))
+        slots.append(InputSpan(each.name, each.datatype, each.shape, packer, suffix))
     return NumberSlots(around[0], tuple(slots), largest, sum(map(len, around)))
 
 
@@ -131,8 +131,8 @@ def read_numbers(text: bytes, known: NumberSlots) -> dict[str, Tensor] | None:
         return None
     inputs: dict[str, Tensor] = {}
     start = len(known.before)
-    for name, datatype, shape, packer, behind in known.slots:
-        end = text.find(behind, start)
+    for name, datatype, shape, packer, suffix in known.slots:
+        end = text.find(suffix, start)
         if end < 0:  # before the slice, which would begin behind its end where the text is cut
             return None
         numbers = text[start:end]
@@ -146,7 +146,7 @@ def read_numbers(text: bytes, known: NumberSlots) -> dict[str, Tensor] | None:
         except (orjson.JSONDecodeError, struct.error, OverflowError):
             return None
         inputs[name] = Tensor(datatype, shape, elements, None)
-        start = end + len(behind)
+        start = end + len(suffix)
     return inputs if start == len(text) else None
 
 

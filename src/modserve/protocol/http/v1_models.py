@@ -8,18 +8,18 @@ from collections.abc import Iterable
 
 from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.errors import Code, ModserveError, not_found, unavailable, unsupported
-from modserve.core.lifecycle import UNLOADED, IndexEntry, State
+from modserve.core.lifecycle import UNLOADED, IndexEntry, LifecycleState
 from modserve.core.servable import Servable
 from modserve.protocol.failures import STATUS
 from modserve.protocol.http.v1_predict_request import SIGNATURE
 from modserve.protocol.json.json_text import JsonObject
 
 _STATES = {
-    State.UNKNOWN: "START",
-    State.LOADING: "LOADING",
-    State.READY: "AVAILABLE",
-    State.UNLOADING: "UNLOADING",
-    State.UNAVAILABLE: "END",
+    LifecycleState.UNKNOWN: "START",
+    LifecycleState.LOADING: "LOADING",
+    LifecycleState.READY: "AVAILABLE",
+    LifecycleState.UNLOADING: "UNLOADING",
+    LifecycleState.UNAVAILABLE: "END",
 }
 _ERROR_CODES = {code.value: spelling.grpc_name for code, spelling in STATUS.items()}
 _DTYPES = {"FP16": "DT_HALF", "BF16": "DT_BFLOAT16", "FP32": "DT_FLOAT", "FP64": "DT_DOUBLE", "BYTES": "DT_STRING"}

@@ -22,7 +22,7 @@ from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Array, Shape, Tensor
 from modserve.protocol import limits
 from modserve.protocol.json import cut_json, json_data, json_text, long_array
-from modserve.protocol.json.cut_json import Take, Way
+from modserve.protocol.json.cut_json import ArrayCutter, Take
 from modserve.protocol.json.long_array import LongArray
 
 SIGNATURE = "serving_default"
@@ -98,8 +98,10 @@ def _parsed(config: ModelConfig, body: bytes) -> object:
     if len(body) <= limits.LIMITS.parsed_parts or limits.count_parts(body) <= limits.LIMITS.parsed_parts:
         return json_text.parse_any(body)
     names = [orjson.dumps(name) for name in config.inputs_by_name] if len(config.inputs) <= _MOST_NAMES else []
-    way = Way(tuple({b'"instances"', b'"inputs"', *names}), long_array.find_numbers, _place_lists, _check_parts)
-    return cut_json.parse(body, way)
+    cutter = ArrayCutter(
+        tuple({b'"instances"', b'"inputs"', *names}), long_array.find_numbers, _place_lists, _check_parts
+    )
+    return cut_json.parse(body, cutter)
 
 
 def _place_lists(document: dict[str, object], take: Take) -> None:

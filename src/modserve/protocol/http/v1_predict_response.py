@@ -38,7 +38,7 @@ def encode(parts: Sequence[Mapping[str, Tensor]], rows: bool) -> bytes:
     if len(columns) == 1:
         text = _text(next(iter(columns.values())), finite)
     elif rows:
-        each = columns.values() if finite else map(_plain, columns.values())
+        each = columns.values() if finite else map(_without_numpy, columns.values())
         text = _text([dict(zip(columns, row, strict=True)) for row in zip(*each, strict=True)], finite)
     else:
         members = (b"%b:%b" % (orjson.dumps(name), _text(column, finite)) for name, column in columns.items())
@@ -110,14 +110,14 @@ def _text(value: Any, finite: bool) -> bytes:
         return b"[%b]" % b",".join([_text(value[start : start + rows], finite)[1:-1] for start in starts])
     if finite:
         return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
-    return json.dumps(_plain(value), separators=(",", ":"), ensure_ascii=False).encode()
+    return json.dumps(_without_numpy(value), separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def _plain(column: Any) -> Any:
+def _without_numpy(column: Any) -> Any:
     """Without numpy."""
     if isinstance(column, np.ndarray):
         return column.tolist()
-    return [_plain(each) for each in column] if isinstance(column, list) else column
+    return [_without_numpy(each) for each in column] if isinstance(column, list) else column
 
 
 def _check_rows(columns: Mapping[str, Any]) -> None:

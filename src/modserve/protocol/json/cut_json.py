@@ -26,7 +26,7 @@ Take = Callable[[object], LongArray | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ArrayCutter:
     """What is cut out of one kind of document."""
 
     keys: tuple[bytes, ...]
@@ -39,12 +39,12 @@ class Way:
     """Raises INVALID_ARG if these parts of the document and these arrays are too much to be parsed as a whole."""
 
 
-def parse(text: bytes, way: Way, kept: Collection[int] = ()) -> object:
+def parse(text: bytes, cutter: ArrayCutter, kept: Collection[int] = ()) -> object:
     """The document, where some arrays are a `LongArray`; `kept` are the places of those that are not cut out.
 
     Raises INVALID_ARG.
     """
-    arrays = [array for array in _arrays(text, way) if array.start not in kept]
+    arrays = [array for array in _arrays(text, cutter) if array.start not in kept]
     mark = secrets.token_hex(8)  # nobody can know it, so that no string of the client's begins with it
     parts: list[bytes] = []
     position = 0
@@ -52,7 +52,7 @@ def parse(text: bytes, way: Way, kept: Collection[int] = ()) -> object:
         parts += (text[position : array.start], b'"%b%d"' % (mark.encode(), index))
         position = array.stop
     parts.append(text[position:])
-    way.check(parts, ())
+    cutter.check(parts, ())
     document = parse_any(b"".join(parts), _origin(parts, arrays))
     placed: set[int] = set()
 
@@ -64,17 +64,17 @@ def parse(text: bytes, way: Way, kept: Collection[int] = ()) -> object:
         return arrays[index]
 
     if isinstance(document, dict):
-        way.place(document, take)
+        cutter.place(document, take)
     if len(placed) == len(arrays):
         return document
     others = [array for index, array in enumerate(arrays) if index not in placed]
-    way.check(parts, others)
-    return parse(text, way, {*kept, *(array.start for array in others)})
+    cutter.check(parts, others)
+    return parse(text, cutter, {*kept, *(array.start for array in others)})
 
 
-def _arrays(text: bytes, way: Way) -> list[LongArray]:
+def _arrays(text: bytes, cutter: ArrayCutter) -> list[LongArray]:
     """The long arrays that follow one of the keys, in order. They may be anywhere in the document."""
-    candidates = [array for key in way.keys for array in _arrays_after(text, key, way.find)]
+    candidates = [array for key in cutter.keys for array in _arrays_after(text, key, cutter.find)]
     arrays: list[LongArray] = []
     for array in sorted(candidates, key=lambda each: each.start):
         if not arrays or array.start >= arrays[-1].stop:

@@ -102,9 +102,9 @@ def _texts(name: str, flat: list[object], size: int, max_bytes: int) -> tuple[by
     return encode_elements(elements), size
 
 
-def _wrong_count(name: str, count: int, expected: int, of_what: str = "elements") -> ModserveError:
+def _wrong_count(name: str, count: int, expected: int, unit: str = "elements") -> ModserveError:
     """INVALID_ARG with Triton's texts, of which it wraps only the second."""
-    counts = f"input '{name}' has {count} {of_what}, its shape {expected}"
+    counts = f"input '{name}' has {count} {unit}, its shape {expected}"
     if count < expected:
         return invalid(f"Failed to parse 'data' field: shape does not match true shape: {counts}")
     return unable("data", ValueError(f"Shape does not match true shape of 'data' field: {counts}"))

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from modserve.core.errors import invalid
 from modserve.core.tensors.tensor import Buffer
 from modserve.protocol.json import cut_json, long_array
-from modserve.protocol.json.cut_json import Take, Way
+from modserve.protocol.json.cut_json import ArrayCutter, Take
 from modserve.protocol.json.json_text import JsonObject, JsonTypeError, unable
 from modserve.protocol.json.long_array import LongArray
 from modserve.protocol.limits import LIMITS
@@ -20,7 +20,7 @@ LARGE = 32 * 1024
 
 def parse(text: Buffer) -> JsonObject:
     """The request object in `text`, where the `data` of inputs may be a `LongArray`. Raises INVALID_ARG."""
-    document = cut_json.parse(bytes(text), _WAY)
+    document = cut_json.parse(bytes(text), _CUTTER)
     if not isinstance(document, dict):
         raise unable("inputs", JsonTypeError("object"))
     return document
@@ -43,4 +43,4 @@ def _check(parts: Iterable[bytes], others: Iterable[LongArray]) -> None:
         )
 
 
-_WAY = Way((b'"data"',), long_array.find_end, _place, _check)
+_CUTTER = ArrayCutter((b'"data"',), long_array.find_end, _place, _check)

@@ -13,12 +13,12 @@ from typing import Any
 
 from modserve.core.files.remote_place import RemotePlace, without_secrets
 
-from .cache import Cache, source_of
+from .cache import DownloadCache, source_of
 from .claim import Claim
 from .failures import StoreError, reason, unreadable
 from .files import ModelFiles, RemoteFile, beside, identity, models_of
 from .source import Contents
-from .transfer import OnBytes, Progress, Transfer
+from .transfer import DownloadProgress, OnBytes, Transfer
 from .unpacking import ArchiveError, Manifest, unpack
 
 _BLOCK_BYTES = 1 << 20
@@ -27,7 +27,7 @@ _NOT_MODIFIED = 304
 
 
 class Archive:
-    """Implements `source.Source`. The archive is asked for at each look, and downloaded when it is another one."""
+    """Implements `source.RemoteSource`. Asks for the archive at each look, and downloads it when it is another one."""
 
     def __init__(self, place: RemotePlace, transfer: Transfer) -> None:
         self._place = place
@@ -57,17 +57,17 @@ class Archive:
         if await self._transfer.blocking(self._transfer.cache.find, file.source, file.size) is None:
             async with self._looking:  # it has been cleaned
                 self._manifest, self._tags = None, {}
-                await self._current(anew=True)
+                await self._current(refresh=True)
         on_bytes(file.size)
         return file.mark
 
-    async def _current(self, *, anew: bool = False) -> Manifest:
+    async def _current(self, *, refresh: bool = False) -> Manifest:
         """What is in the archive now. Raises StoreError."""
         attempt = 0
         while True:
             ended = threading.Event()
             try:
-                received = await self._transfer.blocking(self._receive, anew, ended)
+                received = await self._transfer.blocking(self._receive, refresh, ended)
                 if received is not None:
                     self._manifest = received
                     return received
@@ -80,14 +80,14 @@ class Archive:
             finally:
                 ended.set()
 
-    def _receive(self, anew: bool, ended: threading.Event) -> Manifest | None:
+    def _receive(self, refresh: bool, ended: threading.Event) -> Manifest | None:
         """Ask for the archive, and read it if it is a new one; None while another process does. Blocking."""
         with self._opened() as response:
             if response.status == _NOT_MODIFIED and self._manifest is not None:
                 return self._manifest
             tags = _tags(response.headers)
             source = identity("archive", without_secrets(self._place.url), *sorted(tags.items()))
-            manifest = None if anew or not tags else _remembered(self._transfer.cache, source)
+            manifest = None if refresh or not tags else _remembered(self._transfer.cache, source)
             if manifest is None:
                 claim = self._transfer.cache.claim(source)
                 if claim is None:
@@ -126,7 +126,7 @@ class Archive:
     def _unpacked(self, response: Any, claim: Claim, source: str, ended: threading.Event) -> Manifest:
         claim.restart()
         size = int(response.headers.get("Content-Length") or 0)
-        progress = Progress("the archive of models", str(self._place), size)
+        progress = DownloadProgress("the archive of models", str(self._place), size)
         for block in self._blocks(response, ended):
             claim.write(block)
             progress.add(len(block))
@@ -152,7 +152,7 @@ def _files(manifest: Manifest) -> Iterator[RemoteFile]:
         yield RemoteFile(path, 0, "", identity("folder"))
 
 
-def _remembered(cache: Cache, source: str) -> Manifest | None:
+def _remembered(cache: DownloadCache, source: str) -> Manifest | None:
     """What the cache knows of an archive, if all of it is there."""
     digest = cache.find(source)
     if digest is None:

@@ -12,7 +12,7 @@ from .failures import broken, reason, unreadable
 from .files import ModelFiles, RemoteFile, beside, identity, models_of, refusal, trick
 from .source import Contents
 from .store import open_store
-from .transfer import Incoming, OnBytes, Transfer
+from .transfer import Download, OnBytes, Transfer
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -24,7 +24,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class Bucket:
-    """Implements `source.Source`. `open` makes the client; it may block and raise."""
+    """Implements `source.RemoteSource`. `open` makes the client; it may block and raise."""
 
     def __init__(
         self,
@@ -110,12 +110,12 @@ class Bucket:
         return RemoteFile(path, meta["size"], mark, source)
 
     async def bring(self, file: RemoteFile, on_bytes: OnBytes) -> str:
-        async def open_at(offset: int) -> Incoming:
+        async def open_at(offset: int) -> Download:
             return await self._read(file, offset)
 
         return await self._transfer.bring(self._place, file, open_at, on_bytes)
 
-    async def _read(self, file: RemoteFile, offset: int) -> Incoming:
+    async def _read(self, file: RemoteFile, offset: int) -> Download:
         import obstore
 
         key = "/".join(filter(None, (self._place.prefix, file.path)))
@@ -134,7 +134,7 @@ class Bucket:
             except Exception as error:
                 raise self._broken(error, file) from error
 
-        return Incoming(meta["size"], _mark(meta), said if _SHA256.fullmatch(said) else "", blocks())
+        return Download(meta["size"], _mark(meta), said if _SHA256.fullmatch(said) else "", blocks())
 
     def _broken(self, error: Exception, file: RemoteFile) -> Exception:
         why, transient = reason(error, self._place)

@@ -64,7 +64,7 @@ class Placed:
         os.close(self._lock)
 
 
-class Cache:
+class DownloadCache:
     """One for each process and folder. Raises INTERNAL where the folder cannot be written."""
 
     def __init__(self, root: Path) -> None:

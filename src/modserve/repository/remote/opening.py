@@ -8,7 +8,7 @@ from modserve.core.loading import Repository
 
 from .archive import Archive
 from .bucket import Bucket
-from .cache import Cache, default_directory
+from .cache import DownloadCache, default_directory
 from .repository import RemoteRepository
 from .transfer import Patience, Transfer
 
@@ -19,7 +19,7 @@ def remote_repositories(
     """They share the cache, whose directory is the default one for an empty text, and the number of downloads."""
     # Who gives a store little time to respond expects it to be back as soon.
     patience = Patience(timeout_s, pause_s=min(0.5, timeout_s / 20), look_pause_s=timeout_s)
-    transfer = Transfer(Cache(Path(cache).absolute() if cache else default_directory()), patience)
+    transfer = Transfer(DownloadCache(Path(cache).absolute() if cache else default_directory()), patience)
     return [
         RemoteRepository(
             place,

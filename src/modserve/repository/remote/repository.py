@@ -14,8 +14,8 @@ from modserve.core.loading import DirectoryLease, Listing
 from .cache import Placed
 from .failures import StoreError
 from .files import MOST_CONFIG_BYTES, ModelFiles, RemoteFile
-from .source import Contents, Source
-from .transfer import Progress, Transfer, in_bytes
+from .source import Contents, RemoteSource
+from .transfer import DownloadProgress, Transfer, in_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class RemoteRepository:
     def __init__(
         self,
         place: RemotePlace,
-        source: Source,
+        source: RemoteSource,
         transfer: Transfer,
         clock: Callable[[], float] = time.monotonic,
         config_name: str = "",
@@ -224,7 +224,7 @@ class RemoteRepository:
         )
         size = sum(file.size for file in missing)
         what = f"model '{name}', version {version}"
-        progress = Progress(what, str(self.place), size)
+        progress = DownloadProgress(what, str(self.place), size)
         if missing:
             count = f"{len(missing)} file{'s' if len(missing) > 1 else ''}"
             _log.info("%s: downloading %s, %s, from '%s'", what, count, in_bytes(size), self.place)

@@ -17,7 +17,7 @@ class Contents(NamedTuple):
     """What the cache has to keep besides the models' files."""
 
 
-class Source(Protocol):
+class RemoteSource(Protocol):
     """Implemented for each kind of place. All methods raise `StoreError`."""
 
     async def names(self) -> Collection[str]:

@@ -11,7 +11,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 from modserve.core.files.remote_place import RemotePlace
 
-from .cache import Cache, unwritable
+from .cache import DownloadCache, unwritable
 from .claim import Claim
 from .failures import StoreError, broken
 from .files import RemoteFile
@@ -27,7 +27,7 @@ Arguments = ParamSpec("Arguments")
 OnBytes = Callable[[int], None]
 
 
-class Incoming(NamedTuple):
+class Download(NamedTuple):
     """A file that has been opened for reading, from some byte on."""
 
     size: int
@@ -39,7 +39,7 @@ class Incoming(NamedTuple):
     blocks: AsyncIterator[bytes]
 
 
-Open = Callable[[int], Awaitable[Incoming]]
+Open = Callable[[int], Awaitable[Download]]
 """From the first byte to read to the file; raises StoreError, as its blocks do."""
 
 
@@ -60,7 +60,7 @@ class Patience:
 class Transfer:
     """What all repositories of a process share."""
 
-    cache: Cache
+    cache: DownloadCache
     patience: Patience = field(default_factory=Patience)
     at_a_time: int = 8
     _slots: asyncio.Semaphore | None = field(default=None, init=False)
@@ -190,11 +190,11 @@ def _let_go(taking: "Future[Claim | str | None]") -> None:
         claim.close()
 
 
-class Progress:
+class DownloadProgress:
     """Says in the log how far the download of a version has come. `clock` is in seconds."""
 
-    def __init__(self, what: str, place: str, total: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._what, self._place, self._total, self._clock = what, place, total, clock
+    def __init__(self, subject: str, place: str, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._subject, self._place, self._total, self._clock = subject, place, total, clock
         self._done = 0
         self._began = self._said = clock()
 
@@ -209,12 +209,12 @@ class Progress:
             seconds = now - self._began
             rate = in_bytes(int(max(0, self._done) / seconds))
             text = "%s: %s downloaded from '%s', in %.0f s, %s a second"
-            _log.info(text, self._what, amount, self._place, seconds, rate)
+            _log.info(text, self._subject, amount, self._place, seconds, rate)
 
     def end(self, total: int | None = None) -> None:
         """All of it is here: `total` bytes, where their number was not known before."""
         amount, seconds = in_bytes(self._total if total is None else total), self._clock() - self._began
-        _log.info("%s: %s downloaded from '%s', in %.1f s", self._what, amount, self._place, seconds)
+        _log.info("%s: %s downloaded from '%s', in %.1f s", self._subject, amount, self._place, seconds)
 
 
 def in_bytes(count: int) -> str:

@@ -12,7 +12,7 @@ from typing import IO, BinaryIO, NamedTuple, Protocol
 from modserve.core.files.config_file import CONFIG_FILE
 from modserve.core.version import parse_directory
 
-from .cache import Cache
+from .cache import DownloadCache
 from .files import refusal, trick
 
 _BLOCK_BYTES = 1 << 20
@@ -55,7 +55,7 @@ class _Entry(NamedTuple):
     file: IO[bytes] | None
 
 
-def unpack(archive: BinaryIO, size: int, name: str, cache: Cache) -> Manifest:
+def unpack(archive: BinaryIO, size: int, name: str, cache: DownloadCache) -> Manifest:
     """Take the contents of an archive of `size` bytes into the cache. Blocking. Raises ArchiveError, INTERNAL."""
     limit = max(_LEAST_LIMIT, _MOST_TIMES * size)
     manifest = Manifest()

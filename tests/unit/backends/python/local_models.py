@@ -11,7 +11,7 @@ import numpy as np
 from modserve import testing
 from modserve.backends.api import EngineRequest, ModelCaller, ModelSource
 from modserve.backends.python.inline import InlineInstance
-from modserve.backends.python.thread import ThreadInstance
+from modserve.backends.python.thread import PythonThreadInstance
 from modserve.core.errors import ModserveError
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import InferenceResponse
@@ -97,7 +97,7 @@ def result(array: Array) -> InferenceResponse:
     return InferenceResponse("other", 1, {"OUT": Tensor.from_array(array)})
 
 
-Kind = TypeVar("Kind", ThreadInstance, InlineInstance)
+Kind = TypeVar("Kind", PythonThreadInstance, InlineInstance)
 
 
 def instance(

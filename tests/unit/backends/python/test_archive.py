@@ -110,7 +110,7 @@ def test_modes_are_those_of_private_files(tmp_path: Path) -> None:
     ],
 )
 def test_members_that_are_refused(tmp_path: Path, members: list[Member], text: str) -> None:
-    with pytest.raises(archive.ArchiveError) as caught:
+    with pytest.raises(archive.EnvironmentArchiveError) as caught:
         unpacked(tmp_path, packed(*members))
     assert str(caught.value).partition("; one that needs")[0] == text
     assert {path.name for path in tmp_path.iterdir()} == {"archive", "place"}
@@ -120,20 +120,20 @@ def test_members_that_are_refused(tmp_path: Path, members: list[Member], text: s
 @pytest.mark.parametrize("kept", [0.3, 0.9, 0.99])
 def test_an_archive_that_was_cut_off(tmp_path: Path, compress: Callable[[bytes], bytes], kept: float) -> None:
     whole = compress(packed(("a", "file:" + os.urandom(4000).hex())))
-    with pytest.raises(archive.ArchiveError, match="it is damaged, or no tar archive"):
+    with pytest.raises(archive.EnvironmentArchiveError, match="it is damaged, or no tar archive"):
         unpacked(tmp_path, whole[: int(len(whole) * kept)])
 
 
 def test_a_checksum_that_is_wrong(tmp_path: Path) -> None:
     whole = bytearray(gzip.compress(GOOD))
     whole[-8] ^= 1
-    with pytest.raises(archive.ArchiveError, match="CRC check failed"):
+    with pytest.raises(archive.EnvironmentArchiveError, match="CRC check failed"):
         unpacked(tmp_path, bytes(whole))
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\3\4 a zip file", b"BZh but not", b"\x1f\x8b" + bytes(30)])
 def test_no_archive_at_all(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(archive.ArchiveError, match="it is damaged, or no tar archive"):
+    with pytest.raises(archive.EnvironmentArchiveError, match="it is damaged, or no tar archive"):
         unpacked(tmp_path, content)
 
 

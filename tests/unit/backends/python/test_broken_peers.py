@@ -5,7 +5,7 @@ import os
 import pytest
 
 from modserve.backends.python.worker import arena, failure, wire
-from modserve.backends.python.worker.wire import Kind, RecordReader
+from modserve.backends.python.worker.wire import MessageKind, RecordReader
 
 
 def read(data: bytes) -> list[wire.Frame]:
@@ -20,8 +20,8 @@ def read(data: bytes) -> list[wire.Frame]:
         b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
         bytes(16),
         wire.HEADER.pack(0, 99, 0, 0),
-        wire.HEADER.pack(1 << 62, Kind.EXECUTED, 1, 0),
-        wire.HEADER.pack((1 << 64) - 1, Kind.RESPOND, 1, 0),
+        wire.HEADER.pack(1 << 62, MessageKind.EXECUTED, 1, 0),
+        wire.HEADER.pack((1 << 64) - 1, MessageKind.RESPOND, 1, 0),
     ],
     ids=["text", "zeros", "unknown kind", "endless", "endless and negative"],
 )
@@ -31,8 +31,8 @@ def test_what_is_no_frame(data: bytes) -> None:
 
 
 def test_good_frames_before_a_bad_one_are_lost_with_it() -> None:
-    good = wire.text_frame(Kind.LOG, "hello", 2)
-    assert [frame[:2] for frame in read(good + good)] == [(Kind.LOG, 0)] * 2
+    good = wire.text_frame(MessageKind.LOG, "hello", 2)
+    assert [frame[:2] for frame in read(good + good)] == [(MessageKind.LOG, 0)] * 2
     with pytest.raises(ValueError, match="a frame has"):
         read(good + b"\xff" * 16)
 

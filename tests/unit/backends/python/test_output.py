@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 import pytest
 
-from modserve.backends.python.output import Output
+from modserve.backends.python.output import WorkerOutput
 
 
 class Written(NamedTuple):
-    output: Output
+    output: WorkerOutput
     end: int
 
-    def __call__(self, *parts: bytes) -> Output:
+    def __call__(self, *parts: bytes) -> WorkerOutput:
         """All that is ever written."""
         for part in parts:
             os.write(self.end, part)
@@ -25,7 +25,7 @@ class Written(NamedTuple):
 @pytest.fixture
 def written() -> Iterator[Written]:
     reading, writing = os.pipe()
-    output = Output(reading, "model 'm'")
+    output = WorkerOutput(reading, "model 'm'")
     yield Written(output, writing)
     output.close()
 

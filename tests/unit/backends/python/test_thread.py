@@ -10,14 +10,14 @@ import pytest
 from local_models import FakeModels, FakeRequest, engine, instance, result
 
 from modserve.backends.python.local import as_core, received_tensor
-from modserve.backends.python.thread import ThreadInstance
+from modserve.backends.python.thread import PythonThreadInstance
 from modserve.backends.python.worker.tensor import Tensor as WorkerTensor
 from modserve.core.errors import Code, ModserveError, invalid
 from modserve.core.tensors.tensor import Tensor
 
 
 def test_requests_of_a_batch(tmp_path: Path) -> None:
-    made = instance(ThreadInstance, tmp_path)
+    made = instance(PythonThreadInstance, tmp_path)
     requests = [FakeRequest(1, 2), FakeRequest(3, raw=True)]
     made.execute_requests(engine(*requests))
     assert [each.events for each in requests] == [[{"OUT": [2, 4]}], [{"OUT": [6]}]]
@@ -32,7 +32,7 @@ def test_what_a_request_says(tmp_path: Path) -> None:
                 each.parameters(), each.model_name, each.model_version, each.requested_output_names())
         return [pb_utils.InferenceResponse([], parameters={"said": repr(said)})]
     """
-    made = instance(ThreadInstance, tmp_path, code)
+    made = instance(PythonThreadInstance, tmp_path, code)
     plain = FakeRequest(1, id="a")
     how: Any = {"sequence_id": 7, "sequence_start": True, "sequence_end": True, "priority": 3, "own": 1}
     whole = FakeRequest(
@@ -50,7 +50,7 @@ def test_what_is_raised_fails_those_without_a_response(tmp_path: Path) -> None:
         requests[0].get_response_sender().send(response(value(requests[0])))
         raise pb_utils.TritonModelException("no more")
     """
-    made = instance(ThreadInstance, tmp_path, code)
+    made = instance(PythonThreadInstance, tmp_path, code)
     requests = [FakeRequest(1), FakeRequest(2)]
     made.execute_requests(engine(*requests))
     assert requests[0].events == [{"OUT": [1]}]
@@ -65,7 +65,7 @@ def test_an_error_of_one_request(tmp_path: Path) -> None:
         error = pb_utils.TritonError("odd", pb_utils.TritonError.INVALID_ARG)
         return [pb_utils.InferenceResponse(error=error), response(value(requests[1]))]
     """
-    made = instance(ThreadInstance, tmp_path, code)
+    made = instance(PythonThreadInstance, tmp_path, code)
     requests = [FakeRequest(1), FakeRequest(2)]
     made.execute_requests(engine(*requests))
     (error,) = requests[0].events
@@ -80,7 +80,7 @@ def test_a_sender_that_is_forgotten(tmp_path: Path) -> None:
             requests[0].get_response_sender().send(response(value(requests[0])))
         return None
     """
-    made = instance(ThreadInstance, tmp_path, code)
+    made = instance(PythonThreadInstance, tmp_path, code)
     silent, quick = FakeRequest(0), FakeRequest(1)
     made.execute_requests(engine(silent))
     made.execute_requests(engine(quick))
@@ -95,7 +95,7 @@ def test_requests_that_run_again(tmp_path: Path) -> None:
         requests[0].set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
         return [None]
     """
-    made = instance(ThreadInstance, tmp_path, code)
+    made = instance(PythonThreadInstance, tmp_path, code)
     request = FakeRequest(1)
     made.execute_requests(engine(request))
     assert request.events == ["again"]
@@ -121,7 +121,7 @@ class ResponsiveModels(FakeModels):
 def test_whom_a_call_is_made_for(tmp_path: Path) -> None:
     """The batch at hand, and not those before it that the model has not responded to."""
     models = ResponsiveModels()
-    made = instance(ThreadInstance, tmp_path, CALLING, models)
+    made = instance(PythonThreadInstance, tmp_path, CALLING, models)
     first, second = engine(FakeRequest(1), FakeRequest(2))
     made.execute_requests([first])
     made.execute_requests([second])
@@ -146,7 +146,7 @@ def test_calls_of_a_models_own_threads(tmp_path: Path) -> None:
         self.thread.join()
     """
     models = ResponsiveModels()
-    made = instance(ThreadInstance, tmp_path, code, models)
+    made = instance(PythonThreadInstance, tmp_path, code, models)
     (request,) = engine(FakeRequest(1))
     made.execute_requests([request])
     made.close()
@@ -179,7 +179,7 @@ def test_coroutines_of_a_decoupled_model(tmp_path: Path) -> None:
         return future
 
     models.infer = counted  # type: ignore[method-assign]
-    made = instance(ThreadInstance, tmp_path, code, models, decoupled=True)
+    made = instance(PythonThreadInstance, tmp_path, code, models, decoupled=True)
     requests = [Request(1), Request(2)]
     for request in requests:
         made.execute_requests(engine(request))
@@ -206,7 +206,7 @@ def test_errors_of_calls(tmp_path: Path) -> None:
         return [pb_utils.InferenceResponse(error=call().exec().error()) for _ in requests]
     """
     request = FakeRequest(1)
-    instance(ThreadInstance, tmp_path, code, RefusingModels()).execute_requests(engine(request))
+    instance(PythonThreadInstance, tmp_path, code, RefusingModels()).execute_requests(engine(request))
     (error,) = request.events
     assert isinstance(error, ModserveError)
     assert (error.code, error.message) == (Code.INVALID_ARG, "not this one")

@@ -6,20 +6,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modserve.core.configuration.sequence_config import Control, ControlKind, InitialState, State
+from modserve.core.configuration.sequence_config import Control, ControlKind, InitialState, SequenceState
 from modserve.core.errors import Code, ModserveError
 from modserve.core.requests.sequence import ControlTensors, Membership, StateTable, file_state, zeros_like
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Shape, Tensor
 
-NUMBERS = State("IN", "OUT", dtypes.INT32, (2,))
-TEXTS = State("IN", "OUT", dtypes.BYTES, (-1,))
+NUMBERS = SequenceState("IN", "OUT", dtypes.INT32, (2,))
+TEXTS = SequenceState("IN", "OUT", dtypes.BYTES, (-1,))
 
 
 def test_what_models_share_is_read_only() -> None:
     """An engine that writes to its inputs must not change those of others."""
     controls = ControlTensors((Control("C", ControlKind.START, dtypes.INT32),), batching=True)
-    states = StateTable((NUMBERS, State("S", "T", dtypes.BYTES, (1,))), True, {})
+    states = StateTable((NUMBERS, SequenceState("S", "T", dtypes.BYTES, (1,))), True, {})
     shared = [
         controls.of(Membership(1))["C"],
         *states.fresh().inputs.values(),
@@ -39,7 +39,7 @@ def test_what_models_share_is_read_only() -> None:
     ],
     ids=["numbers", "texts"],
 )
-def test_a_state_from_a_file(state: State, content: bytes, expected: list[Any]) -> None:
+def test_a_state_from_a_file(state: SequenceState, content: bytes, expected: list[Any]) -> None:
     assert file_state(state, InitialState("i", (2,), "f"), content).array.tolist() == expected
 
 
@@ -57,7 +57,7 @@ def test_a_state_from_a_file(state: State, content: bytes, expected: list[Any]) 
     ],
     ids=["numbers", "texts"],
 )
-def test_a_file_that_is_no_state(state: State, content: bytes, expected: str) -> None:
+def test_a_file_that_is_no_state(state: SequenceState, content: bytes, expected: str) -> None:
     with pytest.raises(ModserveError) as caught:
         file_state(state, InitialState("i", (2,), "f"), content)
     assert (caught.value.code, caught.value.message) == (Code.INVALID_ARG, expected)
@@ -108,7 +108,7 @@ def test_a_model_that_does_not_keep_its_word_changes_no_state(outputs: Mapping[s
 
 
 def test_states_that_are_not_given_may_stay() -> None:
-    states = StateTable((NUMBERS, State("S", "T", dtypes.INT32, (1,))), True, {}).fresh()
+    states = StateTable((NUMBERS, SequenceState("S", "T", dtypes.INT32, (1,))), True, {}).fresh()
     states.keep("m", {"T": np.array([[9]], np.int32)}, some=True)
     assert [tensor.array.tolist() for tensor in states.inputs.values()] == [[[0, 0]], [[9]]]
 
@@ -120,14 +120,14 @@ def some(*shape: int) -> Mapping[str, Any]:
 @pytest.mark.parametrize(
     ("state", "batching", "fits", "fails"),
     [
-        (State("IN", "OUT", dtypes.INT32, (2, -1)), True, (1, 2, 7), (1, 3, 7)),
-        (State("IN", "OUT", dtypes.INT32, (-1,)), False, (7,), (7, 7)),
-        (State("IN", "OUT", dtypes.INT32, (2,), growable=True), True, (1, 7), (2, 2)),
-        (State("IN", "OUT", dtypes.INT32, (2,), growable=True), False, (7,), (7, 7)),
+        (SequenceState("IN", "OUT", dtypes.INT32, (2, -1)), True, (1, 2, 7), (1, 3, 7)),
+        (SequenceState("IN", "OUT", dtypes.INT32, (-1,)), False, (7,), (7, 7)),
+        (SequenceState("IN", "OUT", dtypes.INT32, (2,), growable=True), True, (1, 7), (2, 2)),
+        (SequenceState("IN", "OUT", dtypes.INT32, (2,), growable=True), False, (7,), (7, 7)),
     ],
     ids=["variable", "variable, no batching", "growable", "growable, no batching"],
 )
-def test_what_sizes_may_change(state: State, batching: bool, fits: Shape, fails: Shape) -> None:
+def test_what_sizes_may_change(state: SequenceState, batching: bool, fits: Shape, fails: Shape) -> None:
     states = StateTable((state,), batching, {}).fresh()
     states.keep("m", some(*fits))
     with pytest.raises(ModserveError, match="but the model configuration says"):

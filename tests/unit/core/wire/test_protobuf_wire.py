@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modserve.core.wire import protobuf_wire
-from modserve.core.wire.protobuf_wire import Field, WireError
+from modserve.core.wire.protobuf_wire import WireError, WireField
 from modserve.pb import inference as pb
 
 Tensor = pb.ModelInferRequest.InferInputTensor
@@ -44,10 +44,10 @@ def test_integers_packed_or_not(values: list[int], packed: bool) -> None:
 def test_fields_of_every_kind() -> None:
     data = b"\x08\x96\x01" + b"\x11" + bytes(8) + b"\x1a\x02ab" + b"\x25" + bytes(4)
     assert list(protobuf_wire.fields(data)) == [
-        Field(1, 0, 0, 1, 3),
-        Field(2, 1, 3, 4, 12),
-        Field(3, 2, 12, 14, 16),
-        Field(4, 5, 16, 17, 21),
+        WireField(1, 0, 0, 1, 3),
+        WireField(2, 1, 3, 4, 12),
+        WireField(3, 2, 12, 14, 16),
+        WireField(4, 5, 16, 17, 21),
     ]
     assert [field.number for field in protobuf_wire.fields(data, 12)] == [3, 4]
     assert [field.number for field in protobuf_wire.fields(data, 3, 16)] == [2, 3]

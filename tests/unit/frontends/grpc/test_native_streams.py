@@ -8,7 +8,7 @@ from hyperframe.frame import RstStreamFrame, SettingsFrame
 from native_client import SERVICE, Answer, Client, Port, client_fixture, framed, port_fixture, request
 
 from http2_client import data, window
-from modserve.frontends.grpc.rpc import ClientGoneError, RpcCall
+from modserve.frontends.grpc.rpc import ClientDisconnectedError, RpcCall
 from modserve.frontends.http2.frames import CANCEL
 
 # Deadlines and cancellation
@@ -127,7 +127,7 @@ async def test_a_writer_whose_client_goes(port: Port, client: Client) -> None:
     async def write(call: RpcCall) -> None:
         try:
             await call.write(bytes(100_000))
-        except ClientGoneError:
+        except ClientDisconnectedError:
             outcome.append("gone")
             raise
         except asyncio.CancelledError:

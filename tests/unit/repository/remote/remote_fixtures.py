@@ -8,10 +8,10 @@ from obstore.store import MemoryStore
 
 from modserve.core.files.remote_place import RemotePlace, parse_place
 from modserve.repository.remote.bucket import Bucket
-from modserve.repository.remote.cache import Cache
+from modserve.repository.remote.cache import DownloadCache
 from modserve.repository.remote.files import RemoteFile, identity
 from modserve.repository.remote.repository import RemoteRepository
-from modserve.repository.remote.transfer import Incoming, Patience, Transfer
+from modserve.repository.remote.transfer import Download, Patience, Transfer
 
 
 def place_of(text: str) -> RemotePlace:
@@ -41,12 +41,12 @@ class Shop:
         self.failure: Exception | None = None
         self.opened = 0
         self.clock = Clock()
-        self.transfer = Transfer(Cache(cache), Patience(timeout_s=5, attempts=2, pause_s=0))
+        self.transfer = Transfer(DownloadCache(cache), Patience(timeout_s=5, attempts=2, pause_s=0))
         self.repository = self.another()
 
     def another(self, config_name: str = "") -> RemoteRepository:
         """As another process would have it, with the same cache."""
-        transfer = Transfer(Cache(self.transfer.cache.root), self.transfer.patience)
+        transfer = Transfer(DownloadCache(self.transfer.cache.root), self.transfer.patience)
         return RemoteRepository(PLACE, Bucket(PLACE, transfer, self._open), transfer, self.clock, config_name)
 
     def _open(self, place: RemotePlace, timeout_s: float) -> MemoryStore:
@@ -66,7 +66,7 @@ def a_file(path: str, content: bytes, mark: str = "mark") -> RemoteFile:
     return RemoteFile(path, len(content), mark, identity(path, mark))
 
 
-def incoming(file: RemoteFile, *blocks: bytes | Exception, size: int | None = None, sha256: str = "") -> Incoming:
+def incoming(file: RemoteFile, *blocks: bytes | Exception, size: int | None = None, sha256: str = "") -> Download:
     """What a store sends of a file: blocks, or what reading raises."""
 
     async def reading() -> AsyncIterator[bytes]:
@@ -75,4 +75,4 @@ def incoming(file: RemoteFile, *blocks: bytes | Exception, size: int | None = No
                 raise block
             yield block
 
-    return Incoming(file.size if size is None else size, file.mark, sha256, reading())
+    return Download(file.size if size is None else size, file.mark, sha256, reading())

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from modserve.core.errors import ModserveError
-from modserve.repository.remote.cache import Cache, default_directory, source_of
+from modserve.repository.remote.cache import DownloadCache, default_directory, source_of
 from modserve.repository.remote.claim import Claim
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Cache:
-    return Cache(tmp_path / "a" / "cache")
+def cache(tmp_path: Path) -> DownloadCache:
+    return DownloadCache(tmp_path / "a" / "cache")
 
 
-def put(cache: Cache, source: str, content: bytes) -> str:
+def put(cache: DownloadCache, source: str, content: bytes) -> str:
     claim = cache.claim(source)
     assert claim is not None
     claim.write(content)
@@ -26,11 +26,11 @@ def put(cache: Cache, source: str, content: bytes) -> str:
     return digest
 
 
-def contents(cache: Cache) -> set[str]:
+def contents(cache: DownloadCache) -> set[str]:
     return {path.name for path in (cache.root / "content").iterdir()}
 
 
-def test_a_file(cache: Cache) -> None:
+def test_a_file(cache: DownloadCache) -> None:
     assert cache.find("s") is None
     digest = put(cache, "s", b"abc")
     assert digest == hashlib.sha256(b"abc").hexdigest()
@@ -41,12 +41,12 @@ def test_a_file(cache: Cache) -> None:
     assert list((cache.root / "incoming").iterdir()) == []
 
 
-def test_the_same_content_twice_is_there_once(cache: Cache) -> None:
+def test_the_same_content_twice_is_there_once(cache: DownloadCache) -> None:
     assert put(cache, "s", b"abc") == put(cache, "t", b"abc")
     assert len(contents(cache)) == 1
 
 
-def test_a_download_is_not_there_before_it_is_whole(cache: Cache) -> None:
+def test_a_download_is_not_there_before_it_is_whole(cache: DownloadCache) -> None:
     claim = cache.claim("s")
     assert claim is not None
     claim.write(b"ab")
@@ -56,17 +56,17 @@ def test_a_download_is_not_there_before_it_is_whole(cache: Cache) -> None:
     assert contents(cache) == set()
 
 
-def test_one_at_a_time_downloads_a_file(cache: Cache) -> None:
+def test_one_at_a_time_downloads_a_file(cache: DownloadCache) -> None:
     first = cache.claim("s")
     assert first is not None
-    assert Cache(cache.root).claim("s") is None
+    assert DownloadCache(cache.root).claim("s") is None
     assert cache.claim("t") is not None
     first.close()
     first.close()
     assert cache.claim("s") is not None
 
 
-def test_what_is_here_is_not_downloaded(cache: Cache) -> None:
+def test_what_is_here_is_not_downloaded(cache: DownloadCache) -> None:
     digest = put(cache, "s", b"abc")
     assert cache.take("s", 3) == digest
     claim = cache.take("t", 3)
@@ -75,11 +75,11 @@ def test_what_is_here_is_not_downloaded(cache: Cache) -> None:
     claim.close()
 
 
-def test_a_file_that_comes_while_it_is_claimed(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_comes_while_it_is_claimed(cache: DownloadCache, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = cache.claim
 
     def late(source: str) -> Claim | None:
-        put(Cache(cache.root), source, b"abc")
+        put(DownloadCache(cache.root), source, b"abc")
         return whole(source)
 
     monkeypatch.setattr(cache, "claim", late)
@@ -87,7 +87,7 @@ def test_a_file_that_comes_while_it_is_claimed(cache: Cache, monkeypatch: pytest
     assert list((cache.root / "incoming").iterdir()) == []
 
 
-def test_a_download_goes_on_where_another_ended(cache: Cache) -> None:
+def test_a_download_goes_on_where_another_ended(cache: DownloadCache) -> None:
     first = cache.claim("s")
     assert first is not None
     first.write(b"ab")
@@ -102,7 +102,7 @@ def test_a_download_goes_on_where_another_ended(cache: Cache) -> None:
     second.close()
 
 
-def test_a_download_begins_again(cache: Cache) -> None:
+def test_a_download_begins_again(cache: DownloadCache) -> None:
     claim = cache.claim("s")
     assert claim is not None
     claim.write(b"wrong")
@@ -113,14 +113,14 @@ def test_a_download_begins_again(cache: Cache) -> None:
     claim.close()
 
 
-def test_a_file_that_lost_its_end_is_not_there(cache: Cache) -> None:
+def test_a_file_that_lost_its_end_is_not_there(cache: DownloadCache) -> None:
     path = cache.content(put(cache, "s", b"abc"))
     path.chmod(0o644)
     os.truncate(path, 1)
     assert cache.find("s") is None
 
 
-def test_a_directory_of_a_model(cache: Cache) -> None:
+def test_a_directory_of_a_model(cache: DownloadCache) -> None:
     one, two = put(cache, "s", b"abc"), put(cache, "t", b"def")
     placed = cache.place("m", {"config.pbtxt": one, "1/model": two, "1/copy": two, "2": "", "1": ""})
     assert placed is not None
@@ -134,9 +134,9 @@ def test_a_directory_of_a_model(cache: Cache) -> None:
     assert contents(cache) == {one, two}
 
 
-def test_who_comes_while_a_download_becomes_a_content(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_comes_while_a_download_becomes_a_content(cache: DownloadCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process does not download it again."""
-    other = Cache(cache.root)
+    other = DownloadCache(cache.root)
     seen: list[object] = []
     move = Claim.move_to
 
@@ -150,7 +150,7 @@ def test_who_comes_while_a_download_becomes_a_content(cache: Cache, monkeypatch:
     assert seen == [None, digest]
 
 
-def test_a_model_that_writes_to_its_files(cache: Cache) -> None:
+def test_a_model_that_writes_to_its_files(cache: DownloadCache) -> None:
     """As root, whom permissions do not stop."""
     digest = put(cache, "s", b"abc")
     placed = cache.place("m", {"1/model": digest})
@@ -166,7 +166,7 @@ def test_a_model_that_writes_to_its_files(cache: Cache) -> None:
     placed.remove()
 
 
-def test_a_directory_without_hard_links(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_without_hard_links(cache: DownloadCache, monkeypatch: pytest.MonkeyPatch) -> None:
     def link(*paths: Path) -> None:
         raise PermissionError("no links here")
 
@@ -178,18 +178,18 @@ def test_a_directory_without_hard_links(cache: Cache, monkeypatch: pytest.Monkey
     placed.remove()
 
 
-def test_a_directory_of_what_is_gone(cache: Cache) -> None:
+def test_a_directory_of_what_is_gone(cache: DownloadCache) -> None:
     assert cache.place("m", {"1/model": "0" * 64}) is None
     assert list((cache.root / "models").iterdir()) == []
 
 
-def test_what_is_needed_stays(cache: Cache) -> None:
+def test_what_is_needed_stays(cache: DownloadCache) -> None:
     one, two, three = put(cache, "s", b"1"), put(cache, "t", b"2"), put(cache, "u", b"3")
     assert cache.refer("s3://b", "m", ["s"])
     assert not cache.refer("s3://b", "m", ["s"])
     placed = cache.place("m", {"1/model": two})
     assert placed is not None
-    Cache(cache.root).clean()  # of another process
+    DownloadCache(cache.root).clean()  # of another process
     assert contents(cache) == {one, two}
     assert (cache.find("t"), cache.find("u"), three in contents(cache)) == (None, None, False)
     assert (placed.path / "1" / "model").read_bytes() == b"2"
@@ -201,7 +201,7 @@ def test_what_is_needed_stays(cache: Cache) -> None:
     assert contents(cache) == set()
 
 
-def test_models_that_are_gone(cache: Cache) -> None:
+def test_models_that_are_gone(cache: DownloadCache) -> None:
     for name in ("m", "n"):
         put(cache, name, name.encode())
         cache.refer("s3://b", name, [name])
@@ -215,7 +215,7 @@ def test_models_that_are_gone(cache: Cache) -> None:
     assert len(contents(cache)) == 1
 
 
-def test_a_repository_that_nobody_reads_any_more(cache: Cache) -> None:
+def test_a_repository_that_nobody_reads_any_more(cache: DownloadCache) -> None:
     put(cache, "s", b"1")
     cache.refer("s3://b", "m", ["s"])
     (reference,) = (cache.root / "references").glob("*/*")
@@ -224,7 +224,7 @@ def test_a_repository_that_nobody_reads_any_more(cache: Cache) -> None:
     assert contents(cache) == set()
 
 
-def test_what_a_process_left_that_died(cache: Cache) -> None:
+def test_what_a_process_left_that_died(cache: DownloadCache) -> None:
     digest = put(cache, "s", b"1")
     placed = cache.place("m", {"1/model": digest})
     claim = cache.claim("t")
@@ -241,7 +241,7 @@ def test_what_a_process_left_that_died(cache: Cache) -> None:
     assert list((cache.root / "incoming").iterdir()) == []
 
 
-def test_contents_from_elsewhere(cache: Cache) -> None:
+def test_contents_from_elsewhere(cache: DownloadCache) -> None:
     digest, size = cache.add([b"ab", b"c"])
     assert (digest, size) == (hashlib.sha256(b"abc").hexdigest(), 3)
     assert cache.find(source_of(digest), 3) == digest
@@ -255,7 +255,7 @@ def test_contents_from_elsewhere(cache: Cache) -> None:
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ModserveError, match="--repository-cache-dir names another folder"):
-        Cache(tmp_path / "file").clean()
+        DownloadCache(tmp_path / "file").clean()
 
 
 def test_the_default_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,27 +10,27 @@ import pytest
 from remote_fixtures import PLACE, Clock, a_file, incoming
 
 from modserve.core.errors import Code, ModserveError
-from modserve.repository.remote.cache import Cache
+from modserve.repository.remote.cache import DownloadCache
 from modserve.repository.remote.failures import StoreError, broken
 from modserve.repository.remote.files import RemoteFile
-from modserve.repository.remote.transfer import Incoming, Patience, Progress, Transfer, in_bytes
+from modserve.repository.remote.transfer import Download, DownloadProgress, Patience, Transfer, in_bytes
 
 CONTENT = b"0123456789"
 
 
 @pytest.fixture
 def transfer(tmp_path: Path) -> Transfer:
-    return Transfer(Cache(tmp_path), Patience(timeout_s=5, attempts=3, pause_s=0))
+    return Transfer(DownloadCache(tmp_path), Patience(timeout_s=5, attempts=3, pause_s=0))
 
 
 class Sender:
     """Sends what it is made with, one answer for each opening; an exception stands for a failed opening."""
 
-    def __init__(self, *answers: Incoming | Exception) -> None:
-        self._answers: Iterator[Incoming | Exception] = iter(answers)
+    def __init__(self, *answers: Download | Exception) -> None:
+        self._answers: Iterator[Download | Exception] = iter(answers)
         self.offsets: list[int] = []
 
-    async def __call__(self, offset: int) -> Incoming:
+    async def __call__(self, offset: int) -> Download:
         self.offsets.append(offset)
         answer = next(self._answers)
         if isinstance(answer, Exception):
@@ -155,7 +155,7 @@ async def test_a_cancelled_download_leaves_nobody_waiting(transfer: Transfer) ->
     reading = asyncio.Event()
 
     class Never(Sender):
-        async def __call__(self, offset: int) -> Incoming:
+        async def __call__(self, offset: int) -> Download:
             reading.set()
             await asyncio.Event().wait()
             raise AssertionError
@@ -169,11 +169,11 @@ async def test_a_cancelled_download_leaves_nobody_waiting(transfer: Transfer) ->
 
 
 async def test_a_bounded_number_at_a_time(tmp_path: Path) -> None:
-    transfer = Transfer(Cache(tmp_path), at_a_time=2)
+    transfer = Transfer(DownloadCache(tmp_path), at_a_time=2)
     files = [a_file(f"m/1/{number}", CONTENT) for number in range(6)]
     running = most = 0
 
-    async def open_at(file: RemoteFile) -> Incoming:
+    async def open_at(file: RemoteFile) -> Download:
         nonlocal running, most
         running += 1
         most = max(most, running)
@@ -192,14 +192,14 @@ async def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     file = a_file("m/1/model", CONTENT)
     with pytest.raises(ModserveError, match="--repository-cache-dir") as caught:
-        await bring(Transfer(Cache(tmp_path / "file")), file, Sender())
+        await bring(Transfer(DownloadCache(tmp_path / "file")), file, Sender())
     assert caught.value.code is Code.INTERNAL
 
 
 def test_progress(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     with caplog.at_level(logging.INFO):
-        progress = Progress("model 'm', version 1", "s3://b", 200_000_000, clock)
+        progress = DownloadProgress("model 'm', version 1", "s3://b", 200_000_000, clock)
         progress.add(10)
         clock.now += 6
         progress.add(50_000_000)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from modserve.repository.remote import unpacking
-from modserve.repository.remote.cache import Cache
+from modserve.repository.remote.cache import DownloadCache
 from modserve.repository.remote.unpacking import ArchiveError, Manifest, unpack
 
 MODEL = {"m/config.pbtxt": b"config", "m/1/model.onnx": b"one", "m/2/": b"", "n/1/model.onnx": b"one"}
@@ -59,11 +59,11 @@ def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarIn
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Cache:
-    return Cache(tmp_path)
+def cache(tmp_path: Path) -> DownloadCache:
+    return DownloadCache(tmp_path)
 
 
-def unpacked(cache: Cache, content: bytes, name: str = "x.tar.gz") -> Manifest:
+def unpacked(cache: DownloadCache, content: bytes, name: str = "x.tar.gz") -> Manifest:
     return unpack(io.BytesIO(content), len(content), name, cache)
 
 
@@ -83,7 +83,7 @@ def paths(manifest: Manifest) -> set[str]:
     ],
     ids=["tar.gz", "tgz with dots", "tar", "zip", "zip of a folder", "tar.gz of a folder"],
 )
-def test_archives(cache: Cache, name: str, content: bytes) -> None:
+def test_archives(cache: DownloadCache, name: str, content: bytes) -> None:
     manifest = unpacked(cache, content, name)
     assert paths(manifest) == set(MODEL)
     digests = {path: digest for path, _, digest in manifest.files}
@@ -93,14 +93,14 @@ def test_archives(cache: Cache, name: str, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("folder", ["m", "m/1"])
-def test_an_archive_of_one_model(cache: Cache, folder: str) -> None:
+def test_an_archive_of_one_model(cache: DownloadCache, folder: str) -> None:
     files = {name: content for name, content in MODEL.items() if name.startswith(folder)}
     assert paths(unpacked(cache, tar(files))) == set(files)
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "m/../../x/y", "a\\b/1/x"])
 @pytest.mark.parametrize("kind", ["x.tar.gz", "x.zip"])
-def test_paths_that_lead_out_of_it(cache: Cache, name: str, kind: str) -> None:
+def test_paths_that_lead_out_of_it(cache: DownloadCache, name: str, kind: str) -> None:
     files = {**MODEL, name: b"x"}
     content = zipped(files) if kind == "x.zip" else tar(files)
     if name.startswith("m/"):
@@ -111,13 +111,13 @@ def test_paths_that_lead_out_of_it(cache: Cache, name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
-def test_links_and_devices(cache: Cache, kind: bytes) -> None:
+def test_links_and_devices(cache: DownloadCache, kind: bytes) -> None:
     manifest = unpacked(cache, tar({**MODEL, "m/1/link": link("m/1/link", "/etc/passwd", kind)}))
     assert manifest.problems == {"m": "'m/1/link' in the archive is a link or a device, not a file"}
     assert paths(manifest) == set(MODEL)
 
 
-def test_a_link_in_a_zip(cache: Cache) -> None:
+def test_a_link_in_a_zip(cache: DownloadCache) -> None:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         info = zipfile.ZipInfo("m/1/link")
@@ -145,14 +145,14 @@ def test_a_link_in_a_zip(cache: Cache) -> None:
         ("x.tar.bz2", tar(MODEL, "w:bz2")[:-12]),
     ],
 )
-def test_archives_that_are_damaged(cache: Cache, name: str, content: bytes) -> None:
+def test_archives_that_are_damaged(cache: DownloadCache, name: str, content: bytes) -> None:
     with pytest.raises(ArchiveError, match="it is damaged"):
         unpacked(cache, content, name)
     assert [path for path in (cache.root / "incoming").glob("*") if path.stat().st_size] == []
 
 
 @pytest.mark.parametrize("name", ["x.zip", "x.tar.gz"])
-def test_archives_that_swell(cache: Cache, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archives_that_swell(cache: DownloadCache, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unpacking, "_LEAST_LIMIT", 1000)
     files = {"m/1/zeros": bytes(10 << 20)}
     content = zipped(files) if name == "x.zip" else tar(files)
@@ -160,7 +160,7 @@ def test_archives_that_swell(cache: Cache, name: str, monkeypatch: pytest.Monkey
         unpacked(cache, content, name)
 
 
-def test_archives_of_many_entries(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archives_of_many_entries(cache: DownloadCache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unpacking, "_MOST_ENTRIES", 3)
     with pytest.raises(ArchiveError, match="more than 3 entries"):
         unpacked(cache, tar(MODEL))

@@ -14,7 +14,7 @@ import numpy as np
 
 from . import failure, host
 from .decorator import find
-from .definition import Context, Definition, who
+from .definition import Context, Definition, label_of
 from .errors import ErrorCode, TritonError
 from .response import COMPLETE_FINAL, InferenceResponse
 from .tensor import Tensor
@@ -151,7 +151,7 @@ class _Adapter:
         if isinstance(error, InvalidInputError):
             return TritonError(str(error), ErrorCode.INVALID_ARG)
         if isinstance(error, OutputError):
-            return TritonError(f"{who(self.definition.target)}: {error}")
+            return TritonError(f"{label_of(self.definition.target)}: {error}")
         report = failure.of_exception(error, "")
         self._host.log("ERROR", report.traceback)
         return TritonError(report.message, ErrorCode[report.code])

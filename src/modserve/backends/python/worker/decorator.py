@@ -8,7 +8,7 @@ import sys
 import types
 from typing import Any, Callable, Mapping, Optional, TypeVar, Union, overload
 
-from .definition import Context, Definition, Instances, Options, define, who
+from .definition import Context, Definition, Instances, Options, define, label_of
 from .fields import Declaration, Spec
 from .values import InvalidInputError
 
@@ -71,12 +71,12 @@ def _decorate(target: Any, options: Options) -> Any:
     try:
         definition = define(target, options)
     except ValueError as error:
-        raise TypeError(f"{who(target)}: {error}") from None
+        raise TypeError(f"{label_of(target)}: {error}") from None
     try:
         setattr(target, MARK, definition)
     except (AttributeError, TypeError):
         kind = type(target).__name__
-        raise TypeError(f"{who(target)}: a {kind} cannot be decorated; a function that calls it can") from None
+        raise TypeError(f"{label_of(target)}: a {kind} cannot be decorated; a function that calls it can") from None
     return target
 
 

@@ -303,7 +303,7 @@ def place(target: Any) -> Tuple[str, int]:
     return min(((code.co_filename, code.co_firstlineno) for code in codes), default=("", 0))
 
 
-def who(target: Any) -> str:
+def label_of(target: Any) -> str:
     """How errors begin: ``model 'double' (functions.py, line 3)``."""
     name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None) or repr(target)
     file, line = place(target)

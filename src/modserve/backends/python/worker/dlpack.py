@@ -57,13 +57,13 @@ def _of_cpython(name: str, result: Any, *arguments: Any) -> Any:
     """A function of CPython's C API. PyPy has none of it, and models that use no DLPack run there."""
     api = getattr(ctypes, "pythonapi", None)
     if api is None:
-        return _not_here
+        return _unsupported
     function = getattr(api, name)
     function.restype, function.argtypes = result, arguments
     return function
 
 
-def _not_here(*arguments: Any) -> Any:
+def _unsupported(*arguments: Any) -> Any:
     raise TritonModelException(f"DLPack works on CPython alone; this is {sys.implementation.name}")
 
 

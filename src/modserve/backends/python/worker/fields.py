@@ -236,8 +236,8 @@ def _shown(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) and not hasattr(hint, "__args__") else str(hint)
 
 
-def as_mapping(what: str, value: Any) -> Mapping[str, Declaration]:
+def as_mapping(argument: str, value: Any) -> Mapping[str, Declaration]:
     """``inputs=`` or ``outputs=`` as written. Raises ValueError for what declares no tensors by name."""
     if not isinstance(value, collections.abc.Mapping) or not all(isinstance(key, str) for key in value):
-        raise ValueError(f"{what} is {value!r}, expected tensors by name such as {{'x': ('FP32', [-1, 3])}}")
+        raise ValueError(f"{argument} is {value!r}, expected tensors by name such as {{'x': ('FP32', [-1, 3])}}")
     return value

@@ -15,10 +15,10 @@ import numpy as np
 from . import wire
 from .arena import Arena, Mirror
 from .records import Descriptions, OutgoingRecord, Record, read_records, write_records
-from .wire import Frame, Kind, Location, RecordReader
+from .wire import Frame, Location, MessageKind, RecordReader
 
 
-class ServerGoneError(BaseException):
+class ServerLostError(BaseException):
     """The server has closed the connection, or has died: there is nothing left to do."""
 
 
@@ -49,7 +49,7 @@ class Link:
     # Reading
 
     def wait(self, ready: Callable[[], Any]) -> None:
-        """Read, or let another thread read, until ``ready()`` is true. Raises `ServerGoneError`."""
+        """Read, or let another thread read, until ``ready()`` is true. Raises `ServerLostError`."""
         while not ready():
             if self._reading.acquire(blocking=False):
                 try:
@@ -83,18 +83,18 @@ class Link:
         except BlockingIOError:
             return False
         except OSError as error:
-            raise ServerGoneError(error.strerror) from error
+            raise ServerLostError(error.strerror) from error
         if not count:
-            raise ServerGoneError("it was closed")
+            raise ServerLostError("it was closed")
         for frame in self._frames.received(count):
             kind = frame[0]
-            if kind == Kind.RELEASE:
+            if kind == MessageKind.RELEASE:
                 for offset in wire.read_offsets(frame[3]):
                     self._arena.release(offset)
-            elif kind == Kind.FORGET:
+            elif kind == MessageKind.FORGET:
                 for offset in wire.read_offsets(frame[3]):
                     self._mirror.forget(offset)
-            elif kind == Kind.TRIM:
+            elif kind == MessageKind.TRIM:
                 self.trim()
             else:
                 self.take(frame)
@@ -144,21 +144,21 @@ class Link:
     def _send(self, frame: bytes) -> None:
         forgotten = self._arena.take_forgotten()
         if forgotten:
-            frame = wire.offsets_frame(Kind.FORGET, forgotten) + frame
+            frame = wire.offsets_frame(MessageKind.FORGET, forgotten) + frame
         released = self._mirror.take_released()
         if released:
-            frame += wire.offsets_frame(Kind.RELEASE, released)
+            frame += wire.offsets_frame(MessageKind.RELEASE, released)
         try:
             self._socket.sendall(frame)
         except OSError as error:
-            raise ServerGoneError(error.strerror) from error
+            raise ServerLostError(error.strerror) from error
 
     def release(self) -> None:
         """Give blocks back whose leases are over, if there are any."""
         with self._sending:
             released = self._mirror.take_released()
             if released:
-                self._socket.sendall(wire.offsets_frame(Kind.RELEASE, released))
+                self._socket.sendall(wire.offsets_frame(MessageKind.RELEASE, released))
 
     def trim(self) -> None:
         with self._sending:

@@ -23,13 +23,13 @@ from typing import Any, Callable, Deque, Dict, List, NoReturn, Optional
 from . import host, library_path, wire
 from . import model as python_model
 from .errors import ErrorCode, ModelError, TritonError
-from .link import Link, ServerGoneError
+from .link import Link, ServerLostError
 from .records import OutgoingRecord, Status
-from .remote import RemoteRequest, RemoteServer, batch, entry
+from .remote import RemoteHost, RemoteRequest, batch, entry
 from .request import InferenceRequest, InferenceTrace
 from .response import InferenceResponse
 from .tensor import Tensor
-from .wire import Frame, Kind
+from .wire import Frame, MessageKind
 
 _F_SETSIG = 10
 """Linux: the signal that a file descriptor sends in place of SIGIO."""
@@ -52,7 +52,7 @@ def main(sock: int, servers_memory: int, workers_memory: int, lifeline: int, rea
     worker = WorkerLoop(link, of_readiness)
     try:
         worker.run()
-    except ServerGoneError as error:
+    except ServerLostError as error:
         if not link.forked:
             # Where the server lives, the model has closed or broken what it did not open: its log says so.
             with contextlib.suppress(OSError):
@@ -98,12 +98,12 @@ class WorkerLoop:
         self._model: python_model.LoadedModel
         self._decoupled = False
         self._answers: Dict[int, Callable[[Any], Any]] = {
-            Kind.HELLO: lambda _: wire.VERSION,
-            Kind.START: self._start,
-            Kind.COMPLETE: lambda config: self._model.auto_complete_config(config),
-            Kind.INITIALIZE: self._initialize,
+            MessageKind.HELLO: lambda _: wire.VERSION,
+            MessageKind.START: self._start,
+            MessageKind.COMPLETE: lambda config: self._model.auto_complete_config(config),
+            MessageKind.INITIALIZE: self._initialize,
         }
-        self._server = RemoteServer(link, self._work.append)
+        self._server = RemoteHost(link, self._work.append)
         host.set_of_process(self._server)
 
     def run(self) -> None:
@@ -114,28 +114,28 @@ class WorkerLoop:
                 link.wait(lambda: work)
             frame = work.popleft()
             kind = frame[0]
-            if kind == Kind.EXECUTE:
+            if kind == MessageKind.EXECUTE:
                 self._execute(frame)
-            elif kind == Kind.STOP:
+            elif kind == MessageKind.STOP:
                 break
             else:
-                self._answer(kind, wire.read_json(frame[3]))
-                if kind == Kind.INITIALIZE and self._model.is_async:
+                self._respond(kind, wire.read_json(frame[3]))
+                if kind == MessageKind.INITIALIZE and self._model.is_async:
                     asyncio.run(self._run_async())
                     break
         self._finalize()
 
-    def _answer(self, kind: int, question: Any) -> None:
+    def _respond(self, kind: int, question: Any) -> None:
         try:
             result = {"value": self._answers[kind](question)}
         except ModelError as error:
             result = {"code": error.code, "message": error.message, "traceback": error.traceback}
-        except ServerGoneError:
+        except ServerLostError:
             raise
         except BaseException as error:
             message = f"{type(error).__name__}: {error}"
             result = {"code": "INTERNAL", "message": message, "traceback": traceback.format_exc()}
-        self._link.send(wire.json_frame(Kind.RESULT, result))
+        self._link.send(wire.json_frame(MessageKind.RESULT, result))
 
     # The life of the model
 
@@ -226,7 +226,7 @@ class WorkerLoop:
                 entries.append(entry(handle.number, response, True))
             elif handle.rescheduled:
                 entries.append(OutgoingRecord(handle.number, Status.RESCHEDULED))
-        self._link.send_records(Kind.EXECUTED, entries)
+        self._link.send_records(MessageKind.EXECUTED, entries)
 
     # Execution on an event loop
 
@@ -236,7 +236,7 @@ class WorkerLoop:
         tasks = set()
 
         def begin(frame: Frame) -> None:
-            if frame[0] == Kind.EXECUTE:
+            if frame[0] == MessageKind.EXECUTE:
                 task = loop.create_task(self._execute_async(frame))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)

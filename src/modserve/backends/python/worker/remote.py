@@ -14,7 +14,7 @@ from .records import OutgoingRecord, Record, Status
 from .request import InferenceRequest
 from .response import InferenceResponse, ResponseIterator
 from .tensor import Tensor
-from .wire import Frame, Kind
+from .wire import Frame, MessageKind
 
 SEQUENCE_START, SEQUENCE_END = 1, 2
 """Flags of a request."""
@@ -28,7 +28,7 @@ class RemoteRequest:
 
     __slots__ = ("__weakref__", "_known", "_server", "cancelled", "ended", "number", "paused", "rescheduled")
 
-    def __init__(self, server: "RemoteServer", number: int) -> None:
+    def __init__(self, server: "RemoteHost", number: int) -> None:
         self._server = server
         self._known = False
         self.number = number
@@ -52,7 +52,7 @@ class RemoteRequest:
             server.link.look()  # a model that only sends reads nothing else, and would not hear that it shall wait
             if self.paused:
                 server.link.wait(lambda: not self.paused)
-        server.link.send_records(Kind.RESPOND, [entry(self.number, response, final)])
+        server.link.send_records(MessageKind.RESPOND, [entry(self.number, response, final)])
 
     def is_cancelled(self) -> bool:
         if self.cancelled or self.ended:
@@ -63,7 +63,7 @@ class RemoteRequest:
         else:
             # The first time, the server says how it is; from then on it tells when that changes.
             server.requests[self.number] = self
-            server.link.send(wire.number_frame(Kind.WATCH, self.number))
+            server.link.send(wire.number_frame(MessageKind.WATCH, self.number))
             server.link.wait(lambda: self._known)
         return self.cancelled
 
@@ -74,34 +74,34 @@ class RemoteRequest:
         if not self.ended and not self.rescheduled:
             self.ended = True
             self._server.requests.pop(self.number, None)
-            self._server.link.send(wire.number_frame(Kind.LET_GO, self.number))
+            self._server.link.send(wire.number_frame(MessageKind.LET_GO, self.number))
 
     def heard(self, kind: int) -> None:
         """The server says something about this request."""
-        if kind == Kind.PAUSE:
+        if kind == MessageKind.PAUSE:
             self.paused = True
         else:
-            self.cancelled = self.cancelled or kind == Kind.CANCELLED
+            self.cancelled = self.cancelled or kind == MessageKind.CANCELLED
             self.paused = False
             self._known = True
 
 
 class _Call:
-    """A call of another model, or of the server. Its outcomes are in `come`."""
+    """A call of another model, or of the server. Its outcomes are in `outcomes`."""
 
-    __slots__ = ("come", "over", "tell")
+    __slots__ = ("outcomes", "over", "tell")
 
     def __init__(self) -> None:
-        self.come: Deque[Any] = deque()
+        self.outcomes: Deque[Any] = deque()
         self.over = False
         self.tell: Optional[Callable[[], object]] = None
 
     def is_settled(self) -> bool:
         """All is known of a call that has one response: it is over, or has more than one."""
-        return self.over or len(self.come) > 1
+        return self.over or len(self.outcomes) > 1
 
 
-class RemoteServer:
+class RemoteHost:
     """Implements `host.Host`. `work` gets the frames that are work for the main thread."""
 
     def __init__(self, link: Link, work: Callable[[Frame], object]) -> None:
@@ -118,24 +118,24 @@ class RemoteServer:
 
     def _take(self, frame: Frame) -> None:
         kind = frame[0]
-        if kind == Kind.RESPONSE:
+        if kind == MessageKind.RESPONSE:
             for record in self.link.records(frame):
                 call = self._calls.get(record.number)
                 if call is not None:
                     self._hear(call, record, record.status in _FINAL)
-        elif kind == Kind.RESULT:
+        elif kind == MessageKind.RESULT:
             call = self._calls.get(frame[2])
             if call is not None:
                 self._hear(call, wire.read_json(frame[3]), True)
-        elif kind in (Kind.PAUSE, Kind.RESUME, Kind.CANCELLED):
+        elif kind in (MessageKind.PAUSE, MessageKind.RESUME, MessageKind.CANCELLED):
             request = self.requests.get(wire.read_number(frame[3]))
             if request is not None:
                 request.heard(kind)
         else:
             self.work(frame)
 
-    def _hear(self, call: _Call, what: Any, over: bool) -> None:
-        call.come.append(what)
+    def _hear(self, call: _Call, outcome: Any, over: bool) -> None:
+        call.outcomes.append(outcome)
         call.over = call.over or over
         if call.tell is not None:
             call.tell()
@@ -150,7 +150,7 @@ class RemoteServer:
     async def call_async(self, request: InferenceRequest) -> InferenceResponse:
         number, call = self._begin(request, decoupled=False)
         try:
-            await self._come(call, call.is_settled)
+            await self._wait_until(call, call.is_settled)
         except BaseException:
             self.cancel(number)
             raise
@@ -162,15 +162,15 @@ class RemoteServer:
             del self._calls[number]
         else:
             self.cancel(number)
-        responses = [one for one in call.come if one.status != Status.END]
+        responses = [one for one in call.outcomes if one.status != Status.END]
         if len(responses) == 1 or (responses and responses[-1].status in _ERRORS):
             return _response(responses[-1])
-        who = f"model '{request.model_name}'"
+        label = f"model '{request.model_name}'"
         if not responses:
-            error = TritonError(f"{who} sent no response", ErrorCode.INTERNAL)
+            error = TritonError(f"{label} sent no response", ErrorCode.INTERNAL)
         else:
             error = TritonError(
-                f"{who} responded more than once; use exec(decoupled=True) or async_exec(decoupled=True)",
+                f"{label} responded more than once; use exec(decoupled=True) or async_exec(decoupled=True)",
                 ErrorCode.UNSUPPORTED,
             )
         return InferenceResponse.received([], error)
@@ -182,7 +182,7 @@ class RemoteServer:
     async def call_decoupled_async(self, request: InferenceRequest) -> "RemoteResponses":
         number, call = self._begin(request, decoupled=True)
         try:
-            await self._come(call, lambda: call.come)
+            await self._wait_until(call, lambda: call.outcomes)
         except BaseException:
             self.cancel(number)
             raise
@@ -190,7 +190,7 @@ class RemoteServer:
 
     def cancel(self, number: int) -> None:
         if self._calls.pop(number, None) is not None:
-            self.link.send(wire.number_frame(Kind.CANCEL_CALL, number))
+            self.link.send(wire.number_frame(MessageKind.CANCEL_CALL, number))
 
     def over(self, number: int) -> None:
         self._calls.pop(number, None)
@@ -204,7 +204,7 @@ class RemoteServer:
         of_batch = numbers is self.executing and bool(numbers)
         target = request.model_name, request.model_version, decoupled, of_batch
         self.link.send_records(
-            Kind.CALL,
+            MessageKind.CALL,
             [
                 OutgoingRecord(
                     number,
@@ -218,19 +218,19 @@ class RemoteServer:
         )
         return number, call
 
-    async def _come(self, call: _Call, ready: Callable[[], Any]) -> None:
+    async def _wait_until(self, call: _Call, ready: Callable[[], Any]) -> None:
         """Wait on the running event loop until what has come is enough."""
         if ready():
             return
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
 
-        def come() -> None:
+        def wake() -> None:
             if ready() and not future.done():
                 future.set_result(None)
 
         self.link.join(loop)
-        call.tell = lambda: loop.call_soon_threadsafe(come)
+        call.tell = lambda: loop.call_soon_threadsafe(wake)
         try:
             if not ready():
                 await future
@@ -244,7 +244,7 @@ class RemoteServer:
         if self.link.forked:
             sys.stderr.write(f"{level} {message}\n")
             return
-        self.link.send(wire.text_frame(Kind.LOG, message, wire.LEVELS.index(level)))
+        self.link.send(wire.text_frame(MessageKind.LOG, message, wire.LEVELS.index(level)))
 
     def control(self, operation: str, arguments: Mapping[str, Any]) -> Any:
         files = arguments.get("files")
@@ -252,23 +252,23 @@ class RemoteServer:
             arguments = {**arguments, "files": {name: content.hex() for name, content in files.items()}}
         number = next(self._numbers)
         call = self._calls[number] = _Call()
-        self.link.send(wire.json_frame(Kind.CONTROL, (operation, arguments), number))
-        self.link.wait(lambda: call.come)
+        self.link.send(wire.json_frame(MessageKind.CONTROL, (operation, arguments), number))
+        self.link.wait(lambda: call.outcomes)
         del self._calls[number]
-        result = call.come.popleft()
+        result = call.outcomes.popleft()
         if "code" in result:
             raise TritonModelException(result["message"], code=ErrorCode[result["code"]])
         return result["value"]
 
     def metric(self, metric: int, operation: str, value: float) -> None:
-        self.link.send(wire.json_frame(Kind.METRIC, (metric, operation, value)))
+        self.link.send(wire.json_frame(MessageKind.METRIC, (metric, operation, value)))
 
     def drop_metric(self, metric: int) -> None:
-        self.link.send(wire.json_frame(Kind.DROP_METRIC, metric))
+        self.link.send(wire.json_frame(MessageKind.DROP_METRIC, metric))
 
 
 class RemoteResponses(ResponseIterator):
-    def __init__(self, server: RemoteServer, number: int, call: _Call) -> None:
+    def __init__(self, server: RemoteHost, number: int, call: _Call) -> None:
         super().__init__()
         self._server = server
         self._number = number
@@ -276,20 +276,20 @@ class RemoteResponses(ResponseIterator):
 
     def _receive(self) -> InferenceResponse:
         call, server = self._call, self._server
-        if not call.come and not call.over:
-            server.link.wait(lambda: call.come or call.over)
-        if not call.come:
+        if not call.outcomes and not call.over:
+            server.link.wait(lambda: call.outcomes or call.over)
+        if not call.outcomes:
             raise StopIteration
-        record = call.come.popleft()
-        if call.over and not call.come:
+        record = call.outcomes.popleft()
+        if call.over and not call.outcomes:
             server.over(self._number)
         elif record.status == Status.RESPONSE:
-            server.link.send(wire.number_frame(Kind.TAKEN, self._number))
+            server.link.send(wire.number_frame(MessageKind.TAKEN, self._number))
         return _response(record)
 
     def cancel(self) -> None:
         if not self._call.over:
-            self._server.link.send(wire.number_frame(Kind.CANCEL_CALL, self._number))
+            self._server.link.send(wire.number_frame(MessageKind.CANCEL_CALL, self._number))
 
     def __del__(self) -> None:
         super().__del__()

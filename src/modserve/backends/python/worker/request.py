@@ -286,25 +286,25 @@ class InferenceRequest:
         return f"InferenceRequest(request_id={self._request_id!r}, inputs={self._inputs!r})"
 
 
-def _text(what: str, value: Any) -> str:
+def _text(argument: str, value: Any) -> str:
     if isinstance(value, bytes):
         value = value.decode()
     if not isinstance(value, str):
-        raise TypeError(f"InferenceRequest(): {what} must be a str, not {type_name(value)}")
+        raise TypeError(f"InferenceRequest(): {argument} must be a str, not {type_name(value)}")
     return value
 
 
-def _number(what: str, value: Any, lowest: int, bits: int) -> int:
+def _number(argument: str, value: Any, lowest: int, bits: int) -> int:
     try:
         number = value.__index__()
     except AttributeError:
-        raise TypeError(f"InferenceRequest(): {what} must be an int, not {type_name(value)}") from None
+        raise TypeError(f"InferenceRequest(): {argument} must be an int, not {type_name(value)}") from None
     if not lowest <= number < 1 << bits:
-        raise TypeError(f"InferenceRequest(): {what} is {value}; it must be from {lowest} to {(1 << bits) - 1}")
+        raise TypeError(f"InferenceRequest(): {argument} is {value}; it must be from {lowest} to {(1 << bits) - 1}")
     return int(number)
 
 
-def _elements(what: str, values: Any) -> List[Any]:
+def _elements(argument: str, values: Any) -> List[Any]:
     if isinstance(values, (list, tuple, set, frozenset)):
         return list(values)
-    raise TypeError(f"InferenceRequest(): {what} must be a list, not {type_name(values)}")
+    raise TypeError(f"InferenceRequest(): {argument} must be a list, not {type_name(values)}")

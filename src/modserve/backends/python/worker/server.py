@@ -164,11 +164,11 @@ class MetricFamily:
         return Metric(self, int(here.control("metric", arguments)), here)
 
 
-def _real(what: str, value: Any) -> float:
+def _real(subject: str, value: Any) -> float:
     try:
         return float(value) if not isinstance(value, (str, bytes)) else float("refused")
     except (TypeError, ValueError):
-        raise TypeError(f"{what} needs a number, not {type_name(value)}") from None
+        raise TypeError(f"{subject} needs a number, not {type_name(value)}") from None
 
 
 def load_model(model_name: str, config: str = "", files: Optional[Dict[str, bytes]] = None) -> None:

@@ -17,7 +17,7 @@ HEADER = struct.Struct("<QHHI")
 """Bytes of the body, kind, records, argument."""
 
 
-class Kind:
+class MessageKind:
     """What a frame says. From the server to the worker:"""
 
     START = 1  # JSON: load model.py
@@ -51,7 +51,7 @@ class Kind:
     FORGET = 41  # offsets of blocks of this side that the other need not keep mapped
 
 
-_KINDS = frozenset(value for name, value in vars(Kind).items() if name.isupper())
+_KINDS = frozenset(value for name, value in vars(MessageKind).items() if name.isupper())
 
 
 LEVELS = ("ERROR", "WARNING", "INFO", "VERBOSE")

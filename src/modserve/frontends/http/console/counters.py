@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
-from modserve.core.lifecycle import IndexEntry, State
+from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.core.servable import RequestHolder, SequenceKeeper, Servable, engine_report, resident_bytes
 from modserve.core.statistics.adaptive_statistics import TunerStatistics
 from modserve.core.statistics.model_statistics import ModelStatistics
@@ -259,7 +259,7 @@ def added(readings: Sequence[Counters]) -> Counters:
 
 def _model_of_all(rows: Sequence[ModelCounters]) -> ModelCounters:
     """The state is READY if it is that in all workers, else that of one which says something else."""
-    row = next((row for row in rows if row["state"] != State.READY.value or row["reason"]), rows[0])
+    row = next((row for row in rows if row["state"] != LifecycleState.READY.value or row["reason"]), rows[0])
     counts = [row["counts"] for row in rows if row["counts"] is not None]
     measured = [row["memory"] for row in rows if row["memory"] >= 0]
     tuners = [row["tuner"] for row in rows if row["tuner"] is not None]

@@ -11,7 +11,7 @@ from modserve.protocol.control import control_body, logging_settings, regions, r
 from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Server
 from modserve.server.interface import Region
-from modserve.settings import Limits
+from modserve.settings import LoopLimits
 
 from .messages import json_response, new_router, read_body
 from .schemas import SCHEMAS, body_of, errors_of, members_of, responses_of
@@ -25,7 +25,7 @@ def _post(router: APIRouter, path: str, handler: Callable[..., Any], responses: 
     router.add_api_route(path, handler, methods=["POST"], responses=responses, openapi_extra=extra)
 
 
-def repository_router(server: Server, max_json: int, limits: Limits) -> APIRouter:
+def repository_router(server: Server, max_json: int, limits: LoopLimits) -> APIRouter:
     """With Triton's paths, of which those with a repository's name serve the index only."""
     router = new_router("model repository")
 

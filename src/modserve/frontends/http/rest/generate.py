@@ -42,7 +42,7 @@ def router(context: CallContext, streams: Streams) -> APIRouter:
             await _submit(call, version, request, context)
         try:
             response = await unless_disconnected(request, _only(call))
-            if offload.is_long_response(response, call.reply, call.limits):
+            if offload.is_long_response(response, call.response_form, call.limits):
                 body = await offload.on_thread(codec.encode, response)
             else:
                 body = codec.encode(response)

@@ -8,7 +8,7 @@ from starlette.types import Receive, Send
 
 from modserve.core.requests import request_ids, trace_context
 from modserve.frontends import access as entries
-from modserve.frontends.call import Call
+from modserve.frontends.call import InferenceCall
 from modserve.frontends.http.wire.asgi import SLASH
 from modserve.frontends.http.wire.context import AsgiApp, Message
 from modserve.observability.access_log import AccessLog
@@ -30,7 +30,7 @@ class Note:
         self.request_id = request_id
         self.echoed = echoed
         self.logged = False
-        self.call: Call | None = None
+        self.call: InferenceCall | None = None
         self.count = 0
 
 
@@ -40,7 +40,7 @@ def note_of(request: Request) -> Note:
     return _note(request.scope) if note is None else note
 
 
-def begun(request: Request, call: Call) -> None:
+def begun(request: Request, call: InferenceCall) -> None:
     """An inference is begun for a request, and has its id."""
     note = note_of(request)
     if note.logged:

@@ -56,12 +56,12 @@ async def _read(call: HttpStream, version: int | None, request: Request, context
     length = None if isinstance(body, Inflater) else header_length(head.header_length, len(body))
     if isinstance(body, Inflater) or is_long(config, body, length, limits.json, limits.texts):
         read = call, context, version, head, body, call.borrow().take
-        decoded, reply = await offload.on_thread(read_long_request, *read)
+        decoded, response_form = await offload.on_thread(read_long_request, *read)
     else:
-        decoded, reply = read_request(
+        decoded, response_form = read_request(
             config, version, head, body, length, context.max_json, call.now_ns, context.heads, call.lend
         )
-    call.reply = replace(reply, all_binary=False, binary=frozenset())  # there is only JSON
+    call.response_form = replace(response_form, all_binary=False, binary=frozenset())  # there is only JSON
     return decoded
 
 
@@ -72,6 +72,6 @@ def _encoder(call: HttpStream, timed: bool) -> Encode:
         response = bare_end(call.servable.id, call.id) if outcome is None else call.render(outcome)
         if final and timed:
             response = call.with_cost(response)
-        return infer_response.encode_stream_response(response, call.reply, final)
+        return infer_response.encode_stream_response(response, call.response_form, final)
 
     return encode

@@ -12,12 +12,12 @@ from starlette.responses import StreamingResponse
 from modserve.core.errors import ModserveError, unavailable
 from modserve.core.requests.response import InferenceResponse, Outcome
 from modserve.frontends import offload
-from modserve.frontends.call import HTTP, Call, OutcomeQueue
+from modserve.frontends.call import HTTP, InferenceCall, OutcomeQueue
 from modserve.frontends.errors import to_client_error
 from modserve.protocol import failures
 from modserve.protocol.http.framing import Framing
 from modserve.server import Server
-from modserve.settings import Limits
+from modserve.settings import LoopLimits
 
 from .disconnect import unless_disconnected
 from .identified import Note, begun, note_of
@@ -37,7 +37,7 @@ class StreamMessage(NamedTuple):
     final: bool
 
 
-class HttpStream(Call):
+class HttpStream(InferenceCall):
     """A call over HTTP with any number of responses, which `next` returns in their order."""
 
     __slots__ = ("_arrival", "_queue", "_returned", "_streams", "limits")
@@ -85,7 +85,7 @@ class HttpStream(Call):
 class Streams:
     """The calls that are open."""
 
-    def __init__(self, server: Server, limits: Limits) -> None:
+    def __init__(self, server: Server, limits: LoopLimits) -> None:
         self.server = server
         self.limits = limits
         self.open: set[HttpStream] = set()
@@ -173,7 +173,9 @@ async def _next_message(call: HttpStream, encode: Encode) -> StreamMessage:
     outcome, final = await call.next()
     error = outcome if isinstance(outcome, ModserveError) else None
     try:
-        if isinstance(outcome, InferenceResponse) and offload.is_long_response(outcome, call.reply, call.limits):
+        if isinstance(outcome, InferenceResponse) and offload.is_long_response(
+            outcome, call.response_form, call.limits
+        ):
             data = await offload.on_thread(encode, outcome, final)
         else:
             data = encode(outcome, final)

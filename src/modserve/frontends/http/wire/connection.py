@@ -69,7 +69,7 @@ _OPEN, _LAST, _ENDED = ConnectionPhase
 _NO_HEAD = RequestHead()
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """Its callers: the transport, the event loop's turns and ticks (`OpenConnection`), and the calls it has begun."""
 
     def __init__(self, context: HttpContext) -> None:
@@ -222,11 +222,11 @@ class Connection(asyncio.Protocol):
 
     # Requests in
 
-    def advance(self, just_come: bool = False) -> None:
+    def advance(self, on_arrival: bool = False) -> None:
         """Read requests from what has come until there is one to wait for. Never raises.
 
-        What has `just_come` from the client is read at once; the rest is only read while there is time in this turn of
-        the event loop.
+        With `on_arrival`, what the client has just sent is read at once; other input is only read while there is time
+        in this turn of the event loop.
         """
         if self._advancing:
             return
@@ -234,10 +234,10 @@ class Connection(asyncio.Protocol):
         reader, turns = self._reader, self.context.turns
         try:
             while reader.at < len(reader.rest) and self._call is None and self._blockage is None:
-                if not just_come and not turns.time_left():
+                if not on_arrival and not turns.time_left():
                     turns.later(self)
                     break
-                just_come = False
+                on_arrival = False
                 request = reader.read_piece()
                 if request is not None:
                     self._begin(*request)

@@ -10,7 +10,7 @@ from modserve.frontends.listening import FAREWELL, HANDSHAKE, keep_alive
 from modserve.server import Server
 from modserve.settings import HttpSettings
 
-from .connection import Connection
+from .connection import HttpConnection
 from .context import HttpContext
 
 _FLUSH = 1.0
@@ -53,7 +53,7 @@ class HttpListener:
             certificates = Certificates(self._options.tls).server_context()
             tls = {"ssl": certificates, "ssl_handshake_timeout": HANDSHAKE, "ssl_shutdown_timeout": FAREWELL}
         self._socket = await loop.create_server(
-            lambda: Connection(context),
+            lambda: HttpConnection(context),
             self._address,
             self._port,
             backlog=2048,

@@ -8,7 +8,7 @@ import pytest
 
 from modserve.backends.python.worker import records, wire
 from modserve.backends.python.worker.records import Descriptions, OutgoingRecord, Status
-from modserve.backends.python.worker.wire import Kind, Location, RecordReader
+from modserve.backends.python.worker.wire import Location, MessageKind, RecordReader
 
 SORT = ((("A", "FP32", (2, 2)), ("B", "BYTES", (1,))), ("OUT", "MORE"), ("target", -1))
 FLOATS, TEXT = struct.pack("<4f", 1, 2, 3, 4), struct.pack("<I", 5) + b"seven"
@@ -23,14 +23,16 @@ def fetch(location: Location) -> Any:
 
 
 def frame_of(*entries: tuple[Any, ...], place: records.Place = nowhere) -> bytes:
-    return records.write_records(Descriptions(), place, Kind.EXECUTE, [OutgoingRecord(*each) for each in entries])
+    return records.write_records(
+        Descriptions(), place, MessageKind.EXECUTE, [OutgoingRecord(*each) for each in entries]
+    )
 
 
 def read(frame: bytes) -> list[records.Record]:
     reader = RecordReader()
     reader.room()[: len(frame)] = frame
     ((kind, count, inline_at, body),) = reader.received(len(frame))
-    assert kind == Kind.EXECUTE
+    assert kind == MessageKind.EXECUTE
     return records.read_records(body, count, inline_at, Descriptions(), fetch)
 
 
@@ -135,13 +137,13 @@ def test_one_small_record_is_the_same_from_memory(shapes: tuple[tuple[int, ...],
     for number in (1, 2, 2**64 - 1):
         elements = [np.random.default_rng(number).random(shape, np.float32).tobytes() for shape in shapes]
         entry = OutgoingRecord(number, Status.FINAL, sort, elements)
-        frame = records.write_records(writing, nowhere, Kind.EXECUTED, [entry])
-        assert frame == records._write_records(Descriptions(), nowhere, Kind.EXECUTED, [entry])
+        frame = records.write_records(writing, nowhere, MessageKind.EXECUTED, [entry])
+        assert frame == records._write_records(Descriptions(), nowhere, MessageKind.EXECUTED, [entry])
         reader = RecordReader()
         reader.room()[: len(frame)] = frame
         ((kind, count, inline_at, body),) = reader.received(len(frame))
         (record,) = records.read_records(body, count, inline_at, reading, fetch)
-        assert (kind, record.number, record.status) == (Kind.EXECUTED, number, Status.FINAL)
+        assert (kind, record.number, record.status) == (MessageKind.EXECUTED, number, Status.FINAL)
         assert [bytes(one) for one in record.elements] == elements
         assert [one.shape for one in record.description.tensors] == list(shapes)
         assert (record.extras, record.id, record.description.outputs) == ({}, "", ("OUT",))
@@ -155,7 +157,7 @@ def test_what_differs_is_not_taken_from_memory() -> None:
         entry = OutgoingRecord(
             1, Status.FINAL, sort, [struct.pack("<I", len(text)) + text], b"id" + text, wire.pack({"a": 1})
         )
-        frame = records.write_records(writing, nowhere, Kind.EXECUTED, [entry])
+        frame = records.write_records(writing, nowhere, MessageKind.EXECUTED, [entry])
         body = memoryview(frame)[16:]
         _, _, count, inline_at = wire.HEADER.unpack_from(frame)
         (record,) = records.read_records(body, count, inline_at, reading, fetch)

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from modserve.backends.python.worker import wire
-from modserve.backends.python.worker.wire import Kind, RecordReader
+from modserve.backends.python.worker.wire import MessageKind, RecordReader
 
 
 @pytest.mark.parametrize("step", [1, 7, 16, 100, 4096, 10**6])
@@ -33,7 +33,7 @@ def test_a_body_is_memory_of_its_own() -> None:
     reader = RecordReader()
     bodies = []
     for text in (b"first", b"other"):
-        frame = wire.HEADER.pack(5, Kind.LOG, 0, 0) + text
+        frame = wire.HEADER.pack(5, MessageKind.LOG, 0, 0) + text
         reader.room()[: len(frame)] = frame
         bodies += [frame[3] for frame in reader.received(len(frame))]
     assert [bytes(body) for body in bodies] == [b"first", b"other"]
@@ -41,16 +41,16 @@ def test_a_body_is_memory_of_its_own() -> None:
 
 def test_small_frames() -> None:
     frames = [
-        wire.number_frame(Kind.CANCELLED, 2**63),
-        wire.json_frame(Kind.RESULT, {"value": ["ä", None]}, 9),
-        wire.text_frame(Kind.LOG, "grüße", 2),
-        wire.offsets_frame(Kind.RELEASE, [4096, 2**40]),
+        wire.number_frame(MessageKind.CANCELLED, 2**63),
+        wire.json_frame(MessageKind.RESULT, {"value": ["ä", None]}, 9),
+        wire.text_frame(MessageKind.LOG, "grüße", 2),
+        wire.offsets_frame(MessageKind.RELEASE, [4096, 2**40]),
     ]
     reader = RecordReader()
     stream = b"".join(frames)
     reader.room()[: len(stream)] = stream
     number, result, text, offsets = reader.received(len(stream))
-    assert (number[0], wire.read_number(number[3])) == (Kind.CANCELLED, 2**63)
-    assert (result[0], result[2], wire.read_json(result[3])) == (Kind.RESULT, 9, {"value": ["ä", None]})
-    assert (text[0], text[2], str(text[3], "utf-8")) == (Kind.LOG, 2, "grüße")
-    assert (offsets[0], wire.read_offsets(offsets[3])) == (Kind.RELEASE, [4096, 2**40])
+    assert (number[0], wire.read_number(number[3])) == (MessageKind.CANCELLED, 2**63)
+    assert (result[0], result[2], wire.read_json(result[3])) == (MessageKind.RESULT, 9, {"value": ["ä", None]})
+    assert (text[0], text[2], str(text[3], "utf-8")) == (MessageKind.LOG, 2, "grüße")
+    assert (offsets[0], wire.read_offsets(offsets[3])) == (MessageKind.RELEASE, [4096, 2**40])

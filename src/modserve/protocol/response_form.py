@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.servable import Servable
-from modserve.core.tensors.shared_memory import Place, RegionLease
+from modserve.core.tensors.shared_memory import RegionLease, RegionSlice
 from modserve.protocol import classification, shared_memory
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ResponseForm:
     """Which outputs are binary data: those in `binary`, or all. Over HTTP the others are JSON.
 
     `classes` has the outputs of which only the best classes are sent, and how many of them; `places` the outputs that
@@ -20,7 +20,7 @@ class Reply:
     all_binary: bool = False
     binary: frozenset[str] = frozenset()
     classes: Mapping[str, int] = field(default_factory=dict)
-    places: Mapping[str, Place] = field(default_factory=dict)
+    places: Mapping[str, RegionSlice] = field(default_factory=dict)
 
     def apply(self, response: InferenceResponse, servable: Servable, lease: RegionLease | None) -> InferenceResponse:
         """The response with its outputs written to shared memory, or replaced by their best classes.
@@ -33,5 +33,5 @@ class Reply:
         return classification.classified(response, self.classes, servable)
 
 
-JSON = Reply()
-BINARY = Reply(all_binary=True)
+JSON = ResponseForm()
+BINARY = ResponseForm(all_binary=True)
