@@ -76,7 +76,7 @@ RAISED = {
     "reads_stdin": "EOFError: EOF when reading a line",
 }
 REFUSED = {
-    "nothing": "model 'faulty', instance 'faulty_0_0' let go of a request without a final response",
+    "nothing": "model 'faulty', instance 'faulty_0_0' released a request without a final response",
     "too_few": f"{FAILED}Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
     "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0",
     "too_many": f"{FAILED}Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
@@ -297,7 +297,7 @@ def keep(server: ServerProcess, story: Story) -> None:
 def die_for_good(server: ServerProcess, story: Story) -> None:
     port = server.http_port
     story.outcomes["once"] = infer(port, "once")
-    server.wait_for("'once_0_0' was lost and cannot be made anew")
+    server.wait_for("'once_0_0' was lost and cannot be replaced")
     story.later["once"] = infer(port, "once")
     story.ready["once"] = call(port, "models/once/ready")
     index = call(port, "repository/index", {})
@@ -397,7 +397,7 @@ def test_a_process_that_dies_is_replaced(story: Story, name: str) -> None:
     assert story.restarts[name] == 1
     first_line = re.escape(outcome.text.splitlines()[0])
     assert re.search(f" ERROR +modserve.execution.membership: {first_line}", story.log)
-    assert "another one is made in 1 s" in story.log
+    assert "a new one will be made in 1 s" in story.log
     assert f"model '{name}': instance '{name}_0_0' runs again" in story.log
 
 
@@ -441,7 +441,7 @@ def test_outputs_that_are_not_as_configured_are_handed_on(story: Story, name: st
 
 def test_the_log_says_once_that_an_output_is_not_as_configured(story: Story) -> None:
     (line,) = re.findall(r" WARNING +.*output 'OUTPUT' of model 'faulty'.*", story.log)
-    assert "is of type INT32, but the model configuration says TYPE_FP32; it is handed on as it is" in line
+    assert "is of type INT32, but the model configuration says TYPE_FP32; it is passed on unchanged" in line
 
 
 def test_a_long_text_is_cut(story: Story) -> None:
@@ -512,12 +512,12 @@ def test_a_model_that_cannot_be_made_anew(story: Story) -> None:
     who = "model 'once', instance 'once_0_0' was lost"
     assert story.outcomes["once"].status == story.later["once"].status == 503
     assert story.outcomes["once"].text.startswith(f"{who}: its process ")
-    reason = f"{who} and cannot be made anew: ValueError: not twice\n\nAt:\n  {story.paths['once']}(10): initialize\n"
+    reason = f"{who} and cannot be replaced: ValueError: not twice\n\nAt:\n  {story.paths['once']}(10): initialize\n"
     assert reason in story.later["once"].text
     assert story.ready["once"].status == story.ready["server"].status == 400
-    assert "cannot be made anew: ValueError: not twice" in story.ready["index"].text
+    assert "cannot be replaced: ValueError: not twice" in story.ready["index"].text
     assert story.restarts["once lost"] == 1
-    assert re.search("'once_0_0' was lost and cannot be made anew.*the next attempt is in 2 s", story.log, re.DOTALL)
+    assert re.search("'once_0_0' was lost and cannot be replaced.*the next attempt is in 2 s", story.log, re.DOTALL)
 
 
 @pytest.mark.parametrize("name", UNLOADABLE)

@@ -284,7 +284,7 @@ class WorkerInstance:
         request = self._open.pop(wire.read_number(frame[3]), None)
         if request is not None:
             request.fail(
-                internal(f"{self.worker.who} let go of a request without a final response"), final=True, wait=False
+                internal(f"{self.worker.who} released a request without a final response"), final=True, wait=False
             )
 
     def _write_log(self, frame: Frame) -> None:

@@ -207,7 +207,7 @@ class LocalRequest:
 
     def let_go(self) -> None:
         if not self.ended:
-            self.fail(internal("the model let go of a request without a final response"))
+            self.fail(internal("the model released a request without a final response"))
 
 
 _NOTHING: Mapping[str, Any] = {}
