@@ -936,7 +936,7 @@ def test_a_secret_is_not_printed() -> None:
 
 
 def test_no_repository() -> None:
-    with pytest.raises(OptionError, match=r"^no model repository; set '--model-repository DIR'$"):
+    with pytest.raises(OptionError, match=r"^no model repository given; set '--model-repository DIR'$"):
         from_command_line([], {})
 
 

@@ -62,7 +62,7 @@ def main(words: Sequence[str]) -> int:
         elif own:
             raise OptionError("option '--tolerance' is for '--against'")
     except (OptionError, ModserveError) as error:
-        text = str(error).replace("no model repository; set '--model-repository DIR'", "no directory given")
+        text = str(error).replace("no model repository given; set '--model-repository DIR'", "no directory given")
         print(f"modserve: {text}\nmodserve: see 'modserve check --help'", file=sys.stderr)
         return CANNOT_CHECK
     settings = line.settings

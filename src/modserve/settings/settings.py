@@ -346,7 +346,7 @@ class Settings(BaseModel):
         if self.example:
             example_models()
         elif not (self.model_repository or self.python_model or self.model_file):
-            raise ValueError("no model repository; set '--model-repository DIR'")
+            raise ValueError("no model repository given; set '--model-repository DIR'")
         for refused, text in ((self.deny_code, "deny-code"), (self.require_digests, "require-digests")):
             if refused and self.python_model:
                 raise ValueError(f"option '--{text}' refuses all Python models, but '--python-model' names some")

@@ -3,8 +3,8 @@
 A batch always contains the most urgent waiting request, so no request waits longer than those before it take. The other
 members are the cheapest ones by `grouping`, at the prices of `costs`.
 
-The price of a batch that never ran is a guess, and that of one that ran long ago is outdated. So now and then a batch is
-a *trial*: not the best choice, but one of a size and length that little is known about. An account limits the extra
+The price of a batch that never ran is a guess, and that of one that ran long ago is outdated. So now and then a batch
+is a *trial*: not the best choice, but one of a size and length that little is known about. An account limits the extra
 cost of trials to a small share of the price of all batches, and some at the beginning.
 """
 
