@@ -96,7 +96,7 @@ def unknown_parameter(backend: str, config: ModelConfig, key: str, known: Collec
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
     hint = f"; did you mean '{near[0]}'?" if near else ""
     who = f"model '{config.name}': parameter '{key}' has no effect"
-    return f"{who}: backend '{backend}' has no such parameter{hint}"
+    return f"{who}: backend '{backend}' does not know it{hint}"
 
 
 def unknown_parameters(backend: str, config: ModelConfig, known: Collection[str]) -> list[str]:

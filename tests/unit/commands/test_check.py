@@ -139,7 +139,7 @@ def test_what_an_engine_warns_of_is_a_note(folder: Path, capsys: pytest.CaptureF
     code, out = said(capsys, "model_repository", "--load")
     assert code == 0
     assert (
-        "note: model 'fine': parameter 'intra_op_threads' has no effect: backend 'onnxruntime' has no such parameter; did "
+        "note: model 'fine': parameter 'intra_op_threads' has no effect: backend 'onnxruntime' does not know it; did "
         "you mean 'intra_op_thread_count'?\n"
     ) in out
 
