@@ -39,14 +39,16 @@ ERRORS = (r" ERROR +modserve\.(execution|backends\.python|repository)\.", r"Trac
 
 # Of `faulty_model`: what ends the process, and what the caller hears.
 LOST = "model '{name}', instance '{name}_0_0' was lost: its process \\d+ "
-NO_FRAME = "was killed: it sent what the server does not understand: ValueError: a frame has one of the known kinds .*"
-SLOW = "was killed: an execution took longer than the 1 s of 'EXECUTION_TIMEOUT_SECONDS'"
-BROKEN = "exited with status 1; the last it wrote:\n  the connection to the server has ended: .*"
+NO_FRAME = (
+    "was killed: it sent data that the server does not understand: ValueError: a frame has one of the known kinds .*"
+)
+SLOW = "was killed: an execution took longer than 1 s \('EXECUTION_TIMEOUT_SECONDS'\)"
+BROKEN = "exited with status 1; its last output:\n  the connection to the server has ended: .*"
 CRASHES = {
-    "segfault": "was killed by SIGSEGV; the last it wrote:\n  about to read address 0\n  Fatal Python error: .*\n"
+    "segfault": "was killed by SIGSEGV; its last output:\n  about to read address 0\n  Fatal Python error: .*\n"
     '.*/model.py", line \\d+ in segfault\n.*',
     "abort": 'was killed by SIGABRT; .*/model.py", line \\d+ in abort\n.*',
-    "exit_at_once": "exited with status 3; the last it wrote:\n  the last words",
+    "exit_at_once": "exited with status 3; its last output:\n  the last words",
     "killed": "was killed by SIGKILL",
     "killed_by_a_thread": "was killed by SIGKILL",
     "terminated": "was killed by SIGTERM",
@@ -56,7 +58,7 @@ CRASHES = {
     "writes_garbage": NO_FRAME,
     "writes_zeros": NO_FRAME,
     "announces_an_endless_frame": NO_FRAME,
-    "becomes_another_program": "had closed its connection, and was killed",
+    "becomes_another_program": "closed its connection and was killed",
     "sleeps": SLOW,
     "stops_itself": SLOW,
     "holds_the_interpreter": SLOW,
@@ -72,7 +74,7 @@ RAISED = {
     "uint8",
     "recursion": "RecursionError: maximum recursion depth exceeded",
     "raises": "ValueError: the fault of line X",
-    "raises_a_strange_exception": "StrangeError: <its text cannot be made: RuntimeError>",
+    "raises_a_strange_exception": "StrangeError: <its text cannot be produced: RuntimeError>",
     "reads_stdin": "EOFError: EOF when reading a line",
 }
 REFUSED = {
@@ -172,7 +174,7 @@ UNLOADABLE = {
     ),
     "initialize_dies": (
         initializing("print('the last words', flush=True); os._exit(11)"),
-        r"Unavailable: in initialize, its process \d+ exited with status 11; the last it wrote:\n  the last words",
+        r"Unavailable: in initialize, its process \d+ exited with status 11; its last output:\n  the last words",
     ),
     "initialize_leaves_a_child": (
         initializing("subprocess.Popen(['sleep', '600']); os._exit(12)"),
@@ -192,21 +194,21 @@ UNLOADABLE = {
 # Faults at the end: the code, and what the log says of it; nothing where there is nothing to say.
 ENDINGS = {
     "finalize_raises": (finalizing("raise ValueError('in finalize')"), "ValueError: in finalize"),
-    "finalize_hangs": (finalizing("time.sleep(600)"), "'finalize_hangs_0_0' did not end within 1 s: it is killed"),
+    "finalize_hangs": (finalizing("time.sleep(600)"), "'finalize_hangs_0_0' did not end within 1 s and is killed"),
     "finalize_spins": (
         finalizing("ctypes.PyDLL(None).pause()"),
-        "'finalize_spins_0_0' did not end within 1 s: it is killed",
+        "'finalize_spins_0_0' did not end within 1 s and is killed",
     ),
     "finalize_dies": (finalizing("os._exit(13)"), ""),
     "finalize_segfaults": (finalizing("ctypes.string_at(0)"), "Fatal Python error: Segmentation fault"),
     "finalize_prints": (finalizing("print('word ' * 400_000)"), "word word"),
     "finalize_stops": (
         finalizing("os.kill(os.getpid(), 19)"),
-        "'finalize_stops_0_0' did not end within 1 s: it is killed",
+        "'finalize_stops_0_0' did not end within 1 s and is killed",
     ),
     "exit_hangs": (
         finalizing("atexit.register(time.sleep, 600)"),
-        "'exit_hangs_0_0' did not end within 1 s: it is killed",
+        "'exit_hangs_0_0' did not end within 1 s and is killed",
     ),
     "thread_left": (finalizing("threading.Thread(target=time.sleep, args=(600,)).start()"), ""),
     "child_left": (finalizing("os.fork() or time.sleep(600)"), ""),

@@ -262,7 +262,7 @@ def test_lightgbm_files_that_are_cut_off(tmp_path: Path) -> None:
     reader.check_lightgbm(str(path))
     for content, problem in (
         (whole[: whole.index(b"Tree=1")], "1 of the 2 trees"),
-        (whole[: whole.index(b"end of")], "2 trees of the 2"),
+        (whole[: whole.index(b"end of")], "2 of the 2 trees"),
         (b"", "does not begin with the line 'tree'"),
     ):
         path.write_bytes(content)

@@ -133,7 +133,7 @@ def test_what_torch_save_makes(tmp_path: Path, value: Any, text: str, protocol: 
     with pytest.raises(ModserveError) as caught:
         archive.form_of(path)
     assert text in caught.value.message
-    assert "Own" in caught.value.message or text.startswith("holds")
+    assert "Own" in caught.value.message or text.startswith("contains")
 
 
 JIT = """The following operation failed in the TorchScript interpreter.

@@ -234,7 +234,7 @@ class WorkerInstance:
         ]
 
     def _watch_time(self, limit_s: float) -> None:
-        reason = f"an execution took longer than the {limit_s:g} s of '{EXECUTION_TIMEOUT}'"
+        reason = f"an execution took longer than {limit_s:g} s ('{EXECUTION_TIMEOUT}')"
         self._timer = self.worker.loop.call_later(limit_s, self.worker.kill_because, reason)
 
     def _respond(self, frame: Frame) -> None:

@@ -57,9 +57,9 @@ class TorchScriptProgram:
             return None
         arguments = ", ".join(f"{argument.name}: {argument.type}" for argument in self._arguments)
         raise invalid(
-            f"{self._who}: TorchScript does not describe types and shapes, so config.pbtxt must list inputs and outputs: "
-            f"its forward takes ({arguments}) and returns {_type_text(self._result)}. Inputs may be called by these "
-            "names, or INPUT__0, INPUT__1, …; outputs OUTPUT__0, OUTPUT__1, …"
+            f"{self._who}: TorchScript does not describe types and shapes, so config.pbtxt must list inputs and "
+            f"outputs: its forward takes ({arguments}) and returns {_type_text(self._result)}. Inputs may be called by "
+            "these names, or INPUT__0, INPUT__1, …; outputs OUTPUT__0, OUTPUT__1, …"
         )
 
     def load(self, config: ModelConfig, device: Any, *, fresh: bool) -> LoadedProgram:
