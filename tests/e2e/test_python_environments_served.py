@@ -140,7 +140,7 @@ def test_a_module_that_is_missing(repository: Path) -> None:
         index = json.loads(http(server.http_port, "POST", "/v2/repository/index", b"").body)
     assert index[0]["reason"] == (
         f"Internal: ModuleNotFoundError: No module named 'not_there'\n\nAt:\n  {directory}/1/model.py(1): <module>\n\n"
-        f"module 'not_there' is not installed in {sys.executable}, and '{directory}/requirements.txt' is not installed: "
-        f"install it with --backend-config=python,install-requirements=true, or install it there ('{sys.executable} "
+        f"module 'not_there' is not installed in {sys.executable}, and '{directory}/requirements.txt' is not installed"
+        f": install it with --backend-config=python,install-requirements=true, or install it there ('{sys.executable} "
         f"-m pip install …')"
     )

@@ -112,7 +112,7 @@ def test_modes_are_those_of_private_files(tmp_path: Path) -> None:
 def test_members_that_are_refused(tmp_path: Path, members: list[Member], text: str) -> None:
     with pytest.raises(archive.ArchiveError) as caught:
         unpacked(tmp_path, packed(*members))
-    assert str(caught.value).partition("; one that needs")[0] == text
+    assert str(caught.value).partition("; an environment that needs")[0] == text
     assert {path.name for path in tmp_path.iterdir()} == {"archive", "place"}
 
 

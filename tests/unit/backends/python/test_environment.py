@@ -199,15 +199,15 @@ def test_the_key_of_requirements(tmp_path: Path) -> None:
             False,
             ModelOptions(),
             BackendOptions(),
-            "module 'cv2' is not installed in /py, which the model runs in: install it there ('/py -m pip install …'), or "
-            "name an environment that has it with the parameter 'EXECUTION_ENV_PATH'",
+            "module 'cv2' is not installed in /py, which the model runs in: install it there ('/py -m pip install …'), "
+            "or name an environment that has it with the parameter 'EXECUTION_ENV_PATH'",
         ),
         (
             False,
             ModelOptions("thread"),
             BackendOptions(),
-            "module 'cv2' is not installed in /py, which the model runs in: install it there ('/py -m pip install …'), or "
-            "remove 'EXECUTION_MODE' and name an environment that has it with the parameter 'EXECUTION_ENV_PATH'",
+            "module 'cv2' is not installed in /py, which the model runs in: install it there ('/py -m pip install …'), "
+            "or remove 'EXECUTION_MODE' and name an environment that has it with the parameter 'EXECUTION_ENV_PATH'",
         ),
         (
             True,
@@ -226,15 +226,15 @@ def test_the_key_of_requirements(tmp_path: Path) -> None:
             True,
             ModelOptions("thread"),
             BackendOptions(install_requirements=True),
-            "module 'cv2' is not installed in /py, which the model runs in, since its 'EXECUTION_MODE' is 'thread'; '{file}' "
-            "is for models that run in a process of their own",
+            "module 'cv2' is not installed in /py, which the model runs in, since its 'EXECUTION_MODE' is 'thread'; "
+            f"'{file}' is for models that run in a process of their own",
         ),
         (
             True,
             ModelOptions("inline"),
             BackendOptions(),
-            "module 'cv2' is not installed in /py, which the model runs in, since its 'EXECUTION_MODE' is 'inline'; '{file}' "
-            "is for models that run in a process of their own",
+            "module 'cv2' is not installed in /py, which the model runs in, since its 'EXECUTION_MODE' is 'inline'; "
+            f"'{file}' is for models that run in a process of their own",
         ),
         (
             True,
