@@ -227,14 +227,14 @@ def test_the_key_of_requirements(tmp_path: Path) -> None:
             ModelOptions("thread"),
             BackendOptions(install_requirements=True),
             "module 'cv2' is not installed in /py, which the model runs in, since its 'EXECUTION_MODE' is 'thread'; "
-            f"'{file}' is for models that run in a process of their own",
+            "'{file}' is for models that run in a process of their own",
         ),
         (
             True,
             ModelOptions("inline"),
             BackendOptions(),
             "module 'cv2' is not installed in /py, which the model runs in, since its 'EXECUTION_MODE' is 'inline'; "
-            f"'{file}' is for models that run in a process of their own",
+            "'{file}' is for models that run in a process of their own",
         ),
         (
             True,
