@@ -140,7 +140,7 @@ class ServerProcess:
         assert ended == code, f"exit code {ended}, expected {code}:\n{self.log}"
         trouble = [line for line in self._lines if _TROUBLE.search(line) or _is_stall(line)]
         if WORKERS:  # what the supervisor adds to what the worker says itself
-            trouble = [line for line in trouble if not line.endswith(" at its start: the server stops\n")]
+            trouble = [line for line in trouble if not line.endswith(" during startup: the server stops\n")]
         unexpected = [line for line in trouble if not any(re.search(pattern, line) for pattern in errors)]
         assert not unexpected, f"unexpected in the log: {unexpected}\n{self.log}"
         missing = [pattern for pattern in errors if not any(re.search(pattern, line) for line in trouble)]

@@ -35,7 +35,7 @@ ADMISSION = {"scheduling.admission": "deadline", "scheduling.overload_status": "
 
 
 REFUSED = re.compile(
-    r"Request refused, it would come too late: predicted ([\d.]+) ms in the queue and ([\d.]+) ms of execution, "
+    r"Request refused because it would be too late: predicted ([\d.]+) ms in the queue and ([\d.]+) ms of execution, "
     r"allowed ([\d.]+) ms"
 )
 FULL = 8

@@ -99,7 +99,7 @@ def test_what_is_no_model(tmp_path: Path) -> None:
         "weights.safetensors": "is a file of weights without the model's graph",
         "empty": "is not a model: no engine recognises a file in it by its name",
         "models": f"'{tmp_path}/models' is a repository, with models in it: modserve serve --model-repository",
-        "x=models/simple": "is called 'simple', as its directory: it cannot be 'x'",
+        "x=models/simple": "is called 'simple' after its directory, not 'x'",
     }
     for word, text in said.items():
         assert text in failed(word, folder=tmp_path)

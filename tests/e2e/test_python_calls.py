@@ -173,7 +173,7 @@ def test_calls_that_wait_are_refused_on_the_event_loop(server: Any) -> None:
     got = done(server, "inline", "refused", model="gatherer")
     assert len(got) == 3
     for text in got:
-        assert "would hold up the whole server, on whose event loop the model runs" in text
+        assert "would block the whole server, because the model runs on its event loop" in text
 
 
 GATHERED: dict[str, Any] = {

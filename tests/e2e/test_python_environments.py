@@ -220,7 +220,7 @@ def test_a_server_that_is_killed_while_it_unpacks(
     server.wait()
 
     def let_it_end(record: logging.LogRecord) -> bool:
-        if record.getMessage().startswith("model 'm': waiting until"):
+        if record.getMessage().startswith("model 'm': waiting for another load"):
             end.write_text("x")
         return True
 
@@ -231,7 +231,7 @@ def test_a_server_that_is_killed_while_it_unpacks(
             ready = ready_for(source, path, backend)
     finally:
         log.removeFilter(let_it_end)
-    assert "waiting until" in caplog.text
+    assert "waiting for another load" in caplog.text
     assert not (directory_of(ready) / "bin" / "late").exists()
 
 
@@ -252,7 +252,7 @@ def test_activation_scripts_of_conda(source: ModelSource, backend: BackendOption
     [
         ({"../out": ""}, "which cannot be unpacked: '../out' would be written outside the environment"),
         (PACKED | {"bin/conda-unpack": "import sys; sys.exit('no prefix')"}, "ended with status 1:\n  no prefix"),
-        ({"readme": ""}, "has no interpreter: there is no '"),
+        ({"readme": ""}, "has no interpreter: expected '"),
     ],
 )
 def test_archives_that_are_no_good(

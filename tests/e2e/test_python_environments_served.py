@@ -127,8 +127,8 @@ def test_models_with_packages_of_their_own(tmp_path: Path, repository: Path) -> 
         }
     assert "model 'installed': making" not in server.log
     assert (
-        "backend option 'shm-default-byte-size' of backend 'python' has no effect: shared memory grows and shrinks "
-        "with the tensors of the requests" in server.log
+        "backend option 'shm-default-byte-size' of backend 'python' has no effect: shared memory grows and "
+        "shrinks with the tensors of requests" in server.log
     )
 
 
@@ -140,7 +140,7 @@ def test_a_module_that_is_missing(repository: Path) -> None:
         index = json.loads(http(server.http_port, "POST", "/v2/repository/index", b"").body)
     assert index[0]["reason"] == (
         f"Internal: ModuleNotFoundError: No module named 'not_there'\n\nAt:\n  {directory}/1/model.py(1): <module>\n\n"
-        f"'not_there' is no module of {sys.executable}, and '{directory}/requirements.txt' is not installed: have it "
-        f"installed with --backend-config=python,install-requirements=true, or install it there ('{sys.executable} "
+        f"module 'not_there' is not installed in {sys.executable}, and '{directory}/requirements.txt' is not installed"
+        f": install it with --backend-config=python,install-requirements=true, or install it there ('{sys.executable} "
         f"-m pip install …')"
     )

@@ -39,14 +39,16 @@ ERRORS = (r" ERROR +modserve\.(execution|backends\.python|repository)\.", r"Trac
 
 # Of `faulty_model`: what ends the process, and what the caller hears.
 LOST = "model '{name}', instance '{name}_0_0' was lost: its process \\d+ "
-NO_FRAME = "was killed: it sent what the server does not understand: ValueError: a frame has one of the known kinds .*"
-SLOW = "was killed: an execution took longer than the 1 s of 'EXECUTION_TIMEOUT_SECONDS'"
-BROKEN = "exited with status 1; the last it wrote:\n  the connection to the server has ended: .*"
+NO_FRAME = (
+    "was killed: it sent data that the server does not understand: ValueError: a frame has one of the known kinds .*"
+)
+SLOW = "was killed: an execution took longer than 1 s \('EXECUTION_TIMEOUT_SECONDS'\)"
+BROKEN = "exited with status 1; its last output:\n  the connection to the server has ended: .*"
 CRASHES = {
-    "segfault": "was killed by SIGSEGV; the last it wrote:\n  about to read address 0\n  Fatal Python error: .*\n"
+    "segfault": "was killed by SIGSEGV; its last output:\n  about to read address 0\n  Fatal Python error: .*\n"
     '.*/model.py", line \\d+ in segfault\n.*',
     "abort": 'was killed by SIGABRT; .*/model.py", line \\d+ in abort\n.*',
-    "exit_at_once": "exited with status 3; the last it wrote:\n  the last words",
+    "exit_at_once": "exited with status 3; its last output:\n  the last words",
     "killed": "was killed by SIGKILL",
     "killed_by_a_thread": "was killed by SIGKILL",
     "terminated": "was killed by SIGTERM",
@@ -56,7 +58,7 @@ CRASHES = {
     "writes_garbage": NO_FRAME,
     "writes_zeros": NO_FRAME,
     "announces_an_endless_frame": NO_FRAME,
-    "becomes_another_program": "had closed its connection, and was killed",
+    "becomes_another_program": "closed its connection and was killed",
     "sleeps": SLOW,
     "stops_itself": SLOW,
     "holds_the_interpreter": SLOW,
@@ -72,11 +74,11 @@ RAISED = {
     "uint8",
     "recursion": "RecursionError: maximum recursion depth exceeded",
     "raises": "ValueError: the fault of line X",
-    "raises_a_strange_exception": "StrangeError: <its text cannot be made: RuntimeError>",
+    "raises_a_strange_exception": "StrangeError: <its text cannot be produced: RuntimeError>",
     "reads_stdin": "EOFError: EOF when reading a line",
 }
 REFUSED = {
-    "nothing": "model 'faulty', instance 'faulty_0_0' let go of a request without a final response",
+    "nothing": "model 'faulty', instance 'faulty_0_0' released a request without a final response",
     "too_few": f"{FAILED}Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
     "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0",
     "too_many": f"{FAILED}Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
@@ -172,7 +174,7 @@ UNLOADABLE = {
     ),
     "initialize_dies": (
         initializing("print('the last words', flush=True); os._exit(11)"),
-        r"Unavailable: in initialize, its process \d+ exited with status 11; the last it wrote:\n  the last words",
+        r"Unavailable: in initialize, its process \d+ exited with status 11; its last output:\n  the last words",
     ),
     "initialize_leaves_a_child": (
         initializing("subprocess.Popen(['sleep', '600']); os._exit(12)"),
@@ -192,21 +194,21 @@ UNLOADABLE = {
 # Faults at the end: the code, and what the log says of it; nothing where there is nothing to say.
 ENDINGS = {
     "finalize_raises": (finalizing("raise ValueError('in finalize')"), "ValueError: in finalize"),
-    "finalize_hangs": (finalizing("time.sleep(600)"), "'finalize_hangs_0_0' did not end within 1 s: it is killed"),
+    "finalize_hangs": (finalizing("time.sleep(600)"), "'finalize_hangs_0_0' did not end within 1 s and is killed"),
     "finalize_spins": (
         finalizing("ctypes.PyDLL(None).pause()"),
-        "'finalize_spins_0_0' did not end within 1 s: it is killed",
+        "'finalize_spins_0_0' did not end within 1 s and is killed",
     ),
     "finalize_dies": (finalizing("os._exit(13)"), ""),
     "finalize_segfaults": (finalizing("ctypes.string_at(0)"), "Fatal Python error: Segmentation fault"),
     "finalize_prints": (finalizing("print('word ' * 400_000)"), "word word"),
     "finalize_stops": (
         finalizing("os.kill(os.getpid(), 19)"),
-        "'finalize_stops_0_0' did not end within 1 s: it is killed",
+        "'finalize_stops_0_0' did not end within 1 s and is killed",
     ),
     "exit_hangs": (
         finalizing("atexit.register(time.sleep, 600)"),
-        "'exit_hangs_0_0' did not end within 1 s: it is killed",
+        "'exit_hangs_0_0' did not end within 1 s and is killed",
     ),
     "thread_left": (finalizing("threading.Thread(target=time.sleep, args=(600,)).start()"), ""),
     "child_left": (finalizing("os.fork() or time.sleep(600)"), ""),
@@ -297,7 +299,7 @@ def keep(server: ServerProcess, story: Story) -> None:
 def die_for_good(server: ServerProcess, story: Story) -> None:
     port = server.http_port
     story.outcomes["once"] = infer(port, "once")
-    server.wait_for("'once_0_0' was lost and cannot be made anew")
+    server.wait_for("'once_0_0' was lost and cannot be replaced")
     story.later["once"] = infer(port, "once")
     story.ready["once"] = call(port, "models/once/ready")
     index = call(port, "repository/index", {})
@@ -397,7 +399,7 @@ def test_a_process_that_dies_is_replaced(story: Story, name: str) -> None:
     assert story.restarts[name] == 1
     first_line = re.escape(outcome.text.splitlines()[0])
     assert re.search(f" ERROR +modserve.execution.membership: {first_line}", story.log)
-    assert "another one is made in 1 s" in story.log
+    assert "a new one will be made in 1 s" in story.log
     assert f"model '{name}': instance '{name}_0_0' runs again" in story.log
 
 
@@ -441,7 +443,7 @@ def test_outputs_that_are_not_as_configured_are_handed_on(story: Story, name: st
 
 def test_the_log_says_once_that_an_output_is_not_as_configured(story: Story) -> None:
     (line,) = re.findall(r" WARNING +.*output 'OUTPUT' of model 'faulty'.*", story.log)
-    assert "is of type INT32, but the model configuration says TYPE_FP32; it is handed on as it is" in line
+    assert "is of type INT32, but the model configuration says TYPE_FP32; it is passed on unchanged" in line
 
 
 def test_a_long_text_is_cut(story: Story) -> None:
@@ -512,12 +514,12 @@ def test_a_model_that_cannot_be_made_anew(story: Story) -> None:
     who = "model 'once', instance 'once_0_0' was lost"
     assert story.outcomes["once"].status == story.later["once"].status == 503
     assert story.outcomes["once"].text.startswith(f"{who}: its process ")
-    reason = f"{who} and cannot be made anew: ValueError: not twice\n\nAt:\n  {story.paths['once']}(10): initialize\n"
+    reason = f"{who} and cannot be replaced: ValueError: not twice\n\nAt:\n  {story.paths['once']}(10): initialize\n"
     assert reason in story.later["once"].text
     assert story.ready["once"].status == story.ready["server"].status == 400
-    assert "cannot be made anew: ValueError: not twice" in story.ready["index"].text
+    assert "cannot be replaced: ValueError: not twice" in story.ready["index"].text
     assert story.restarts["once lost"] == 1
-    assert re.search("'once_0_0' was lost and cannot be made anew.*the next attempt is in 2 s", story.log, re.DOTALL)
+    assert re.search("'once_0_0' was lost and cannot be replaced.*the next attempt is in 2 s", story.log, re.DOTALL)
 
 
 @pytest.mark.parametrize("name", UNLOADABLE)

@@ -72,7 +72,7 @@ def test_links_and_code(models: Path) -> None:
     assert "start the server with --allow-outside-symlinks" in reason
     state, reason = states["lines"]
     assert state == "UNAVAILABLE"
-    assert "since the server runs with --deny-code: a model in Python is a program" in reason
+    assert "since the server runs with --deny-code: a Python model is a program" in reason
     assert not (models / "lines" / "1" / "ran").exists()
 
 
@@ -102,7 +102,7 @@ def test_calls_that_load_models_keep_the_rules(models: Path) -> None:
         )
         status, text = load(server, "simple", config=python, **{"file:1/model.py": encoded})
         assert status == 400
-        assert "since the server runs with --deny-code: a model in Python is a program" in text
+        assert "since the server runs with --deny-code: a Python model is a program" in text
         assert index(server)["simple"][0] == "READY"  # with what it had
 
 

@@ -377,7 +377,7 @@ def test_workers_share_a_routing(repository: Path) -> None:
         route(server, "failing", {**SPLIT, "split": {"stable": 1, "canary": 1}, "rollback": rollback})
         while "rolled_back" not in report(server, "failing")["routes"][1]:
             infer(server, "failing")
-        eventually(lambda: server.log.count("rolled back, it gets none") == 2)
+        eventually(lambda: server.log.count("rolled back, requests that name no version") == 2)
         assert {infer(server, "failing").status for _ in range(20)} == {200}
         route(server, "failing", {"split": {"canary": 1}, "labels": {"canary": 2}})
         assert infer(server, "failing").status == 500

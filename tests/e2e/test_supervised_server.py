@@ -73,7 +73,7 @@ def test_a_request_that_crashes_the_engine(tmp_path: Path) -> None:
             http_infer(server.http_port, division(-(2**31), -1))
         died = server.wait_for(killed)
         assert died[2] == "at once"
-        assert "an engine divided by zero or overflowed natively" in died[0]
+        assert "native code divided by zero or overflowed" in died[0]
         eventually(lambda: serves(server.http_port))
         assert binary_outputs(http_infer(server.http_port, division(7, 2))) == {"C": ints(3)}
         assert_serving(server)

@@ -344,7 +344,7 @@ def test_a_collector_that_is_not_there(repository: Path) -> None:
             assert http(running.http_port, "POST", infer_path("simple"), *binary_request(Ask())).status == 200
         name = "modserve_trace_spans_dropped_total"
         eventually(lambda: metric(running, name, reason="export_failed") >= 3)
-        running.wait_for(r"WARNING .*span_export: \d+ spans of traces are lost: the collector did not take them \(.*\)")
+        running.wait_for(r"WARNING .*span_export: \d+ trace spans were lost: the collector did not accept them \(.*\)")
         assert "opentelemetry." not in running.log
         began = time.monotonic()
     assert time.monotonic() - began < 15

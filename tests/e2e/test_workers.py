@@ -410,4 +410,4 @@ def keep_calling(server: ServerProcess, outcomes: Counter[str], stop: threading.
 
 def test_a_failed_start_ends_the_server() -> None:
     with started(EXAMPLES / "nosuch", options=["--workers=2"]) as server:
-        server.wait(1, errors=["at its start: the server stops", "nosuch"])
+        server.wait(1, errors=["during startup: the server stops", "nosuch"])

@@ -110,7 +110,7 @@ def write_broken(repository: Path) -> None:
 
 
 BROKEN = {
-    "cut": "It is cut off, or no ONNX file",
+    "cut": "It is truncated or not an ONNX file",
     "unknown": "ai.onnx.contrib:Unheard.* is not a registered function/op",
     "missing": "the operator library 'libnowhere.so' .* cannot be used: .*cannot open shared object file",
     "ranks": "TYPE_FP64",

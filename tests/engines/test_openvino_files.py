@@ -155,14 +155,14 @@ def empty_folder(folder: Path) -> Path:
 
 
 NOT_A_MODEL = "Unable to read the model.*OpenVINO reads IR .*TensorFlow Lite"
-DAMAGED = "The file is cut off or damaged"
+DAMAGED = "The file is truncated or damaged"
 
 
 @pytest.mark.parametrize(
     ("harm", "text"),
     [
-        pytest.param(in_ir(".bin", 0), r"Empty weights data.*model.bin, must lie beside it", id="no bin"),
-        pytest.param(in_ir(".bin", 0.5), r"Incorrect weights in bin.*cut off, or belongs to another", id="cut bin"),
+        pytest.param(in_ir(".bin", 0), r"Empty weights data.*model.bin, must be beside it", id="no bin"),
+        pytest.param(in_ir(".bin", 0.5), r"Incorrect weights in bin.*truncated or belongs to another", id="cut bin"),
         pytest.param(in_ir(".xml", 0.5), rf"at offset.*{DAMAGED}", id="cut xml"),
         pytest.param(in_ir(".xml", 0.001), NOT_A_MODEL, id="xml cut to nothing"),
         pytest.param(in_ir(".xml", 0), "unable to find model file", id="no xml"),
@@ -171,7 +171,7 @@ DAMAGED = "The file is cut off or damaged"
         pytest.param(in_file("model.tflite", b"no model"), NOT_A_MODEL, id="no tflite"),
         pytest.param(in_file("model.pdmodel", b"no model"), rf"be parsed.*{DAMAGED}", id="no pdmodel"),
         pytest.param(in_file("model.xyz", b"no model"), NOT_A_MODEL, id="wrong suffix"),
-        pytest.param(empty_folder, "is no SavedModel.* it has weights.h5", id="no saved model"),
+        pytest.param(empty_folder, "is not a SavedModel.* it has weights.h5", id="no saved model"),
         pytest.param(
             lambda folder: write_onnx(folder / "model.onnx", "Foo", "mine"), r"mine\.Foo.*onnxruntime", id="op"
         ),
@@ -189,8 +189,8 @@ def test_a_damaged_file(tmp_path: Path, harm: Harm, text: str) -> None:
     ("file", "part", "text"),
     [
         ("saved_model.pb", 0.5, DAMAGED),
-        ("variables/variables.index", 0.5, "file of variables is cut off"),
-        ("variables/variables.data-00000-of-00001", 0.5, "file of variables is cut off"),
+        ("variables/variables.index", 0.5, "file of variables is truncated"),
+        ("variables/variables.data-00000-of-00001", 0.5, "file of variables is truncated"),
     ],
 )
 def test_a_damaged_saved_model(pitch: Path, tmp_path: Path, file: str, part: float, text: str) -> None:
@@ -226,7 +226,7 @@ def test_weights_are_mapped_unless_they_shall_not(tmp_path: Path) -> None:
 
 def test_a_library_of_operators_that_is_none(tmp_path: Path) -> None:
     path = save_sum(tmp_path / "model.xml")
-    with pytest.raises(ModserveError, match=r"CPU_EXTENSION_PATH' is '/no/such.so', expected a library of operators"):
+    with pytest.raises(ModserveError, match=r"CPU_EXTENSION_PATH' is '/no/such.so', expected an operator library"):
         opened(path, configured(parameters={"CPU_EXTENSION_PATH": "/no/such.so"}))
 
 

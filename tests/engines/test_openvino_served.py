@@ -203,7 +203,7 @@ def test_sequences_with_a_state_that_the_server_keeps(server: ServerProcess) -> 
 def test_what_is_damaged_or_elsewhere_harms_nobody(server: ServerProcess) -> None:
     with tritonclient.http.InferenceServerClient(f"{HOST}:{server.http_port}") as client:
         index = {row["name"]: row for row in client.get_model_repository_index()}
-        assert "The .bin file is cut off" in index["damaged"]["reason"]
+        assert "The .bin file is truncated" in index["damaged"]["reason"]
         assert "is for device GPU.7, but here OpenVINO has: CPU" in index["absent"]["reason"]
         mistyped = "configuration expects datatype TYPE_INT32 for input 'A', model provides TYPE_FP32"
         assert mistyped in index["mistyped"]["reason"]

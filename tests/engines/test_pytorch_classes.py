@@ -128,7 +128,7 @@ CLASSES = {
     "it needs arguments": (
         "import torch\nclass Net(torch.nn.Module):\n    def __init__(self, size): pass",
         {},
-        "which must need no arguments, failed",
+        "failed (it is called without arguments)",
         "",
     ),
 }
@@ -151,7 +151,7 @@ async def test_the_class_that_is_served(
 async def test_a_class_that_nobody_asks_for(tmp_path: Path) -> None:
     config = NET_CONFIG.replace('runtime: "model.py"', "")
     async with running(tmp_path, config, python_class(NET)) as model:
-        assert 'for the class in model.py beside it, write runtime: "model.py" into config.pbtxt' in model.reason
+        assert 'to serve the class in model.py beside it, set runtime: "model.py" in config.pbtxt' in model.reason
 
 
 async def test_weights_that_do_not_fit(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ async def test_weights_that_do_not_fit(tmp_path: Path) -> None:
         script(Plain())(directory)
 
     async with running(tmp_path / "b", config, scripted) as model:
-        assert "it is TorchScript, and weights are made by torch.save(model.state_dict(), 'model.pt')" in model.reason
+        assert "it is TorchScript; save weights with torch.save(model.state_dict(), 'model.pt')" in model.reason
 
 
 async def test_instances_of_a_class_share_weights_and_nothing_else(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ async def test_formulas_in_an_archive_are_not_run(tmp_path: Path) -> None:
                 target.writestr(name, FORMULA.sub(lambda _: f'"expr_str": {formula}', content).encode("latin-1"))
 
     async with running(tmp_path / "models", None, write) as model:
-        assert "for the formula of a shape, which could run code: it is not loaded" in model.reason
+        assert "as the formula of a shape, which could run code: it is not loaded" in model.reason
     assert not ran.exists()
 
 
@@ -246,17 +246,17 @@ def _damaged(path: Path) -> None:
 BAD_FILES = {
     "weights": (
         lambda path: torch.save(Plain().state_dict(), path),
-        ["holds weights without a model", 'runtime: "model.py"'],
+        ["contains weights without a model", 'runtime: "model.py"'],
     ),
     "whole module": (
         _whole_module,
         ["pickle of whole objects (", "Plain", "would run code from the file", "torch.export"],
     ),
-    "old pickle": (_old_pickle, ["is a pickle, as old versions of torch.save made them", "torch.jit.script"]),
-    "another zip": (_zip, ["a zip archive, but no model of PyTorch's, with readme.txt in it"]),
-    "text": (lambda path: path.write_text("version https://git-lfs"), ["no model of PyTorch's", "b'vers'"]),
+    "old pickle": (_old_pickle, ["is a pickle, as written by old versions of torch.save", "torch.jit.script"]),
+    "another zip": (_zip, ["a zip archive but not a PyTorch model: it contains readme.txt"]),
+    "text": (lambda path: path.write_text("version https://git-lfs"), ["not a PyTorch model", "b'vers'"]),
     "empty": (lambda path: path.write_bytes(b""), ["is empty"]),
-    "cut off": (_cut, ["cut off or damaged: a zip archive of"]),
+    "cut off": (_cut, ["is truncated or damaged: this zip archive of"]),
     "damaged": (_damaged, ["failed to load model 'm' from"]),
 }
 
@@ -283,7 +283,7 @@ async def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("CXX", "no-such-compiler")
     config = 'backend: "pytorch"\n' + parameters(TORCH_COMPILE="true")
     async with running(tmp_path, config, export(Plain(), torch.ones(4))) as model:
-        assert "torch.compile needs a C++ compiler, and there is no 'no-such-compiler' here" in model.reason
+        assert "torch.compile needs a C++ compiler, but 'no-such-compiler' is not installed" in model.reason
 
 
 COMPILE = """
@@ -355,7 +355,7 @@ async def test_a_compiled_package(tmp_path: Path, package: Path) -> None:
                 await model({"ARGS[0]": bad, "ARGS[1][a]": a})
             assert caught.value.code is Code.INVALID_ARG
         silent = next(entry.reason for entry in model.server.index() if entry.name == "silent")
-    assert "It takes ARGS[0], ARGS[1][a] (or INPUT__0, INPUT__1, …) and gives RESULT[sum]" in silent
+    assert "It takes ARGS[0], ARGS[1][a] (or INPUT__0, INPUT__1, …) and returns RESULT[sum]" in silent
     for each in (found, again):
         np.testing.assert_allclose(each["RESULT[sum]"], x + a * np.arange(4), rtol=1e-6)
         np.testing.assert_array_equal(each["RESULT[weight]"], np.arange(4))

@@ -51,7 +51,7 @@ FUSSY = "max_batch_size: 8\n" + tensors("input", ("ids", "INT64", "-1")) + tenso
     [
         (100, Code.INVALID_ARG, "pytorch refused the request: index out of range in self"),
         (9, Code.INVALID_ARG, "pytorch refused the request: nine is too many"),
-        (8, Code.INTERNAL, "had not enough memory"),
+        (8, Code.INTERNAL, "has not enough memory"),
     ],
 )
 async def test_refused(tmp_path: Path, value: int, code: Code, text: str) -> None:

@@ -279,7 +279,7 @@ async def test_a_state_and_several_instances(tmp_path: Path, caplog: pytest.LogC
     sharing = parameters(ENABLE_WEIGHT_SHARING="true") if shared else ""
     async with running(tmp_path, config + sharing, script(Counter())) as model:
         totals = [(await model({"x": np.array([1], np.float32)}))["total"].item() for _ in range(4)]
-    warning = "its instances share it, as ENABLE_WEIGHT_SHARING says" if shared else "has a state of its own"
+    warning = "its instances share it (ENABLE_WEIGHT_SHARING)" if shared else "each instance has a separate state"
     assert warning in caplog.text
     assert not shared or totals == [1, 2, 3, 4]
 
@@ -360,7 +360,7 @@ async def test_parameters_without_effect_are_told(tmp_path: Path, caplog: pytest
     config = tensors("input", X4, ("y", "FP32", "4")) + tensors("output", ("a", "FP32", "3"))
     async with running(tmp_path, config + parameters(**values), script(Two())) as model:
         assert model.reason == ""
-    assert "'ENABLE_NVFUSER' has no effect: PyTorch has no NVFuser any more" in caplog.text
+    assert "'ENABLE_NVFUSER' has no effect: PyTorch no longer has NVFuser" in caplog.text
     assert "'DISABLE_CUDNN' has no effect: it is for GPUs" in caplog.text
     assert "'TORCH_COMPILE' has no effect: PyTorch cannot compile TorchScript" in caplog.text
     assert "does not know it; did you mean 'INFERENCE_MODE'?" in caplog.text

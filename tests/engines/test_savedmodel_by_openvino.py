@@ -31,7 +31,7 @@ from modserve.testing import config, instance_spec
 pytestmark = pytest.mark.skipif(BY_BACKEND["tensorflow"].installed, reason="TensorFlow is installed")
 
 INSTALL = "pip install 'modserve[tensorflow]'"
-BY_OPENVINO = f"OpenVINO runs it, since TensorFlow is not installed; TensorFlow may be able to: {INSTALL}"
+BY_OPENVINO = f"OpenVINO runs it, because TensorFlow is not installed; TensorFlow may be able to: {INSTALL}"
 PLACEHOLDER = (
     b"\x12\x0bPlaceholder*\x0b\n\x05dtype\x12\x020\x01*\x1c\n\x05shape\x12\x13:\x11\x12\x0b\x08"
     b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x12\x02\x08\x04"
@@ -115,7 +115,7 @@ def test_the_configuration_is_that_of_tensorflow(server: ServerProcess) -> None:
     assert (complete["backend"], complete["platform"]) == ("tensorflow", "tensorflow_savedmodel")
     assert [(tensor["name"], tensor["dims"]) for tensor in complete["input"]] == [("input_2", [43844, 1])]
     assert sorted(tensor["name"] for tensor in complete["output"]) == sorted(OUTPUTS)
-    server.wait_for("model 'named': parameter 'TF_NUM_INTER_THREADS' has no effect: OpenVINO runs it, since TensorFlow")
+    server.wait_for("model 'named': parameter 'TF_NUM_INTER_THREADS' has no effect: OpenVINO runs it, because")
 
 
 @pytest_asyncio.fixture

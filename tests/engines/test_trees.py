@@ -380,7 +380,7 @@ def test_a_lightgbm_file_that_is_cut_off(tmp_path: Path) -> None:
     path = write(tmp_path, "model", lightgbm_model("iris"), "model.txt") / "model.txt"
     content = path.read_bytes()
     path.write_bytes(content[: content.index(b"Tree=40")])
-    with pytest.raises(ModserveError, match="cut off: it has 40 trees of the 60 that its head announces"):
+    with pytest.raises(ModserveError, match="truncated: it has 40 of the 60 trees that its header announces"):
         read(path, "lightgbm")
 
 

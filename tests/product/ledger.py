@@ -13,7 +13,7 @@ NEVER: Final = (
     "stopping",
     "Server not ready",
     "was unloaded before the request ran",
-    "was closed before the execution was over",
+    "was closed before the execution ended",
     "has been closed",
     "this is a bug",
     "let go of a request",

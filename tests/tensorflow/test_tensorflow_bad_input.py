@@ -75,7 +75,7 @@ def test_an_operator_that_tensorflow_lacks(tmp_path: Path) -> None:
     path.write_bytes(graph.SerializeToString())
     text = refusal(path)
     assert "'AcmeSum'" in text
-    assert text.endswith("is named in model_operations { op_library_filename: … }.")
+    assert text.endswith("name it in model_operations { op_library_filename: … }.")
 
 
 def test_a_library_of_operators(dense: Path) -> None:

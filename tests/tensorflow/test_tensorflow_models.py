@@ -244,7 +244,7 @@ def test_threads(dense: Path, caplog: pytest.LogCaptureFixture) -> None:
     other = opened(dense, bare(**parameters))
     assert (other.report()["threads"], other.report()["inter_op_threads"]) == (5, 2)
     assert np.array_equal(run(other, {"x": X}, "y")["y"], X @ WEIGHTS)
-    assert any("threads for single operators that TensorFlow made for" in message for message in caplog.messages)
+    assert any("threads for single operators that TensorFlow started for" in message for message in caplog.messages)
 
 
 def test_what_has_no_effect(dense: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -61,19 +61,19 @@ def test_settings(texts: list[str], settings: CacheSettings) -> None:
         (["redis,host=h,port=0"], "'port': expected a number of 1 to 65535, got: 0"),
         (
             ["redis,host=h,port=1,size=5"],
-            "cache 'redis' has no setting 'size': its room is the 'maxmemory' of the Redis; 'entry_size' is the "
-            "longest response that is kept",
+            "cache 'redis' has no setting 'size': the size of a Redis is its 'maxmemory'; 'entry_size' "
+            "is the size of the largest response that is kept",
         ),
         (
             ["redis,host=h,port=1,cert=c"],
-            "cache 'redis' has 'cert' without 'tls_enabled=true': the connection would be plain",
+            "cache 'redis' has 'cert' without 'tls_enabled=true': it would have no effect",
         ),
         (
             ["redis,host=h,port=1,tls_enabled=true,key=c"],
             "cache 'redis' needs both of 'cert' and 'key', or neither",
         ),
         (["redis,host=h,port=1,tls_enabled=yes"], "'tls_enabled': expected true or false, got: yes"),
-        (["local,size=1", "redis,host=h,port=1"], "there can be one cache only, and these are local and redis"),
+        (["local,size=1", "redis,host=h,port=1"], "only one cache is possible, got local and redis"),
     ],
 )
 def test_mistakes(texts: list[str], message: str) -> None:

@@ -110,7 +110,7 @@ def test_help(started: Started, capsys: pytest.CaptureFixture[str], arguments: l
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "no model repository given; say '--model-repository DIR'"),
+        ([], "no model repository given; set '--model-repository DIR'"),
         (["--model-repositry=m"], "unknown option '--model-repositry'; did you mean '--model-repository'?"),
         (["serve", "m"], "Unexpected argument: m"),
         (["--model-repository=m", "serve"], "Unexpected argument: serve"),

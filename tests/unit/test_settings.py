@@ -845,7 +845,7 @@ def test_a_remote_repository_as_a_path() -> None:
         ),
         (
             ["--trace-level=much"],
-            "option '--trace-level': invalid value for trace level option: much; OFF, TIMESTAMPS or TENSORS is needed",
+            "option '--trace-level': invalid value for trace level option: much; expected OFF, TIMESTAMPS or TENSORS",
         ),
         (["--trace-config=rate=x"], "option '--trace-config': invalid value for integer option: x"),
         (["--trace-config=rate=-1"], "option '--trace-config': Input should be greater than or equal to 0, got: -1"),
@@ -936,7 +936,7 @@ def test_a_secret_is_not_printed() -> None:
 
 
 def test_no_repository() -> None:
-    with pytest.raises(OptionError, match=r"^no model repository given; say '--model-repository DIR'$"):
+    with pytest.raises(OptionError, match=r"^no model repository given; set '--model-repository DIR'$"):
         from_command_line([], {})
 
 

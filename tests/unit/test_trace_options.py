@@ -99,7 +99,7 @@ def test_mistakes(monkeypatch: pytest.MonkeyPatch, options: list[str], environme
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "find_spec", lambda name: None)
-    with pytest.raises(OptionError, match=re.escape("install it by: pip install 'modserve[otel]'")):
+    with pytest.raises(OptionError, match=re.escape("install it with: pip install 'modserve[otel]'")):
         from_command_line(["--model-repository=models", *SPANS], {})
     assert from_command_line(["--model-repository=models"], {}).settings.trace.spans is None
 

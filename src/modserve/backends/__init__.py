@@ -1,1 +1,1 @@
-"""Engines: what runs a model. `api.py` is the plug-in interface, `registry.py` finds plug-ins."""
+"""Engines that run models. `api` is the plug-in interface, `registry` finds plug-ins."""

@@ -1,4 +1,4 @@
-"""The engines that modserve has a backend for: what each loads, what it needs, and whether that is installed here.
+"""The engines that modserve has a backend for: what each loads, what it needs, and whether it is installed.
 
 Nothing here imports an engine: to say which are there must be quick, and must not fail with one that is broken.
 """

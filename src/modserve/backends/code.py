@@ -1,4 +1,4 @@
-"""Code that comes with a model, which an engine would run in loading it: reasons for ``Backend.code_in``."""
+"""Finds code in a model that its engine would run while loading it: reasons for ``Backend.code_in``."""
 
 import os
 import re
@@ -32,12 +32,12 @@ class OperatorLibraries:
     def code_in(self, config: ModelConfig, path: Path) -> str:
         if config.operation_libraries:
             names = ", ".join(f"'{name}'" for name in config.operation_libraries)
-            return f"it names libraries of operators (model_operations.op_library_filename): {names}"
+            return f"it needs operator libraries (model_operations.op_library_filename): {names}"
         for accelerator in (*config.gpu_accelerators, *config.cpu_accelerators):
             for key, value in accelerator.parameters.items():
                 if os.sep in value or _LIBRARY.search(value):
                     return (
-                        f"it names a file or folder for accelerator '{accelerator.name}' ({key}: '{value}'), and such "
-                        "may hold libraries or compiled engines"
+                        f"it names a file or folder for accelerator '{accelerator.name}' ({key}: '{value}'), which "
+                        "may contain libraries or compiled engines"
                     )
         return ""

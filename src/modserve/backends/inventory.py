@@ -1,4 +1,4 @@
-"""What can run models here, and what could if it were installed: for ``modserve engines``. Imports no engine."""
+"""The engines that can run models here, and those that could be installed: for ``modserve engines``. Imports none."""
 
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
@@ -8,10 +8,10 @@ from .registry import installed_backends
 
 _WITHOUT_LIBRARY = {
     "python": "models in Python (model.py), decorated functions and classes",
-    "auto": "whatever an engine here loads: the fastest is measured and chosen",
-    "modular": "the same, by the name that configurations for the Modular engine have",
-    "identity": "nothing: outputs are the inputs, for tests",
-    "repeat": "nothing: many responses to a request, for tests",
+    "auto": "any model that an installed engine loads: the fastest engine is measured and chosen",
+    "modular": "the same as auto, under the name that configurations for the Modular engine use",
+    "identity": "no model: outputs are the inputs, for tests",
+    "repeat": "no model: many responses to a request, for tests",
 }
 """The backends of this package that stand on nobody else's library."""
 

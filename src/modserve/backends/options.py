@@ -1,4 +1,4 @@
-"""What backends share in reading a model's ``parameters`` and the options of ``--backend-config``."""
+"""Reads a model's ``parameters`` and the options of ``--backend-config``, for all backends."""
 
 import difflib
 import math

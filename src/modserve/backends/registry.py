@@ -17,7 +17,7 @@ from .api import Backend, BackendModel, Executor, InstanceSpec
 GROUP = "modserve.backends"
 
 _ATTRIBUTES: dict[str, tuple[type, str]] = {
-    "default_model_filename": (str, "a file name, or an empty text if there need be no file"),
+    "default_model_filename": (str, "a file name, or an empty text if no file is needed"),
     "default_cpu_instances": (int, "a number of 1 or more"),
     "any_thread": (bool, "True or False"),
 }
@@ -86,7 +86,7 @@ class BackendRegistry:
                     backend = self._loaded[name] = self._import(name)
         problem = _missing_part(backend)
         if problem:
-            raise internal(f"backend '{name}' is no backend: {problem}")
+            raise internal(f"backend '{name}' is not a backend: {problem}")
         return backend
 
     def _import(self, name: str) -> Backend:
@@ -108,7 +108,7 @@ class BackendRegistry:
                 engine = engine.stand_in or engine
                 version = f" {engine.version}" if engine.version else ""
                 what += f", which needs {engine.library}{version}"
-                text += f"; to install it anew: {engine.install.replace('install', 'install --force-reinstall', 1)}"
+                text += f"; to reinstall it: {engine.install.replace('install', 'install --force-reinstall', 1)}"
             raise internal(f"{what}: {text}") from error
 
 

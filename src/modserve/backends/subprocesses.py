@@ -1,4 +1,4 @@
-"""Other programs that a load waits for."""
+"""Runs other programs that a load waits for."""
 
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
@@ -36,7 +36,7 @@ def run(
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise invalid(f"{doing}: it was not over after {limit_s:.0f} s") from error
+        raise invalid(f"{doing}: it did not finish within {limit_s:.0f} s") from error
     except OSError as error:
         raise invalid(f"{doing}: '{command[0]}' cannot be run: {error.strerror}") from error
 

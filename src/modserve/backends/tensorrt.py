@@ -1,4 +1,4 @@
-"""The ``tensorrt`` backend: it says why a TensorRT engine does not load, and what to serve in its place.
+"""The ``tensorrt`` backend: it explains why a TensorRT engine does not load, and what to serve instead.
 
 A plan is compiled for one kind of GPU by one version of TensorRT, and nothing else can run it.
 """
@@ -30,7 +30,7 @@ class TensorRtBackend(NoCode):
     def refusal(self, model: str, path: Path) -> ModserveError:
         """Why a plan is not served, and what is; `modserve check` says it without opening anything."""
         return unsupported(
-            f"model '{model}': '{path}' is a TensorRT engine, which needs an NVIDIA GPU of the kind that it was built "
-            "on, and the version of TensorRT that built it; this version of modserve runs none. Serve the ONNX file "
-            "that the engine was built from, as '1/model.onnx' with backend: \"onnxruntime\""
+            f"model '{model}': '{path}' is a TensorRT engine, which needs an NVIDIA GPU of the kind that it was "
+            "built on and the version of TensorRT that built it. modserve cannot run TensorRT engines. Serve the ONNX "
+            "file that the engine was built from, as '1/model.onnx' with backend: \"onnxruntime\""
         )

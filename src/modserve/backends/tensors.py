@@ -1,4 +1,4 @@
-"""The tensors of a model as its engine sees them, and texts out of them."""
+"""The tensors of a model as its engine sees them, and the texts in tensors."""
 
 from collections.abc import Sequence
 

@@ -70,7 +70,7 @@ def work(options: Namespace) -> int:
             tolerance = _TOLERANCE if options.tolerance is None else options.tolerance
             against = Counterpart(connect(options.against), options.against, tolerance)
     except (OptionError, ModserveError) as error:
-        text = str(error).replace("no model repository given; say '--model-repository DIR'", "no directory given")
+        text = str(error).replace("no model repository given; set '--model-repository DIR'", "no directory given")
         raise UsageError(text) from None
     if settings.log_verbose:
         Logs(settings.log).install()

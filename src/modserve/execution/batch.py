@@ -71,7 +71,8 @@ def checked(outputs: object, config: ModelConfig) -> Values:
     """What an engine returned, if it is a mapping. Raises INTERNAL for anything else."""
     if not isinstance(outputs, Mapping):
         raise internal(
-            f"model '{config.name}' gave an object of type {type(outputs).__name__}, expected a dict of arrays by name"
+            f"model '{config.name}' returned an object of type {type(outputs).__name__}, expected a dict of arrays by "
+            "name"
         )
     return outputs
 
@@ -154,7 +155,7 @@ def as_array(name: str, output: object, config: ModelConfig) -> Array:
     if isinstance(output, Tensor):
         return output.array
     if output is None:
-        raise internal(f"model '{config.name}' gave no output '{name}'")
+        raise internal(f"model '{config.name}' did not return output '{name}'")
     if not isinstance(output, np.ndarray):
         raise internal(
             f"output '{name}' of model '{config.name}' is an object of type {type(output).__name__}, expected an array"
@@ -219,7 +220,7 @@ def _handed_on(name: str, output: Tensor, rows: int | None, config: ModelConfig)
         try:
             _as_it_is(name, output, rows, config)
         except ModserveError as error:
-            _log.warning("%s; it is handed on as it is, and nothing more is said of this output", error.message)
+            _log.warning("%s; it is passed on unchanged, and this output is not reported again", error.message)
     return _as_clients_see(name, output, spec, config)
 
 
@@ -231,8 +232,8 @@ def _as_clients_see(name: str, output: Tensor, spec: TensorSpec, config: ModelCo
         count, size = math.prod(shape), output.datatype.size
         if (len(received) != count * size) if size else (output.count_elements() != count):
             raise internal(
-                f"output '{name}' of model '{config.name}' has {len(received)} bytes, which are no {count} elements of "
-                f"type {output.datatype.name}, as its shape {format_shape(shape)} says"
+                f"output '{name}' of model '{config.name}' has {len(received)} bytes, but shape {format_shape(shape)} "
+                f"needs {count} elements of type {output.datatype.name}"
             )
     if spec.reshape is None:
         return output

@@ -1,8 +1,7 @@
-"""Is an instance so quick that handing a batch to its thread costs more than running it?
+"""Decides whether batches are so short that they run on the event loop, not on the instance's thread.
 
-Waking a thread and waiting for the interpreter twice can cost more than a small model does (`benchmarks/hop.py`). Such
-batches run where they are formed, on the event loop's thread, where everybody waits for them: so an instance has to be
-quick reliably, and one long execution ends it.
+Waking a thread and waiting twice for the interpreter can cost more than a small model does (`benchmarks/hop.py`). On
+the event loop a batch blocks all other requests, so the instance must be reliably quick: one long execution ends it.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""An instance as the pool sees it, and the first of two kinds: on a thread of its own."""
+"""The interface between a pool and its instances, and the kind of instance that has a thread of its own."""
 
 import threading
 import time
@@ -63,7 +63,7 @@ class Instance(ABC):
 
     def execute(self, job: Job) -> None:
         """Run a job on the calling thread, which blocks; never raises. Only where there is an `inline_rule`."""
-        raise RuntimeError(f"{self!r} blocks no thread: this is a bug")
+        raise RuntimeError(f"{self!r} does not block a thread: this is a bug")
 
     @property
     def most_places(self) -> int:

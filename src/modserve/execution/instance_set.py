@@ -1,14 +1,14 @@
-"""The instances of one model version: how they come, are lost and made anew, and go.
+"""The instances of one model version: creation, loss, replacement and removal.
 
-An instance is in one of three states. *Free*: it is in `_free`, as often as it can take another execution. *Busy*: all
-of its places are taken; how many it has may change with its executions (`Instance.most_places`). *Gone*: it was lost,
-is in `_free` no more, and finishes nothing; `revival` makes another one that takes its number. A slot that a scheduler
-holds is a place that was taken from `_free`; `run` or `release` ends that. Only the methods here and in `pool.py` move
+An instance is in one of three states. *Free*: it is in `_free`, once for each execution that it can take. *Busy*: all
+of its places are taken; their number may change with its executions (`Instance.most_places`). *Gone*: it was lost, is
+no longer in `_free`, and finishes nothing; `revival` makes a new instance with its number. A slot that a scheduler
+holds is a place that was taken from `_free`; `run` or `release` returns it. Only the methods here and in `pool.py` move
 instances between the states, all on the event loop's thread.
 
-Instances may be added and removed while others run (`change`). One that is removed is gone as well, but finishes what
-it has: it is in `leaving` until nobody waits for it, and then goes to the owner to be closed. Its number is not used
-again. One that is being warmed up is in `_warming`: if it is lost meanwhile, that is the warm-up's affair.
+Instances may be added and removed while others run (`change`). A removed instance is gone as well, but finishes its
+executions: it is in `leaving` until nobody waits for it, and then the owner closes it. Its number is not used again. An
+instance that is being warmed up is in `_warming`; if it is lost meanwhile, the warm-up handles that.
 """
 
 import asyncio
@@ -197,7 +197,8 @@ class InstanceSet:
             warming.lost(error)
             return
         if instance in self.leaving:
-            _log.warning("model '%s': an instance that was to go was lost: %s", self._model.name, error.message)
+            text = "model '%s': an instance was lost while it was being removed: %s"
+            _log.warning(text, self._model.name, error.message)
             self._fail_open(instance, error)
             return
         if instance.gone:
@@ -207,10 +208,10 @@ class InstanceSet:
         if instance in self._free:
             self._free = deque(each for each in self._free if each is not instance)
         self._fail_open(instance, error)
-        wait = "it is not made anew"
+        wait = "it will not be replaced"
         if self._revival is not None:
             wait_ns = self._revival.lost(instance.number, instance.close)
-            wait = f"another one is made in {wait_ns / 1e9:g} s"
+            wait = f"a new one will be made in {wait_ns / 1e9:g} s"
         _log.error("%s; %s", error.message, wait)
         self._tell_of_loss(instance.number, error, again=False)
 
@@ -226,7 +227,7 @@ class InstanceSet:
         try:
             self._owner.slot_lost(number, error, again or self._revival is None)
         except Exception:
-            self._settlement.misbehaved("telling its scheduler of a lost instance")
+            self._settlement.misbehaved("notifying its scheduler of a lost instance")
 
     def _revived(self, number: int, engine: Executor) -> None:
         name = self._instances[number].name if number in self._instances else "removed"
@@ -279,7 +280,7 @@ class InstanceSet:
             return
         label = f"model '{self._model.name}', instance '{self._instances[number].name}'"
         # Whatever went wrong is no fault of those who wait.
-        failure = unavailable(f"{label} was lost and cannot be made anew: {error.message}")
+        failure = unavailable(f"{label} was lost and cannot be replaced: {error.message}")
         _log.error("%s; the next attempt is in %g s", failure.message, wait_ns / 1e9)
         self._tell_of_loss(number, failure, again=True)
 
@@ -291,7 +292,7 @@ class InstanceSet:
         try:
             self._owner.slot_free()
         except Exception:
-            self._settlement.misbehaved("telling its scheduler of a free instance")
+            self._settlement.misbehaved("notifying its scheduler of a free instance")
 
     def _from_thread(self, callback: Callable[..., object], *arguments: object) -> None:
         """On any thread: one hop to the event loop for each batch, and for each response of a request by itself."""
@@ -299,7 +300,7 @@ class InstanceSet:
             self._loop.call_soon_threadsafe(callback, *arguments)
         except RuntimeError:
             # The loop has closed: the server was stopped without waiting for this batch, and nobody waits for it.
-            _log.debug("model '%s': an engine responded after the server's end", self._model.name)
+            _log.debug("model '%s': an engine responded after the server had stopped", self._model.name)
 
     # The end
 

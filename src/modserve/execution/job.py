@@ -191,7 +191,7 @@ class Work:
     def respond(self, job: Job, finals: Sequence[FinalResponse]) -> None:
         """The engine has the final responses to all requests at once: together where that is possible."""
         if len(finals) != len(job.requests):
-            raise internal(f"{self._who} ended {len(job.requests)} requests with {len(finals)} responses")
+            raise internal(f"{self._who} returned {len(finals)} responses for {len(job.requests)} requests")
         if self._responds_at_once and job.rows is job.members and not [each for each in job.running if each.ended]:
             config, version = self._config, self._model.version
             try:

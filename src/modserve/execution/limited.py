@@ -1,4 +1,4 @@
-"""The instances of a model that need resources: the pool, but none is lent whose resources are not free."""
+"""The pool of a model whose instances need resources: an instance is lent only when its resources are free."""
 
 from collections.abc import Sequence
 

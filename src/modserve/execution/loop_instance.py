@@ -1,11 +1,11 @@
-"""The other kind of instance: on the event loop, for engines that begin an execution and say later that it is over.
+"""Instances on the event loop, for engines that start an execution and report its end later.
 
 Between `start` and `done` an execution is in `_executions`; what waits for its turn is in `_waiting`. An execution
 leaves `_executions` exactly once, on the event loop's thread: by the engine's `done`, by the instance's loss, or by its
-end. What comes for it afterwards is ignored. Whatever the engine says reaches the pool in order, on the event loop's
-thread, and never inside a call of `start`: the pool is in the middle of something then. `_posted` keeps that order.
+end. Later calls for it are ignored. The engine's calls reach the pool in order, on the event loop's thread, and never
+inside a call of `start`, when the pool is not ready for them. `_posted` keeps that order.
 
-Large inputs are merged, and large outputs taken, on a thread, so that the event loop is not held up.
+Large inputs are merged, and large outputs taken, on a thread, so that they do not block the event loop.
 """
 
 import asyncio
@@ -118,7 +118,7 @@ class LoopInstance(Instance):
         self._start_waiting()
 
     def end(self) -> None:
-        self._end(unavailable(f"instance '{self.name}' was closed before the execution was over"))
+        self._end(unavailable(f"instance '{self.name}' was closed before the execution ended"))
 
     def close(self) -> None:
         if self._closed:
@@ -270,7 +270,7 @@ class LoopInstance(Instance):
             try:
                 self._engine.detach()
             except Exception:
-                _log.exception("instance '%s': letting go of the event loop failed", self.name)
+                _log.exception("instance '%s': detaching from the event loop failed", self.name)
 
     # Order
 
@@ -284,7 +284,7 @@ class LoopInstance(Instance):
             try:
                 self.loop.call_soon_threadsafe(self._call_posted)
             except RuntimeError:
-                _log.debug("instance '%s': an engine said something after the server's end", self.name)
+                _log.debug("instance '%s': an engine called back after the server had stopped", self.name)
         elif self._starting or self._posted:
             self._later(callback)
         else:

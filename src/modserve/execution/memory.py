@@ -1,4 +1,4 @@
-"""Merged inputs that are written straight into memory of the engine."""
+"""Merges inputs directly into memory that the engine has allocated."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""What a pool of instances tells the model that it belongs to."""
+"""The interface through which a pool of instances reports to its model."""
 
 from collections.abc import Sequence
 from typing import Protocol

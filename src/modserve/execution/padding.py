@@ -1,4 +1,4 @@
-"""Padded batches: requests of different lengths in one array, and rows added up to a size that the engine likes."""
+"""Padded batches: requests of different lengths in one array, with rows added up to a size that suits the engine."""
 
 from collections.abc import Sequence
 

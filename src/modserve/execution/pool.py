@@ -1,4 +1,4 @@
-"""Runs batches on the instances of one model version, and tells its scheduler of places that have become free."""
+"""Runs batches on the instances of one model version, and notifies its scheduler when an instance is free."""
 
 import asyncio
 import logging
@@ -223,7 +223,7 @@ class InstancePool(InstanceSet):
         left = [inflight for inflight in job.members if not inflight.settled]
         settled = [inflight for inflight in job.members if inflight.settled]
         _log.warning(
-            "model '%s': a batch of %d requests failed, each of them runs once more by itself: %s",
+            "model '%s': a batch of %d requests failed; each runs once more on its own: %s",
             self._model.name,
             len(job.members),
             job.error.message,

@@ -1,9 +1,9 @@
-"""The next batch a moment before the one under way is over, so that the engine need not wait for the event loop.
+"""Hands an instance its next batch shortly before the current one ends, so that the engine need not wait.
 
-From the end of an execution to the next one it takes the event loop to hear of it, the scheduler to choose, and the
-instance's thread to wake up: together a millisecond and more where the engine itself keeps all cores busy. So the place
-of an execution that is likely to take long is given out a little before its end, if somebody waits for it. The next
-batch then lies ready at the instance. It is no earlier than that because a batch should have all who have come by then.
+Between two executions the event loop must be notified, the scheduler must choose, and the instance's thread must wake
+up. That takes a millisecond or more when the engine keeps all cores busy. So the place of a long execution is given out
+shortly before its end if requests wait, and the next batch is ready at the instance. It is not formed earlier, because
+it should contain all requests that have arrived by then.
 """
 
 import asyncio

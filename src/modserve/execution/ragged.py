@@ -1,6 +1,6 @@
-"""Ragged batches: the elements of all requests in one dimension, and inputs that tell which are whose.
+"""Ragged batches: the elements of all requests in one dimension, and inputs that say which belong to which request.
 
-What the engine sees is what Triton's backends make of it (backend, BackendInputCollector and BackendOutputResponder).
+The engine gets the same arrays as from Triton's backends (backend, BackendInputCollector and BackendOutputResponder).
 """
 
 import itertools
@@ -92,8 +92,8 @@ class RaggedLayout:
         expected = sum(_counts(shapes))
         if expected != flat.size:
             raise internal(
-                f"output '{name}' of model '{config.name}' has {flat.size} elements, but with the shapes of input "
-                f"'{source}' the requests' parts have {expected}: "
+                f"output '{name}' of model '{config.name}' has {flat.size} elements, but by the shapes of input "
+                f"'{source}' the requests need {expected}: "
                 + ", ".join(format_shape(shape) for shape in shapes[:8])
                 + (", …" if len(shapes) > 8 else "")
             )

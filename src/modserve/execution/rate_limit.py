@@ -1,9 +1,10 @@
 """Resources that the instances of several models share (``--rate-limit``, ``instance_group.rate_limiter``).
 
-An execution begins when all resources are free that its instance needs. Those that wait take turns: an instance of
-priority 2 gets half as many as one of priority 1, counted from when it began to wait, so that a model that is new or
-was idle neither waits for long nor holds back the others to catch up. One whose turn it is, and who cannot begin yet,
-is not overtaken by those behind it that need one of the same resources; otherwise who needs much would wait for ever.
+An execution begins when all resources that its instance needs are free. Waiting instances take turns: an instance of
+priority 2 gets half as many as one of priority 1, counted from when it began to wait, so that a new or idle model
+neither waits for long nor holds back the others to catch up. An instance whose turn it is but that cannot begin yet is
+not overtaken by later ones that need one of the same resources; otherwise an instance that needs much could wait
+forever.
 """
 
 import asyncio
@@ -204,7 +205,7 @@ class RateLimiter:
                 if turn.state is TurnState.GRANTED:
                     turn.on_grant()
             except Exception:  # it is one model's, and the others wait for their turns
-                _log.exception("starting an execution whose turn it was failed")
+                _log.exception("starting an execution with its resources failed")
             finally:
                 if turn.state is TurnState.GRANTED:
                     self.end(turn)

@@ -1,6 +1,6 @@
-"""Makes instances anew that were lost: later and later, as long as it does not help.
+"""Replaces lost instances. The wait before each attempt grows as long as attempts fail.
 
-A lost instance is in one of two states: it waits for its moment, or an attempt is under way on a loading thread. A
+A lost instance is in one of two states: it waits for an attempt, or an attempt is under way on a loading thread. A
 successful attempt ends both; a failed one begins a new wait. The wait before an attempt doubles with each loss that
 follows soon after the one before, and with each failed attempt.
 """
@@ -133,7 +133,7 @@ class Revival:
                 return
             except Exception as refusal:
                 error, close = refusal, engine.close
-        failure = from_exception(error, "failed to make an instance anew")
+        failure = from_exception(error, "failed to replace a lost instance")
         self._failed(number, failure, self._try_later(number, close))
 
 

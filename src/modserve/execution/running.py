@@ -1,4 +1,4 @@
-"""Requests in the hands of an engine that responds to each by itself, as often as it likes, from any thread."""
+"""Requests held by an engine that responds to each separately, any number of times, from any thread."""
 
 import enum
 import logging
@@ -104,7 +104,7 @@ class _Cancellation:
                 try:
                     callback()
                 except Exception:
-                    _log.exception("an engine failed when it heard that a request is cancelled")
+                    _log.exception("an engine failed to handle the cancellation of a request")
 
 
 @mypyc_attr(native_class=False)  # engines refer to it weakly
@@ -260,7 +260,7 @@ class RunningRequest:
         batching = self._config.sequence_batching
         if batching is None or not batching.iterative:
             needs = "sequence_batching { iterative_sequence: true }"
-            raise RuntimeError(f"{self!r} cannot run again: that takes {needs}")
+            raise RuntimeError(f"{self!r} cannot run again: that needs {needs}")
         self._say(Again.AGAIN, True, time.monotonic_ns())
 
     def _say(
@@ -271,7 +271,7 @@ class RunningRequest:
         wait: bool = True,
     ) -> bool:
         if self._ended:
-            raise RuntimeError(f"{self!r} has had its final response")
+            raise RuntimeError(f"{self!r} already has its final response")
         self._ended = final
         if final and self._cancellation is not None:
             self._cancellation.callbacks.clear()
@@ -289,7 +289,7 @@ class RunningRequest:
     def __del__(self) -> None:
         # An engine that lets go of a request cannot respond to it any more, and somebody waits.
         if not getattr(self, "_ended", True):
-            self.fail(internal(f"model '{self._config.name}' let go of a request without a final response"))
+            self.fail(internal(f"model '{self._config.name}' released a request without a final response"))
 
 
 def _withdraw(callbacks: list[Callable[[], None]], callback: Callable[[], None]) -> None:

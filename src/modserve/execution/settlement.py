@@ -1,6 +1,6 @@
-"""What comes of executions: responses and failures reach their requests, and are counted.
+"""Delivers the responses and failures of executions to their requests, and counts them.
 
-Whoever has part in it and misbehaves, a sink, the statistics or the scheduler, the other requests go on.
+If a sink, the statistics or the scheduler raises an exception, the other requests are not affected.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ class Settlement:
             try:
                 self.learner.observe(timing, job.members)
             except Exception:
-                self.misbehaved("learning from an execution")
+                self.misbehaved("recording an execution")
         if job.running:
             self._settle_running(job)
         elif job.error is not None:
@@ -171,7 +171,7 @@ class Settlement:
             try:
                 self._owner.batch_done(members)
             except Exception:
-                self.misbehaved("telling its scheduler of requests that are done")
+                self.misbehaved("notifying its scheduler of finished requests")
 
     def _respond(self, job: Job) -> None:
         statistics, members, now_ns = self._statistics, job.members, time.monotonic_ns()

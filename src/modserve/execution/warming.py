@@ -1,7 +1,7 @@
 """The warm-up of one instance: its samples run, one execution after the other, before it takes requests.
 
 The jobs go to the instance as those of the pool do, so that they run on its own thread, or on the event loop if its
-engine runs there. What comes of them reaches nobody and counts in no statistics; Triton counts warm-up as inferences.
+engine runs there. Their results are dropped and do not count in the statistics; Triton counts warm-up as inferences.
 """
 
 import logging
@@ -177,5 +177,6 @@ def failure_of(ran: Sequence[Ran]) -> ModserveError | None:
     error = ran[-1].error if ran else None
     if error is None or not ran[-1].made_up:
         return error
-    _log.warning("%s. This data was generated; model_warmup in the configuration can describe better", error.message)
+    text = "%s. This data was generated; model_warmup in the configuration can describe better samples"
+    _log.warning(text, error.message)
     return error if isinstance(error, InstanceLostError) else None

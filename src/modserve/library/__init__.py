@@ -1,1 +1,1 @@
-"""What programs that embed modserve hold: a client of whatever they name, or a server inside their application."""
+"""The Python API: clients of a server or of models in this process, and a server inside another application."""

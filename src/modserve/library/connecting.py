@@ -1,4 +1,4 @@
-"""`connect` and `connect_async`: a client of whatever `target` names."""
+"""`connect` and `connect_async`: clients of a server or of models in this process."""
 
 import os
 from collections.abc import Mapping
@@ -90,7 +90,7 @@ def _check_local(target: object, *options: object) -> None:
     if any(options):
         raise ClientError(
             Code.INVALID_ARG,
-            f"headers and certificates are for the address of a server, such as http://127.0.0.1:8000, got: {target}",
+            f"headers and certificates need the address of a server, such as http://127.0.0.1:8000, got: {target}",
         )
 
 
@@ -120,6 +120,6 @@ def settings_of(target: "str | Path | Settings", **more: Any) -> "Settings":
     if path.is_file():
         return Settings(model_file=path, **more)
     if not path.is_dir():
-        hint = f"; for a server say http://{text} or grpc://{text}" if ":" in text else ""
+        hint = f"; the address of a server is http://{text} or grpc://{text}" if ":" in text else ""
         raise ClientError(Code.INVALID_ARG, f"there is no model repository or model file at '{text}'{hint}")
     return Settings(model_repository=path, **more)

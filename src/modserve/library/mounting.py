@@ -1,4 +1,4 @@
-"""The HTTP surface inside another ASGI application."""
+"""The HTTP front end inside another ASGI application."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,8 +18,8 @@ from modserve.settings import Settings
 from .connecting import settings_of
 
 _UNSTARTED = (
-    "the models of this application have not been loaded: say lifespan=models.lifespan, or 'async with models:' in the "
-    "application's own lifespan"
+    "the models of this application have not been loaded: set lifespan=models.lifespan or use 'async with models:' in "
+    "the application's own lifespan"
 )
 
 

@@ -1,1 +1,1 @@
-"""Logs and metrics: readers of what the server keeps anyway."""
+"""Logs, metrics and traces."""

@@ -1,4 +1,4 @@
-"""A line for each request, or for some of them. The path of a request keeps some values here, and no more.
+"""The access log: a line for each request, or for some. On its path, a request only stores some values here.
 
 A thread makes lines of them and writes these, many at a time. It has as long as it takes: where requests come faster
 than the file takes lines, up to `MOST` wait in memory, and further ones are left out, counted in `lost`, and a warning
@@ -218,7 +218,7 @@ class AccessLog:
                 self.lost += len(some)
                 self._warn(f"the log cannot be written: {error}")
         if self.lost > self._lost_said:
-            self._warn("requests come faster than the log takes lines")
+            self._warn("requests come faster than the log can be written")
         return count
 
     def _write(self, entries: list[AccessLogEntry]) -> None:
@@ -239,7 +239,7 @@ class AccessLog:
             return
         self._next_warning = now + _WARN_S
         count, self._lost_said = self.lost - self._lost_said, self.lost
-        _log.warning("%s lines about requests are left out, %d in all: %s", f"{count:,}", self.lost, why)
+        _log.warning("%s lines about requests were left out, %d in total: %s", f"{count:,}", self.lost, why)
 
     # How a line looks
 

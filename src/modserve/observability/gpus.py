@@ -1,6 +1,6 @@
-"""Figures of the GPUs by NVML, by Triton's names. The library is nvidia-ml-py, of the extra ``gpu``.
+"""Metrics of the GPUs from NVML, under Triton's names. The library is nvidia-ml-py, of the extra ``gpu``.
 
-Nothing of it is imported before the first scrape. Without the library or a driver there are no figures, and the log
+The first scrape imports it. Without the library or a driver there are no metrics, and the log
 says so once, below the level of a warning: most machines have no GPU.
 """
 
@@ -23,31 +23,31 @@ _FAMILIES: tuple[tuple[str, str, str, _Read], ...] = (
     (
         "nv_gpu_utilization",
         "gauge",
-        "The part of time in which a GPU worked, from 0 to 1",
+        "Utilization of a GPU, from 0 to 1",
         lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
     ),
     (
         "nv_gpu_memory_total_bytes",
         "gauge",
-        "Bytes of memory of a GPU",
+        "Total memory of a GPU in bytes",
         lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).total,
     ),
     (
         "nv_gpu_memory_used_bytes",
         "gauge",
-        "Bytes of memory of a GPU that are in use",
+        "Used memory of a GPU in bytes",
         lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used,
     ),
     (
         "nv_gpu_power_usage",
         "gauge",
-        "Watts that a GPU takes",
+        "Power usage of a GPU in watts",
         lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3,
     ),
     (
         "nv_gpu_power_limit",
         "gauge",
-        "Watts that a GPU may take",
+        "Power limit of a GPU in watts",
         lambda nvml, gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1e3,
     ),
 )
@@ -94,7 +94,7 @@ class GpuCollector(Collector):
                 self._gpus.append((labelled({"gpu_uuid": name}), gpu))
             self._nvml = nvml
         except Exception as error:  # the library has an exception of its own for each code
-            _log.debug("no figures of GPUs: %s", error)
+            _log.debug("no metrics of GPUs: %s", error)
             self._gpus = []
 
     def _current(self) -> Iterator[Metric]:
@@ -104,7 +104,7 @@ class GpuCollector(Collector):
         for labels, value in joules:
             self._energy_at_first.setdefault(labels, value)
         used = [(labels, value - self._energy_at_first[labels]) for labels, value in joules]
-        yield family("nv_energy_consumption", "counter", "Joules that a GPU has taken since the first scrape", used)
+        yield family("nv_energy_consumption", "counter", "Energy used by a GPU since the first scrape, in joules", used)
 
     def _values(self, read: _Read) -> list[tuple[str, float]]:
         """Of the GPUs that have such a figure: not all do."""

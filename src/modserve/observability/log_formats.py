@@ -1,4 +1,4 @@
-"""How records look in the log: one line each, but for tracebacks that people read on a terminal.
+"""Formats of log records: one line each, except for tracebacks on a terminal.
 
 A record may carry more than its message: `fields` makes the argument `extra` of a logging call. The format json has
 these as keys; the others have their message alone, which says the same in words.

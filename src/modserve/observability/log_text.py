@@ -1,4 +1,4 @@
-"""Foreign texts in log lines: they cannot forge lines, colour the terminal, or fill the log."""
+"""Escapes and shortens foreign texts in log lines, so that they cannot forge lines or fill the log."""
 
 import re
 from typing import Final

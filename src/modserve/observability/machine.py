@@ -1,4 +1,4 @@
-"""CPU and memory of the machine, by Triton's names, as Linux says it in ``/proc``."""
+"""CPU and memory of the machine from Linux's ``/proc``, under Triton's names."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -37,13 +37,13 @@ class MachineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         if self._times is not None:
-            text = "The part of all cores' time in which they worked, from 0 to 1, between the last two readings"
+            text = "Utilization of all cores between the last two readings, from 0 to 1"
             yield family("nv_cpu_utilization", "gauge", text, [("", self._current())])
         memory = self._memory()
         if memory is not None:
             total, available = memory
-            yield family("nv_cpu_memory_total_bytes", "gauge", "Bytes of memory of the machine", [("", total)])
-            text = "Bytes of memory of the machine that are in use"
+            yield family("nv_cpu_memory_total_bytes", "gauge", "Total memory of the machine in bytes", [("", total)])
+            text = "Used memory of the machine in bytes"
             yield family("nv_cpu_memory_used_bytes", "gauge", text, [("", total - available)])
 
     def _current(self) -> float:

@@ -1,4 +1,4 @@
-"""How far loading has come, for those who wait: nothing where it is quick, else a line from time to time.
+"""Shows the progress of loading: a line from time to time, and nothing if loading is quick.
 
 On a terminal the line stands below the others, and changes.
 """

@@ -31,50 +31,58 @@ _Single: TypeAlias = tuple[str, str, Callable[[ModelStatistics], float]]
 
 _COUNTERS: tuple[_Single, ...] = (
     ("nv_inference_request_success", "Requests answered", lambda s: s.success.count),
-    ("nv_inference_count", "Inferences done: the batch sizes summed, cache hits left out", lambda s: s.inference_count),
+    ("nv_inference_count", "Inferences: the sum of batch sizes, without cache hits", lambda s: s.inference_count),
     ("nv_inference_exec_count", "Batches executed", lambda s: s.execution_count),
-    ("nv_inference_request_duration_us", "Microseconds of requests in all", lambda s: s.success.ns // 1000),
-    ("nv_inference_queue_duration_us", "Microseconds requests waited in all", lambda s: s.queue.ns // 1000),
+    ("nv_inference_request_duration_us", "Total microseconds of requests", lambda s: s.success.ns // 1000),
+    (
+        "nv_inference_queue_duration_us",
+        "Total microseconds that requests waited in the queue",
+        lambda s: s.queue.ns // 1000,
+    ),
     (
         "nv_inference_compute_input_duration_us",
-        "Microseconds spent on making the engine's inputs, in all",
+        "Total microseconds spent preparing the engine's inputs",
         lambda s: s.compute_input.ns // 1000,
     ),
     (
         "nv_inference_compute_infer_duration_us",
-        "Microseconds spent in the engine, in all",
+        "Total microseconds spent in the engine",
         lambda s: s.compute_infer.ns // 1000,
     ),
     (
         "nv_inference_compute_output_duration_us",
-        "Microseconds spent on taking the engine's outputs, in all",
+        "Total microseconds spent reading the engine's outputs",
         lambda s: s.compute_output.ns // 1000,
     ),
 )
 _CACHE_COUNTERS: tuple[_Single, ...] = (
     ("nv_cache_num_hits_per_model", "Requests answered from the cache", lambda s: s.cache_hit.count),
-    ("nv_cache_num_misses_per_model", "Requests run since the cache had no answer", lambda s: s.cache_miss.count),
+    (
+        "nv_cache_num_misses_per_model",
+        "Requests executed because the cache had no answer",
+        lambda s: s.cache_miss.count,
+    ),
     (
         "nv_cache_hit_duration_per_model",
-        "Microseconds spent on finding answers in the cache, in all",
+        "Total microseconds spent on cache hits",
         lambda s: s.cache_hit.ns // 1000,
     ),
     (
         "nv_cache_miss_duration_per_model",
-        "Microseconds spent on not finding answers in the cache and on keeping new ones, in all",
+        "Total microseconds spent on cache misses, including storing the answers",
         lambda s: s.cache_miss.ns // 1000,
     ),
 )
 _RESTARTS: tuple[_Single, ...] = (
-    ("modserve_instance_restarts_total", "Instances made anew after they were lost", lambda s: s.instance_restarts),
+    ("modserve_instance_restarts_total", "Lost instances that were replaced", lambda s: s.instance_restarts),
 )
 _GAUGES: tuple[_Single, ...] = (
-    ("nv_inference_pending_request_count", "Requests that wait to run", lambda s: s.pending),
-    ("nv_model_load_duration_secs", "Seconds that loading the version took", lambda s: s.load_ns / _NS),
+    ("nv_inference_pending_request_count", "Requests that wait in the queue", lambda s: s.pending),
+    ("nv_model_load_duration_secs", "Time of loading the version in seconds", lambda s: s.load_ns / _NS),
 )
 _TUNER: tuple[tuple[str, str, Callable[[TunerStatistics], float]], ...] = (
-    ("modserve_tuner_p99_goal_seconds", "What 99 of 100 requests shall stay below", lambda t: t.goal_ns / _NS),
-    ("modserve_tuner_p99_seconds", "What 99 of 100 requests stayed below lately", lambda t: t.p99_ns / _NS),
+    ("modserve_tuner_p99_goal_seconds", "Goal for the 99th percentile of the latency", lambda t: t.goal_ns / _NS),
+    ("modserve_tuner_p99_seconds", "Recent 99th percentile of the latency", lambda t: t.p99_ns / _NS),
     ("modserve_tuner_delay_seconds", "The queue delay that the tuner has set", lambda t: t.delay_ns / _NS),
     ("modserve_tuner_batch_size", "The batch size that the tuner has set", lambda t: t.batch_size),
 )
@@ -122,7 +130,7 @@ _LABELLED: tuple[tuple[str, str, str, str, Callable[[Servable], Mapping[str, flo
         "kind",
         _choices,
     ),
-    ("modserve_instances", "gauge", "Instances by state; lost ones are about to be made anew", "state", _instances),
+    ("modserve_instances", "gauge", "Instances by state; lost ones are being replaced", "state", _instances),
     (
         "nv_inference_request_failure",
         "counter",
@@ -133,14 +141,14 @@ _LABELLED: tuple[tuple[str, str, str, str, Callable[[Servable], Mapping[str, flo
     (
         "modserve_batches_closed",
         "counter",
-        "Batches executed, by why they did not grow any more",
+        "Batches executed, by the reason why they stopped growing",
         "reason",
         lambda model: model.statistics.close_reasons,
     ),
     (
         "modserve_batch_elements",
         "counter",
-        "Elements of the batches executed, and what filled them up",
+        "Elements of the batches executed: useful ones and padding",
         "kind",
         _elements,
     ),
@@ -154,8 +162,8 @@ _HISTOGRAMS: tuple[tuple[str, str, float, Callable[[ModelStatistics, bool], Hist
         _NS,
         lambda s, _: s.request_durations(),
     ),
-    ("modserve_queue_duration_seconds", "Time a request waited to run", _NS, lambda s, _: s.queue_histogram),
-    ("modserve_compute_duration_seconds", "Time of a request's execution", _NS, lambda s, _: s.compute_histogram),
+    ("modserve_queue_duration_seconds", "Time that a request waited in the queue", _NS, lambda s, _: s.queue_histogram),
+    ("modserve_compute_duration_seconds", "Time that a request was executed", _NS, lambda s, _: s.compute_histogram),
     ("modserve_batch_size", "Sizes of the batches executed", 1, lambda s, _: s.batch_size_histogram),
     (
         FIRST_RESPONSE,
@@ -168,29 +176,29 @@ _HISTOGRAMS: tuple[tuple[str, str, float, Callable[[ModelStatistics, bool], Hist
 
 _SUMMARIES: tuple[tuple[str, str, Callable[[LatencySummaries], Summary], bool], ...] = (
     ("nv_inference_request_summary_us", "Microseconds of requests", lambda s: s.request, False),
-    ("nv_inference_queue_summary_us", "Microseconds requests waited", lambda s: s.queue, False),
+    ("nv_inference_queue_summary_us", "Microseconds that requests waited in the queue", lambda s: s.queue, False),
     (
         "nv_inference_compute_input_summary_us",
-        "Microseconds spent on making the engine's inputs",
+        "Microseconds spent preparing the engine's inputs",
         lambda s: s.compute_input,
         False,
     ),
     ("nv_inference_compute_infer_summary_us", "Microseconds spent in the engine", lambda s: s.compute_infer, False),
     (
         "nv_inference_compute_output_summary_us",
-        "Microseconds spent on taking the engine's outputs",
+        "Microseconds spent reading the engine's outputs",
         lambda s: s.compute_output,
         False,
     ),
     (
         "nv_cache_hit_summary_us_per_model",
-        "Microseconds spent on finding answers in the cache",
+        "Microseconds spent on cache hits",
         lambda s: s.cache_hit,
         True,
     ),
     (
         "nv_cache_miss_summary_us_per_model",
-        "Microseconds spent on not finding answers in the cache and on keeping new ones",
+        "Microseconds spent on cache misses, including storing the answers",
         lambda s: s.cache_miss,
         True,
     ),
@@ -250,13 +258,13 @@ def _engines(models: Sequence[tuple[Mapping[str, str], Servable]]) -> Iterator[M
     """What runs each model, and of those whose engine was chosen by measuring, what the candidates took."""
     reports = [(labels, report) for labels, model in models if (report := engine_report(model))]
     rows = [(labelled({**labels, **_named(report)}), 1) for labels, report in reports]
-    yield family("modserve_engine_info", "gauge", "Always 1; the labels tell what runs a model", rows)
+    yield family("modserve_engine_info", "gauge", "Always 1; the labels name the engine of a model", rows)
     candidates = [
         (labelled({**labels, **_named(each)}), each)
         for labels, report in reports
         for each in _objects(report.get("candidates"))
     ]
-    for key, unit in (("seconds", "Seconds that an execution took"), ("error", "Difference from the reference")):
+    for key, unit in (("seconds", "Seconds of an execution"), ("error", "Difference from the reference")):
         measured = [(labels, value) for labels, each in candidates if isinstance(value := each.get(key), int | float)]
         text = f"{unit}, when the engine of a model was chosen"
         yield family(f"modserve_engine_candidate_{key}", "gauge", text, measured)

@@ -1,4 +1,4 @@
-"""The requests that failed lately, for people to look at. What clients send can neither fill it nor grow it."""
+"""The latest failed requests, for people to look at. Clients can neither fill nor grow this record."""
 
 import time
 from collections import OrderedDict

@@ -1,4 +1,4 @@
-"""The trace of one request that is sampled: its activities, and those of the requests that a model made for it."""
+"""The trace of one sampled request: its activities, and those of the requests that a model made for it."""
 
 import logging
 import time
@@ -24,7 +24,7 @@ MOST_OF_ONE = 32 * 1024 * 1024
 
 _STAMP_SIZE = 256
 """Roughly the bytes of memory that a stamp takes."""
-_CANCELLED = "nobody waits for the response any more"
+_CANCELLED = "nobody is waiting for the response any longer"
 
 
 class Failure(NamedTuple):
@@ -180,7 +180,7 @@ class Trace:
             raw = tensor.raw
             size = memoryview(raw).nbytes
             if self.size + size > MOST_OF_ONE:
-                _log.warning("trace %d: tensor '%s' of %d bytes is left out, it is too much", self.id, name, size)
+                _log.warning("trace %d: tensor '%s' is left out: its %d bytes are too many", self.id, name, size)
                 continue
             self.size += size
             # A copy: the memory may be the client's, or the engine's to use again.

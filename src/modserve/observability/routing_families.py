@@ -1,4 +1,4 @@
-"""What the metrics page says of the routings between the versions of models."""
+"""The metrics of the routings between the versions of models."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
@@ -33,7 +33,7 @@ def routing_families(figures: Sequence[RouteFigures | ShadowFigures]) -> Iterato
         for labels, each in shadows
         for outcome, count in each.outcomes.items()
     ]
-    text = "Copies of requests for a shadow, by what came of them"
+    text = "Copies of requests for a shadow, by outcome"
     yield "modserve_routing_shadow", "counter", text, outcomes
     in_flight = [(labels, float(each.in_flight)) for labels, each in shadows]
-    yield "modserve_routing_shadow_in_flight", "gauge", "Copies of requests that are on their way", in_flight
+    yield "modserve_routing_shadow_in_flight", "gauge", "Copies of requests in flight", in_flight

@@ -41,7 +41,7 @@ class ServerFigures:
     """By protocol, then by code; codes that never occurred may be absent."""
     spans: SpanFigures | None = None
     endings: Mapping[str, int] = field(default_factory=dict)
-    """gRPC connections that the server has ended before their time, by the reason."""
+    """gRPC connections that the server closed early, by reason."""
 
 
 _MEMORY: tuple[tuple[str, str, str, Callable[[MemoryBudget], float]], ...] = (
@@ -65,14 +65,14 @@ def server_families(figures: ServerFigures) -> Iterator[Metric]:
     build = {"version": figures.version, "python": platform.python_version()}
     if figures.form:
         build["form"] = figures.form
-    text = "Always 1; the labels tell which server this is"
+    text = "Always 1; the labels name the server"
     yield family("modserve_build_info", "gauge", text, [(labelled(build), 1)])
     engines = [
         {"backend": backend, "engine": name, "engine_version": version} for backend, name, version in figures.engines
     ]
-    text = "Always 1; the labels tell which engines are installed"
+    text = "Always 1; the labels name the installed engines"
     yield family("modserve_engine_installed_info", "gauge", text, [(labelled(each), 1) for each in engines])
-    yield family("modserve_ready", "gauge", "1 when inference may be sent", [("", figures.ready)])
+    yield family("modserve_ready", "gauge", "1 when the server accepts inference", [("", figures.ready)])
     text = "Always 1; the label is a model version's state"
     yield family("modserve_model_state", "gauge", text, [(labelled(_state(entry)), 1) for entry in figures.index])
     failed = [(labelled(_version(*key)), count) for key, count in sorted(figures.failed_loads.items(), key=str)]
@@ -87,7 +87,7 @@ def server_families(figures: ServerFigures) -> Iterator[Metric]:
         rows = [(labelled({"code": code}), count) for code, count in counts.items()]
         yield family(f"modserve_{protocol}_responses_total", "counter", text, rows)
     rows = [(labelled({"reason": reason}), count) for reason, count in sorted(figures.endings.items())]
-    text = "gRPC connections that the server has ended before their time, by the reason"
+    text = "gRPC connections that the server closed early, by reason"
     yield family("modserve_grpc_connections_ended_total", "counter", text, rows)
     for name, kind, text, value in _MEMORY:
         yield family(name, kind, text, [("", value(figures.memory))])

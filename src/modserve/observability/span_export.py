@@ -99,7 +99,7 @@ class Losses:
                 return
             new, self._logged = sum(self.dropped.values()) - self._logged, sum(self.dropped.values())
             self._next_s = now_s + _AGAIN_S
-        _log.warning("%d spans of traces are lost: %s%s", new, why, f" ({self.reason})" if self.reason else "")
+        _log.warning("%d trace spans were lost: %s%s", new, why, f" ({self.reason})" if self.reason else "")
 
     @property
     def waiting(self) -> int:

@@ -1,4 +1,4 @@
-"""What the metrics page says of spans."""
+"""The metrics of exported spans."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, TypeAlias
@@ -7,7 +7,7 @@ Family: TypeAlias = tuple[str, str, str, list[tuple[dict[str, str], float]]]
 """Name, kind, help, and the samples with their labels."""
 
 QUEUE_FULL = "the queue is full"
-EXPORT_FAILED = "the collector did not take them"
+EXPORT_FAILED = "the collector did not accept them"
 STOPPED = "the server stopped"
 OVERLOADED = "too many traces wait to be made into spans"
 _REASONS = {
@@ -30,7 +30,7 @@ def span_families(figures: SpanFigures | None) -> Iterator[Family]:
     """None where traces are no spans."""
     if figures is None:
         return
-    yield "modserve_trace_spans_exported_total", "counter", "Spans that a collector took", [({}, figures.exported)]
+    yield "modserve_trace_spans_exported_total", "counter", "Spans that a collector accepted", [({}, figures.exported)]
     dropped = [({"reason": label}, float(figures.dropped.get(why, 0))) for why, label in _REASONS.items()]
-    yield "modserve_trace_spans_dropped_total", "counter", "Spans that were lost, by why", dropped
+    yield "modserve_trace_spans_dropped_total", "counter", "Spans that were lost, by reason", dropped
     yield "modserve_trace_spans_waiting", "gauge", "Spans that wait to be sent", [({}, figures.waiting)]

@@ -76,7 +76,7 @@ class Tracer:
         self.on = False
         self._look()
         if reason := problem(self._start):
-            _log.warning("nothing is traced: %s; say '--trace-config triton,file=PATH' and a rate above 0", reason)
+            _log.warning("nothing is traced: %s; set '--trace-config triton,file=PATH' and a rate above 0", reason)
 
     def __repr__(self) -> str:
         models = [name for name in self._settings if name]

@@ -149,7 +149,7 @@ class Writer:
     """
 
     def __init__(
-        self, most: int = MOST_PENDING, too_much: str = f"traces are left out: {MOST_PENDING} bytes of them wait"
+        self, most: int = MOST_PENDING, too_much: str = f"traces are left out because {MOST_PENDING} bytes of them wait"
     ) -> None:
         self._most = most
         self._too_much = too_much

@@ -1,4 +1,4 @@
-"""Who is traced: the settings of a model or of all models in use, their counts, and the destination of their traces."""
+"""Sampling of traces: the settings of one or all models, their counts, and the destination of their traces."""
 
 from collections.abc import Mapping
 from dataclasses import replace

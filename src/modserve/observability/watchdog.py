@@ -1,4 +1,4 @@
-"""Watches how long the event loop is held, and by what.
+"""Watches what blocks the event loop, and for how long.
 
 Everything that clients see happens on one thread. A callback that does not return holds up every connection, including
 liveness probes. A timer beats on the loop every `PERIOD_S`; the loop's lag is how late a beat comes.
@@ -79,7 +79,7 @@ class Watchdog(Collector):
             self._thread.join()
 
     def collect(self) -> Iterator[Metric]:
-        text = "How late the event loop got round to what was due"
+        text = "Delay of due callbacks on the event loop"
         yield histogram_family("modserve_event_loop_lag_seconds", text, 1e9, [("", self.lag)])
 
     def _stamp(self) -> None:
@@ -101,7 +101,7 @@ class Watchdog(Collector):
         process_ns = time.process_time_ns() - self._process_cpu_ns
         if max(own_ns, process_ns) < _ITS_OWN_DOING * lag_ns:
             _log.warning(
-                "the process stood still for %.3f s: it was stopped, or the machine or the container gave it no CPU",
+                "the process did not run for %.3f s: it was stopped, or the machine or container gave it no CPU time",
                 lag_ns / 1e9,
             )
         else:

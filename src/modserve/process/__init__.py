@@ -1,1 +1,1 @@
-"""What a server process is: how it is put together, its ports and its metrics page, and the processes above it."""
+"""A server process: its composition, its ports, its metrics page, and the supervisor above it."""

@@ -151,7 +151,7 @@ class InferenceServer(LocalServer):
         settings = self.settings
         limit = settings.model_memory_limit.of(allowed_memory()) // workers
         if settings.model_memory_limit != MemoryLimit() and not limit:
-            _log.warning("--model-memory-limit has no effect: the system does not say how much memory there is")
+            _log.warning("--model-memory-limit has no effect: the system does not report the size of its memory")
         return Residency(
             limit,
             lazy=settings.load_lazily == "true" or (settings.load_lazily == "auto" and limit > 0),

@@ -1,4 +1,4 @@
-"""Child processes of a supervisor: how they start, what their ends mean, and the signals that it gets."""
+"""Child processes of a supervisor: starting them, explaining their ends, and receiving signals for them."""
 
 import ctypes
 import os
@@ -23,13 +23,13 @@ _HEALTHY_S = 60.0
 _LONGEST_DELAY_S = 60.0
 
 _MEANINGS: Mapping[int, str] = {
-    signal.SIGABRT: "native code gave up, after a failed check or allocation",
-    signal.SIGBUS: "native code used memory that is not there; a mapped file may have been cut, or /dev/shm is full",
-    signal.SIGFPE: "an engine divided by zero or overflowed natively",
+    signal.SIGABRT: "native code aborted, after a failed check or allocation",
+    signal.SIGBUS: "native code accessed memory that does not exist; a mapped file was truncated, or /dev/shm is full",
+    signal.SIGFPE: "native code divided by zero or overflowed",
     signal.SIGILL: "native code used an instruction that this CPU does not have",
-    signal.SIGKILL: "somebody ended it by force, mostly the kernel for lack of memory",
-    signal.SIGSEGV: "an engine or a library used memory that is not its own",
-    signal.SIGSYS: "a system call was made that is forbidden here",
+    signal.SIGKILL: "it was ended by force, usually by the kernel for lack of memory",
+    signal.SIGSEGV: "native code accessed memory that it does not own",
+    signal.SIGSYS: "it made a system call that is forbidden here",
 }
 
 _PR_SET_PDEATHSIG = 1

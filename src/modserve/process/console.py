@@ -1,4 +1,4 @@
-"""What is printed for the person at the terminal: at a server's start, and by commands that start none."""
+"""Text for the terminal: at the start of a server, and from commands that do not start one."""
 
 import json
 import shlex

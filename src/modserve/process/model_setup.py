@@ -1,4 +1,4 @@
-"""What settings say of models: where they are, which load at the start, and how; for a server and for commands."""
+"""The models of the settings: where they are, which load at the start, and how; for a server and for commands."""
 
 import logging
 import os
@@ -49,7 +49,7 @@ def named_files(settings: Settings) -> NamedFiles:
             file = _file(path, installed)
             own = name or file.name
         elif name not in ("", own):
-            raise invalid(f"the model in '{written}' is called '{own}', as its directory: it cannot be '{name}'")
+            raise invalid(f"the model in '{written}' is called '{own}' after its directory, not '{name}'")
         check_model_name(own)
         if own in files or own in directories:
             raise invalid(f"two models are called '{own}'; NAME=FILE gives one of them another name")

@@ -1,4 +1,4 @@
-"""Whether a port can be opened, and what is said when it cannot."""
+"""Checks whether a port can be opened, and explains why not."""
 
 import asyncio
 import contextlib

@@ -1,17 +1,17 @@
-"""The parent process of ``modserve serve --supervise`` and ``--workers N``: starts what serves, and replaces the dead.
+"""The parent process of ``modserve serve --supervise`` and ``--workers N``: starts the servers and restarts them.
 
 Engines run native code in the server's process, so a fault in one of them ends the whole process, and no handler inside
-can prevent it. This process stays outside. It imports very little, so that little can go wrong in it; of several
-workers it holds the ports' numbers, by sockets that do not listen. As process 1 of a container it also reaps orphans.
+can prevent it. This process stays outside. It imports very little, so that little can go wrong in it. With several
+workers it reserves the ports by sockets that do not listen. As process 1 of a container it also reaps orphans.
 
-- A child that crashes is started again, later and later as long as that does not help.
-- Several workers: one that ends in order without a stop of the server (somebody has sent it SIGTERM) is replaced at
-  once. One that fails at its first start, before it has served, ends the server: another start would not help.
-- Several workers: the first SIGTERM or SIGINT drains them one after the other, each of which gets its part of the grace
-  period for itself, while those behind it still serve. What has not ended with the grace period is ended by force.
-- A server alone: a failed start and an end in order are the end. It knows its grace period itself.
-- Every other signal that asks for the end goes to all children at once. SIGHUP does, too, and ends none: they open the
-  log file anew, and so does this process.
+- A child that crashes is started again, with longer and longer delays while it keeps crashing.
+- Several workers: a worker that ends normally while the server runs (after a SIGTERM to that worker) is replaced at
+  once. A worker that fails at its first start, before it has served, ends the server: another start would not help.
+- Several workers: the first SIGTERM or SIGINT drains them one after the other. Each gets its part of the grace period,
+  and the others serve meanwhile. Workers that still run at the end of the grace period are killed.
+- A single server: a failed start or a normal end ends the supervisor too. The server keeps the grace period itself.
+- Every other signal that requests the end goes to all children at once. SIGHUP does, too, and ends none: they reopen
+  the log file, and so does this process.
 """
 
 import logging
@@ -125,7 +125,7 @@ class Supervisor:
             self._drain_next(now_s)
         if self._end_s is not None and now_s >= self._end_s:
             self._end_s = None
-            _log.error("the grace period is over: the workers that are left end now")
+            _log.error("the grace period is over: the remaining workers are killed")
             self.code = max(self.code, 1)
             self._over_time = True
             self._send_all(signal.SIGTERM)
@@ -164,7 +164,7 @@ class Supervisor:
         if self._is_final(child, end):
             self.stopping, self.code = True, end.code
             if self._workers is not None:
-                _log.error("%s %s at its start: the server stops", self._name(child), end.text)
+                _log.error("%s %s during startup: the server stops", self._name(child), end.text)
                 self._patient = True
                 self._end_s = now_s + self._workers.grace_s + _LAST_WORDS_S
                 self._send_all(signal.SIGTERM)

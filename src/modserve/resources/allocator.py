@@ -126,7 +126,7 @@ class Trimmer:
         if not trimming.cancelled() and not self._loop.is_closed():
             before, self._floor = self._last, self._slack()
             self._last = self._floor
-            _log.debug("gave %d MB of memory back to the system", max(0, before - self._floor) // 2**20)
+            _log.debug("returned %d MB of memory to the system", max(0, before - self._floor) // 2**20)
             self._timer = self._loop.call_later(LOOK_S, self._look)
 
 

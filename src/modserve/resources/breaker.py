@@ -1,4 +1,4 @@
-"""Keeps requests from waiting for something that has failed lately."""
+"""A circuit breaker: requests do not wait for a service that has failed recently."""
 
 import asyncio
 import logging

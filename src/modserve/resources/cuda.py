@@ -120,7 +120,7 @@ def _find(load: Callable[[], ctypes.CDLL | None]) -> _Driver | None:
         driver.call("cuInit", 0)
         driver.call("cuDeviceGetCount", ctypes.byref(count))
     except _DriverError as error:
-        _log.warning("there is a CUDA driver, but it cannot be used: %s", error)
+        _log.warning("the CUDA driver cannot be used: %s", error)
         return None
     return driver if count.value else None
 

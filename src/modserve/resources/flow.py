@@ -173,7 +173,7 @@ def _call_all(callbacks: list[Callable[[], None]]) -> None:
         try:
             callback()
         except Exception:
-            _log.exception("an engine failed when it heard that there is room for responses")
+            _log.exception("an engine failed when it was notified of room for responses")
 
 
 def _nothing(waiting: int) -> None: ...

@@ -1,9 +1,9 @@
-"""Responses as bytes that other processes keep, and from which only these responses come again.
+"""The stored form of responses, which other processes may keep.
 
     MAGIC  digest (16)  length of the head (4)  head (JSON)  tensors, raw, one after the other
 
-The digest covers the request's key and all that follows it: what is cut off, changed, of another version of this form
-or kept under another key is recognised. Nothing is executed on the way back.
+The digest covers the request's key and everything after the digest. It reveals bytes that are truncated, changed, of
+another version, or stored under another key. Reading executes nothing.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ def to_bytes(key: bytes, response: InferenceResponse) -> bytes:
 def from_bytes(key: bytes, kept: bytes) -> InferenceResponse:
     """The response to the request with this key, with an empty id. Its tensors are views. Raises `UnusableError`."""
     if not kept.startswith(MAGIC) or len(kept) < _HEAD_AT:
-        raise UnusableError("it is none of this version's responses")
+        raise UnusableError("it is not a response of this version")
     body = memoryview(kept)[len(MAGIC) + _DIGEST :]
     if _digest(key, body) != kept[len(MAGIC) : len(MAGIC) + _DIGEST]:
         raise UnusableError("its digest is wrong")
@@ -76,7 +76,7 @@ def _read(body: memoryview) -> InferenceResponse:
         at += output.size
         tensor = outputs[output.name] = Tensor.from_raw(output.datatype, output.shape, raw)
         if not output.datatype.size and tensor.count_elements() != math.prod(output.shape):
-            raise ValueError(f"output '{output.name}' has another number of elements than its shape")
+            raise ValueError(f"output '{output.name}' has a number of elements that does not match its shape")
     if at != len(body):
         raise ValueError(f"{len(body)} bytes, expected {at}")
     parameters: dict[str, ParameterValue] = {str(name): value for name, value in head["parameters"].items()}

@@ -1,4 +1,4 @@
-"""The memory that this process may use: the smallest of the limits of its container, its user and the machine."""
+"""The memory that this process may use: the smallest limit of its container, its user and the machine."""
 
 import resource
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The number of connections that the process may have open: each takes a file descriptor, and so do other things."""
+"""The number of connections that the limit on open files allows."""
 
 import logging
 import os

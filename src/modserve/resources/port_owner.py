@@ -1,4 +1,4 @@
-"""Who has a port of this machine, as Linux tells it in /proc: of processes of other users only root gets to know."""
+"""Which process has a port of this machine, from Linux's /proc. Only root sees the processes of other users."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -22,7 +22,7 @@ def connect(settings: RedisSettings) -> "RedisStore":
         from redis.exceptions import RedisError
     except ImportError as error:
         raise unavailable(
-            f"--cache-config=redis,… needs the library redis ({error}); install it by: pip install 'modserve[redis]'"
+            f"--cache-config=redis,… needs the library redis ({error}); install it with: pip install 'modserve[redis]'"
         ) from error
 
     class NamedConnection(SSLConnection):

@@ -1,8 +1,7 @@
 """Responses in a store that several servers share, such as a Redis.
 
-The store may be away, slow, full or full of other things: then nothing is kept, and requests run. A request waits for
-it for a fixed time at most, and not at all once it has failed several times. What is kept is written while nobody
-waits.
+If the store is unreachable, slow or full, nothing is kept and requests run. A request waits for the store for a limited
+time, and not at all after several failures in a row. Responses are written in the background.
 """
 
 import asyncio
@@ -135,7 +134,7 @@ class SharedCache:
             async with asyncio.timeout(_WRITE_S):
                 await self._store.set(name, value, self._ttl_s)
         except TimeoutError:
-            self._writing.failed(f"a response was not taken in {_WRITE_S:g} s")
+            self._writing.failed(f"a response was not accepted within {_WRITE_S:g} s")
         except CacheStoreError as error:
             self._writing.failed(error)
         except ValueError as error:  # a parameter that JSON does not have

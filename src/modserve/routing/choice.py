@@ -1,4 +1,4 @@
-"""Which route a request takes: by weights one after the other, or by the hash of a key."""
+"""Chooses the route of a request: by weights in turn, or by the hash of a key."""
 
 import hashlib
 import math

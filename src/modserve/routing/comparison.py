@@ -1,4 +1,4 @@
-"""Whether two responses say the same."""
+"""Compares two responses."""
 
 from collections.abc import Mapping
 

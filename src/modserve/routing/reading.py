@@ -1,4 +1,4 @@
-"""A routing as clients and configurations write it, in JSON. Every mistake is refused with its place."""
+"""Parses a routing from the JSON of clients and configurations. Each mistake is refused with its place."""
 
 import json
 import math
@@ -52,9 +52,9 @@ def check(routing: Routing, config: ModelConfig) -> None:
 def unfit(routing: Routing, *, decoupled: bool, sequences: bool) -> str:
     """What a model that is decoupled or has sequences cannot have; empty if there is nothing."""
     if routing.shadow is not None and decoupled:
-        return "routing.shadow is not possible for a decoupled model: its responses to one request may be any number"
+        return "routing.shadow is not possible for a decoupled model: it may send any number of responses to a request"
     if routing.shadow is not None and sequences:
-        return "routing.shadow is not possible for a model with sequences: a copy of some of their requests is none"
+        return "routing.shadow is not possible for a model with sequences: a sequence cannot be copied in part"
     return ""
 
 
@@ -112,12 +112,12 @@ def _shadow(value: object, labels: Mapping[str, int], split: Mapping[str, float]
     members = _object(value, here, ("version", "share", "tolerance", "max_in_flight"), needed=("version", "share"))
     version = _version(members["version"], labels, f"{here}.version")
     if not split:
-        raise invalid(f"{here} needs a routing.split, which says what responds to the clients")
+        raise invalid(f"{here} needs a routing.split, which selects the version that responds to clients")
     for route, weight in split.items():
         if weight and _version(route, labels, here) == version:
             raise invalid(
-                f"{here}.version is {version}, to which routing.split gives a weight: copies of requests would delay "
-                "those that clients wait for. Leave it out of the split, or give it a weight of 0"
+                f"{here}.version is {version}, to which routing.split gives a weight: copies would delay "
+                "the requests of clients. Leave it out of the split, or give it a weight of 0"
             )
     share = _number(members["share"], f"{here}.share", 0, 1)
     if not share:
@@ -138,7 +138,7 @@ def _rollback(value: object, split: Mapping[str, float]) -> Rollback:
     route = _route(members["version"], f"{here}.version", split)
     others = {name: weight for name, weight in split.items() if name != route and weight}
     if not others:
-        raise invalid(f"{here} needs another version with a weight in routing.split, to which the requests then go")
+        raise invalid(f"{here} needs another version with a weight in routing.split to take over the requests")
     baseline = _route(members.get("baseline", max(others, key=others.__getitem__)), f"{here}.baseline", split)
     if baseline == route:
         raise invalid(f"{here}.baseline is '{baseline}' itself, expected another route of routing.split")
@@ -148,7 +148,7 @@ def _rollback(value: object, split: Mapping[str, float]) -> Rollback:
     last = _whole(members.get("last_requests", 200), f"{here}.last_requests", 1, _MOST_LOOKED_AT)
     least = _whole(members.get("least_requests", min(20, last)), f"{here}.least_requests", 1, _MOST_LOOKED_AT)
     if least > last:
-        raise invalid(f"{here}.least_requests is {least}, more than the last_requests that are looked at, {last}")
+        raise invalid(f"{here}.least_requests is {least}, which is more than last_requests, {last}")
     return Rollback(
         route,
         baseline,

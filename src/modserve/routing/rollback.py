@@ -1,4 +1,4 @@
-"""When a version loses its weight: what its latest requests were like, and what is too bad."""
+"""Decides when a version loses its weight, by the failures and latencies of its latest requests."""
 
 from collections import deque
 from dataclasses import dataclass

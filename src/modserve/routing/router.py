@@ -119,7 +119,7 @@ class Router:
         for route in self.routes:
             if route.name == name and route.rolled_back is None:
                 route.rolled_back = RolledBack(reason, self._now_ms())
-                text = "model '%s', version %d: rolled back, it gets none of the requests that name no version: %s"
+                text = "model '%s', version %d: rolled back, requests that name no version no longer go to it: %s"
                 _log.warning(text, self.name, route.version, reason)
 
     @property

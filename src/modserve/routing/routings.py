@@ -1,4 +1,4 @@
-"""The routings of all models: where each is from, how long it lasts, and what may be asked of it."""
+"""The routings of all models: their origin, their lifetime, and the operations on them."""
 
 import json
 import logging
@@ -72,7 +72,7 @@ class Routings:
             former = self._routers.get(name)
             if former is not None and former.source == API:
                 self._routers[name] = self._router(name, Routing(), ENDED)
-                _log.info("model '%s': the routing that a client had set is deleted", name)
+                _log.info("model '%s': deleted the routing that a client had set", name)
             return
         routing = reading.read(document)
         reading.check(routing, latest.config)

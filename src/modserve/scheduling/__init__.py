@@ -1,1 +1,1 @@
-"""When, and with whom, a request runs: rules as pure functions, and a thin loop on the event loop that applies them."""
+"""Scheduling: pure rules that decide when requests run and in which batch, and a thin loop that applies them."""

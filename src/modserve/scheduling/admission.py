@@ -1,4 +1,4 @@
-"""The gate before a queue: it refuses at once what would come too late, by prediction."""
+"""Admission to a queue: requests that are predicted to be too late are refused at once."""
 
 from collections.abc import Callable, Sequence
 
@@ -70,8 +70,8 @@ class Gate:
         self, inflight: Inflight, waiting_ns: int, allowed_ns: int, retry_after_ns: int, execution: str
     ) -> OverloadedError:
         return OverloadedError(
-            f"{inflight.request.label}Request refused, it would come too late: predicted {waiting_ns / 1e6:.1f} ms "
-            f"in the queue{execution}, allowed {allowed_ns / 1e6:.1f} ms",
+            f"{inflight.request.label}Request refused because it would be too late: predicted "
+            f"{waiting_ns / 1e6:.1f} ms in the queue{execution}, allowed {allowed_ns / 1e6:.1f} ms",
             retry_after_ns,
             too_many=self._options.too_many,
         )

@@ -1,4 +1,4 @@
-"""How many of the requests that may share a batch run together, and when: pure rules over order, sizes and ages."""
+"""Decides how many requests run together and when: pure rules over order, sizes and ages."""
 
 import enum
 from collections.abc import Callable, Iterable, Iterator, Sequence

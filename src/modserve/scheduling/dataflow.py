@@ -1,4 +1,4 @@
-"""Which steps of an ensemble are ready, given the tensors that are there: pure rules over the graph of its steps.
+"""Decides which steps of an ensemble are ready, by the available tensors: pure rules over the graph of its steps.
 
 The rules are those of Triton's ensemble scheduler (core, ensemble_scheduler.cc). Conditions are an addition.
 """
@@ -126,7 +126,7 @@ class Wave:
             self._writers[name] = left
             known = self._entries.get(name)
             if isinstance(known, Value) and isinstance(entry, Value):
-                raise invalid(f"more than one step gave tensor '{name}': of their conditions at most one may hold")
+                raise invalid(f"more than one step produced tensor '{name}': at most one of their conditions may hold")
             if known is None or known is Absence.SKIPPED:
                 self._entries[name] = entry
             if waited_ns:

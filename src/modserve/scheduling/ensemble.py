@@ -1,7 +1,7 @@
-"""Ensembles: the scheduler of one, and each request to it, which starts its steps as their inputs come.
+"""The scheduler of an ensemble. Each request starts the steps of the ensemble as their inputs arrive.
 
-Three files, each of which builds on those behind it: this one, `ensemble_step` (one step of a request, which calls its
-run back), `dataflow` (pure rules, which say what is ready).
+Three files, each of which uses the next: this one, `ensemble_step` (one step of a request, which calls its run back),
+and `dataflow` (pure rules that decide which steps are ready).
 """
 
 import copy

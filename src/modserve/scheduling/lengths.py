@@ -1,4 +1,4 @@
-"""The requests of a group that wait, by length: for rules that choose by length who shares a batch."""
+"""The waiting requests of a group, sorted by length, for rules that form batches by length."""
 
 from bisect import bisect_left, insort
 from collections import OrderedDict

@@ -1,4 +1,4 @@
-"""The queue for models whose requests differ in urgency, or in whom they may share a batch with.
+"""The queue for models whose requests differ in urgency, or that may share a batch only with some others.
 
 Requests are ordered in two ways at once. `_Level`: the requests of one level of urgency, 0 being the most urgent, in
 the order in which they came there. `_Group`: the requests that may share a batch because they have the same

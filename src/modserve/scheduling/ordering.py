@@ -1,4 +1,4 @@
-"""Responses in the order of the requests, as ``preserve_ordering`` of the dynamic batcher wants them."""
+"""Delivers responses in the order of the requests, for ``preserve_ordering`` of the dynamic batcher."""
 
 import logging
 from collections import deque

@@ -1,4 +1,4 @@
-"""How long batches are likely to run, and how long a request is likely to wait, by the executions so far."""
+"""Predicts how long batches run and how long a request waits, from the executions so far."""
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The thin loop around a batching rule: the direct scheduler and the dynamic batcher are this, with their rules."""
+"""The scheduler around a batching rule. It is the direct scheduler or the dynamic batcher, depending on the rule."""
 
 from collections.abc import Callable, Iterable
 from typing import Generic

@@ -1,6 +1,6 @@
 """The sequence scheduler: the requests of a sequence run in order, one at a time, on one instance.
 
-As Triton's (core, SequenceBatchScheduler). Each instance has places for sequences. A sequence has a place from its
+It follows Triton's SequenceBatchScheduler. Each instance has places for sequences. A sequence has a place from its
 first request until its end; if all are taken it waits in the backlog. A `Lane`, one for each instance, forms batches of
 the sequences that have a place there.
 

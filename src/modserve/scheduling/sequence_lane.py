@@ -1,4 +1,4 @@
-"""The instances as a sequence scheduler sees them: their free places, and a *lane* for each, which forms its batches.
+"""The instances of a sequence scheduler: their free places, and a *lane* for each, which forms its batches.
 
 A lane has at most one request of each of the instance's sequences, the next one. A request that leaves without having
 run goes to the `OnDrop` that the lane was made with. Until it runs, calling its `on_cancel` makes it leave.

@@ -1,4 +1,4 @@
-"""A server without sockets: the interface that front ends see, and the server of one process."""
+"""A server without sockets: its interface to front ends, and the server of one process."""
 
 from .interface import Phase, Readiness, Server
 

@@ -1,4 +1,4 @@
-"""Inference without a wire: requests made of arrays, and their responses awaited."""
+"""Inference without a protocol: makes requests from arrays and awaits their responses."""
 
 import asyncio
 import math

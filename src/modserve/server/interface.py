@@ -1,7 +1,7 @@
-"""What front ends see of a server: that of one process, or several processes that act as one.
+"""The interface of a server to its front ends: of one process, or of several processes that act as one.
 
-An inference, and whatever else needs the models themselves, concerns the process that the call came in at. The calls
-that are coroutines concern the whole server.
+Inference, and everything else that needs the models themselves, concerns the process that receives the call. Coroutines
+concern the whole server.
 """
 
 import enum

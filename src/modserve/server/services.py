@@ -1,4 +1,4 @@
-"""What a server is made with, beside its models."""
+"""The services that a server uses besides its models."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -63,7 +63,7 @@ def cache_settings(value: object) -> object:
     entries = [entry for group in value for entry in group]
     names = {name for name, _, _ in entries}
     if len(names) > 1:
-        raise ValueError(f"there can be one cache only, and these are {' and '.join(sorted(names))}")
+        raise ValueError(f"only one cache is possible, got {' and '.join(sorted(names))}")
     (name,) = names
     values = {key: _read(key, _READERS[name][key], text) for _, key, text in entries}
     return _local(values) if name == "local" else _redis(values)
@@ -80,11 +80,11 @@ def _redis(values: Mapping[str, Any]) -> CacheSettings:
         raise ValueError("cache 'redis' needs its address: 'redis,host=<name>' and 'redis,port=<number>'")
     tls = {"cert", "key", "cacert", "cacert_dir", "sni"} & values.keys()
     if tls and not values.get("tls_enabled"):
-        raise ValueError(f"cache 'redis' has '{min(tls)}' without 'tls_enabled=true': the connection would be plain")
+        raise ValueError(f"cache 'redis' has '{min(tls)}' without 'tls_enabled=true': it would have no effect")
     if ("cert" in values) != ("key" in values):
         raise ValueError("cache 'redis' needs both of 'cert' and 'key', or neither")
     if find_spec("redis") is None:
-        raise ValueError("cache 'redis' needs the library redis; install it by: pip install 'modserve[redis]'")
+        raise ValueError("cache 'redis' needs the library redis; install it with: pip install 'modserve[redis]'")
     renamed = {
         "tls_enabled": "tls",
         "connect_timeout": "connect_timeout_s",
@@ -141,7 +141,7 @@ def _switch(text: str) -> bool:
     return text.lower() == "true"
 
 
-_REFUSED_SIZE = "its room is the 'maxmemory' of the Redis; 'entry_size' is the longest response that is kept"
+_REFUSED_SIZE = "the size of a Redis is its 'maxmemory'; 'entry_size' is the size of the largest response that is kept"
 _SIZE = _number(0, 2**62)
 _Reader = Callable[[str], Any]
 _READERS: Mapping[str, Mapping[str, _Reader | str]] = {

@@ -1,4 +1,4 @@
-"""Where the example models are: in the package as it is installed, or beside its source."""
+"""The place of the example models: in the installed package, or beside its source."""
 
 from pathlib import Path
 

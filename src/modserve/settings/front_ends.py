@@ -1,4 +1,4 @@
-"""The settings of HTTP and gRPC, which their front ends get as they are here."""
+"""The settings of HTTP and gRPC, which are passed to the front ends unchanged."""
 
 from functools import partial
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How much work may be done on the event loop, and how much may wait: no options, but values for all front ends."""
+"""Limits for work on the event loop and for waiting work. They are no options, but constants for all front ends."""
 
 from dataclasses import dataclass
 

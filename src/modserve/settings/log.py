@@ -1,4 +1,4 @@
-"""The options of log lines and of what requests are called in them."""
+"""The options of log lines and request ids."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The options that say when models are in memory."""
+"""The options for loading models on demand and unloading them."""
 
 import re
 from typing import Annotated, Any, Literal

@@ -1,4 +1,4 @@
-"""Options that earlier versions had: still accepted, with a warning that says why they are gone."""
+"""Options of earlier versions that are still accepted, with a warning that says why they were removed."""
 
 from collections.abc import Mapping
 

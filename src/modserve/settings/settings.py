@@ -1,4 +1,4 @@
-"""Every setting of a server: its field, type, limits, default and help, which is all there is to write for an option.
+"""Every setting of a server: its field, type, limits, default and help. Nothing else is needed for an option.
 
 Those of HTTP and gRPC are in `front_ends`.
 """
@@ -346,10 +346,10 @@ class Settings(BaseModel):
         if self.example:
             example_models()
         elif not (self.model_repository or self.python_model or self.model_file):
-            raise ValueError("no model repository given; say '--model-repository DIR'")
+            raise ValueError("no model repository given; set '--model-repository DIR'")
         for refused, text in ((self.deny_code, "deny-code"), (self.require_digests, "require-digests")):
             if refused and self.python_model:
-                raise ValueError(f"option '--{text}' refuses all Python models, and '--python-model' names some")
+                raise ValueError(f"option '--{text}' refuses all Python models, but '--python-model' names some")
         return self
 
     @model_validator(mode="after")

@@ -1,6 +1,6 @@
-"""Settings from the command line, which wins over the environment, which wins over an option file in YAML or TOML.
+"""Settings from the command line, the environment and an option file in YAML or TOML, in this order of precedence.
 
-Each source is read into entries: an option's name, a text, and its place. What the texts mean is the same for all.
+Each source is read into entries: an option's name, a text, and its place. Texts mean the same in all sources.
 """
 
 import os

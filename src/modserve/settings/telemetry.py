@@ -78,7 +78,7 @@ def check_library() -> None:
     needed = ("opentelemetry.sdk.trace", *exporters)
     if not all(map(_is_installed, needed)):
         raise ValueError(
-            "trace mode 'opentelemetry' needs the library of OpenTelemetry; install it by: pip install 'modserve[otel]'"
+            "trace mode 'opentelemetry' needs the OpenTelemetry library; install it with: pip install 'modserve[otel]'"
         )
 
 

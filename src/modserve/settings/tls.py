@@ -1,4 +1,4 @@
-"""Where certificates are."""
+"""The files of certificates and keys for TLS."""
 
 from dataclasses import dataclass
 from pathlib import Path

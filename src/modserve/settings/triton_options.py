@@ -1,6 +1,6 @@
-"""tritonserver's options that modserve does not have, which are accepted without effect, and why that harms nobody.
+"""tritonserver's options that modserve accepts without effect, and why ignoring them is harmless.
 
-An option whose absence would change what models respond, who may call, or where, must act or be refused; there is none.
+An option belongs here only if ignoring it changes neither responses, nor who may call, nor where.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What options mean: the types of settings, and how texts become their values, in tritonserver's syntax.
+"""The types of settings, and how texts become their values, in tritonserver's syntax.
 
 Functions that read a text raise ValueError, and so do those that check a value.
 """
@@ -122,7 +122,7 @@ _TRACE_LEVELS = {
 def level_name(text: str) -> str:
     level = _TRACE_LEVELS.get(text.lower())
     if level is None:
-        raise ValueError(f"invalid value for trace level option: {text}; OFF, TIMESTAMPS or TENSORS is needed")
+        raise ValueError(f"invalid value for trace level option: {text}; expected OFF, TIMESTAMPS or TENSORS")
     return level
 
 

@@ -62,7 +62,7 @@ def content(response: bytes) -> bytes:
         raise PeerDiedError("the worker died before its response was complete")
     status = int(status_line.split(" ")[1])
     if status == GONE:
-        raise PeerLostError("the worker is about to end")
+        raise PeerLostError("the worker is shutting down")
     if status != 200:
-        raise unavailable(f"a worker refused a call of another one with status {status}: {body.decode('latin-1')}")
+        raise unavailable(f"a worker refused another worker's call with status {status}: {body.decode('latin-1')}")
     return body

@@ -1,4 +1,4 @@
-"""What a worker serves at its own socket: calls of the other workers, and HTTP as at the port."""
+"""The socket of a worker: it serves calls of the other workers, and HTTP like the port."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping

@@ -1,7 +1,7 @@
 """A change is made in all workers or in none, one change at a time.
 
-What is about to happen is written down before it begins. A worker that dies in the middle of a change leaves that note,
-and whoever changes something next, the worker in its place included, first undoes what the dead one had begun.
+The coordinator records each change before it begins. If its worker dies in the middle of a change, the record remains,
+and the next coordinator, in the replacement or in any other worker, first undoes that change.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ class Coordinator:
             try:
                 await self._peers.call(index, "change", change, number)
             except PeerDiedError:
-                died = unavailable(f"worker {index} has died while it did this, and another takes its place")
+                died = unavailable(f"worker {index} died during this change and is being replaced")
                 raise await self._refused(died, index, changed, number, change) from None
             except PeerLostError:
                 continue
@@ -80,7 +80,7 @@ class Coordinator:
                 raise await self._refused(error, index, changed, number, change) from None
             changed.append(index)
         if not changed:
-            raise PeerLostError("no worker is there")
+            raise PeerLostError("no worker is available")
 
     async def _refused(
         self, failure: ModserveError, failed: int, changed: list[int], number: str, change: ServerChange
@@ -90,7 +90,7 @@ class Coordinator:
             return failure
         stuck = await self._undo(reversed(changed), number, change)
         numbers = ", ".join(map(str, stuck))
-        rest = f", and undone, but for workers that start anew: {numbers}" if stuck else ", and undone"
+        rest = f", and undone, except in workers that are restarting: {numbers}" if stuck else ", and undone"
         note = f" (refused by worker {failed}, done before by {len(changed)} of {self._identity.count} workers{rest})"
         return ModserveError(failure.code, failure.message.rstrip("\n") + note)
 
@@ -103,7 +103,7 @@ class Coordinator:
                     await self._peers.call(index, "undo", change, number)
                 except ModserveError as error:
                     stuck.append(index)
-                    _log.error("worker %d cannot undo %s, and is replaced: %s", index, change, error.message)
+                    _log.error("worker %d cannot undo %s and is being replaced: %s", index, change, error.message)
                     await self._peers.call(index, "leave")
             except PeerLostError:
                 continue
@@ -118,7 +118,7 @@ class Coordinator:
         except (EOFError, pickle.UnpicklingError):  # it died while it wrote the note, so that nothing has begun
             self._identity.note.unlink()
             return
-        _log.warning("a worker has died in the middle of a change, which is undone: %s", change)
+        _log.warning("a worker died in the middle of a change, which is now undone: %s", change)
         await self._undo(range(self._identity.count), number, change)
         self._identity.note.unlink(missing_ok=True)
 

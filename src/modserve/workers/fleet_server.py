@@ -1,4 +1,4 @@
-"""Several workers as one server: what front ends see of them, in whichever worker a call comes in."""
+"""Several workers as one server: the interface to front ends, in whichever worker a call arrives."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which of the workers a process is, and where it meets the others."""
+"""The identity of a worker: its number, and where it finds the others."""
 
 import logging
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ def write_request(request: InferenceRequest) -> bytes:
     """Raises INVALID_ARG for an input without a datatype."""
     for name, tensor in request.inputs.items():
         if tensor.datatype is dtypes.INVALID:
-            raise invalid(f"{request.label}input '{name}' has no datatype that is known")
+            raise invalid(f"{request.label}input '{name}' has an unknown datatype")
     head = request.model_name, request.version, request.id, request.outputs, request.timeout_ns
     return values.dumps((head, dict(request.parameters), _written(request.inputs)))
 

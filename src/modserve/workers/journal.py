@@ -1,4 +1,4 @@
-"""What clients have changed in a server since it started, so that it can be done again elsewhere, and undone."""
+"""The changes that clients have made since the server started, to repeat them in another worker or to undo them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

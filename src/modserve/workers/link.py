@@ -2,9 +2,9 @@
 
 length of what follows (4 bytes) | number (8 bytes) | kind (1 byte) | content
 
-What a peer does not read waits in this process, so both ends bound it. The end that responds reads no further requests
-while its peer does not take what it has for it. The end that requests always reads, or each could wait for the other;
-whoever sends looks at `unsent` first.
+What a peer does not read waits in this process, so both ends bound it. The responding end reads no further requests
+while its peer does not read the responses. The requesting end always reads, or each could wait for the other, and
+checks `unsent` before it sends.
 """
 
 import asyncio

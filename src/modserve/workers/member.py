@@ -1,4 +1,4 @@
-"""One of several workers: its sockets for the others, its part of what they do together."""
+"""One of several workers: its sockets for the others, and its part in joint changes."""
 
 import asyncio
 import logging
@@ -55,7 +55,7 @@ class EngineControl:
 
 
 _ONE_OF_MANY = (
-    "it runs in one of several workers, and the others would not hear of it. Let a client do it, or start the server "
+    "it runs in one of several workers, and the others would not do the same. Let a client do it, or start the server "
     "with --workers=1"
 )
 
@@ -144,7 +144,7 @@ class Member:
             try:
                 await self._control.replay(change)
             except ModserveError as error:
-                _log.error("this worker cannot do what the others have done: %s: %s", change, error.message)
+                _log.error("this worker cannot repeat a change of the others: %s: %s", change, error.message)
         for rollback in rollbacks:
             await self._control.roll_back(rollback)
         self._control.caught_up.set()

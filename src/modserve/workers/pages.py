@@ -1,4 +1,4 @@
-"""One metrics page of those of several workers.
+"""Merges the metrics pages of several workers into one.
 
 Pages are in Prometheus' text format or in OpenMetrics, all in the same. Counters and histograms are added up, and so
 are gauges that count what each worker has for itself. Gauges that say the same of every worker, or what the worst of
@@ -125,10 +125,10 @@ def with_workers(page: bytes, serving: int, restarts: int, openmetrics: bool = F
     """The page with what it says of the workers themselves."""
     total = "" if openmetrics else "_total"
     lines = (
-        "# HELP modserve_workers Worker processes that serve",
+        "# HELP modserve_workers Worker processes that are serving",
         "# TYPE modserve_workers gauge",
         f"modserve_workers {_number(float(serving))}",
-        f"# HELP modserve_worker_restarts{total} Worker processes started in place of others that had ended",
+        f"# HELP modserve_worker_restarts{total} Worker processes started to replace others",
         f"# TYPE modserve_worker_restarts{total} counter",
         f"modserve_worker_restarts_total {_number(float(restarts))}",
         "# EOF\n" if openmetrics else "",

@@ -1,4 +1,4 @@
-"""The other workers, as one of them sees them."""
+"""The other workers, as seen by one of them."""
 
 import asyncio
 from collections.abc import Coroutine

@@ -1,4 +1,4 @@
-"""Sequences stay with one worker: each request goes to the owner of its sequence, wherever it comes in.
+"""Keeps each sequence in one worker: requests go to the owner of their sequence, wherever they arrive.
 
 The owner follows from the model's name and the correlation id alone, so every worker knows it. A worker has one
 connection to each of the others: requests of a sequence stay in the order in which they came.
@@ -140,17 +140,16 @@ class SequenceForwarder:
             peer.full = full
             if full:
                 _log.warning(
-                    "worker %d does not read what the others send to it, %.0f MB by now: requests of its sequences are "
-                    "refused until it does",
+                    "worker %d does not read the requests that others send to it (%.0f MB so far): requests of "
+                    "its sequences are refused until it does",
                     worker,
                     peer.unsent / 1e6,
                 )
             else:
-                _log.info("worker %d reads again what the others send to it", worker)
+                _log.info("worker %d reads again", worker)
         if full:
             raise OverloadedError(
-                f"{request.label}worker {worker}, which has the sequence, does not read the requests that it has been "
-                "sent: try again later"
+                f"{request.label}worker {worker}, which has the sequence, does not read its requests: try again later"
             )
 
     def close(self) -> None:
@@ -162,12 +161,12 @@ class SequenceForwarder:
         def on_frame(link: PeerLink, number: int, kind: int, content: bytes) -> None:
             self._receive(peer, number, FrameKind(kind), content)
 
-        link = PeerLink(on_frame, lambda _: self._lose(worker, peer, "has ended: begin the sequence again"))
+        link = PeerLink(on_frame, lambda _: self._lose(worker, peer, "has ended: start the sequence again"))
         try:
             loop = asyncio.get_running_loop()
             await loop.create_unix_connection(lambda: link, self.identity.sequence_socket(worker))
         except OSError:
-            self._lose(worker, peer, "is not there at the moment: try again later, from the sequence's beginning on")
+            self._lose(worker, peer, "is not available: try again later, from the beginning of the sequence")
             return
         peer.link = link
         for frame in peer.waiting:

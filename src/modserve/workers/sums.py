@@ -1,4 +1,4 @@
-"""One answer of those of several workers: statistics, the repository index, the routing of a model."""
+"""Combines the answers of several workers: statistics, the repository index, the routing of a model."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy

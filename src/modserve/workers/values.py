@@ -1,4 +1,4 @@
-"""Values on their way from one worker to another: pickles, in which only the types named here may occur."""
+"""Values sent from one worker to another: pickles that may contain only the types listed here."""
 
 import enum
 import io

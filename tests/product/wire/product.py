@@ -44,7 +44,7 @@ _MORE_SOCKETS = 2
 _EXPECTED_ERRORS = (
     r"cannot be loaded: 1 problem in the configuration",
     r"instance '\S+' was lost: its process \d+ was killed by SIGKILL",
-    r"instance '\S+' was lost and cannot be made anew: when it started, its process \d+ was killed by SIGKILL",
+    r"instance '\S+' was lost and cannot be replaced: when it started, its process \d+ was killed by SIGKILL",
 )
 _ZERO = re.compile(
     r"^(modserve_requests_in_flight|nv_inference_pending_request_count|modserve_model_requests_waiting"

@@ -110,10 +110,10 @@ async def test_the_fastest_at_full_precision_serves_by_default(
     first, second, third = report["candidates"]
     assert (first["seconds"], first["error"]) == (pytest.approx(4 * BASE), 0)
     assert (second["seconds"], second["error"]) == (pytest.approx(3.2 * BASE), pytest.approx(1e-5, rel=0.1))
-    assert "bf16 is not admitted: the tolerance is 0.001, for fp32 only" in third["why"]
+    assert "bf16 is not allowed: the tolerance is 0.001, for fp32 only" in third["why"]
     assert "seconds" not in third
     assert report["reason"].startswith("OpenVINO fp32 takes 32 ms, 1.25 times as fast as ONNX Runtime fp32 with 40 ms")
-    assert (report["objective"], report["batch_size"], report["samples"]) == ("throughput", 4, "made-up data")
+    assert (report["objective"], report["batch_size"], report["samples"]) == ("throughput", 4, "generated data")
     assert report["reference"] == "ONNX Runtime fp32"
     (line,) = [record.getMessage() for record in caplog.records if "times as fast" in record.getMessage()]
     assert line.startswith("model 'm', version 1: OpenVINO fp32 takes 32 ms")
@@ -131,7 +131,7 @@ async def test_a_tolerance_that_bf16_does_not_keep(bench: Workbench) -> None:
     bench.options = {"tolerance": "0.005"}
     report = await bench.report()
     assert chosen(report) == (OV, "fp32")
-    assert whys(report)[2] == "its outputs differ from those of ONNX Runtime fp32 by 0.01, and the tolerance is 0.005"
+    assert whys(report)[2] == "its outputs differ from those of ONNX Runtime fp32 by 0.01; the tolerance is 0.005"
     assert report["candidates"][2]["seconds"] == pytest.approx(1.6 * BASE), "so that one knows what it would bring"
 
 
@@ -140,7 +140,7 @@ async def test_exact_outputs(bench: Workbench) -> None:
     report = await bench.report()
     assert chosen(report) == (ORT, "fp32")
     assert "the tolerance is exact" in whys(report)[1]
-    assert report["reason"] == "ONNX Runtime fp32 is the only one of them that may serve"
+    assert report["reason"] == "ONNX Runtime fp32 is the only one of them that may be chosen"
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.98, ORT), (0.96, OV)])
@@ -162,17 +162,17 @@ async def test_a_cpu_without_bf16(bench: Workbench) -> None:
     bench.write(tolerance="0.05")
     report = await bench.report()
     assert chosen(report) == (OV, "fp32")
-    assert whys(report)[2].startswith("this CPU computes no bf16")
+    assert whys(report)[2].startswith("this CPU cannot compute bf16")
 
 
 async def test_only_some_engines_may_serve(bench: Workbench) -> None:
     bench.write(engines=ORT)
     report = await bench.report()
     assert chosen(report) == (ORT, "fp32")
-    assert whys(report)[1:] == ["it is not among the engines that may serve: onnxruntime"] * 2
+    assert whys(report)[1:] == ["it is not among the engines that may be chosen: onnxruntime"] * 2
     assert bench.engines[OV].sources == []
     assert bench.clock.now == BASE, "nothing was measured: that was the one request"
-    assert report["reason"] == "ONNX Runtime fp32 is the only engine here that may serve it"
+    assert report["reason"] == "ONNX Runtime fp32 is the only engine here that can serve it"
 
 
 @pytest.mark.parametrize("step", ["open", "describe", "instance", "execute"])
@@ -219,7 +219,7 @@ async def test_engines_that_cannot_be_run_with_batches(bench: Workbench) -> None
     async with bench.served() as server:
         report: dict[str, Any] = metadata.engine_json(server.model("m"))
     assert chosen(report) == (ORT, "fp32")
-    assert "the engine gets requests one by one" in report["reason"]
+    assert "the engine takes requests one by one" in report["reason"]
 
 
 async def test_an_engine_that_sees_other_tensors(bench: Workbench) -> None:
@@ -227,7 +227,7 @@ async def test_an_engine_that_sees_other_tensors(bench: Workbench) -> None:
     bench.engines[OV].description = replace(DESCRIPTION, outputs=other)
     report = await bench.report()
     assert chosen(report) == (ORT, "fp32")
-    assert whys(report)[1] == "it sees other inputs, outputs or batches in it than ONNX Runtime fp32"
+    assert whys(report)[1] == "it finds other inputs, outputs or batches in it than ONNX Runtime fp32"
 
 
 async def test_a_configuration_that_does_not_fit_is_told_as_by_the_engine(bench: Workbench) -> None:
@@ -265,7 +265,7 @@ async def test_the_time_is_over_before_all_have_run(bench: Workbench) -> None:
     bench.write(budget_seconds=str(BASE), tolerance="0.05")
     report = await bench.report()
     assert chosen(report) == (ORT, "fp32")
-    assert whys(report)[1:] == ["the 0.01 s for measuring were over before it had run"] * 2
+    assert whys(report)[1:] == ["the 0.01 s for measuring ended before it had run"] * 2
 
 
 async def test_a_slow_engine_overruns_the_time_by_one_execution_at_most(bench: Workbench) -> None:
@@ -275,9 +275,9 @@ async def test_a_slow_engine_overruns_the_time_by_one_execution_at_most(bench: W
         report: dict[str, Any] = metadata.engine_json(server.model("m"))
     assert bench.clock.now == pytest.approx(BASE), "of two samples, and what is timed"
     assert report["reason"] == (
-        "ONNX Runtime fp32 comes first; the 0.005 s for measuring were over before it had run all samples"
+        "ONNX Runtime fp32 is the default; the 0.005 s for measuring ended before it had run all samples"
     )
-    assert whys(report)[1:] == ["the 0.005 s for measuring were over before it had run"] * 2
+    assert whys(report)[1:] == ["the 0.005 s for measuring ended before it had run"] * 2
     assert report["measuring_seconds"] == pytest.approx(BASE)
 
 
@@ -288,7 +288,7 @@ async def test_an_engine_that_has_no_time_for_all_samples_is_left_out(bench: Wor
         report: dict[str, Any] = metadata.engine_json(server.model("m"))
     assert bench.clock.now == pytest.approx(9.8 * BASE)
     assert chosen(report) == (ORT, "fp32")
-    over = "the 0.095 s for measuring were over before it had run"
+    over = "the 0.095 s for measuring ended before it had run"
     assert whys(report)[1:] == [f"{over} all samples", over]
 
 
@@ -435,7 +435,7 @@ async def test_settings_that_were_left_out_for_time_are_in_the_report(bench: Wor
     assert report["tuned"]["batch_size"] == 1
     assert report["tuned"]["settings"] == [
         {"instances": 1, "batch_size": 1, "rows_per_second": 1.0},
-        {"instances": 1, "batch_size": 2, "why": "the 0.001 s for measuring were over before it had run"},
+        {"instances": 1, "batch_size": 2, "why": "the 0.001 s for measuring ended before it had run"},
     ]
 
 
@@ -443,7 +443,7 @@ async def test_tuning_that_fails_changes_nothing(bench: Workbench, caplog: pytes
     bench.write(tune="batch", objective="latency")
     report = await bench.report()
     assert "tuned" not in report
-    assert "model 'm' is not tuned: its throughput is not what counts" in caplog.text
+    assert "model 'm' is not tuned: the latency of single requests counts, not throughput" in caplog.text
 
 
 # The cache
@@ -497,7 +497,7 @@ async def test_a_choice_that_fails_to_open_is_made_anew(bench: Workbench, caplog
     report = await bench.report()
     assert chosen(report) == (ORT, "fp32")
     assert not report["from_cache"]
-    assert "OpenVINO fp32 was chosen before, but fails: its driver is gone" in caplog.text
+    assert "OpenVINO fp32 was chosen before, but now fails: its driver is gone" in caplog.text
 
 
 async def test_a_file_in_the_cache_that_is_broken(bench: Workbench, caplog: pytest.LogCaptureFixture) -> None:
@@ -506,7 +506,7 @@ async def test_a_file_in_the_cache_that_is_broken(bench: Workbench, caplog: pyte
     assert json.loads(file.read_text())["choice"] == "openvino fp32"
     file.write_text("{")
     assert not (await bench.report())["from_cache"]
-    assert "cannot be read, and is made anew" in caplog.text
+    assert "cannot be read and is made again" in caplog.text
     assert (await bench.report())["from_cache"]
 
 
@@ -522,7 +522,7 @@ async def test_configurations_for_the_modular_engine(bench: Workbench, caplog: p
     )
     report = await bench.report()
     assert (report["backend"], *chosen(report)) == ("modular", OV, "fp32")
-    assert "backend 'modular' stands for 'auto' here, which does not act on these parameters" in caplog.text
+    assert "backend 'modular' is served by 'auto', which ignores these parameters" in caplog.text
     assert [each.path.name for each in bench.engines[OV].sources] == ["bert.onnx"]
 
 

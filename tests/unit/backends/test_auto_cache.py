@@ -49,19 +49,19 @@ def test_it_is_stored_anew(tmp_path: Path) -> None:
         ("", "cannot be read"),
         ('{"facts": ', "cannot be read"),
         ("\xff", "cannot be read"),
-        ("[1]", "it is about something else"),
+        ("[1]", "it is for something else"),
         ("{}", "holds no choice"),
-        (json.dumps({"facts": {"content": "x"}}), "it is about something else"),
+        (json.dumps({"facts": {"content": "x"}}), "it is for something else"),
         (json.dumps({"facts": FACTS}), "holds no choice"),
-        (json.dumps({"facts": FACTS, "choice": "tensorrt fp32"}), "it chose 'tensorrt fp32'"),
-        (json.dumps({"facts": FACTS, "choice": ["a"]}), "which cannot run here"),
+        (json.dumps({"facts": FACTS, "choice": "tensorrt fp32"}), "its choice is 'tensorrt fp32'"),
+        (json.dumps({"facts": FACTS, "choice": ["a"]}), "which cannot run on this machine"),
         (
             json.dumps({"facts": FACTS, "choice": "openvino bf16", "rows": 3, "details": {}, "reason": ""}),
-            "its table is none",
+            "it has no valid table",
         ),
         (
             json.dumps({"facts": FACTS, "choice": "openvino bf16", "rows": [], "details": [], "reason": ""}),
-            "it does not say why",
+            "it has no reason for its choice",
         ),
     ],
 )
@@ -74,7 +74,7 @@ def test_files_that_hold_no_choice(tmp_path: Path, text: str, message: str, capl
 def test_a_choice_that_cannot_run_here_any_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stored(tmp_path)
     assert ChoiceCache(tmp_path).load(FACTS, CANDIDATES[:1]) is None
-    assert "it chose 'openvino bf16', which cannot run here" in caplog.text
+    assert "its choice is 'openvino bf16', which cannot run on this machine" in caplog.text
 
 
 def test_without_a_directory_nothing_is_kept(caplog: pytest.LogCaptureFixture) -> None:

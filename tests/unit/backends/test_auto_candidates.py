@@ -39,7 +39,7 @@ def test_the_reference_of_every_format_has_full_precision() -> None:
     ("available", "flags", "why"),
     [
         (["openvino"], ["amx_bf16"], ""),
-        (["openvino"], ["avx512f"], "this CPU computes no bf16: it has none of avx512_bf16, amx_bf16"),
+        (["openvino"], ["avx512f"], "this CPU cannot compute bf16: it needs one of avx512_bf16, amx_bf16"),
         (["onnxruntime"], ["amx_bf16"], "OpenVINO is not installed: pip install 'modserve[openvino]'"),
     ],
 )
@@ -174,4 +174,4 @@ def test_what_has_no_effect() -> None:
     assert "did you mean 'tolerance'?" in warning
     modular = replace(config, backend="modular", parameters={"pretty-print": "1", "serialize": "0", "engines": ""})
     (warning,) = warnings(modular)
-    assert warning.endswith("does not act on these parameters: 'pretty-print', 'serialize'")
+    assert warning.endswith("ignores these parameters: 'pretty-print', 'serialize'")

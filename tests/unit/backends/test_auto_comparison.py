@@ -63,7 +63,7 @@ def test_other_floats(kind: Any) -> None:
         ([1, 2, 3], [1, 2, 4], np.int64, "differs in 1 of 3 elements"),
         ([True], [False], np.bool_, "differs in 1 of 1 elements"),
         ([b"a", b"b"], [b"a", b"c"], object, "differs in 1 of 2 elements"),
-        ([[1.0]], [1.0], np.float32, "has the shape [1, 1], of the reference [1]"),
+        ([[1.0]], [1.0], np.float32, "has the shape [1, 1], but the reference has [1]"),
     ],
 )
 def test_what_is_no_matter_of_degree(output: Any, expected: Any, kind: Any, why: str) -> None:
@@ -79,7 +79,8 @@ def test_integers_and_texts_that_are_equal() -> None:
 
 def test_another_type() -> None:
     outputs = {"OUT": np.zeros(1, np.float64)}, {"OUT": np.zeros(1, np.float32)}
-    assert difference(*outputs, ["OUT"]) == (INF, "output 'OUT' is of type float64, of the reference float32")
+    text = "output 'OUT' is of type float64, but the reference is of type float32"
+    assert difference(*outputs, ["OUT"]) == (INF, text)
 
 
 def test_the_worst_of_several_outputs_counts_and_others_do_not() -> None:

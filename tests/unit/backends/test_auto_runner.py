@@ -131,5 +131,5 @@ def test_instances_that_get_no_batches() -> None:
 
     with pytest.raises(UnmeasurableError):
         runner(ByRequest(), ("OUT",), TIMED)
-    with pytest.raises(ModserveError, match="a str is no instance"):
+    with pytest.raises(ModserveError, match="a str is not an instance"):
         runner("instance", ("OUT",), TIMED)  # type: ignore[arg-type]

@@ -42,7 +42,7 @@ def values(name: str, dims: Shape, datatype: dtypes.Datatype, *others: TensorSpe
 def test_a_model_that_batches_is_checked_with_one_row_and_with_all() -> None:
     both = made(spec("IN", (3, 8)), batch=16)
     assert shapes_of(both.checked) == [{"IN": [1, 3, 8]}, {"IN": [16, 3, 8]}]
-    assert (shapes_of(both.timed), both.batch_size, both.source) == ([{"IN": [16, 3, 8]}], 16, "made-up data")
+    assert (shapes_of(both.timed), both.batch_size, both.source) == ([{"IN": [16, 3, 8]}], 16, "generated data")
     one = made(spec("IN", (3, 8)), batch=16, large=False)
     assert (shapes_of(one.timed), one.batch_size) == ([{"IN": [1, 3, 8]}], 1)
 

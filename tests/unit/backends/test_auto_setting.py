@@ -152,7 +152,7 @@ def test_the_time_is_overrun_by_one_execution_at_most(execution_s: float, by_siz
     never_ran = {count for count, crew in hangar.crews.items() if not crew.sizes}
     assert {setting.instances for setting in outcome.left_out} >= never_ran
     assert not outcome.left_out.keys() & outcome.seconds.keys()
-    assert set(outcome.left_out.values()) <= {"the 10 s for measuring were over before it had run"}
+    assert set(outcome.left_out.values()) <= {"the 10 s for measuring ended before it had run"}
     assert outcome.best in outcome.seconds
     if execution_s >= 9:
         assert never_ran >= {4, 8}

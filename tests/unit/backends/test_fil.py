@@ -232,13 +232,13 @@ def test_a_tree_that_is_fine() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"cleft": np.array([7, -1, -1])}, "a child out of the tree"),
-        ({"cleft": np.array([0, -1, -1])}, "a child out of the tree"),
+        ({"cleft": np.array([7, -1, -1])}, "a child outside of the tree"),
+        ({"cleft": np.array([0, -1, -1])}, "a child outside of the tree"),
         ({"cleft": np.array([2, -1, -1])}, "a node with two parents"),
         ({"cright": np.array([2, -1])}, "arrays of different lengths"),
         ({"split_index": np.array([1, 0, 0])}, "a feature that the model does not have"),
         ({"cmp": np.array([9, 0, 0])}, "an unknown comparison"),
-        ({"leaf_vector_end": np.array([0, 5, 0])}, "a leaf with values out of the tree"),
+        ({"leaf_vector_end": np.array([0, 5, 0])}, "a leaf with values outside of the tree"),
         (
             {
                 "cleft": np.array([-1, 2, -1]),
@@ -261,8 +261,8 @@ def test_lightgbm_files_that_are_cut_off(tmp_path: Path) -> None:
     path.write_bytes(whole)
     reader.check_lightgbm(str(path))
     for content, problem in (
-        (whole[: whole.index(b"Tree=1")], "1 trees of the 2"),
-        (whole[: whole.index(b"end of")], "2 trees of the 2"),
+        (whole[: whole.index(b"Tree=1")], "1 of the 2 trees"),
+        (whole[: whole.index(b"end of")], "2 of the 2 trees"),
         (b"", "does not begin with the line 'tree'"),
     ):
         path.write_bytes(content)

@@ -61,11 +61,11 @@ def test_no_signature(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"flavors": {"spark": {}}}, "flavors spark, and not 'python_function'"),
-        ({"flavors": None}, "no description of an MLflow model"),
-        ({"signature": {"inputs": "[{"}}, "no description of an MLflow model"),
-        ({"signature": {"inputs": json.dumps([column("map")])}}, "'input-0' is of the type 'map', which no tensor has"),
-        ({"signature": {"inputs": json.dumps([tensor("complex64", -1)])}}, "which no tensor has"),
+        ({"flavors": {"spark": {}}}, "flavors spark, but not 'python_function'"),
+        ({"flavors": None}, "not a description of an MLflow model"),
+        ({"signature": {"inputs": "[{"}}, "not a description of an MLflow model"),
+        ({"signature": {"inputs": json.dumps([column("map")])}}, "'input-0' is of the type 'map', which no tensor can"),
+        ({"signature": {"inputs": json.dumps([tensor("complex64", -1)])}}, "which no tensor can have"),
     ],
 )
 def test_files_that_are_no_good(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:

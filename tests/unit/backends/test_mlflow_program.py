@@ -118,7 +118,7 @@ def test_a_bad_request_fails_alone(program: ModuleType) -> None:
     responses = served.execute(requests)
     first, second, third, fourth = shown(responses)
     assert (first, fourth) == ([[b"A"]], [["Ü".encode()]])
-    assert second.startswith("input 'x' holds bytes that are no UTF-8")
+    assert second.startswith("input 'x' holds bytes that are not UTF-8")
     assert responses[1].error().code() == pb.TritonError.INVALID_ARG
     assert third == "the MLflow model failed: ValueError: a value is bad"
 

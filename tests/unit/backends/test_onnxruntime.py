@@ -147,7 +147,7 @@ def test_bfloat16_beside_others(tmp_path: Path) -> None:
 def test_bfloat16_and_strings(tmp_path: Path) -> None:
     path = copier(tmp_path / "model.onnx", dtypes.BF16, dtypes.BYTES)
     given = configured(dtypes.BF16, dtypes.BYTES)
-    with pytest.raises(ModserveError, match="cannot give BF16 outputs to a model that takes strings") as caught:
+    with pytest.raises(ModserveError, match="cannot return BF16 outputs of a model with string inputs") as caught:
         execute(path, given, {}, "OUT1")
     assert caught.value.code is Code.UNSUPPORTED
     inputs = {"IN0": values(dtypes.BF16, 2, 3), "IN1": values(dtypes.BYTES, 2, 3)}
@@ -268,7 +268,7 @@ def test_tensors_without_a_v2_datatype(tmp_path: Path) -> None:
     assert caught.value.code is Code.INVALID_ARG
     assert caught.value.message == (
         "tensor 'OUT0' of the ONNX graph is a seq(tensor(float)), which has no v2 datatype; ConcatFromSequence or "
-        "SequenceAt, as the graph's last node, makes a tensor of it"
+        "SequenceAt, as the graph's last node, converts it to a tensor"
     )
 
 
@@ -398,7 +398,7 @@ def test_a_graph_level_that_stands_for_nothing(
     opened(copier(tmp_path / "model.onnx", dtypes.FP32), configured(dtypes.FP32, graph_optimization_level=level))
     assert len(caplog.messages) == count
     for message in caplog.messages:
-        assert message.startswith(f"model 'model': optimization.graph.level is {level}, which stands for all optimi")
+        assert message.startswith(f"model 'model': optimization.graph.level is {level}, which means all optimi")
 
 
 @pytest.mark.parametrize(
@@ -443,10 +443,10 @@ def test_intra_op_threads_are_for_each_instance(
         ("enable_mem_areana", "backend 'onnxruntime' does not know it; did you mean 'enable_mem_arena'?"),
         ("intra_op_threads", "backend 'onnxruntime' does not know it; did you mean 'intra_op_thread_count'?"),
         ("note", "backend 'onnxruntime' does not know it"),
-        ("gpu_mem_limit", "it is for GPUs, and ONNX Runtime can use none here"),
-        ("cudnn_conv_algo_search", "it is for GPUs, and ONNX Runtime can use none here"),
-        ("arena_extend_strategy", "it is for GPUs, and ONNX Runtime can use none here"),
-        ("do_copy_in_default_stream", "it is for GPUs, and ONNX Runtime can use none here"),
+        ("gpu_mem_limit", "it is for GPUs, but ONNX Runtime has none here"),
+        ("cudnn_conv_algo_search", "it is for GPUs, but ONNX Runtime has none here"),
+        ("arena_extend_strategy", "it is for GPUs, but ONNX Runtime has none here"),
+        ("do_copy_in_default_stream", "it is for GPUs, but ONNX Runtime has none here"),
         ("share_session_between_instances", ""),
         ("mlas.enable_gemm_fastmath_arm64_bfloat16", ""),
         ("log_severity_level", ""),
@@ -559,7 +559,7 @@ def test_nothing_of_it_reaches_standard_error_by_itself(tmp_path: Path, capfd: p
     with pytest.raises(ModserveError, match="indices element out of data bounds"):
         execute(path, configured(), inputs, "OUT0")
     (tmp_path / "cut.onnx").write_bytes(path.read_bytes()[:40])
-    with pytest.raises(ModserveError, match=r"Protobuf parsing failed\. It is cut off, or no ONNX file"):
+    with pytest.raises(ModserveError, match=r"Protobuf parsing failed\. It is truncated or not an ONNX file"):
         opened(tmp_path / "cut.onnx")
     assert capfd.readouterr() == ("", "")
 
@@ -578,7 +578,7 @@ def test_weights_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "model.onnx.data").unlink()
     message = refusal(tmp_path / "model.onnx")
     assert "model.onnx.data" in message
-    assert message.endswith("The model's weights are in a file of their own, which must lie beside it.")
+    assert message.endswith("The model's weights are in a separate file, which must be beside it.")
 
 
 # GPUs

@@ -34,7 +34,7 @@ def test_the_log_says_what_a_build_cannot_use(
     monkeypatch.setattr("modserve.backends.onnxruntime.backend._gpu_devices", lambda: ["nvidia1", "nvidia0"])
     with caplog.at_level(logging.INFO):
         OnnxRuntimeBackend()
-    assert caplog.messages[1].startswith("this build of ONNX Runtime cannot use the GPUs that are here (nvidia0, nvid")
+    assert caplog.messages[1].startswith("this build of ONNX Runtime cannot use the GPUs of this machine (nvidia0, ")
     OnnxRuntimeBackend()
     assert len(caplog.messages) == 2, "it is said once"
     caplog.clear()
@@ -60,7 +60,8 @@ def test_what_is_installed_here() -> None:
 def test_files_that_are_gone_are_not_an_error_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """What uninstalling one of two distributions leaves is a folder that can be imported, and has nothing in it."""
     monkeypatch.delattr(ort, "InferenceSession")
-    with pytest.raises(ImportError, match=r"not all there, .*: pip install --force-reinstall --no-deps onnxruntime"):
+    missing = r"files of ONNX Runtime are missing, .*: pip install --force-reinstall --no-deps onnxruntime"
+    with pytest.raises(ImportError, match=missing):
         importlib.reload(modserve.backends.onnxruntime)
 
 

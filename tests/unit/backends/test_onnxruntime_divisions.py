@@ -382,11 +382,11 @@ def opened(path: Path, content: bytes) -> OnnxRuntimeModel:
 def test_a_division_by_zero_fails_its_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "modserve")
     instance = opened(tmp_path / "model.onnx", division()).instance(instance_spec(DIVIDES))
-    assert "model 'm' divides integers (in 1 nodes): requests with a 0 there are refused" in caplog.text
+    assert "model 'm' divides integers in 1 nodes: requests with a divisor 0 are refused" in caplog.text
     with pytest.raises(ModserveError) as caught:
         instance.execute({"A": np.array([1, 2]), "B": np.array([1, 0])}, ("C",))
     assert caught.value.code is Code.INVALID_ARG
-    assert caught.value.message == ("the request has a 0 by which the graph divides integers, in node 'the division'")
+    assert caught.value.message == ("the request makes the graph divide an integer by 0, in node 'the division'")
     lowest = np.array([np.iinfo(np.int64).min])
     assert instance.execute({"A": lowest, "B": np.array([-1])}, ("C",))["C"] == lowest
 
@@ -400,7 +400,7 @@ def test_a_guard_that_does_not_fit_is_left_out(
     assert counts(content) == (1, 0)
     made = opened(tmp_path / "model.onnx", content).instance(instance_spec(config()))
     assert made.execute({"A": np.array([4], np.float32)}, ("C",))["C"].tolist() == [1]
-    assert "divides in 1 nodes what may be integers, and has no guard there" in caplog.text
+    assert "may divide integers in 1 nodes that cannot be guarded" in caplog.text
 
 
 def test_a_model_that_does_not_load_says_why_though_it_has_guards(tmp_path: Path) -> None:

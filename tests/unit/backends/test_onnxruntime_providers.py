@@ -43,7 +43,7 @@ def refused(config: ModelConfig, placement: Placement = CPU) -> str:
 @pytest.mark.parametrize("listed", ["cpu", "xnnpack,cpu"])
 def test_a_gpu_needs_a_provider_that_runs_there(listed: str) -> None:
     model = config(parameters={"execution_providers": listed})
-    assert "has an instance on GPU 3, but parameter 'execution_providers' names no provider" in refused(model, GPU)
+    assert "has an instance on GPU 3, but parameter 'execution_providers' has no provider" in refused(model, GPU)
     assert requested(config(parameters={"execution_providers": "openvino"}), GPU)
 
 

@@ -154,15 +154,15 @@ def test_providers_that_run_nothing_are_told(relu: Path, caplog: pytest.LogCaptu
     assert model.report()["providers"] == ["AzureExecutionProvider", "CPUExecutionProvider"]
     assert model.report()["nodes"] == {"CPUExecutionProvider": 1}
     assert caplog.messages == [
-        "model 'model': AzureExecutionProvider runs none of the graph's nodes; they run by: CPUExecutionProvider 1"
+        "model 'model': AzureExecutionProvider runs none of the graph's nodes; they run on: CPUExecutionProvider 1"
     ]
 
 
 def test_accelerators_for_gpus_that_are_not_there(relu: Path, caplog: pytest.LogCaptureFixture) -> None:
     opened(relu, config(gpu_accelerators=(Accelerator("tensorrt"),)))
     assert caplog.messages == [
-        "model 'model': gpu_execution_accelerator 'tensorrt' has no effect: it is for instances on GPUs, and ONNX "
-        "Runtime can use none here"
+        "model 'model': gpu_execution_accelerator 'tensorrt' has no effect: it is for instances on GPUs, "
+        "but ONNX Runtime has none here"
     ]
 
 
@@ -236,9 +236,9 @@ def test_where_a_library_is_sought(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (
             helper.make_node("Relu", ["IN"], ["OUT"]),
             {"opset_imports": [helper.make_opsetid("", 999)]},
-            f"made for a newer version than this, ONNX Runtime {ort.__version__}: pip install --upgrade onnxruntime",
+            f"needs a newer version than ONNX Runtime {ort.__version__}: pip install --upgrade onnxruntime",
         ),
-        (helper.make_node("Relu", ["IN"], ["OUT"]), {"ir_version": 99}, "made for a newer version than this"),
+        (helper.make_node("Relu", ["IN"], ["OUT"]), {"ir_version": 99}, "needs a newer version than ONNX Runtime"),
     ],
     ids=["operator", "domain", "opset", "format"],
 )
@@ -285,8 +285,8 @@ def test_files_with_bytes_of_something_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        ("gone", "model.onnx.data.* must lie beside it"),
-        ("cut", "size to read: 12 given file_length: 3 .* weights is cut off or that of another model"),
+        ("gone", "model.onnx.data.* must be beside it"),
+        ("cut", "size to read: 12 given file_length: 3 .* weights is truncated or belongs to another model"),
         ("outside", "outside"),
     ],
 )
@@ -345,7 +345,7 @@ def test_datatypes_of_eight_bits(tmp_path: Path, kind: str) -> None:
         ir_version=10,
         opset_imports=[helper.make_opsetid("", 21)],
     )
-    with pytest.raises(ModserveError, match="has no v2 datatype; a Cast node at the graph's end or beginning"):
+    with pytest.raises(ModserveError, match="has no v2 datatype; a Cast node at the end or beginning of the graph"):
         opened(path).describe()
 
 

@@ -67,13 +67,13 @@ def test_a_text_without_places_in_the_source() -> None:
         == "[CPU] Add node with name 'Add_3' Eltwise shape infer input shapes dim index: 0 mismatch"
     )
     assert one_line("Exception from src/a.cpp:1:\nFrontEnd API failed with GeneralFailure:\nCut\nCut") == "Cut"
-    assert one_line("Exception from src/a.cpp:1:\n") == "OpenVINO does not say why"
+    assert one_line("Exception from src/a.cpp:1:\n") == "OpenVINO does not give a reason"
 
 
 def test_hints() -> None:
-    assert "model.bin, must lie beside it" in with_hint("Empty weights data in bin file or bin file cannot be found!")
-    assert with_hint("Model can't be parsed") == "Model can't be parsed. The file is cut off or damaged."
-    assert with_hint("Model can't be parsed.") == "Model can't be parsed. The file is cut off or damaged."
+    assert "model.bin, must be beside it" in with_hint("Empty weights data in bin file or bin file cannot be found!")
+    assert with_hint("Model can't be parsed") == "Model can't be parsed. The file is truncated or damaged."
+    assert with_hint("Model can't be parsed.") == "Model can't be parsed. The file is truncated or damaged."
     assert with_hint("Something else") == "Something else"
     assert is_about_memory("Failed to allocate 12 bytes of memory")
     assert not is_about_memory("shapes mismatch")
@@ -99,7 +99,7 @@ def test_other_formats_in_place_of_the_default(tmp_path: Path) -> None:
 def test_directories(tmp_path: Path) -> None:
     saved = tmp_path / "model.savedmodel"
     saved.mkdir()
-    with pytest.raises(ModserveError, match=r"is no SavedModel, .* it has nothing$"):
+    with pytest.raises(ModserveError, match=r"is not a SavedModel .* it has nothing$"):
         model_file(saved, "m")
     (saved / "saved_model.pb").touch()
     assert model_file(saved, "m") == saved

@@ -50,7 +50,7 @@ def test_properties(parameters: dict[str, str], properties: dict[str, object]) -
         ("plugin_config", '{"NUM_STREAMS": "x"}', "expected an integer of 0 or more, AUTO or NUMA under 'NUM_STREAMS'"),
         ("shape", "1,3", r"expected such as \(1,3,224,224\)"),
         ("shape", '{"A": "(1,x)"}', r"expected such as \(1,3,224,224\)"),
-        ("layout", "NHWC", "expected such as NHWC:NCHW, or a JSON object of such by tensor"),
+        ("layout", "NHWC", "expected such as NHWC:NCHW, or a JSON object with one for each tensor"),
         ("layout", "NHWC:NCH", "expected such as NHWC:NCHW"),
         ("TF_SIGNATURE_DEF", "train", "expected 'serving_default', the only signature that OpenVINO can serve"),
     ],
@@ -132,8 +132,8 @@ def test_the_cache_directory_of_the_model_counts() -> None:
     [
         ({"NUM_STREAM": "1"}, "backend 'openvino' does not know it; did you mean 'NUM_STREAMS'?"),
         ({"nirec": "1"}, "did you mean 'nireq'?"),
-        ({"batch_size": "4"}, "'batch_size' has no effect: any batch up to max_batch_size runs as it is"),
-        ({"stateful": "true"}, "no state is kept from one request to the next"),
+        ({"batch_size": "4"}, "'batch_size' has no effect: any batch up to max_batch_size runs unpadded"),
+        ({"stateful": "true"}, "no state is kept between requests"),
         ({"ENABLE_BATCH_PADDING": "YES"}, "has no effect: without SKIP_OV_DYNAMIC_BATCHSIZE, any batch up to"),
     ],
 )
@@ -157,7 +157,7 @@ def test_shapes(text: str, expected: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "1,2", "(1,2", "(1,,2)", "(-2)", "(a)", "()"])
 def test_what_is_no_shape(text: str) -> None:
-    with pytest.raises(ValueError, match="is no shape"):
+    with pytest.raises(ValueError, match="is not a shape"):
         partial_shapes(text)
 
 

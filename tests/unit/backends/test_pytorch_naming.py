@@ -53,7 +53,8 @@ def test_the_order_is_told() -> None:
     heard: list[str] = []
     naming.bind_arguments("model 'm'", TENSORS, ["a", "b"], heard.append)
     assert heard == [
-        "model 'm': inputs 'a', 'b' are taken in this order for 'x', 'y': they are neither called so, nor NAME__index"
+        "model 'm': inputs 'a', 'b' are matched in this order to 'x', 'y', "
+        "because their names are neither these nor NAME__index"
     ]
 
 
@@ -79,7 +80,7 @@ def test_structures(arguments: list[Argument], names: tuple[str, ...], expected:
 @pytest.mark.parametrize(
     ("arguments", "names", "text"),
     [
-        (TENSORS, ("x",), "m: the model takes 2 inputs ('x', 'y'), and the configuration has none for 'y'"),
+        (TENSORS, ("x",), "m: the model takes 2 inputs ('x', 'y'), but the configuration has none for 'y'"),
         (
             TENSORS,
             ("a", "b", "c"),
@@ -89,7 +90,7 @@ def test_structures(arguments: list[Argument], names: tuple[str, ...], expected:
         (
             [Argument("odd", "", "Device")],
             ("odd",),
-            "'odd' of the model is a Device, for which no input can stand",
+            "'odd' of the model is a Device, which cannot be an input",
         ),
         (
             [*TENSORS, Argument("d", "dict")],
@@ -125,7 +126,7 @@ def test_structures_as_pytorch_writes_them() -> None:
 
 
 def test_a_structure_that_cannot_be_served() -> None:
-    with pytest.raises(ModserveError, match=r"takes or gives a my\.Class; only tensors and"):
+    with pytest.raises(ModserveError, match=r"takes or returns a my\.Class; only tensors and"):
         naming.parse_structure(json.dumps([1, spec("my.Class", None, LEAF)]))
 
 
@@ -171,5 +172,6 @@ def test_instances_that_bind_the_same_names_write_one_line(caplog: pytest.LogCap
     for _ in range(2):
         naming.bind_arguments("m", TENSORS, ["first", "second"], note)
     assert [record.message for record in caplog.records] == [
-        "m: inputs 'first', 'second' are taken in this order for 'x', 'y': they are neither called so, nor NAME__index"
+        "m: inputs 'first', 'second' are matched in this order to 'x', 'y', "
+        "because their names are neither these nor NAME__index"
     ]

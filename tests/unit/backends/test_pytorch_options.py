@@ -55,8 +55,8 @@ def test_read(values: dict[str, str], field: str, expected: object) -> None:
         ({"INFERENCE_MODE": "maybe"}, "parameter 'INFERENCE_MODE' is 'maybe'"),
         ({"INTRA_OP_THREAD_COUNT": "-1"}, "'INTRA_OP_THREAD_COUNT' is '-1', expected an integer of 0 or more"),
         ({"AUTOCAST": "int8"}, "'AUTOCAST' is 'int8', expected 'fp32', 'bf16' or 'fp16'"),
-        ({"AUTOCAST": "bf16", "PRECISION": "bf16"}, "only one of them is good"),
-        ({"TORCH_COMPILE_OPTIONAL_PARAMETERS": "{"}, "is no JSON"),
+        ({"AUTOCAST": "bf16", "PRECISION": "bf16"}, "set only one of them"),
+        ({"TORCH_COMPILE_OPTIONAL_PARAMETERS": "{"}, "is not JSON"),
         ({"TORCH_COMPILE_OPTIONAL_PARAMETERS": '{"model": 1}'}, "expected a JSON object with some of fullgraph"),
     ],
 )
@@ -69,11 +69,11 @@ def test_refused(values: dict[str, str], text: str) -> None:
 @pytest.mark.parametrize(
     ("values", "form", "text"),
     [
-        ({"ENABLE_NVFUSER": "1"}, Form.TORCHSCRIPT, "PyTorch has no NVFuser any more"),
+        ({"ENABLE_NVFUSER": "1"}, Form.TORCHSCRIPT, "PyTorch no longer has NVFuser"),
         ({"DISABLE_CUDNN": "1"}, Form.TORCHSCRIPT, "it is for GPUs"),
-        ({"ENABLE_JIT_EXECUTOR": "1"}, Form.EXPORTED, "it is for TorchScript, and the model is an exported program"),
+        ({"ENABLE_JIT_EXECUTOR": "1"}, Form.EXPORTED, "it is for TorchScript, but the model is an exported program"),
         ({"TORCH_COMPILE": "1"}, Form.TORCHSCRIPT, "PyTorch cannot compile TorchScript"),
-        ({"PRECISION": "bf16"}, Form.COMPILED, "the package is compiled already"),
+        ({"PRECISION": "bf16"}, Form.COMPILED, "the package is already compiled"),
         ({"MODEL_CLASS": "Net"}, Form.TORCHSCRIPT, "it is for model.py"),
         ({"INFRENCE_MODE": "1"}, Form.TORCHSCRIPT, "did you mean 'INFERENCE_MODE'?"),
     ],
@@ -123,7 +123,7 @@ class Own:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [({"a": 1}, "holds weights without a model"), ([Own()], "a pickle of whole objects (")]
+    ("value", "text"), [({"a": 1}, "contains weights without a model"), ([Own()], "a pickle of whole objects (")]
 )
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_what_torch_save_makes(tmp_path: Path, value: Any, text: str, protocol: int) -> None:
@@ -133,7 +133,7 @@ def test_what_torch_save_makes(tmp_path: Path, value: Any, text: str, protocol: 
     with pytest.raises(ModserveError) as caught:
         archive.form_of(path)
     assert text in caught.value.message
-    assert "Own" in caught.value.message or text.startswith("holds")
+    assert "Own" in caught.value.message or text.startswith("contains")
 
 
 JIT = """The following operation failed in the TorchScript interpreter.

@@ -1,4 +1,4 @@
-"""What users may set for the tensorflow backend, without TensorFlow."""
+"""The options of the tensorflow backend, without TensorFlow."""
 
 from pathlib import Path
 from typing import Any

@@ -249,13 +249,13 @@ def test_an_asynchronous_client() -> None:
 def test_what_there_is_no_client_of(tmp_path: Path) -> None:
     for target, message in (
         (str(tmp_path / "nosuch"), "there is no model repository or model file at"),
-        ("localhost:8000", "for a server say http://localhost:8000 or grpc://localhost:8000"),
+        ("localhost:8000", "the address of a server is http://localhost:8000 or grpc://localhost:8000"),
         ("http://", "is not the address"),
         ("grpc://host/path", "gRPC addresses have no path"),
     ):
         with pytest.raises(ClientError, match=message):
             modserve.connect(target)
-    with pytest.raises(ClientError, match="headers and certificates are for the address of a server"):
+    with pytest.raises(ClientError, match="headers and certificates need the address of a server"):
         modserve.connect(tmp_path, headers={"a": "b"})
     with pytest.raises(ClientError, match=r"cannot use .* for TLS: .*; expected PEM files"):
         modserve.connect("https://localhost", root_cert=tmp_path / "nosuch")

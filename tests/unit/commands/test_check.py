@@ -321,9 +321,7 @@ def test_code(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for options in ([], ["--load"]):
         code, out = said(capsys, "model_repository", "--deny-code", *options)
         assert code == 1
-        assert (
-            "model 'lines' is not loaded, since the server runs with --deny-code: a model in Python is a program" in out
-        )
+        assert "model 'lines' is not loaded, since the server runs with --deny-code: a Python model is a program" in out
 
 
 def test_links_out_of_the_repository(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

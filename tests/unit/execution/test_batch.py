@@ -230,7 +230,7 @@ def test_outputs_nobody_knows_are_left_out() -> None:
 THREE = np.zeros((3, 1), dtype=np.float32)
 RESHAPED = "output 'OUT0' of model 'model' has shape {}, but the model configuration reshapes it from [-1,2]"
 BROKEN: dict[str, tuple[ModelConfig, dict[str, Array], str]] = {
-    "missing": (copying(FP32, (1,)), {"OUT1": THREE}, "model 'model' gave no output 'OUT0'"),
+    "missing": (copying(FP32, (1,)), {"OUT1": THREE}, "model 'model' did not return output 'OUT0'"),
     "too few rows": (
         copying(FP32, (1,)),
         {"OUT0": THREE[:2]},

@@ -308,7 +308,7 @@ async def test_an_instance_that_is_lost_fails_what_is_under_way(
     bench.engine.finish(0)  # nobody listens any more
     bench.engine.handle.lost(InstanceLostError("again"))
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
-        f"{text}; it is not made anew"
+        f"{text}; it will not be replaced"
     ]
 
 
@@ -368,7 +368,7 @@ async def test_too_few_responses(benches: list[Bench]) -> None:
     one, two = member(1), member(2)
     bench.run(one, two)
     bench.engine.started[0][1]([final(3)])
-    text = "model 'model', instance 'model_0' ended 2 requests with 1 responses"
+    text = "model 'model', instance 'model_0' returned 1 responses for 2 requests"
     assert refused(one) == refused(two) == (Code.INTERNAL, text)
 
 

@@ -170,5 +170,5 @@ async def test_it_is_logged_once_that_a_batch_was_refused(bench: Bench, caplog: 
     await settled(bench, 2)
     [record] = [each for each in caplog.records if each.levelno >= logging.WARNING]
     assert record.getMessage() == (
-        "model 'model': a batch of 2 requests failed, each of them runs once more by itself: index 99 is out of range"
+        "model 'model': a batch of 2 requests failed; each runs once more on its own: index 99 is out of range"
     )

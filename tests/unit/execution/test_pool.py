@@ -131,7 +131,7 @@ async def test_an_engines_exception_fails_only_its_own_batch(
 @pytest.mark.parametrize(
     ("outputs", "message"),
     [
-        ({}, "model 'model' gave no output 'OUTPUT0'"),
+        ({}, "model 'model' did not return output 'OUTPUT0'"),
         (
             {"OUTPUT0": np.zeros((1, 4), np.int32)},
             "output 'OUTPUT0' of model 'model' has shape [1,4], expected 2 in the first dimension, as in the inputs",
@@ -156,8 +156,8 @@ async def test_an_engines_exception_fails_only_its_own_batch(
             {"OUTPUT0": np.array(3, np.int32)},
             "output 'OUTPUT0' of model 'model' has shape [], expected 2 in the first dimension, as in the inputs",
         ),
-        ("OUTPUT0", "model 'model' gave an object of type str, expected a dict of arrays by name"),
-        ([], "model 'model' gave an object of type list, expected a dict of arrays by name"),
+        ("OUTPUT0", "model 'model' returned an object of type str, expected a dict of arrays by name"),
+        ([], "model 'model' returned an object of type list, expected a dict of arrays by name"),
     ],
     ids=["nothing", "too few rows", "type", "objects", "a list", "a number", "no rows", "a text", "no dict"],
 )

@@ -144,11 +144,11 @@ def test_other_outputs_are_rows() -> None:
 @pytest.mark.parametrize(
     ("outputs", "problem"),
     [
-        ({}, "model 'model' gave no output 'y'"),
+        ({}, "model 'model' did not return output 'y'"),
         ({"y": np.zeros(4, np.int32)}, "is of type int32, but the model configuration says TYPE_FP32"),
         (
             {"y": np.zeros(4, np.float32)},
-            "has 4 elements, but with the shapes of input 'x' the requests' parts have 5: [1,3], [1,2]",
+            "has 4 elements, but by the shapes of input 'x' the requests need 5: [1,3], [1,2]",
         ),
     ],
     ids=["none", "type", "size"],

@@ -139,7 +139,7 @@ def test_an_engine_that_is_not_taken_is_closed_before_the_next_attempt() -> None
     bench.clock.advance(S)
     engine, bench.refuse = Engine(), OSError("too many open files")
     bench.outcome(engine)
-    assert bench.failures == [(0, "failed to make an instance anew: too many open files", 2 * S)]
+    assert bench.failures == [(0, "failed to replace a lost instance: too many open files", 2 * S)]
     bench.clock.advance(2 * S)
     assert engine.closed
 
@@ -254,7 +254,7 @@ async def test_the_neighbours_of_a_lost_instance_go_on(caplog: pytest.LogCapture
     assert bench.pool.reserve() is not None
     assert bench.pool.reserve() is None
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
-        f"{text}; another one is made in 1 s"
+        f"{text}; a new one will be made in 1 s"
     ]
     bench.clock.advance(S)
     await until(lambda: bench.statistics.instance_restarts == 1)
@@ -275,7 +275,7 @@ async def test_with_no_instance_left_there_is_trouble_until_one_is_made() -> Non
     bench.failing = invalid("no such device")
     bench.clock.advance(S)
     await until(lambda: len(bench.troubles) == 2)
-    text = "model 'model', instance 'model_0' was lost and cannot be made anew: no such device"
+    text = "model 'model', instance 'model_0' was lost and cannot be replaced: no such device"
     assert bench.stuck == bench.troubles[1:] == [text]
     assert bench.lost == [(0, False), (0, True)]
     bench.failing = None

@@ -25,7 +25,7 @@ from modserve.testing import Execution, config
 
 TWO_OUTPUTS = (TensorSpec("OUTPUT0", dtypes.INT32, (4,)), TensorSpec("OUTPUT1", dtypes.INT32, (1,)))
 DECOUPLED = config(decoupled=True, outputs=TWO_OUTPUTS)
-GONE = "model 'model' let go of a request without a final response"
+GONE = "model 'model' released a request without a final response"
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ async def test_a_cancelled_request_is_over_when_the_engine_ends_it(bench: Bench)
 @pytest.mark.parametrize(
     ("model", "outputs", "message"),
     [
-        (CONFIG, {"OUTPUT0": None}, "model 'model' gave no output 'OUTPUT0'"),
+        (CONFIG, {"OUTPUT0": None}, "model 'model' did not return output 'OUTPUT0'"),
         (CONFIG, rows(1, 2), "output 'OUTPUT0' of model 'model' has shape [2,4], expected 1 in the first dimension"),
         (DECOUPLED, {"OUTPUT0": np.array(1, np.int32)}, "expected a row or more in the first dimension"),
         (DECOUPLED, {"OUTPUT0": np.zeros((1, 4))}, "is of type float64, but the model configuration says TYPE_INT32"),
@@ -383,8 +383,7 @@ async def test_a_tensor_whose_bytes_are_not_its_shape(plain: Bench) -> None:
     await plain.until_settled(1)
     assert refused(entry) == (
         Code.INTERNAL,
-        "output 'OUTPUT0' of model 'model' has 15 bytes, which are no 4 elements of type INT32, as its shape [1,4] "
-        "says",
+        "output 'OUTPUT0' of model 'model' has 15 bytes, but shape [1,4] needs 4 elements of type INT32",
     )
 
 
@@ -427,7 +426,7 @@ async def test_tensors_that_are_not_as_configured_are_handed_on(
         (response,) = sink(entry).responses
         tensor = response.outputs["OUTPUT0"]
         assert (tensor.datatype, tensor.shape, bytes(tensor.raw)) == (output.datatype, output.shape, bytes(output.raw))
-    assert caplog.messages == [f"{remark}; it is handed on as it is, and nothing more is said of this output"]
+    assert caplog.messages == [f"{remark}; it is passed on unchanged, and this output is not reported again"]
 
 
 class Recorded:

@@ -133,7 +133,7 @@ async def test_a_request_that_runs_again_is_neither_answered_nor_counted(bench: 
     execution = bench.run(entry)
     [request] = execution.requests
     request.reschedule()
-    with pytest.raises(RuntimeError, match="has had its final response"):
+    with pytest.raises(RuntimeError, match="already has its final response"):
         request.reschedule()
     execution.finish()
     await bench.until_free()
@@ -166,7 +166,7 @@ async def test_a_cancelled_request_does_not_run_again(bench: SequenceBench) -> N
 )
 async def test_only_iterative_models_may_run_requests_again(bench: SequenceBench) -> None:
     execution = bench.run(member(1))
-    with pytest.raises(RuntimeError, match=r"that takes sequence_batching { iterative_sequence: true }"):
+    with pytest.raises(RuntimeError, match=r"that needs sequence_batching { iterative_sequence: true }"):
         execution.requests[0].reschedule()
     execution.requests[0].complete()
     execution.finish()

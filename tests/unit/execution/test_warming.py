@@ -117,7 +117,7 @@ async def test_one_that_fails_is_closed_and_tried_again_later(error: ModserveErr
     (await bench.execution()).fail(error)
     await until(lambda: bench.pool.trouble is not None and "warm-up" in bench.pool.trouble.message)
     assert bench.pool.trouble is not None
-    assert bench.pool.trouble.message.startswith(f"{LOST} and cannot be made anew: ")
+    assert bench.pool.trouble.message.startswith(f"{LOST} and cannot be replaced: ")
     assert "warm-up sample 'w' failed: " in bench.pool.trouble.message
     bench.clock.advance(2 * S)
     for _ in range(2):

@@ -303,7 +303,7 @@ async def test_a_start_that_fails(tmp_path: Path) -> None:
 async def test_nobody_has_started_it() -> None:
     reply = await call(modserve.asgi(REPOSITORY), "GET", "/v2")
     assert reply.status == 503
-    assert "say lifespan=models.lifespan" in reply.json["error"]
+    assert "set lifespan=models.lifespan" in reply.json["error"]
 
 
 async def test_a_server_of_ones_own_is_left_running() -> None:

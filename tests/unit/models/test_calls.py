@@ -229,7 +229,7 @@ async def test_loading_and_unloading_other_models(bench: Bench) -> None:
 
 def test_a_source_without_a_server() -> None:
     source = ModelSource(None, 1, Path(), Path())  # type: ignore[arg-type]
-    with pytest.raises(ModserveError, match="there are no other models here to call"):
+    with pytest.raises(ModserveError, match="no other models can be called here"):
         source.models.infer(asking("x"))
 
 

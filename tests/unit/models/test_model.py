@@ -462,7 +462,7 @@ async def test_requests_to_a_model_without_an_instance(monkeypatch: pytest.Monke
     bench.attempts[0].set_exception(invalid("no such device"))
     await bench.until(lambda: waits.settled)
     assert outcome(waits) is Code.UNAVAILABLE  # it is not the client's fault
-    text = "model 'model', instance 'model_0' was lost and cannot be made anew: no such device"
+    text = "model 'model', instance 'model_0' was lost and cannot be replaced: no such device"
     assert bench.model.unready_reason == f"Unavailable: {text}"
     await bench.until(lambda: len(bench.attempts) == 2)
     bench.attempts[1].set_result(bench.opened.instance(bench.spec))

@@ -73,7 +73,7 @@ class Unreadable(Engine):
         return super().__getattribute__(name)
 
 
-NO_BACKEND = "Internal: backend 'odd' is no backend: "
+NO_BACKEND = "Internal: backend 'odd' is not a backend: "
 FAILED = "Internal: failed to load model 'odd' version 1: "
 
 

@@ -335,7 +335,7 @@ async def test_a_request_without_a_final_response_fails() -> None:
     execution.requests = ()
     execution.finish()
     del execution
-    with pytest.raises(ModserveError, match="let go of a request without a final response"):
+    with pytest.raises(ModserveError, match="released a request without a final response"):
         await task
     await bench.model.close()
 

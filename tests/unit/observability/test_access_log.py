@@ -158,7 +158,7 @@ def test_what_is_too_much_is_left_out_and_counted(file: Path) -> None:
     lines = file.read_text().splitlines()
     assert [line.split()[2].rstrip(":") for line in lines[:3]] == ["modserve.access"] * 3
     assert lines[3].endswith(
-        "2 lines about requests are left out, 2 in all: requests come faster than the log takes lines"
+        "2 lines about requests were left out, 2 in total: requests come faster than the log can be written"
     )
     record(log)
     log.drain()
@@ -177,7 +177,7 @@ def test_a_disk_that_is_full_costs_lines_and_nothing_else(file: Path, monkeypatc
     record(log)
     log.drain()
     assert (log.lost, full) == (1, [])
-    assert "1 lines about requests are left out, 1 in all: the log cannot be written: [Errno 28]" in file.read_text()
+    assert "1 lines about requests were left out, 1 in total: the log cannot be written: [Errno 28]" in file.read_text()
 
 
 def test_nothing_at_a_level_that_is_off(file: Path) -> None:

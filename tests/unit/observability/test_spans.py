@@ -423,7 +423,7 @@ def test_a_collector_that_is_not_there(caplog: pytest.LogCaptureFixture, error: 
     ended(spans, 3)
     assert spans.figures == SpanFigures(0, {EXPORT_FAILED: 3}, 0)
     assert [record.getMessage() for record in caplog.records] == [
-        f"3 spans of traces are lost: the collector did not take them ({reason})"
+        f"3 trace spans were lost: the collector did not accept them ({reason})"
     ]
 
 
@@ -462,7 +462,7 @@ def test_the_end_does_not_wait_for_ever(caplog: pytest.LogCaptureFixture) -> Non
     trace.end()
     spans.close(0.01)
     assert spans.figures.dropped == {STOPPED: 1}
-    assert "1 spans of traces are lost: the server stopped" in caplog.text
+    assert "1 trace spans were lost: the server stopped" in caplog.text
     exporter.go.set()
 
 
@@ -472,7 +472,7 @@ def test_losses_are_logged_at_once_and_then_now_and_then(caplog: pytest.LogCaptu
     for at_s in (0.0, 1.0, 59.0, 61.0, 62.0):
         now[0] = at_s
         losses.drop(2, QUEUE_FULL)
-    assert [record.getMessage().split(" spans")[0] for record in caplog.records] == ["2", "6"]
+    assert [record.getMessage().split(" trace spans")[0] for record in caplog.records] == ["2", "6"]
     assert losses.dropped == {QUEUE_FULL: 10}
 
 

@@ -118,7 +118,7 @@ def test_a_slow_disk_costs_traces_not_memory(caplog: pytest.LogCaptureFixture) -
     for _ in range(2):
         writer.put(lambda: done.append(False), 1)
     assert [record.message for record in caplog.records] == [
-        f"traces are left out: {trace_file.MOST_PENDING} bytes of them wait to be written"
+        f"traces are left out because {trace_file.MOST_PENDING} bytes of them wait to be written"
     ]
     go.set()
     writer.close()

@@ -25,8 +25,8 @@ def test_another_exit_code_is_a_crash(code: int) -> None:
 @pytest.mark.parametrize(
     ("number", "text"),
     [
-        (signal.SIGFPE, "was killed by SIGFPE: an engine divided by zero or overflowed natively"),
-        (signal.SIGKILL, "was killed by SIGKILL: somebody ended it by force, mostly the kernel for lack of memory"),
+        (signal.SIGFPE, "was killed by SIGFPE: native code divided by zero or overflowed"),
+        (signal.SIGKILL, "was killed by SIGKILL: it was ended by force, usually by the kernel for lack of memory"),
         (signal.SIGUSR1, "was killed by SIGUSR1"),
         (77, "was killed by signal 77"),
     ],

@@ -124,7 +124,7 @@ def test_the_log_says_what_is_served(folder: Path, caplog: pytest.LogCaptureFixt
         (["absent.onnx"], "there is no file"),
         (["models"], "is a repository, with models in it: modserve serve --model-repository"),
         (["bert.onnx", "bert=net.pt"], "two models are called 'bert'; NAME=FILE gives one of them another name"),
-        (["x=models/resnet"], "is called 'resnet', as its directory: it cannot be 'x'"),
+        (["x=models/resnet"], "is called 'resnet' after its directory, not 'x'"),
         (["..=bert.onnx"], "must not contain path traversal characters"),
         ([f"{'x' * 300}=bert.onnx"], "of 300 bytes, at most 255 are allowed"),
     ],

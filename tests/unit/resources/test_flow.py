@@ -284,7 +284,7 @@ def test_a_callback_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) -
     flow.on_room(lambda: called.append("the other"))
     flow.sent()
     assert called == ["the other"]
-    assert "an engine failed when it heard that there is room" in caplog.text
+    assert "an engine failed when it was notified of room" in caplog.text
 
 
 def test_a_client_that_takes_nothing_is_given_up_without_anybody_waiting() -> None:

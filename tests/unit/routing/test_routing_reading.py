@@ -86,12 +86,12 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "shadow without a share": ({**TWO, "shadow": {"version": 3}}, "routing.shadow lacks 'share'"),
     "shadow without a split": (
         {"shadow": {"version": 3, "share": 1}},
-        "routing.shadow needs a routing.split, which says what responds to the clients",
+        "routing.shadow needs a routing.split, which selects the version that responds to clients",
     ),
     "shadow in the split": (
         {**TWO, "shadow": {"version": 2, "share": 1}},
-        "routing.shadow.version is 2, to which routing.split gives a weight: copies of requests would delay those "
-        "that clients wait for. Leave it out of the split, or give it a weight of 0",
+        "routing.shadow.version is 2, to which routing.split gives a weight: copies would delay the "
+        "requests of clients. Leave it out of the split, or give it a weight of 0",
     ),
     "no share": (
         {**TWO, "shadow": {"version": 3, "share": 0}},
@@ -111,7 +111,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     ),
     "rollback alone": (
         {"split": {"1": 1, "2": 0}, "rollback": {"version": 1, "error_share": 0.1}},
-        "routing.rollback needs another version with a weight in routing.split, to which the requests then go",
+        "routing.rollback needs another version with a weight in routing.split to take over the requests",
     ),
     "no limit": (
         {**TWO, "rollback": {"version": "canary"}},
@@ -127,7 +127,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     ),
     "least": (
         {**TWO, "rollback": {**ROLLBACK, "last_requests": 5, "least_requests": 6}},
-        "routing.rollback.least_requests is 6, more than the last_requests that are looked at, 5",
+        "routing.rollback.least_requests is 6, which is more than last_requests, 5",
     ),
 }
 

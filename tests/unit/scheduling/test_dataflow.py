@@ -116,7 +116,7 @@ def test_what_a_response_gives_and_what_it_lacks() -> None:
 def test_two_steps_must_not_give_one_tensor() -> None:
     wave = Wave(StepPlan(SWITCH, ("out",)))
     wave.settle({"out": HERE})
-    with pytest.raises(ModserveError, match="more than one step gave tensor 'out'") as caught:
+    with pytest.raises(ModserveError, match="more than one step produced tensor 'out'") as caught:
         wave.settle({"out": HERE})
     assert caught.value.code is Code.INVALID_ARG
 

@@ -125,7 +125,7 @@ async def test_one_dies_of_it(coordinator: Coordinator, workers: Workers) -> Non
     error = await refusal(coordinator)
     assert error.code is Code.UNAVAILABLE
     assert error.message == (
-        "worker 1 has died while it did this, and another takes its place "
+        "worker 1 died during this change and is being replaced "
         "(refused by worker 1, done before by 1 of 3 workers, and undone)"
     )
     assert workers.have == ["unload"] * 3
@@ -137,10 +137,11 @@ async def test_one_that_cannot_go_back_is_replaced(
     workers.each[2].fails["load_model"] = REFUSAL
     workers.each[0].fails["unload_model"] = REFUSAL
     error = await refusal(coordinator)
-    assert error.message.endswith("done before by 2 of 3 workers, and undone, but for workers that start anew: 0)")
+    text = "done before by 2 of 3 workers, and undone, except in workers that are restarting: 0)"
+    assert error.message.endswith(text)
     assert workers.have == ["load", "unload", "unload"]
     assert workers.left == [True, False, False]
-    assert caplog.messages == ["worker 0 cannot undo load_model of model 'm', and is replaced: it does not fit"]
+    assert caplog.messages == ["worker 0 cannot undo load_model of model 'm' and is being replaced: it does not fit"]
 
 
 async def test_the_worker_that_changes_all_dies_in_the_middle(
@@ -153,7 +154,7 @@ async def test_the_worker_that_changes_all_dies_in_the_middle(
     async with coordinator.locked():
         assert workers.have == ["unload", "unload", "load"]
     assert not identity.note.exists()
-    assert caplog.messages == ["a worker has died in the middle of a change, which is undone: load_model of model 'm'"]
+    assert caplog.messages == ["a worker died in the middle of a change, which is now undone: load_model of model 'm'"]
 
 
 async def test_a_note_that_is_not_complete_says_nothing(

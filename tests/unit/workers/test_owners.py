@@ -98,7 +98,7 @@ def test_a_response_is_read() -> None:
 
 
 def test_a_call_that_a_worker_does_not_take_is_a_failure() -> None:
-    with pytest.raises(ModserveError, match="refused a call of another one with status 503: full") as raised:
+    with pytest.raises(ModserveError, match="refused another worker's call with status 503: full") as raised:
         content(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 4\r\n\r\nfull")
     assert raised.value.code is Code.UNAVAILABLE
 

@@ -10,7 +10,7 @@ FIRST = b"""# HELP nv_inference_count Inferences
 # TYPE nv_inference_count counter
 nv_inference_count{model="a",version="1"} 3.0
 nv_inference_count{model="b",version="1"} 1.0
-# HELP modserve_ready 1 when inference may be sent
+# HELP modserve_ready 1 when the server accepts inference
 # TYPE modserve_ready gauge
 modserve_ready 1.0
 # HELP modserve_engine_info Always 1
@@ -27,7 +27,7 @@ SECOND = b"""# HELP nv_inference_count Inferences
 # TYPE nv_inference_count counter
 nv_inference_count{model="a",version="1"} 4.0
 nv_inference_count{model="c d",version="1"} 5.0
-# HELP modserve_ready 1 when inference may be sent
+# HELP modserve_ready 1 when the server accepts inference
 # TYPE modserve_ready gauge
 modserve_ready 0.0
 # HELP modserve_engine_info Always 1

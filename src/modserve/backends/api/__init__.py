@@ -241,7 +241,7 @@ class _NoModels:
     """Replaces `ModelCaller` where there is no server."""
 
     def __getattr__(self, name: str) -> Any:
-        raise unavailable("there are no other models here to call")
+        raise unavailable("no other models can be called here")
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ class AutoBackend:
         for row in rows:
             row.why = hindrance(row.candidate, available, self._cpu.flags)
             if options.engines and row.candidate.backend not in options.engines:
-                row.why = row.why or f"it is not among the engines that may serve: {', '.join(options.engines)}"
+                row.why = row.why or f"it is not among the engines that may be chosen: {', '.join(options.engines)}"
         conditions = self._conditions(job, rows)
         cache = ChoiceCache(options.cache_directory)
         choice = cache.load(conditions, [row.candidate for row in rows if not row.why])
@@ -82,7 +82,7 @@ class AutoBackend:
                 opened = job.open(choice.candidate, _setting(choice))
             except Exception as error:  # whatever an engine raises; what is wrong with the file shows below
                 what = choice.candidate.title
-                _log.warning("model '%s': %s was chosen before, but fails: %s", source.config.name, what, error)
+                _log.warning("model '%s': %s was chosen before, but now fails: %s", source.config.name, what, error)
             else:
                 return self._model(job, choice, opened, from_cache=True)
         choice, opened = choose(job, rows)

@@ -1,4 +1,4 @@
-"""The time that may go into executions. What it takes to open engines does not count, since nobody can cut it short."""
+"""The time limit for executions. Opening engines does not count, because it cannot be interrupted."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,4 +34,4 @@ class Budget:
     @property
     def over_text(self) -> str:
         """Why something was left out."""
-        return f"the {self.seconds:g} s for measuring were over before it had run"
+        return f"the {self.seconds:g} s for measuring ended before it had run"

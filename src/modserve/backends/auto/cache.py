@@ -1,8 +1,8 @@
 """Choices on disk, so that the next start opens one engine and measures nothing.
 
 A file for each choice, whose name is the digest of all that the choice depends on. It holds these facts once more, for
-people and as a check, and the choice with its table. What cannot be read, or is about something else, is as if it were
-not there: the log says so, and the engines are measured anew.
+people and as a check, and the choice with its table. A file that cannot be read or is for something else
+is ignored: the log says so, and the engines are measured again.
 """
 
 import hashlib
@@ -38,12 +38,12 @@ class ChoiceCache:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            _log.warning("the choice of an engine in '%s' cannot be read, and is made anew: %s", path, error)
+            _log.warning("the choice of an engine in '%s' cannot be read and is made again: %s", path, error)
             return None
         try:
             return _choice(entry, conditions, candidates)
         except (KeyError, TypeError, ValueError) as error:
-            _log.warning("'%s' holds no choice of an engine for this model, which is made anew: %s", path, error)
+            _log.warning("'%s' holds no choice of an engine for this model, so it is made again: %s", path, error)
             return None
 
     def store(self, conditions: Mapping[str, object], choice: Choice) -> None:
@@ -86,15 +86,15 @@ class ChoiceCache:
 def _choice(entry: object, conditions: Mapping[str, object], candidates: Sequence[Candidate]) -> Choice:
     """Raises KeyError, TypeError or ValueError for what is none."""
     if not isinstance(entry, dict) or entry["facts"] != json.loads(json.dumps(conditions, default=list)):
-        raise ValueError("it is about something else")
+        raise ValueError("it is for something else")
     candidate = next((each for each in candidates if each.name == entry["choice"]), None)
     if candidate is None:
-        raise ValueError(f"it chose '{entry['choice']}', which cannot run here")
+        raise ValueError(f"its choice is '{entry['choice']}', which cannot run on this machine")
     rows, details, reason = entry["rows"], entry["details"], entry["reason"]
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise TypeError("its table is none")
+        raise TypeError("it has no valid table")
     if not isinstance(details, dict) or not isinstance(reason, str):
-        raise TypeError("it does not say why")
+        raise TypeError("it has no reason for its choice")
     return Choice(candidate, reason, tuple(rows), details)
 
 

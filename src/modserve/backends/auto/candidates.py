@@ -1,4 +1,4 @@
-"""Which engines, and at which precision, take a file; and which of them this machine can run."""
+"""The engines and precisions that can load a file, and those of them that this machine can run."""
 
 import functools
 import platform
@@ -144,9 +144,9 @@ def hindrance(candidate: Candidate, available: Collection[str], flags: Collectio
         install = f": {engine.install}" if engine is not None and engine.install else ""
         return f"{candidate.library} is not installed{install}"
     if engine is not None and engine.stand_in is not None:
-        return f"{candidate.library} is not installed, and what stands in for it is {engine.stand_in.library}"
+        return f"{candidate.library} is not installed, and its stand-in is {engine.stand_in.library}"
     if candidate.needs and not set(candidate.needs) & set(flags):
-        return f"this CPU computes no {candidate.precision}: it has none of {', '.join(candidate.needs)}"
+        return f"this CPU cannot compute {candidate.precision}: it needs one of {', '.join(candidate.needs)}"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""The table of what was measured, and which of its rows serves."""
+"""The table of measurements, and the choice among its rows."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -55,7 +55,7 @@ def refusal(row: CandidateRow, tolerance: Tolerance, reference: Candidate) -> st
         return ""
     if row.error <= tolerance.limit:
         return ""
-    return f"its outputs differ from those of {reference.title} by {row.error:.2g}, and the tolerance is {tolerance}"
+    return f"its outputs differ from those of {reference.title} by {row.error:.2g}; the tolerance is {tolerance}"
 
 
 def not_admitted(candidate: Candidate, tolerance: Tolerance) -> str:
@@ -63,8 +63,8 @@ def not_admitted(candidate: Candidate, tolerance: Tolerance) -> str:
     if candidate.precision == FP32 or tolerance.reduced:
         return ""
     return (
-        f"{candidate.precision} is not admitted: the tolerance is {tolerance}, for fp32 only; a number as parameter "
-        "'tolerance', such as 0.05, admits it"
+        f"{candidate.precision} is not allowed: the tolerance is {tolerance}, for fp32 only; a number as parameter "
+        "'tolerance', such as 0.05, allows it"
     )
 
 
@@ -76,7 +76,7 @@ def decide(rows: Sequence[CandidateRow], reference: Candidate) -> tuple[Candidat
     chosen = close[0]
     name, took = chosen.candidate.title, f"{_seconds(chosen) * 1e3:.3g} ms"
     if len(able) == 1:
-        return chosen, f"{name} is the only one of them that may serve"
+        return chosen, f"{name} is the only one of them that may be chosen"
     if chosen is not fastest:
         ahead = 1 - _seconds(fastest) / _seconds(chosen)
         other = f"{fastest.candidate.title} is {ahead:.1%} faster, which may be noise"

@@ -1,4 +1,4 @@
-"""How far the outputs of one engine are from those of another."""
+"""Measures how far the outputs of one engine are from those of another."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -31,9 +31,9 @@ def difference(outputs: Mapping[str, Array], reference: Mapping[str, Array], nam
 
 def _tensor_difference(output: Array, expected: Array) -> tuple[float, str]:
     if output.shape != expected.shape:
-        return DIFFERENT, f"has the shape {list(output.shape)}, of the reference {list(expected.shape)}"
+        return DIFFERENT, f"has the shape {list(output.shape)}, but the reference has {list(expected.shape)}"
     if output.dtype != expected.dtype:
-        return DIFFERENT, f"is of type {output.dtype}, of the reference {expected.dtype}"
+        return DIFFERENT, f"is of type {output.dtype}, but the reference is of type {expected.dtype}"
     if expected.dtype.kind != "f" and expected.dtype.name != "bfloat16":  # which is of kind V
         differ = int(np.count_nonzero(output != expected))
         return (

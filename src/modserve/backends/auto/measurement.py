@@ -1,4 +1,4 @@
-"""Opens the candidates of a model, runs them in turns, and keeps the one that is to serve."""
+"""Opens the candidates of a model, runs them in turns, and keeps the chosen one."""
 
 import logging
 import threading
@@ -76,16 +76,16 @@ class _Measurement:
         able = [each for each in tried if not each.row.why]
         if len(able) == 1:
             # Nothing to compare it with: it need not be run.
-            return self._kept(able[0], f"{able[0].candidate.title} is the only engine here that may serve it", details)
+            return self._kept(able[0], f"{able[0].candidate.title} is the only engine here that can serve it", details)
         try:
             made = self._job.samples(first.config)
         except UnmeasurableError as error:
-            return self._kept(first, f"{first.candidate.title} comes first; nothing was measured: {error}", details)
+            return self._kept(first, f"{first.candidate.title} is the default; nothing was measured: {error}", details)
         self._check(able, made)
         ran = [each for each in able if each.runner is not None]
         if not ran:
             reason = (
-                f"{first.candidate.title} comes first; no engine could run the samples ({first.row.why}): "
+                f"{first.candidate.title} is the default; no engine could run the samples ({first.row.why}): "
                 "model_warmup or the parameter 'sample_shape' describe others"
             )
             _log.warning("model '%s': %s", self._job.name, reason)
@@ -98,7 +98,7 @@ class _Measurement:
         reference = ran[0].candidate
         if winners[0].row.seconds is None:
             chosen = winners[0].row
-            reason = f"{reference.title} comes first; {self._budget.over_text} all samples"
+            reason = f"{reference.title} is the default; {self._budget.over_text} all samples"
         else:
             chosen, reason = decide([each.row for each in winners], reference)
         details = {
@@ -127,7 +127,7 @@ class _Measurement:
                 row.why = error_text(error)
         for each in tried:
             if _signature(each.config) != _signature(tried[0].config):
-                each.row.why = f"it sees other inputs, outputs or batches in it than {tried[0].candidate.title}"
+                each.row.why = f"it finds other inputs, outputs or batches in it than {tried[0].candidate.title}"
         return tried
 
     def _close(self, opened: OpenCandidate) -> None:

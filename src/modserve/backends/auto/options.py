@@ -133,6 +133,6 @@ def warnings(config: ModelConfig) -> list[str]:
         return []
     listed = ", ".join(f"'{key}'" for key in ignored)
     return [
-        f"model '{config.name}': backend '{config.backend}' stands for 'auto' here, which does not act on these "
-        f"parameters: {listed}"
+        f"model '{config.name}': backend '{config.backend}' is served by 'auto', which ignores "
+        f"these parameters: {listed}"
     ]

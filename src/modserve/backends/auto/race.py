@@ -1,12 +1,12 @@
-"""Takes times of several engines in turns, so that noise of the machine hits all of them alike.
+"""Times several engines in turns, so that noise of the machine affects all of them alike.
 
 A round is one turn of each entrant; a turn repeats short executions until it is long enough to be timed. Before it
 there is a rest, since the threads of the engine before still spin for a while, and an execution that does not count,
 which brings the caches back.
 
-After a few rounds, those fall out whose best time is clearly worse than the typical time of the leader: what disturbs
-a measurement makes it longer, never shorter. The race ends when one entrant is left, after so many rounds, or when the
-time is over.
+After a few rounds, engines drop out whose best time is clearly worse than the typical time of the leader:
+disturbances make a measurement longer, never shorter. The race ends when one engine is left, after a number of rounds,
+or when the time is over.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Runs an instance without a server around it, of whichever of the kinds that get merged batches."""
+"""Runs an instance without a server, for each kind of instance that takes merged batches."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -136,11 +136,11 @@ def runner(
     Raises UnmeasurableError for one that wants requests in place of a batch, INTERNAL for what is no instance.
     """
     if isinstance(instance, RequestInstance | AsyncRequestInstance):
-        raise UnmeasurableError("the engine gets requests one by one, and not a batch")
+        raise UnmeasurableError("the engine takes requests one by one, not a batch")
     if isinstance(instance, AsyncInstance):
         return AsyncRunner(instance, names, timed, alone=alone)
     if not callable(getattr(instance, "execute", None)):
-        raise internal(f"a {type(instance).__name__} is no instance")
+        raise internal(f"a {type(instance).__name__} is not an instance")
     return Runner(instance, names, timed)
 
 

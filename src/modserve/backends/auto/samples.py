@@ -1,4 +1,4 @@
-"""The inputs that engines are measured with: ``model_warmup`` of the configuration, or data that is made up."""
+"""The inputs that engines are measured with: ``model_warmup`` of the configuration, or generated data."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -38,18 +38,18 @@ def samples(config: ModelConfig, directory: Path, sample_shape: str, *, large: b
     for files that are no good.
     """
     if config.batch_inputs or any(spec.ragged for spec in config.inputs):
-        raise UnmeasurableError("the server makes inputs of its batches, which samples do not have")
+        raise UnmeasurableError("the server computes some inputs from its batches, and samples do not have these")
     sizes = Sizes(sample_shape, config.name)
     if config.warm_ups:
         made = tuple(_warm_up_inputs(each, config, sizes, directory) for each in config.warm_ups)
         rows = sum(_rows(inputs, config) for inputs in made)
         return Samples(made, made, rows, "model_warmup")
     if not config.inputs:
-        raise UnmeasurableError("nothing tells its inputs")
+        raise UnmeasurableError("its inputs are unknown")
     counts = sorted({1, config.max_batch_size}) if config.batching else [1]
     batches = [_generated(config, sizes, rows) for rows in counts]
     timed = len(batches) - 1 if large else 0
-    return Samples(tuple(batches), (batches[timed],), counts[timed], "made-up data")
+    return Samples(tuple(batches), (batches[timed],), counts[timed], "generated data")
 
 
 def _rows(inputs: Inputs, config: ModelConfig) -> int:

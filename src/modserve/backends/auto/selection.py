@@ -1,4 +1,4 @@
-"""One model version whose engine is to be chosen: how its candidates are opened, and with what they are measured."""
+"""A model version whose engine is to be chosen: opens its candidates and makes the samples to measure them with."""
 
 import logging
 import time

@@ -1,4 +1,4 @@
-"""How many instances of a model run best, with how many threads each, and in batches of which size.
+"""Finds the best number of instances of a model, threads for each, and batch size.
 
 The instances share the threads that the server has for the model: two of them have half each. One number of instances
 comes after the other. For each the batch grows until a row takes no less time any more, and the best settings race

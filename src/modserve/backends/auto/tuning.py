@@ -1,4 +1,4 @@
-"""Finds out how a chosen engine runs a model best, where the configuration leaves that open."""
+"""Tunes instances and batch size of a model for the chosen engine, where the configuration leaves them open."""
 
 import logging
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def _find_setting(job: Selection, opened: OpenCandidate) -> tuple[BatchSetting, 
     """What is to be tuned, with 0 for what is not, and what was measured. Raises what an engine raises."""
     config, tune = job.completed(opened), job.options.tune
     if config.sequence_batching is not None or job.options.objective == LATENCY:
-        raise UnmeasurableError("its throughput is not what counts")
+        raise UnmeasurableError("the latency of single requests counts, not throughput")
     made = job.samples(config)
     batch_open = BATCH in tune and config.batching and not job.source.config.max_batch_size
     count_open = INSTANCES in tune and not job.source.config.instance_groups

@@ -60,14 +60,14 @@ class FilModel:
         if not self.path.is_file():
             expected = ", ".join(f"'{name}' ({kind})" for kind, name in formats.FILENAMES.items())
             raise invalid(
-                f"unable to find model file '{self.path}' for model '{config.name}'; the files of forests are called "
-                f"{expected}, or as default_model_filename says"
+                f"unable to find model file '{self.path}' for model '{config.name}'; expected {expected}, "
+                f"or the name in default_model_filename"
             )
         self.kind = formats.kind_of(self.path, options.model_type)
         if not self.kind:
             raise invalid(
-                f"model '{config.name}': nothing tells what '{self.path}' is; say it by the parameter 'model_type': "
-                f"{', '.join(formats.FILENAMES)}"
+                f"model '{config.name}': the kind of '{self.path}' is unknown; set the parameter 'model_type' to one "
+                f"of: {', '.join(formats.FILENAMES)}"
             )
         self._threads = options.threads or source.cpu_threads
         self._double = any(spec.datatype is dtypes.FP64 for spec in config.inputs)
@@ -88,7 +88,7 @@ class FilModel:
             predictor = OnnxPredictor(forest, self._source.cpu_instances * (self._threads - 1) + 1)
             if agrees(predictor, forest):
                 return forest, predictor
-            _log.warning("model '%s': ONNX Runtime computes '%s' otherwise than Treelite", name, self.path)
+            _log.warning("model '%s': ONNX Runtime and Treelite give different results for '%s'", name, self.path)
             forest = self._read(True)
         if not wishes_treelite and forest.obstacle:
             _log.info("model '%s' runs on Treelite: %s", name, forest.obstacle)
@@ -174,13 +174,13 @@ class FilInstance:
         self._type = np.float64 if predictor.precision == "fp64" else np.float32
         if len(config.inputs) != 1:
             names = ", ".join(spec.name for spec in config.inputs)
-            raise invalid(f"model '{config.name}' has the inputs {names}; a forest takes one, of all features")
+            raise invalid(f"model '{config.name}' has the inputs {names}; a forest takes one input with all features")
         self._input = config.inputs[0].name
         results = [spec for spec in config.outputs if spec.name != contributions.OUTPUT]
         if len(results) != 1:
             names = ", ".join(spec.name for spec in config.outputs)
             raise invalid(
-                f"model '{config.name}' has the outputs {names}; a forest gives one, and '{contributions.OUTPUT}'"
+                f"model '{config.name}' has the outputs {names}; it gives one output, and '{contributions.OUTPUT}'"
             )
         self._output = results[0].name
         self._types = {spec.name: spec.datatype.numpy for spec in config.outputs}

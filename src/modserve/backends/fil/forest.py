@@ -23,7 +23,7 @@ _BYTES_PER_S = 200_000
 """The slowest that Treelite reads, with ten times that to spare: a damaged file may keep it busy for ever."""
 _MOST_TEXT = 500
 _CHECKPOINT = "treelite_checkpoint"
-_CHECKPOINT_HINT = "The file is cut off or damaged, or another version of Treelite wrote it in a format of its own"
+_CHECKPOINT_HINT = "The file is truncated or damaged, or another version of Treelite wrote it in another format"
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _failure(path: Path, kind: str, ended: subprocesses.Ended) -> Exception:
         engine = catalogue.BY_BACKEND["fil"]
         return internal(f"{engine.library} cannot be used here ({text.rpartition(chr(10))[2]}): {engine.install}")
     if ended.returncode < 0:
-        return invalid(f"'{path}' is damaged, or no {kind} model: reading it ended with {subprocesses.status(ended)}")
+        return invalid(f"'{path}' is damaged or not a {kind} model: reading it ended with {subprocesses.status(ended)}")
     # The program's last words follow an empty line; before that, Treelite writes the same with its source lines.
     words = " ".join((text.rpartition("\n\n")[2] or text).split())[-_MOST_TEXT:]
     hint = f". {_CHECKPOINT_HINT}" if kind == _CHECKPOINT else ""

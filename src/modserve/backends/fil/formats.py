@@ -1,4 +1,4 @@
-"""The files that hold forests: their names, and how to tell them apart by their first bytes."""
+"""The files of forests: their names, and how to distinguish them by their first bytes."""
 
 from pathlib import Path
 

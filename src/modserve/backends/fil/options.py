@@ -26,15 +26,15 @@ _KNOWN = (
     "cpu_nthread",
     "predictor",
 )
-_FOR_GPUS = "it is for GPUs, and this backend runs forests on the CPU"
-_LAYOUT = "the engine that runs forests here lays out their memory and divides batches itself"
+_FOR_GPUS = "it is for GPUs, but this backend runs forests on the CPU"
+_LAYOUT = "the engine chooses the memory layout and divides batches itself"
 _WITHOUT_EFFECT = {
     "storage_type": _FOR_GPUS,
     "algo": _FOR_GPUS,
     "blocks_per_sm": _FOR_GPUS,
     "threads_per_tree": _FOR_GPUS,
     "transfer_threshold": _FOR_GPUS,
-    "use_experimental_optimizations": "it chooses among the predictors of Triton's backend",
+    "use_experimental_optimizations": "it selects one of the predictors of Triton's backend",
     "layout": _LAYOUT,
     "chunk_size": _LAYOUT,
 }

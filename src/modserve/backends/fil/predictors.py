@@ -1,4 +1,4 @@
-"""What computes a forest: ONNX Runtime, or Treelite where ONNX has no operator. ``benchmarks/trees.py`` shows why."""
+"""The predictors of forests: ONNX Runtime, or Treelite where ONNX has no operator (``benchmarks/trees.py``)."""
 
 from typing import Protocol
 

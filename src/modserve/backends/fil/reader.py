@@ -66,9 +66,9 @@ def check_lightgbm(path: str) -> None:
     sizes = next((line for line in lines if line.startswith(b"tree_sizes=")), b"")
     announced = len(sizes.partition(b"=")[2].split())
     if lines[0].strip() != b"tree":
-        raise BadFileError("it does not begin with the line 'tree', as the text files of LightGBM do")
+        raise BadFileError("it does not begin with the line 'tree', as LightGBM's text files do")
     if announced != trees or not any(line.strip() == b"end of trees" for line in lines):
-        raise BadFileError(f"it is cut off: it has {trees} trees of the {announced} that its head announces")
+        raise BadFileError(f"it is truncated: it has {trees} of the {announced} trees that its header announces")
 
 
 def write(model: Any, destination: str, treelite_runs_it: bool) -> None:
@@ -80,7 +80,7 @@ def write(model: Any, destination: str, treelite_runs_it: bool) -> None:
     head = {key: np.asarray(header.get_field(key)) for key in _HEAD}
     features = model.num_feature
     if not 0 < features < 2**31:
-        raise BadFileError(f"it says that it has {features} features")
+        raise BadFileError(f"its header says that it has {features} features")
     trees = [read_tree(model.get_tree_accessor(index), index, features) for index in range(model.num_tree)]
     if not trees:
         raise BadFileError("it has no trees")
@@ -118,15 +118,15 @@ def write(model: Any, destination: str, treelite_runs_it: bool) -> None:
 def why_not_onnx(properties: dict[str, Any], arrays: dict[str, Any]) -> str:
     """What ONNX has no operator for; empty for a forest that can be written as a graph."""
     if properties["categorical"]:
-        return "it has splits by categories"
+        return "it has categorical splits"
     if properties["postprocessor"] not in _CONVERTED:
         return f"its sums are postprocessed by '{properties['postprocessor']}'"
     if properties["targets"] > 1 and properties["postprocessor"] == "softmax":
-        return "it has several targets with classes each"
+        return "it has several targets with several classes each"
     whole = (arrays["target_id"] < 0) | (properties["targets"] == 1)
     whole &= (arrays["class_id"] < 0) | (max(properties["class_counts"]) == 1)
     if properties["average"] and not whole.all():
-        return "its trees are averaged for each class by itself"
+        return "its trees are averaged separately for each class"
     return ""
 
 
@@ -165,12 +165,12 @@ def read_tree(tree: Any, index: int, features: int) -> dict[str, Any]:
         raise BadFileError(f"tree {index} has arrays of different lengths")
     children = np.concatenate([left[inner], right[inner]])
     problems = {
-        "has a child out of the tree": bool(((children <= 0) | (children >= count)).any()),
+        "has a child outside of the tree": bool(((children <= 0) | (children >= count)).any()),
         "has a node with two parents": len(np.unique(children)) != len(children),
         "tests a feature that the model does not have": bool(((split < 0) | (split >= features))[inner].any()),
         "has a node of an unknown kind": bool((kinds[inner] == _LEAF).any()),
         "has an unknown comparison": not set(comparison[inner & ~categorical].tolist()) <= set(COMPARISONS),
-        "has a leaf with values out of the tree": bool(((begin < 0) | (end < begin) | (end > len(vectors))).any()),
+        "has a leaf with values outside of the tree": bool(((begin < 0) | (end < begin) | (end > len(vectors))).any()),
     }
     for problem, holds in problems.items():
         if holds:
@@ -207,7 +207,7 @@ def check_categories(tree: Any, count: int, index: int) -> None:
     begin, end = (np.asarray(tree.get_field(f"category_list_{key}")).astype(np.int64) for key in ("begin", "end"))
     length = len(np.asarray(tree.get_field("category_list")))
     if len(begin) != count or len(end) != count or ((begin < 0) | (end < begin) | (end > length)).any():
-        raise BadFileError(f"tree {index} has categories out of the tree")
+        raise BadFileError(f"tree {index} has categories outside of the tree")
 
 
 def check_leaves(trees: list[dict[str, Any]], head: dict[str, Any]) -> None:
@@ -226,11 +226,11 @@ def check_leaves(trees: list[dict[str, Any]], head: dict[str, Any]) -> None:
     size = int(np.prod(shape))
     expected = [targets if (target_id < 0).any() else 1, most if (class_id < 0).any() else 1]
     if size != 1 and shape.tolist() != expected:
-        raise BadFileError(f"its leaves have values of the shape {shape.tolist()}")
+        raise BadFileError(f"its leaf values have the shape {shape.tolist()}")
     for index, tree in enumerate(trees):
         counts = (tree["leaf_end"] - tree["leaf_begin"])[tree["left"] < 0]
         if not (counts == (0 if size == 1 else size)).all() and not (size == 1 and (counts <= 1).all()):
-            raise BadFileError(f"tree {index} has leaves of another size than {size}")
+            raise BadFileError(f"tree {index} has leaves that do not have size {size}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""From a forest's numbers to the output that Triton's forest backend gives, by its parameters."""
+"""Turns a forest's numbers into the output of Triton's forest backend, according to its parameters."""
 
 from collections.abc import Callable
 

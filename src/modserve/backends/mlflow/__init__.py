@@ -1,1 +1,1 @@
-"""The ``mlflow`` backend: directories that MLflow has saved, in worker processes of the Python backend."""
+"""The ``mlflow`` backend: directories saved by MLflow, in worker processes of the Python backend."""

@@ -1,7 +1,7 @@
-"""The ``mlflow`` backend: a directory that MLflow has saved runs as its pyfunc, in a worker process.
+"""The ``mlflow`` backend: a directory saved by MLflow runs as its pyfunc in a worker process.
 
 It is a Python model whose model.py is `program`: what docs/python-models.md says of instances, environments and limits
-holds for it. A model of MLflow is a program, as a model.py is: loading it runs the code that its maker put there.
+holds for it. A model of MLflow is a program, like a model.py: loading it runs the code of its author.
 """
 
 import logging
@@ -34,7 +34,7 @@ class MlflowBackend:
         return PythonBackend().gpu_count()
 
     def code_in(self, config: ModelConfig, path: Path) -> str:
-        return "a model that MLflow has saved is a program"
+        return "a model saved by MLflow is a program"
 
     def open(self, source: ModelSource) -> "MlflowModel":
         return MlflowModel(source)
@@ -45,11 +45,11 @@ class MlflowModel:
         self._source = source
         self._description = description = read(locate(source.path))
         _log.info(
-            "model '%s': '%s' runs by %s in a process of its own, saved by MLflow %s",
+            "model '%s': '%s' runs with %s in a process of its own; it was saved by MLflow %s",
             source.config.name,
             description.directory,
             description.loader,
-            description.version or "of an unknown version",
+            description.version or "(unknown version)",
         )
         self._python = PythonModel(replace(source, path=_PROGRAM, auto_complete=False))
 
@@ -57,7 +57,7 @@ class MlflowModel:
         inputs, outputs = self._description.inputs, self._description.outputs
         if inputs is None or outputs is None:
             _log.info(
-                "model '%s' was saved without a signature of inputs and outputs: its configuration has to name them",
+                "model '%s' was saved without a signature of inputs and outputs: its configuration must name them",
                 self._source.config.name,
             )
             return None

@@ -1,4 +1,4 @@
-"""What a file ``MLmodel`` says of its model, read without MLflow: the signature as tensors, and who made it.
+"""Reads a file ``MLmodel`` without MLflow: the signature as tensors, and the versions that saved the model.
 
 The format is that of MLflow's documentation on models and their signatures.
 """
@@ -52,8 +52,8 @@ def locate(path: Path) -> Path:
         if (directory / FILENAME).is_file():
             return directory
     raise invalid(
-        f"unable to find '{version / FILENAME}': the directory that mlflow.….save_model writes is the directory of a "
-        f"version, or lies in it"
+        f"unable to find '{version / FILENAME}': the directory that mlflow.….save_model writes must be the "
+        f"directory of a version, or be in it"
     )
 
 
@@ -65,7 +65,7 @@ def read(directory: Path) -> MLmodelFile:
         flavor = content["flavors"].get(_PYFUNC)
         if flavor is None:
             names = ", ".join(content["flavors"])
-            raise invalid(f"'{path}' has the flavors {names}, and not '{_PYFUNC}', by which models of any kind run")
+            raise invalid(f"'{path}' has the flavors {names}, but not '{_PYFUNC}', which modserve runs")
         signature = content.get("signature") or {}
         return MLmodelFile(
             directory,
@@ -76,7 +76,7 @@ def read(directory: Path) -> MLmodelFile:
             tuple(str(each["name"]) for each in json.loads(signature.get("params") or "null") or ()),
         )
     except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
-        raise invalid(f"'{path}' is no description of an MLflow model: {type(error).__name__}: {error}") from error
+        raise invalid(f"'{path}' is not a description of an MLflow model: {type(error).__name__}: {error}") from error
 
 
 def _tensors(text: str | None, prefix: str, path: Path) -> tuple[DescribedTensor, ...] | None:
@@ -104,6 +104,6 @@ def _datatype(name: str) -> Datatype | None:
 
 def _refuse(path: Path, name: str, kind: object) -> Datatype:
     raise invalid(
-        f"'{path}': '{name}' is of the type '{kind}', which no tensor has. Serve the model by a model.py of yours, "
-        "which takes its inputs apart"
+        f"'{path}': '{name}' is of the type '{kind}', which no tensor can have. Write a model.py that converts "
+        "the inputs and serve the model with it"
     )

@@ -9,8 +9,8 @@ import onnxruntime as onnxruntime
 
 if not hasattr(onnxruntime, "InferenceSession"):
     raise ImportError(
-        "the files of ONNX Runtime are not all there, as after one of two distributions that share them was "
-        "uninstalled: pip install --force-reinstall --no-deps onnxruntime (or onnxruntime-gpu)"
+        "files of ONNX Runtime are missing, perhaps because a distribution that shares them was "
+        "uninstalled; reinstall it: pip install --force-reinstall --no-deps onnxruntime (or onnxruntime-gpu)"
     )
 
 SILENT = 4

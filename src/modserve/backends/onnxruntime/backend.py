@@ -48,8 +48,8 @@ def set_up() -> None:
     _log.info("%s", builds.line())
     if CUDA not in ort.get_available_providers() and (gpus := _gpu_devices()):
         _log.info(
-            "this build of ONNX Runtime cannot use the GPUs that are here (%s): onnxruntime-gpu can, "
-            "docs/engines/gpu.md has how to install it",
+            "this build of ONNX Runtime cannot use the GPUs of this machine (%s); docs/engines/gpu.md "
+            "explains how to install onnxruntime-gpu",
             ", ".join(sorted(gpus)),
         )
     if warning := builds.conflict(builds.installed(), builds.loaded_distribution()):
@@ -110,16 +110,16 @@ class OnnxRuntimeModel:
             return
         if divisions.count:
             _log.info(
-                "model '%s' divides integers (in %d nodes): requests with a 0 there are refused, and the lowest number "
-                "divided by -1 is itself, where ONNX Runtime might end the server",
+                "model '%s' divides integers in %d nodes: requests with a divisor 0 are refused, and the lowest "
+                "number divided by -1 is itself. Without this guard, ONNX Runtime might end the server",
                 name,
                 divisions.count,
             )
         if divisions.others:
             _log.warning(
-                "model '%s' divides in %d nodes what may be integers, and has no guard there (its type cannot be told "
-                "from the file, or ONNX Runtime does not take the guard): a division of integers by 0, or of the "
-                "lowest number by -1, may end the server",
+                "model '%s' may divide integers in %d nodes that cannot be guarded (their "
+                "type is not in the file, or ONNX Runtime refuses the guard): dividing an integer "
+                "by 0, or the lowest number by -1, may end the server",
                 name,
                 divisions.others,
             )

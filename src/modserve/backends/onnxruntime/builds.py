@@ -1,7 +1,7 @@
-"""The build of ONNX Runtime that is installed: the distribution it comes from, and what keeps a provider from running.
+"""The installed build of ONNX Runtime: its distribution, and the reason why a provider does not run.
 
-``onnxruntime``, ``onnxruntime-gpu`` and others put their files into the same folder. pip installs several of them side
-by side without a word, and what runs is whichever was last.
+``onnxruntime``, ``onnxruntime-gpu`` and others put their files into the same folder. pip installs several of them
+side by side without a warning, and the last one runs.
 """
 
 import json
@@ -75,8 +75,8 @@ def conflict(distributions: Mapping[str, str], loaded: str) -> str:
         commands.insert(0, f"pip uninstall -y {' '.join(removed)}")
     names = " and ".join(f"{name} {number}" for name, number in distributions.items())
     return (
-        f"{names} are installed over each other, and the files are those of {loaded or 'an unknown one'}; to have "
-        f"those of {other}: {' && '.join(commands)}"
+        f"{names} are installed over each other, and the files are those of {loaded or 'an unknown one'}; to use "
+        f"{other}: {' && '.join(commands)}"
     )
 
 

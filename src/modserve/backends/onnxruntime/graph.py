@@ -1,4 +1,4 @@
-"""What an ONNX file says of its graph before it runs: in which precision it computes, and whether its time varies."""
+"""Reads from an ONNX file in which precision its graph computes, and whether its run time varies."""
 
 from collections import Counter
 from math import prod

@@ -41,8 +41,8 @@ class OnnxRuntimeInstance:
         self._gives_bfloat16 = dtypes.BF16 in output_datatypes(config).values()
         if self._gives_bfloat16 and self._strings:
             raise unsupported(
-                f"model '{config.name}': ONNX Runtime's Python interface cannot give BF16 outputs to a model that "
-                f"takes strings, as input '{self._strings[0]}' is"
+                f"model '{config.name}': ONNX Runtime's Python interface cannot return BF16 outputs "
+                f"of a model with string inputs, such as '{self._strings[0]}'"
             )
         self._memory = None if "cpu:0" in shrink else output_memory(session)
         if self._memory is not None:
@@ -68,9 +68,7 @@ class OnnxRuntimeInstance:
         except Exception as error:  # ONNX Runtime's exceptions share no base class but this
             text = text_of(error)
             if (division := division_by_zero(text)) is not None:
-                raise invalid(
-                    f"the request has a 0 by which the graph divides integers, in node '{division}'"
-                ) from None
+                raise invalid(f"the request makes the graph divide an integer by 0, in node '{division}'") from None
             if type(error).__name__ == "InvalidArgument":  # the inputs do not fit the graph
                 raise invalid(f"onnxruntime refused the request: {text}") from error
             if _NO_MEMORY in text:

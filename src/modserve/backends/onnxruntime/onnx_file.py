@@ -1,6 +1,6 @@
-"""ONNX files as bytes: the numbers of fields, and how parts are read, replaced and written. Without the `onnx` package.
+"""Reads and writes parts of ONNX files as bytes, without the `onnx` package.
 
-A model may be large: it is read where it lies, and what is not looked at is skipped.
+A model may be large: it is read in place, and parts that are not needed are skipped.
 """
 
 import mmap

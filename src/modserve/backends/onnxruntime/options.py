@@ -1,4 +1,4 @@
-"""What users may set for the ``onnxruntime`` backend: model parameters and ``--backend-config`` keys.
+"""The options of the ``onnxruntime`` backend: model parameters and ``--backend-config`` keys.
 
 The names are those of Triton's ONNX Runtime backend (its README, and ``ModelState`` in src/onnxruntime.cc). Each is
 acted on, or a warning says why it is not.
@@ -54,7 +54,7 @@ def warnings(config: ModelConfig, gpus: int) -> list[str]:
     for key in config.parameters:
         who = f"model '{config.name}': parameter '{key}' has no effect"
         if key in CUDA_PARAMETERS and not gpus:
-            notes.append(f"{who}: it is for GPUs, and ONNX Runtime can use none here")
+            notes.append(f"{who}: it is for GPUs, but ONNX Runtime has none here")
         elif key in _THREAD_COUNTS and global_threads.enabled:
             notes.append(f"{who}: --backend-config=onnxruntime,{_GLOBAL_THREADS}=1 gives all models the same threads")
         elif key not in known and not key.startswith(_OTHERS):
@@ -62,20 +62,20 @@ def warnings(config: ModelConfig, gpus: int) -> list[str]:
     if config.gpu_accelerators and not gpus:
         names = ", ".join(f"'{each.name}'" for each in config.gpu_accelerators)
         notes.append(
-            f"model '{config.name}': gpu_execution_accelerator {names} has no effect: it is for instances on GPUs, and "
-            "ONNX Runtime can use none here"
+            f"model '{config.name}': gpu_execution_accelerator {names} has no effect: it is for instances on "
+            "GPUs, but ONNX Runtime has none here"
         )
     for accelerator in (*config.gpu_accelerators, *config.cpu_accelerators):
         for key in sorted(GRAPH_CAPTURE & accelerator.parameters.keys()):
             notes.append(
-                f"model '{config.name}': parameter '{key}' of accelerator '{accelerator.name}' has no effect: no CUDA "
-                "graphs are recorded, as requests have their inputs in different places"
+                f"model '{config.name}': parameter '{key}' of accelerator '{accelerator.name}' has no effect: no "
+                "CUDA graphs are recorded, because the inputs of requests are at different addresses"
             )
     level = config.graph_optimization_level or 0
     if level and level not in _GRAPH_LEVELS:
         notes.append(
-            f"model '{config.name}': optimization.graph.level is {level}, which stands for all optimisations, as 0 "
-            "does; others are -1 (basic), 1 (extended) and 2 (none)"
+            f"model '{config.name}': optimization.graph.level is {level}, which means all optimisations, "
+            "like 0; other levels are -1 (basic), 1 (extended) and 2 (none)"
         )
     return notes
 

@@ -73,7 +73,7 @@ class OutputMemory:
             self._session.run(None, self._feeds, self._options)
         except Exception as error:  # ONNX Runtime's exceptions share no base class but this
             if "terminate" not in str(error):
-                _log.debug("ONNX Runtime gave no memory back: %s", error)
+                _log.debug("ONNX Runtime did not return memory: %s", error)
 
 
 class _View(weakref.ref[Array]):

@@ -1,4 +1,4 @@
-"""Execution providers: by what ONNX Runtime is to run an instance, with which options, and whether it does.
+"""Execution providers of ONNX Runtime: which ones an instance uses, with which options, and whether they work.
 
 Names and parameters of ``tensorrt``, ``cuda`` and ``openvino`` are those of Triton's backend (its README, and
 ``ModelState::LoadModel`` in src/onnxruntime.cc).
@@ -73,8 +73,8 @@ def requested(config: ModelConfig, placement: Placement, threads: int = 1, shari
     if listed := config.parameters.get(PROVIDERS, ""):
         if config.gpu_accelerators or config.cpu_accelerators:
             raise invalid(
-                f"model '{config.name}' has parameter '{PROVIDERS}' and optimization.execution_accelerators, which say "
-                "the same; one of them has to go"
+                f"model '{config.name}' has parameter '{PROVIDERS}' and optimization.execution_accelerators, which "
+                "mean the same; remove one of them"
             )
         accelerators = [Accelerator(name.strip()) for name in listed.replace(";", ",").split(",")]
     else:
@@ -98,8 +98,8 @@ def requested(config: ModelConfig, placement: Placement, threads: int = 1, shari
     providers.pop(CPU, None)
     if on_gpu and not any(provider in _BY_DEVICE or provider == OPENVINO for provider in providers):
         raise invalid(
-            f"model '{config.name}' has an instance on GPU {placement.device}, but parameter '{PROVIDERS}' names no "
-            "provider that runs there; name 'cuda' or 'tensorrt', or use kind: KIND_CPU"
+            f"model '{config.name}' has an instance on GPU {placement.device}, but parameter '{PROVIDERS}' "
+            "has no provider for GPUs; add 'cuda' or 'tensorrt', or use kind: KIND_CPU"
         )
     return list(providers.items())
 

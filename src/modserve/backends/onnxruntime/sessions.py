@@ -1,4 +1,4 @@
-"""Opens sessions: a model file, with its options, operators of its own, and the providers it is to run by."""
+"""Opens sessions: a model file with its options, its operator libraries and its execution providers."""
 
 import itertools
 import logging
@@ -23,17 +23,17 @@ _log = logging.getLogger(__name__)
 
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _NEWER = (
-    f" It was made for a newer version than this, ONNX Runtime {ort.__version__}: pip install --upgrade onnxruntime, "
+    f" It needs a newer version than ONNX Runtime {ort.__version__}: pip install --upgrade onnxruntime, "
     "or export it for an older opset."
 )
 _NO_OPERATOR = (
-    " A library that has the operator is named in model_operations { op_library_filename: … }; operators of ONNX "
-    "itself may need a newer ONNX Runtime."
+    " If a library has the operator, name it in model_operations { op_library_filename: … }. ONNX's "
+    "own operators may need a newer ONNX Runtime."
 )
 _LOAD_HINTS = {
-    "Protobuf parsing failed": " It is cut off, or no ONNX file.",
-    "External data path": " The model's weights are in a file of their own, which must lie beside it.",
-    "External initializer": " The file with the model's weights is cut off or that of another model.",
+    "Protobuf parsing failed": " It is truncated or not an ONNX file.",
+    "External data path": " The model's weights are in a separate file, which must be beside it.",
+    "External initializer": " The file with the model's weights is truncated or belongs to another model.",
     "Unsupported model IR version": _NEWER,
     "only *guarantees* support": _NEWER,
     "is not a registered function/op": _NO_OPERATOR,
@@ -138,7 +138,7 @@ def open_session(source: ModelSource, file: ModelFile, placement: Placement, sha
     for name, _ in providers:
         if counts and not counts.get(name):
             others = ", ".join(f"{other} {count}" for other, count in counts.items())
-            _log.warning("model '%s': %s runs none of the graph's nodes; they run by: %s", config.name, name, others)
+            _log.warning("model '%s': %s runs none of the graph's nodes; they run on: %s", config.name, name, others)
     return OnnxSession(session, tuple(session.get_providers()), counts, session_threads(source, sharing))
 
 
@@ -150,8 +150,9 @@ def _register_operators(options: ort.SessionOptions, source: ModelSource, name: 
     except Exception as error:  # as above
         raise invalid(
             f"model '{source.config.name}': the operator library '{name}' (model_operations.op_library_filename) "
-            f"cannot be used: {text_of(error)}. Its path is absolute, or from the server's working directory, the "
-            "version's or the model's; a mere name may also be one that the system finds, as in LD_LIBRARY_PATH"
+            f"cannot be used: {text_of(error)}. The path must be absolute, or relative to the server's working "
+            "directory, the version's or the model's directory. The system also finds a name without a path, for "
+            "instance in LD_LIBRARY_PATH"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Tensors of ONNX Runtime: what they are in the v2 protocol, and the way from and to numpy arrays."""
+"""Tensors of ONNX Runtime: their v2 datatypes, and the conversion from and to numpy arrays."""
 
 import ctypes
 import re
@@ -30,14 +30,14 @@ _BFLOAT16_ONNX_TYPE = 16
 _ADVICE = (
     (
         r"map\(",
-        "skl2onnx makes such outputs of classifiers: convert the model again with options={'zipmap': False}, and the "
-        "probabilities are a tensor",
+        "skl2onnx writes such outputs for classifiers: convert the model again with options={'zipmap': "
+        "False} to get the probabilities as a tensor",
     ),
-    (r"seq\(tensor", "ConcatFromSequence or SequenceAt, as the graph's last node, makes a tensor of it"),
-    (r"sparse_tensor", "the model has to take and give dense tensors"),
+    (r"seq\(tensor", "ConcatFromSequence or SequenceAt, as the graph's last node, converts it to a tensor"),
+    (r"sparse_tensor", "the model must take and return dense tensors"),
     (
         r"tensor\((float[48]|u?int[24])",
-        "a Cast node at the graph's end or beginning makes a tensor of FP16 or INT8 of it",
+        "a Cast node at the end or beginning of the graph converts it to FP16 or INT8",
     ),
 )
 """What to do about a type, by a pattern of its name."""

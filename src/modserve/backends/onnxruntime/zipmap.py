@@ -76,7 +76,7 @@ def _labels(data: Buffer, node: WireField) -> Labels:
             return tuple(label for field in of(data, attribute, onnx.ATTRIBUTE_INTS) for label in integers(data, field))
         if name == "classlabels_strings":
             return tuple(texts(data, attribute, onnx.ATTRIBUTE_STRINGS))
-    raise ValueError("a ZipMap node without labels")
+    raise ValueError("the ZipMap node has no labels")
 
 
 def _missing_operators(model: Buffer) -> bytes:

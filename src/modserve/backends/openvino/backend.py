@@ -54,7 +54,7 @@ class OpenVinoBackend:
 
     def code_in(self, config: ModelConfig, path: Path) -> str:
         library = read(config).extension
-        return f"its parameter CPU_EXTENSION_PATH names a library of operators, '{library}'" if library else ""
+        return f"its parameter CPU_EXTENSION_PATH names an operator library, '{library}'" if library else ""
 
     def open(self, source: ModelSource) -> "OpenVinoModel":
         for warning in warnings(source.config):
@@ -174,9 +174,9 @@ class OpenVinoModel:
             if port.element_type == "f64"
         ]
         if wide:
-            notes.append(f"{', '.join(wide)}: OpenVINO computes with FP32 in place of FP64 on the CPU")
+            notes.append(f"{', '.join(wide)}: OpenVINO computes in FP32 instead of FP64 on the CPU")
         if self._graph.has_state:
-            notes.append("its graph has a state, which begins anew with each execution")
+            notes.append("its graph has a state, which is reset for each execution")
         if self._options.fixed_batch and not self._source.config.batching:
             notes.append("parameter 'SKIP_OV_DYNAMIC_BATCHSIZE' has no effect: max_batch_size is 0")
         return notes
@@ -189,8 +189,8 @@ def _core(config: ModelConfig, extension: str) -> Any:
         return core_with(extension)
     except Exception as error:
         raise invalid(
-            f"model '{config.name}': parameter 'CPU_EXTENSION_PATH' is '{extension}', expected a library of operators "
-            f"for OpenVINO {VERSION}: {one_line(str(error))}"
+            f"model '{config.name}': parameter 'CPU_EXTENSION_PATH' is '{extension}', expected an operator "
+            f"library for OpenVINO {VERSION}: {one_line(str(error))}"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Which file of a version directory is the model, and which formats OpenVINO reads."""
+"""Finds the model file in a version directory, and lists the formats that OpenVINO reads."""
 
 from pathlib import Path
 
@@ -30,8 +30,8 @@ def model_file(path: Path, model: str) -> Path:
         if inside is None:
             names = ", ".join(sorted(entry.name for entry in path.iterdir())[:10]) or "nothing"
             raise invalid(
-                f"model '{model}': directory '{path}' is no SavedModel, which has a file {SAVED_MODEL}, and holds no "
-                f"model file ({', '.join(_FILENAMES)}): it has {names}"
+                f"model '{model}': directory '{path}' is not a SavedModel (no file {SAVED_MODEL}) "
+                f"and has no model file ({', '.join(_FILENAMES)}): it has {names}"
             )
         path = inside
     if not path.exists():

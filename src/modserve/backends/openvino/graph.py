@@ -1,4 +1,4 @@
-"""A model as OpenVINO reads it: its file, its shapes, and what is known of it before it is compiled."""
+"""A model before it is compiled: its file, its graph and its shapes."""
 
 import re
 from collections.abc import Collection, Iterable
@@ -80,17 +80,17 @@ def described(ports: dict[str, Port], specs: Iterable[TensorSpec], graph: Graph,
             hint = ""
             if port.element_type == "string":
                 hint = (
-                    ": this backend has no strings, whose operators OpenVINO has in a package of its own. Convert text "
-                    'in front of the model, for instance in a model with backend: "python" and an ensemble of the two; '
-                    'ONNX models with strings run with backend: "onnxruntime"'
+                    ": this backend does not support strings, because OpenVINO has their "
+                    "operators in a separate package. Convert text before the model, for instance with a Python model "
+                    'and an ensemble; ONNX models with strings run with backend: "onnxruntime"'
                 )
             raise unsupported(f"model '{model}': tensor '{name}' has OpenVINO's type '{port.element_type}'{hint}")
         shape = port.shape
         if shape is None:
             if name not in configured:
                 raise invalid(
-                    f"model '{model}': the graph does not say how many dimensions tensor '{name}' has: give its dims "
-                    "in the configuration"
+                    f"model '{model}': the graph does not say how many dimensions tensor '{name}' "
+                    "has: set its dims in the configuration"
                 )
             shape = configured[name].reshape or configured[name].dims
         elif graph.fixed_batch and shape:
@@ -166,7 +166,7 @@ def _reshape(model: Any, config: ModelConfig, options: OpenVinoOptions, fixed_ba
             if port.shape and port.shape[0] >= 0:
                 raise invalid(
                     f"model '{config.name}': max_batch_size is {config.max_batch_size}, but output '{_any_name(port)}' "
-                    f"has {port.shape[0]} rows whatever the inputs have{advice}"
+                    f"has {port.shape[0]} rows for every batch size{advice}"
                 )
 
 
@@ -184,7 +184,7 @@ def _shapes_by_port(config: ModelConfig, options: OpenVinoOptions, ports: list[P
 
 
 def _no_tensor(config: ModelConfig, parameter: str, name: str, ports: list[Port]) -> Exception:
-    what = f"there is no tensor '{name}'" if name else "it must say for which tensor, as a JSON object"
+    what = f"there is no tensor '{name}'" if name else "expected a JSON object with the names of tensors"
     known = ", ".join(_any_name(port) for port in ports)
     return invalid(f"model '{config.name}': parameter '{parameter}': {what}; the graph has {known}")
 

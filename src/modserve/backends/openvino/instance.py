@@ -56,7 +56,7 @@ class OpenVinoInstance:
     def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
         if len(inputs) != len(self._types):  # an input that is left out would be that of the request before
             missing = [name for name in self._graph.inputs if name not in inputs]
-            raise invalid(f"OpenVINO needs all inputs of the model: {missing} are missing")
+            raise invalid(f"OpenVINO needs all inputs of the model, but the request lacks {missing}")
         rows = self._rows(inputs)
         lent: list[int] = []
         tensors: list[Any] = []
@@ -85,7 +85,7 @@ class OpenVinoInstance:
         except RuntimeError as error:
             text = one_line(str(error))
             if is_about_memory(text):
-                raise internal(f"openvino has no memory for this execution: {text}") from error
+                raise internal(f"openvino has not enough memory for this execution: {text}") from error
             raise invalid(f"openvino refused the request: {text}") from error
         finally:
             self._let_go(lent, tensors)
@@ -101,8 +101,8 @@ class OpenVinoInstance:
             return 0
         if not self._graph.padding:
             raise invalid(
-                f"expected a batch of {batch}, the only size with parameter SKIP_OV_DYNAMIC_BATCHSIZE, and there are "
-                f"{rows}; with parameter ENABLE_BATCH_PADDING=YES smaller ones are filled up"
+                f"expected a batch of {batch}, the only size with parameter SKIP_OV_DYNAMIC_BATCHSIZE, "
+                f"got {rows}; with parameter ENABLE_BATCH_PADDING=YES smaller batches are padded"
             )
         return rows
 
@@ -193,5 +193,5 @@ def _check_range(name: str, array: Array) -> None:
     if array.size and (array.max() > _BITS_32.max or array.min() < _BITS_32.min):
         raise invalid(
             f"input '{name}' has a number outside of {_BITS_32.min} to {_BITS_32.max}: on the CPU, OpenVINO computes "
-            "with 32 bits of an INT64 or UINT64, and would give wrong results"
+            "with only 32 bits of an INT64 or UINT64, so the results would be wrong"
         )

@@ -1,4 +1,4 @@
-"""OpenVINO's library, imported so that it reports to nobody, and the parts of it that all models share."""
+"""OpenVINO's library, imported without telemetry, and its parts that all models share."""
 
 import functools
 import importlib

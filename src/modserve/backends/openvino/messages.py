@@ -1,4 +1,4 @@
-"""OpenVINO's texts, for people."""
+"""Makes OpenVINO's messages readable."""
 
 import re
 
@@ -8,21 +8,21 @@ _NOISE = re.compile(
 _CHECK = re.compile(r"^(?P<where>\[\w+\] .*? )?Check '.*' failed at \S+:\d+:$")
 _MEMORY = ("Failed to allocate", "bad_alloc", "Cannot allocate memory", "out of memory")
 _LOAD_HINTS = {
-    "bin file cannot be found": "model.xml has the graph alone: its weights, model.bin, must lie beside it.",
-    "Incorrect weights in bin file": "The .bin file is cut off, or belongs to another .xml file.",
-    **dict.fromkeys(("parse", "at offset", "corrupted"), "The file is cut off or damaged."),
+    "bin file cannot be found": "model.xml contains only the graph: the weights, model.bin, must be beside it.",
+    "Incorrect weights in bin file": "The .bin file is truncated or belongs to another .xml file.",
+    **dict.fromkeys(("parse", "at offset", "corrupted"), "The file is truncated or damaged."),
     **dict.fromkeys(
         ("magic number mismatch", "minimal expected", "exceed data size"),
-        "The file of variables is cut off or damaged.",
+        "The file of variables is truncated or damaged.",
     ),
-    "is not initialized": "The folder 'variables' is missing, or has not all of them.",
+    "is not initialized": "The folder 'variables' is missing or incomplete.",
     "Unable to read the model": (
         "OpenVINO reads IR (.xml with .bin), ONNX (.onnx), TensorFlow (SavedModel, frozen), TensorFlow Lite (.tflite) "
-        "and PaddlePaddle (.pdmodel): the file is none of these, or is cut off."
+        "and PaddlePaddle (.pdmodel): the file is not one of these or is truncated."
     ),
     "No conversion rule": (
-        "OpenVINO lacks these operators: serve the model with the engine that it comes from, an ONNX model with "
-        'backend: "onnxruntime", or name a library that has them by the parameter CPU_EXTENSION_PATH.'
+        "OpenVINO lacks these operators: serve the model with its original engine (an ONNX "
+        'model with backend: "onnxruntime"), or set the parameter CPU_EXTENSION_PATH to a library that has them.'
     ),
 }
 """What to say of OpenVINO's texts about files, by a part of them."""
@@ -38,7 +38,7 @@ def one_line(text: str) -> str:
             line = (check["where"] or "").strip()
         if line and not _NOISE.match(line) and line not in lines:
             lines.append(line)
-    return " ".join(lines) or "OpenVINO does not say why"
+    return " ".join(lines) or "OpenVINO does not give a reason"
 
 
 def with_hint(text: str) -> str:

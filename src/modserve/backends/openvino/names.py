@@ -1,4 +1,4 @@
-"""What OpenVINO's tensors are called, which may have several names or none.
+"""The names of OpenVINO's tensors, which may have several names or none.
 
 A *port* is an input or output of a graph. ONNX gives each one name, TensorFlow may add forms such as ``x:0``, and a
 converted model may have none but that of the operator.

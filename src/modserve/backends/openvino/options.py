@@ -1,4 +1,4 @@
-"""What users may set for the ``openvino`` backend: model parameters and ``--backend-config`` keys.
+"""The options of the ``openvino`` backend: model parameters and ``--backend-config`` keys.
 
 The names in capitals are those of Triton's OpenVINO backend (its README and ``ModelState`` in src/openvino.cc) and of
 OpenVINO's own properties, those in small letters OpenVINO Model Server's; case does not matter. Each is acted on, or a
@@ -111,9 +111,9 @@ _OTHERS = (
     "TF_GRAPH_TAG",
     "TF_SIGNATURE_DEF",
 )
-_STATES = "no state is kept from one request to the next"
+_STATES = "no state is kept between requests"
 _WITHOUT_EFFECT = {
-    "BATCH_SIZE": "any batch up to max_batch_size runs as it is",
+    "BATCH_SIZE": "any batch up to max_batch_size runs unpadded",
     "STATEFUL": _STATES,
     "LOW_LATENCY_TRANSFORMATION": _STATES,
     "MAX_SEQUENCE_NUMBER": _STATES,
@@ -182,7 +182,7 @@ def warnings(config: ModelConfig) -> list[str]:
         if name in _WITHOUT_EFFECT:
             notes.append(f"{who}: {_WITHOUT_EFFECT[name]}")
         elif name == _PADDING and not present & {_FIXED_BATCH, "SKIP_DYNAMIC_BATCHSIZE"}:
-            notes.append(f"{who}: without {_FIXED_BATCH}, any batch up to max_batch_size runs as it is")
+            notes.append(f"{who}: without {_FIXED_BATCH}, any batch up to max_batch_size runs unpadded")
         elif name not in KNOWN and not key.startswith(SERVER_PARAMETERS):
             small = [known.lower() for known in KNOWN]
             notes.append(unknown_parameter("openvino", config, key, small if key.islower() else KNOWN))
@@ -254,7 +254,7 @@ def _by_tensor(values: OptionReader, key: str, read: Callable[[str], T], expecte
         by_name = json.loads(text) if text.startswith("{") else {"": text}
         return {str(name): read(str(value)) for name, value in by_name.items()}
     except ValueError:
-        raise values.fault(key, f"{expected}, or a JSON object of such by tensor") from None
+        raise values.fault(key, f"{expected}, or a JSON object with one for each tensor") from None
 
 
 def _layouts(text: str) -> tuple[str, str]:

@@ -14,10 +14,10 @@ def partial_shapes(text: str) -> str:
     if text.lower() == AUTO:
         return AUTO
     if text[:1] + text[-1:] not in ("()", "[]"):
-        raise ValueError(f"'{text}' is no shape")
+        raise ValueError(f"'{text}' is not a shape")
     dimensions = [_DIMENSION.fullmatch(part) for part in text[1:-1].split(",")]
     if not all(dimensions):
-        raise ValueError(f"'{text}' is no shape")
+        raise ValueError(f"'{text}' is not a shape")
     return partial_shape(match[1].replace(":", "..") for match in dimensions if match)
 
 

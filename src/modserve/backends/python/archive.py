@@ -54,14 +54,14 @@ def unpack(archive: str, directory: str) -> None:
         except (*_BROKEN, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            raise EnvironmentArchiveError(f"it is damaged, or no tar archive: {error}") from error
+            raise EnvironmentArchiveError(f"it is damaged or not a tar archive: {error}") from error
     root = os.path.realpath(directory)
     for path, name, target in links:
         real = os.path.realpath(path)
         if real != root and not real.startswith(root + os.sep):
             raise EnvironmentArchiveError(
-                f"'{name}' is a link to '{target}', which is outside the environment; one that needs files outside, as "
-                "virtual environments do, cannot be packed: name its directory in place of an archive"
+                f"'{name}' is a link to '{target}', which is outside the environment; an environment that needs "
+                "files outside, such as a virtual environment, cannot be packed: name its directory instead"
             )
 
 
@@ -113,12 +113,12 @@ def _write(
         if not os.path.lexists(path):
             os.mkdir(path)
         elif os.path.islink(path) or not os.path.isdir(path):
-            raise EnvironmentArchiveError(f"'{member.name}' is a directory and something else before")
+            raise EnvironmentArchiveError(f"'{member.name}' is a directory, but an earlier entry is something else")
         os.chmod(path, _mode(member) | 0o700)
         return
     if os.path.lexists(path):
         if os.path.isdir(path) and not os.path.islink(path):
-            raise EnvironmentArchiveError(f"'{member.name}' is no directory, but one before")
+            raise EnvironmentArchiveError(f"'{member.name}' is not a directory, but an earlier entry is")
         os.unlink(path)
     if member.issym():
         os.symlink(member.linkname, path)
@@ -142,7 +142,7 @@ def _hard_link(member: tarfile.TarInfo, path: str, directory: str) -> None:
         os.link(original, path, follow_symlinks=False)
     except FileNotFoundError:
         raise EnvironmentArchiveError(
-            f"'{member.name}' is a link to '{member.linkname}', which is not there before it"
+            f"'{member.name}' is a link to '{member.linkname}', which does not come before it"
         ) from None
 
 

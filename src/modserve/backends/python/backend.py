@@ -55,7 +55,7 @@ class PythonBackend:
         return count
 
     def code_in(self, config: ModelConfig, path: Path) -> str:
-        return "a model in Python is a program"
+        return "a Python model is a program"
 
     def open(self, source: ModelSource) -> "PythonModel":
         if not source.path.is_file():
@@ -90,8 +90,8 @@ class PythonModel:
             return _description(before, json.loads(completed))
         except (KeyError, TypeError, ValueError) as error:
             raise invalid(
-                f"auto_complete_config of model '{self._name}' made a configuration that cannot be read: "
-                f"{type(error).__name__}: {error}"
+                f"auto_complete_config of model '{self._name}' returned a configuration that "
+                f"cannot be read: {type(error).__name__}: {error}"
             ) from error
 
     def _without_tensors(self, config: Mapping[str, Any]) -> ModelDescription | None:
@@ -99,8 +99,8 @@ class PythonModel:
         if config["input"] or config["output"]:
             return None
         _log.warning(
-            "model '%s' has no inputs and no outputs: its configuration lists none, and its model.py has no "
-            "auto_complete_config that does",
+            "model '%s' has no inputs and no outputs: neither its configuration nor the auto_complete_config "
+            "of its model.py adds any",
             self._name,
         )
         return ModelDescription((), ())
@@ -129,7 +129,7 @@ class PythonModel:
             with self._hints():
                 return _IN_SERVER[self._options.execution_mode](label, source, load)
         if source.loop is None:
-            raise unavailable(f"{label}: a worker process needs a server, whose event loop it is driven from")
+            raise unavailable(f"{label}: a worker process needs a server, whose event loop drives it")
         worker = WorkerProcess(source.loop, label)
         instance = WorkerInstance(
             worker, source, self._backend_options, self._interpreter, self._options.execution_timeout_s

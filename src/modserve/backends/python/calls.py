@@ -1,4 +1,4 @@
-"""What a worker asks the server for: calls to other models, loading and unloading, metrics."""
+"""Serves the requests of a worker: calls to other models, loading and unloading, metrics."""
 
 import functools
 import logging
@@ -59,7 +59,7 @@ class WorkerCalls:
 
     def _check_alive(self) -> None:
         if self._ended:
-            raise unsupported("a model cannot call, load or look at other models while it is finalized")
+            raise unsupported("a model cannot call, load or query other models while it is finalized")
 
     def forget(self) -> None:
         """After `close`, when nothing comes any more: refer to nothing that refers back."""

@@ -1,4 +1,4 @@
-"""What models ask of the server beside inference: other models loaded and unloaded, and metrics of their own."""
+"""Requests of models to the server besides inference: loading and unloading models, and custom metrics."""
 
 import itertools
 from collections.abc import Callable, Mapping

@@ -48,7 +48,7 @@ def prepare(
         label = f"model '{name}': parameter '{ENVIRONMENT_PATH}' is '{path}'"
         directory = _named(path, source.model_directory, label, name, backend, inherited)
         if file is not None and backend.install_requirements:
-            _log.info("model '%s': '%s' is not installed, since '%s' names an environment", name, file, path)
+            _log.info("model '%s': '%s' is not installed, because '%s' names an environment", name, file, path)
         ready = _of_directory(directory, inherited, f"the environment '{path}' of model '{name}'")
     elif file is not None and backend.install_requirements:
         base = _default(backend, inherited)
@@ -69,7 +69,7 @@ def _of_server(inherited: Mapping[str, str]) -> Interpreter:
 def _of_directory(directory: Path, inherited: Mapping[str, str], which_one: str) -> Interpreter:
     python = interpreter.find(directory)
     if python is None:
-        raise invalid(f"{which_one} has no interpreter: there is no '{directory / 'bin' / 'python'}'")
+        raise invalid(f"{which_one} has no interpreter: expected '{directory / 'bin' / 'python'}'")
     return interpreter.inspect(python, variables.activated(inherited, directory), which_one)
 
 
@@ -94,7 +94,7 @@ def _named(
     if not path.exists():
         raise invalid(f"{label}, but there is no '{path}'{_elsewhere(text, model_directory)}")
     if os.access(path, os.X_OK) and path.parent.name == "bin":
-        raise invalid(f"{label}, which is a program; expected the environment's directory, '{path.parent.parent}'")
+        raise invalid(f"{label}, which is a program; expected the directory of the environment, '{path.parent.parent}'")
     cache = environment_cache.directory(backend.environment_directory, inherited)
     return _unpacked(path.resolve(), label, name, cache)
 
@@ -102,8 +102,10 @@ def _named(
 def _elsewhere(text: str, model_directory: Path) -> str:
     if not os.path.isabs(text) and MODEL_DIRECTORY not in text and (model_directory / text).exists():
         return f"; paths are relative to the server's working directory: did you mean '{MODEL_DIRECTORY}/{text}'?"
-    return f"; it is the path of a conda-pack archive or of an environment's directory, and {MODEL_DIRECTORY} in it \
-stands for the model's directory"
+    return (
+        "; expected the path of a conda-pack archive or of an environment's directory, in which "
+        f"{MODEL_DIRECTORY} stands for the model's directory"
+    )
 
 
 def _unpacked(path: Path, label: str, name: str, cache: Path) -> Path:

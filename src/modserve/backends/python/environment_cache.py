@@ -104,11 +104,11 @@ def environment(cache: Path, key: str, source: Path, make: Make, label: str) -> 
         try:
             fcntl.flock(lock, fcntl.LOCK_SH)
             if not _is_complete(entry):
-                waiting = f"{label}: waiting until '{source}' is unpacked or installed by another load or server"
+                waiting = f"{label}: waiting for another load or server to unpack or install '{source}'"
                 with _exclusive(cache / f"{key}.make", waiting) as inherited:
                     if not _is_complete(entry):
                         begin = time.monotonic()
-                        _log.info("%s: making '%s' out of '%s', which may take minutes", label, entry, source)
+                        _log.info("%s: making '%s' from '%s', which may take minutes", label, entry, source)
                         _make(entry, source, lambda place: make(place, inherited))
                         _log.info("%s: made '%s' in %.1f s", label, entry, time.monotonic() - begin)
                         _remove_superseded(cache, entry, source)
@@ -124,7 +124,7 @@ def environment(cache: Path, key: str, source: Path, make: Make, label: str) -> 
 def disk_error(cache: Path, error: OSError) -> ModserveError:
     """What the file system refused, and how much room there is."""
     try:
-        free = f", {shutil.disk_usage(cache).free >> 20} MiB are free there"
+        free = f"; {shutil.disk_usage(cache).free >> 20} MiB are free there"
     except OSError:
         free = ""
     return unavailable(

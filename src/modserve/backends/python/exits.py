@@ -1,4 +1,4 @@
-"""How a process ends, for those who wait for it. The functions block, on any thread but the event loop's."""
+"""Waits for the end of processes and describes it. The functions block, so never call them on the event loop."""
 
 import os
 import select

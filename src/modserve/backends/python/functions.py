@@ -71,8 +71,8 @@ class FunctionRepository:
     def __init__(self, models: Mapping[str, object], write_config: Callable[[str], str]) -> None:
         if models and "modserve_worker" in sys.modules:
             raise invalid(
-                "a worker process of a Python model starts no server of its own: what a script does beside defining "
-                "its models belongs below 'if __name__ == \"__main__\":'"
+                "a worker process of a Python model cannot start a server: in a script, put everything "
+                "except the definitions of models below 'if __name__ == \"__main__\":'"
             )
         self._write_config = write_config
         self._models = {name: _model(name, target) for name, target in models.items()}
@@ -133,7 +133,7 @@ class FunctionRepository:
         try:
             text = json.dumps(config)
         except (TypeError, ValueError) as error:
-            raise invalid(f"the configuration of the decorator is no JSON: {error}") from error
+            raise invalid(f"the configuration of the decorator is not JSON: {error}") from error
         return self._write_config(text).encode()
 
 
@@ -143,9 +143,7 @@ def _model(name: str, target: object) -> _Model:
         return _Model(target, os.getcwd(), None)
     definition = definition_of(target)
     if definition is None:
-        raise invalid(
-            f"model '{name}' is {target!r}, expected an object that modserve.model has decorated, or its place"
-        )
+        raise invalid(f"model '{name}' is {target!r}, expected an object decorated with modserve.model, or its place")
     if definition.isolation != "process":
         return _Model(importing.hold(target), os.getcwd(), definition.config())
     module = sys.modules.get(getattr(target, "__module__", ""))
@@ -153,8 +151,8 @@ def _model(name: str, target: object) -> _Model:
     path = _path(module, target)
     if module is None or file is None or path is None:
         raise invalid(
-            f"model '{name}' cannot run in a process of its own, which must import it: expected an object on the "
-            "outermost level of a module in a file, or isolation='thread'"
+            f"model '{name}' cannot run in a process of its own, because that process cannot import it: "
+            "expected an object at the top level of a module in a file, or isolation='thread'"
         )
     file = os.path.abspath(file)
     if module.__name__ == "__main__":

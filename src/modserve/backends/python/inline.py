@@ -100,8 +100,8 @@ class InlineInstance(LocalInstance):
         """Raises `TritonModelException` on the event loop's thread, where nothing would ever come."""
         if threading.get_ident() == self._thread:
             raise TritonModelException(
-                f"{operation} would hold up the whole server, on whose event loop the model runs, since its "
-                f"'{EXECUTION_MODE}' is 'inline': {_WAYS.get(operation, _OTHER_WAY)}"
+                f"{operation} would block the whole server, because the model runs on its "
+                f"event loop ('{EXECUTION_MODE}' is 'inline'): {_WAYS.get(operation, _OTHER_WAY)}"
             )
 
 

@@ -234,7 +234,7 @@ class WorkerInstance:
         ]
 
     def _watch_time(self, limit_s: float) -> None:
-        reason = f"an execution took longer than the {limit_s:g} s of '{EXECUTION_TIMEOUT}'"
+        reason = f"an execution took longer than {limit_s:g} s ('{EXECUTION_TIMEOUT}')"
         self._timer = self.worker.loop.call_later(limit_s, self.worker.kill_because, reason)
 
     def _respond(self, frame: Frame) -> None:
@@ -284,7 +284,7 @@ class WorkerInstance:
         request = self._open.pop(wire.read_number(frame[3]), None)
         if request is not None:
             request.fail(
-                internal(f"{self.worker.label} let go of a request without a final response"), final=True, wait=False
+                internal(f"{self.worker.label} released a request without a final response"), final=True, wait=False
             )
 
     def _write_log(self, frame: Frame) -> None:

@@ -1,4 +1,4 @@
-"""What another interpreter is: whether it can run a worker. Each is asked once, by running it."""
+"""Checks whether another interpreter can run a worker. Each is examined once, by running it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a Python model inside the server is made of, whichever thread it runs on: no process, no copies.
+"""A Python model inside the server, on whichever thread: without a process and without copies.
 
 Inputs are the arrays that the server has, which are read-only where they lie over a client's bytes; outputs belong to
 the server once they are returned.
@@ -207,7 +207,7 @@ class LocalRequest:
 
     def let_go(self) -> None:
         if not self.ended:
-            self.fail(internal("the model let go of a request without a final response"))
+            self.fail(internal("the model released a request without a final response"))
 
 
 _NOTHING: Mapping[str, Any] = {}

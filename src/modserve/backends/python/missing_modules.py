@@ -1,4 +1,4 @@
-"""What to do about a model that fails because a module is missing: a sentence behind the error."""
+"""Advice for a model that fails because a module is missing: a sentence after the error."""
 
 import re
 from collections.abc import Iterator
@@ -31,14 +31,14 @@ def hints(source: ModelSource, model: ModelOptions, backend: BackendOptions, pyt
 def hint(module: str, source: ModelSource, model: ModelOptions, backend: BackendOptions, python: str) -> str:
     """Where a module would have to be, and how it gets there. `python` is the interpreter that the model runs in."""
     if model.environment_path is not None:
-        return f"'{module}' is no module of the environment '{model.environment_path}' of model '{source.config.name}'"
+        return f"module '{module}' is not in the environment '{model.environment_path}' of model '{source.config.name}'"
     path = requirements.file_of(source.model_directory / str(source.version), source.model_directory)
-    where, mode = f"'{module}' is no module of {python}", model.execution_mode
+    where, mode = f"module '{module}' is not installed in {python}", model.execution_mode
     by_hand = f"install it there ('{python} -m pip install {_PACKAGES.get(module, '…')}')"
     if path is None:
-        elsewhere = f"name an environment that has it by the parameter '{ENVIRONMENT_PATH}'"
+        elsewhere = f"name an environment that has it with the parameter '{ENVIRONMENT_PATH}'"
         if model.in_server:
-            elsewhere = f"leave out '{EXECUTION_MODE}' and {elsewhere}"
+            elsewhere = f"remove '{EXECUTION_MODE}' and {elsewhere}"
         return f"{where}, which the model runs in: {by_hand}, or {elsewhere}"
     if model.in_server:
         return (
@@ -48,5 +48,5 @@ def hint(module: str, source: ModelSource, model: ModelOptions, backend: Backend
     if backend.install_requirements:
         return f"{where}, where '{path}' is installed; does the file name its package?"
     name = source.config.backend or "python"
-    install = f"have it installed with --backend-config={name},{INSTALL_REQUIREMENTS}=true"
+    install = f"install it with --backend-config={name},{INSTALL_REQUIREMENTS}=true"
     return f"{where}, and '{path}' is not installed: {install}, or {by_hand}"

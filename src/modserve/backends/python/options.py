@@ -1,4 +1,4 @@
-"""What users may set for the ``python`` backend: model parameters and ``--backend-config`` keys.
+"""The options of the ``python`` backend: model parameters and ``--backend-config`` keys.
 
 The names in capitals and those with ``shm``, ``stub`` and ``pool`` are Triton's (python_backend's README, and
 ``ModelState`` and ``TRITONBACKEND_Initialize`` in src/python_be.cc); the others are ours. A model's parameters are also
@@ -34,13 +34,13 @@ PYTHON = "python"
 START_TIMEOUT = "start-timeout-seconds"
 _TRITONS_START_TIMEOUT = "stub-timeout-seconds"
 STOP_TIMEOUT = "stop-timeout-seconds"
-_SIZED_BY_NEED = "shared memory grows and shrinks with the tensors of the requests"
+_SIZED_BY_NEED = "shared memory grows and shrinks with the tensors of requests"
 _WITHOUT_EFFECT = {
     "shm-default-byte-size": _SIZED_BY_NEED,
     "shm-growth-byte-size": _SIZED_BY_NEED,
-    "shm-region-prefix-name": "servers on one machine never share memory of their workers",
+    "shm-region-prefix-name": "servers on one machine never share the memory of their workers",
     "shm_message_queue_size": "requests reach a worker through a socket, which has no such limit",
-    "thread-pool-size": "calls of models to other models need no threads of the server",
+    "thread-pool-size": "calls between models need no threads of the server",
 }
 BACKEND_OPTIONS: Mapping[str, str] = _WITHOUT_EFFECT | dict.fromkeys(
     (INSTALL_REQUIREMENTS, ENVIRONMENT_DIRECTORY, PYTHON, START_TIMEOUT, _TRITONS_START_TIMEOUT, STOP_TIMEOUT), ""
@@ -94,15 +94,15 @@ def model_options(config: ModelConfig) -> ModelOptions:
     )
     if options.in_server and options.execution_timeout_s is not None:
         raise invalid(
-            f"model '{config.name}': parameter '{EXECUTION_TIMEOUT}' ends a process, but '{EXECUTION_MODE}' is "
-            f"'{options.execution_mode}'; leave one of the two out"
+            f"model '{config.name}': parameter '{EXECUTION_TIMEOUT}' needs a process that it can end, but "
+            f"'{EXECUTION_MODE}' is '{options.execution_mode}'; remove one of the two"
         )
     if options.in_server and options.environment_path is not None:
         raise invalid(
             f"model '{config.name}': parameters '{EXECUTION_MODE}' is '{options.execution_mode}' and "
             f"'{ENVIRONMENT_PATH}' is '{options.environment_path}', but a model that runs "
-            f"{_PLACES[options.execution_mode]} of the server runs in the server's interpreter; leave one of the two "
-            "out"
+            f"{_PLACES[options.execution_mode]} of the server uses the server's interpreter; remove "
+            "one of the two"
         )
     return options
 

@@ -1,4 +1,4 @@
-"""What a worker writes to its standard output and error: into the log, line by line, with the model's name."""
+"""Logs the standard output and error of a worker, line by line, with the model's name."""
 
 import contextlib
 import logging
@@ -59,7 +59,7 @@ class WorkerOutput:
             if left < 0:
                 break
             lines.insert(0, f"\n  {line}")
-        return f"; the last it wrote:{''.join(lines)}" if lines else ""
+        return f"; its last output:{''.join(lines)}" if lines else ""
 
     def close(self) -> None:
         """May be called again."""

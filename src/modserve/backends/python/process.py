@@ -1,4 +1,4 @@
-"""A worker process: how it is started, spoken to, listened to and ended.
+"""A worker process: its start, its connection and its end.
 
 All of the conversation is on the event loop's thread, without a thread of its own, but for the start (`spawn`) and the
 end (`stop`), which may block and run on loading threads. A worker that dies closes its socket, which the event loop
@@ -235,8 +235,8 @@ class WorkerProcess:
                 else:
                     self.take(frame)
         except Exception as error:
-            _log.exception("%s sent what the server does not understand; it is killed", self.label)
-            self.kill_because(f"it sent what the server does not understand: {type(error).__name__}: {error}")
+            _log.exception("%s sent data that the server does not understand, and is killed", self.label)
+            self.kill_because(f"it sent data that the server does not understand: {type(error).__name__}: {error}")
             return False
         return True
 
@@ -314,7 +314,7 @@ class WorkerProcess:
         with self._ending:
             self._reap()
             self._output.read_rest()
-        how = exits.describe(self.process.returncode) if by_itself else "had closed its connection, and was killed"
+        how = exits.describe(self.process.returncode) if by_itself else "closed its connection and was killed"
         how = self._reason or how
         return f"its process {self.process.pid} {how}{self._output.last()}"
 
@@ -357,7 +357,7 @@ class WorkerProcess:
             end = time.monotonic() + timeout_s
             exits.converse(self._socket, self._output, words, self._take_some, end)
             if not exits.wait(self.process, min(end, time.monotonic() + _EXIT_S)):
-                _log.warning("%s did not end within %g s: it is killed", self.label, timeout_s)
+                _log.warning("%s did not end within %g s and is killed", self.label, timeout_s)
             with self._ending:
                 self._reap()
                 self._output.read_rest()

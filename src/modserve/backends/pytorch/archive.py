@@ -1,4 +1,4 @@
-"""What a file of PyTorch's holds, read without PyTorch and without running anything in it."""
+"""Identifies PyTorch files without PyTorch and without running anything in them."""
 
 import enum
 import pickletools
@@ -28,7 +28,7 @@ _OF_WEIGHTS = ("torch", "collections", "numpy", "_codecs")
 """Modules whose classes are in files that hold nothing but tensors."""
 _SCRIPT = "torch.jit.script(model).save('model.pt'), or torch.jit.trace"
 _EXPORT = "torch.export.save(torch.export.export(model, example_inputs), 'model.pt2')"
-_RUNTIME = 'put the class into model.py beside it and write runtime: "model.py" into config.pbtxt'
+_RUNTIME = 'put the class into model.py beside it and set runtime: "model.py" in config.pbtxt'
 
 
 def form_of(path: Path) -> Form:
@@ -45,7 +45,7 @@ def form_of(path: Path) -> Form:
     except (zipfile.BadZipFile, EOFError, OSError, RuntimeError, ValueError) as error:
         size = path.stat().st_size
         raise invalid(
-            f"'{path}' is cut off or damaged: a zip archive of {size} bytes that cannot be read: {error}"
+            f"'{path}' is truncated or damaged: this zip archive of {size} bytes cannot be read: {error}"
         ) from (error)
 
 
@@ -65,8 +65,8 @@ def _form(path: Path, archive: zipfile.ZipFile) -> Form:
         with archive.open(f"{root}/data.pkl") as file:
             raise _saved(path, _classes(file.read(_MOST_PICKLE)))
     raise invalid(
-        f"'{path}' is a zip archive, but no model of PyTorch's, with "
-        f"{', '.join(names[:3]) or 'nothing'} in it; models are made with {_SCRIPT}, or {_EXPORT}"
+        f"'{path}' is a zip archive but not a PyTorch model: "
+        f"it contains {', '.join(names[:3]) or 'nothing'}. Save the model with {_SCRIPT}, or with {_EXPORT}"
     )
 
 
@@ -75,12 +75,12 @@ def _no_archive(path: Path, start: bytes) -> ModserveError:
         return invalid(f"'{path}' is empty")
     if start[:1] == b"\x80":
         return invalid(
-            f"'{path}' is a pickle, as old versions of torch.save made them; loading it would run whatever is in it. "
-            f"Save the model with {_SCRIPT}, or with {_EXPORT}"
+            f"'{path}' is a pickle, as written by old versions of torch.save; loading it would "
+            f"run its code. Save the model with {_SCRIPT}, or with {_EXPORT}"
         )
     return invalid(
-        f"'{path}' is no model of PyTorch's: those are zip archives, and it begins with {start!r}; they are made with "
-        f"{_SCRIPT}, or {_EXPORT}"
+        f"'{path}' is not a PyTorch model: it should be a zip archive, but begins with {start!r}. Save the "
+        f"model with {_SCRIPT}, or with {_EXPORT}"
     )
 
 
@@ -90,12 +90,12 @@ def _saved(path: Path, classes: list[str]) -> ModserveError:
     modules = [name for name in foreign if not name.startswith("torch.nn.parameter.")]
     if modules:
         return invalid(
-            f"'{path}' is a pickle of whole objects ({', '.join(modules[:3])}), as torch.save(model) makes it; loading "
-            f"it would run code from the file. Save the model with {_SCRIPT}, or with {_EXPORT}"
+            f"'{path}' is a pickle of whole objects ({', '.join(modules[:3])}), as written by torch.save(model); "
+            f"loading it would run code from the file. Save the model with {_SCRIPT}, or with {_EXPORT}"
         )
     return invalid(
-        f"'{path}' holds weights without a model, as torch.save(model.state_dict()) makes it: {_RUNTIME}, or save the "
-        f"model with {_SCRIPT}, or with {_EXPORT}"
+        f"'{path}' contains weights without a model, as written by torch.save(model.state_dict()): {_RUNTIME}, or save "
+        f"the model with {_SCRIPT}, or with {_EXPORT}"
     )
 
 

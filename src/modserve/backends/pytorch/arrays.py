@@ -59,10 +59,10 @@ def input_converter(
     """
     if datatype is dtypes.BYTES:
         if kind not in ("strings", "string", ""):
-            raise invalid(f"input '{name}' is TYPE_STRING, but the model takes a tensor for it")
+            raise invalid(f"input '{name}' is TYPE_STRING, but the model takes a tensor")
         return partial(_single_string if kind == "string" else _strings, name)
     if kind in ("strings", "string"):
-        raise invalid(f"input '{name}' is {datatype.config_name}, but the model takes strings for it: TYPE_STRING")
+        raise invalid(f"input '{name}' is {datatype.config_name}, but the model takes strings: use TYPE_STRING")
     if kind == "number":
         return _number
 
@@ -83,7 +83,7 @@ def input_converter(
 def _strings(name: str, array: Array) -> list[str]:
     if array.ndim > 1:
         raise invalid(
-            f"PyTorch takes strings as a list, and these have the shape {list(array.shape)}: use dims: [ -1 ], or with "
+            f"PyTorch takes strings as a list, but these have the shape {list(array.shape)}: use dims: [ -1 ], or with "
             "max_batch_size above 0 dims: [ 1 ] reshape: { shape: [ ] }"
         )
     return texts_of(name, array)
@@ -91,13 +91,13 @@ def _strings(name: str, array: Array) -> list[str]:
 
 def _single_string(name: str, array: Array) -> str:
     if array.size != 1:
-        raise invalid(f"the model takes one string, and the input has {array.size}")
+        raise invalid(f"the model takes one string, but the input has {array.size}")
     return texts_of(name, array)[0]
 
 
 def _number(array: Array) -> bool | int | float:
     if array.size != 1:
-        raise invalid(f"the model takes a number, and the input has {array.size} elements")
+        raise invalid(f"the model takes one number, but the input has {array.size} elements")
     number: bool | int | float = array.item()
     return number
 

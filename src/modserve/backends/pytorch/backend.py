@@ -42,7 +42,7 @@ class PyTorchBackend:
         form = form_of(file) if file.is_file() else None
         if form is Form.CLASS:
             return f"'{file.name}' is a program"
-        return f"'{file.name}' is a compiled package, which is machine code" if form is Form.COMPILED else ""
+        return f"'{file.name}' is a compiled package, which contains machine code" if form is Form.COMPILED else ""
 
     def open(self, source: ModelSource) -> "PyTorchModel":
         config = source.config
@@ -71,7 +71,7 @@ def _beside(path: Path) -> str:
     """What to say of a file that is missing while a class is there."""
     if path.suffix == ".py" or not (path.parent / RUNTIME_MODEL).exists():
         return ""
-    return f'; for the class in {RUNTIME_MODEL} beside it, write runtime: "{RUNTIME_MODEL}" into config.pbtxt'
+    return f'; to serve the class in {RUNTIME_MODEL} beside it, set runtime: "{RUNTIME_MODEL}" in config.pbtxt'
 
 
 def _device(placement: Placement) -> torch.device | None:
@@ -94,8 +94,8 @@ class PyTorchModel:
         self._shares = not self._program.stateful if options.weight_sharing is None else options.weight_sharing
         if self._program.stateful and self._shares and form is not Form.CLASS:
             _log.warning(
-                "model '%s' changes itself when it runs, and its instances share it, as ENABLE_WEIGHT_SHARING says: "
-                "with more than one instance, its results are not reliable",
+                "model '%s' changes its own state when it runs, and its instances share it (ENABLE_WEIGHT_SHARING): "
+                "with several instances, its results are unreliable",
                 source.config.name,
             )
         # Other threads than these would come on top of the server's.
@@ -105,8 +105,8 @@ class PyTorchModel:
         self._threads = SharedThreads(exact or source.cpu_threads, 1 if fixed else source.cpu_instances)
         if form is Form.COMPILED:
             _log.warning(
-                "model '%s' is a compiled package: PyTorch runs it with Python's lock held, so that the whole server "
-                "waits for each execution; where these are not short, a model.py that runs the package is better",
+                "model '%s' is a compiled package: PyTorch holds Python's lock while it runs, so that the whole server "
+                "waits for each execution. If executions are long, run the package from a model.py",
                 source.config.name,
             )
         self._devices: dict[str, None] = {}
@@ -124,8 +124,8 @@ class PyTorchModel:
         alone = self._shares or self._form is Form.CLASS or spec.config.sequence_batching is not None
         if spec.index == 1 and not alone and self._program.stateful:
             _log.warning(
-                "model '%s' changes itself when it runs, and each of its instances has a state of its own, whichever "
-                "request it gets: instance_group [ { count: 1 } ] or sequence_batching is likely to be meant",
+                "model '%s' changes its own state when it runs, and each instance has "
+                "a separate state: you probably want instance_group [ { count: 1 } ] or sequence_batching",
                 spec.config.name,
             )
         with self._making, one_thread(), torch.inference_mode(self._options.inference_mode):

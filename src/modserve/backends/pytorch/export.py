@@ -163,8 +163,8 @@ class CompiledProgram:
         names = ", ".join(slot.names[0] for slot in self._slots)
         results = ", ".join(bracketed("RESULT", path) for path in self._outputs.paths())
         raise invalid(
-            f"{self._label}: a compiled package says neither types nor shapes, so config.pbtxt must have inputs and "
-            f"outputs. It takes {names} (or INPUT__0, INPUT__1, …) and gives {results} (or OUTPUT__0, OUTPUT__1, …)"
+            f"{self._label}: a compiled package does not describe types and shapes, so config.pbtxt must list inputs and "
+            f"outputs. It takes {names} (or INPUT__0, INPUT__1, …) and returns {results} (or OUTPUT__0, OUTPUT__1, …)"
         )
 
     def load(self, config: ModelConfig, device: Any, *, fresh: bool) -> LoadedProgram:
@@ -200,7 +200,7 @@ class CompiledProgram:
             raise _load_failure(self._label, path, error) from error
         built_for = package.loader.get_metadata().get("AOTI_DEVICE_KEY", "")
         if device is not None and built_for not in ("", device.type):
-            raise invalid(f"{self._label}: '{path}' was compiled for {built_for}, and the instance is on {device.type}")
+            raise invalid(f"{self._label}: '{path}' was compiled for {built_for}, but the instance is on {device.type}")
         return package
 
 
@@ -225,11 +225,11 @@ def _bound(
 def _check_all(label: str, slots: Sequence[ProgramTensor], places: Iterable[int]) -> None:
     missing = [slot.names[0] for place, slot in enumerate(slots) if place not in set(places)]
     if missing:
-        raise invalid(f"{label}: the program takes {len(slots)} inputs, and the configuration has none for {missing}")
+        raise invalid(f"{label}: the program takes {len(slots)} inputs, but the configuration has none for {missing}")
 
 
 def _missing(error: KeyError) -> ModserveError:
-    return invalid(f"the program needs input {error}, and the request has none")
+    return invalid(f"the program needs input {error}, but the request does not have it")
 
 
 def _runner(module: Any, inputs: Structure, leaves: list[Any]) -> Run:
@@ -268,7 +268,7 @@ def compiled(module: Any, options: PyTorchOptions, label: str) -> Any:
     compiler = os.environ.get("CXX", "g++")
     if options.compile.get("backend", "inductor") == "inductor" and shutil.which(compiler) is None:
         raise invalid(
-            f"{label}: torch.compile needs a C++ compiler, and there is no '{compiler}' here: install one, or set CXX"
+            f"{label}: torch.compile needs a C++ compiler, but '{compiler}' is not installed: install one, or set CXX"
         )
     return torch.compile(module, **options.compile)
 
@@ -330,6 +330,6 @@ def _load_failure(label: str, path: FilePath, error: Exception) -> ModserveError
         return error
     return invalid(
         f"failed to load {label} from '{path}' with PyTorch {torch.__version__}: "
-        f"{one_line(str(error)) or type(error).__name__}; programs are best loaded by the version "
-        "of PyTorch that made them"
+        f"{one_line(str(error)) or type(error).__name__}; load programs with the version "
+        "of PyTorch that exported them"
     )

@@ -1,4 +1,4 @@
-"""What clients read of PyTorch's failures: one line, and whose fault it is. Nothing here needs PyTorch."""
+"""Turns PyTorch's failures into one line for clients, with the code for whose fault it is. Needs no PyTorch."""
 
 import re
 
@@ -40,7 +40,7 @@ def of_execution(error: Exception) -> ModserveError:
     text = str(error)
     kind, line = type(error).__name__, one_line(text) or type(error).__name__
     if isinstance(error, MemoryError) or kind == "OutOfMemoryError" or _OUT_OF_MEMORY.search(text):
-        return internal(f"pytorch had not enough memory: {line}; smaller batches need less")
+        return internal(f"pytorch has not enough memory: {line}; smaller batches need less")
     if kind in _OF_INPUTS or _ABOUT_INPUTS.search(_raised(text)):
         return invalid(f"pytorch refused the request: {line}")
     return internal(f"pytorch failed: {line}")

@@ -1,4 +1,4 @@
-"""Runs batches through a model that was loaded."""
+"""An instance of a PyTorch model, which runs batches."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -85,7 +85,7 @@ class PyTorchInstance:
             try:
                 arrays[name] = to_array(leaf, datatype, copies=self._holds_outputs, casts=self._casts)
             except (TypeError, ValueError, RuntimeError) as error:
-                raise internal(f"{self._label}: output '{name}' is no array: {one_line(str(error))}") from error
+                raise internal(f"{self._label}: output '{name}' is not an array: {one_line(str(error))}") from error
         return arrays
 
     def _leaves(self, result: Any) -> tuple[tuple[Path, ...], Sequence[Any]]:
@@ -100,7 +100,7 @@ class PyTorchInstance:
         try:
             places = bind_results(self._label, list(self._datatypes), paths)
         except ModserveError as error:
-            raise invalid(f"{error.message}; the outputs of the configuration are no results of the model") from None
+            raise invalid(f"{error.message}; the outputs of the configuration are not results of the model") from None
         self._bindings[paths] = places
         return places
 

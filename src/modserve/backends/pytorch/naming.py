@@ -1,4 +1,4 @@
-"""Which tensor of a configuration is which argument, or which result, of a PyTorch model.
+"""Matches the tensors of a configuration to the arguments and results of a PyTorch model.
 
 Three conventions, as in Triton's PyTorch backend (README of pytorch_backend; `GetNamingConvention` in
 src/pt/model_instance_state.cc, and `CallSpec` in src/pt2): the names of arguments and keys, ``NAME__index``, and the
@@ -91,8 +91,8 @@ def _node(value: Mapping[str, Any]) -> Structure:
     kind = _KINDS.get(value["type"])
     if kind is None:
         raise invalid(
-            f"the program takes or gives a {value['type']}; only tensors and tuples, lists and dictionaries of them "
-            "can be served"
+            f"the program takes or returns a {value['type']}; only tensors and tuples, lists and dictionaries "
+            "of tensors can be served"
         )
     children = tuple(map(_node, value["children_spec"]))
     keys: Sequence[int | str] = range(len(children))
@@ -149,8 +149,8 @@ def bind(
         known = [slot.names[0] for slot in slots if slot.names]
         if direction == "input" and known:
             on_order(
-                f"{label}: {direction}s {_listed(names)} are taken in this order for {_listed(known)}: they are "
-                "neither called so, nor NAME__index"
+                f"{label}: {direction}s {_listed(names)} are matched in this order to {_listed(known)}, because "
+                "their names are neither these nor NAME__index"
             )
     else:
         unknown = [name for name in names if name not in aliases]
@@ -202,8 +202,8 @@ def argument_slots(label: str, arguments: Sequence[Argument], names: Sequence[st
             slots.append(ProgramTensor((place,), (name,), required))
         elif required:
             raise invalid(
-                f"{label}: argument '{name}' of the model is a {argument.type}, for which no input can stand; only "
-                "tensors, lists, tuples and dictionaries of them, strings, lists of strings and numbers can"
+                f"{label}: argument '{name}' of the model is a {argument.type}, which cannot be an input; "
+                "only tensors, lists, tuples and dictionaries of tensors, strings, lists of strings and numbers can"
             )
     return slots
 
@@ -218,7 +218,7 @@ def bind_arguments(
     missing = [slot.names[0] for place, slot in enumerate(slots) if slot.required and place not in by_place]
     if missing:
         raise invalid(
-            f"{label}: the model takes {len(slots)} inputs ({_listed(slot.names[0] for slot in slots)}), and the "
+            f"{label}: the model takes {len(slots)} inputs ({_listed(slot.names[0] for slot in slots)}), but the "
             f"configuration has none for {_listed(missing)}"
         )
     parts: dict[int, list[tuple[Path, str]]] = {}

@@ -1,4 +1,4 @@
-"""What users may set for the ``pytorch`` backend: model parameters and ``--backend-config`` keys.
+"""The options of the ``pytorch`` backend: model parameters and ``--backend-config`` keys.
 
 The names are those of Triton's PyTorch backend (its README; `ModelState::ParseParameters` in src/pt/model_state.cc;
 src/model.py), and a few of our own. Each is acted on, or a warning says why it is not. Nothing here needs PyTorch.
@@ -104,7 +104,7 @@ def read(config: ModelConfig) -> PyTorchOptions:
     precision, autocast = (_precision(values, key) for key in _CASTS)
     if precision and autocast:
         raise invalid(
-            f"{values.where} 'PRECISION' converts the model, and 'AUTOCAST' single operators: only one of them is good"
+            f"{values.where} 'PRECISION' converts the model, and 'AUTOCAST' single operators: set only one of them"
         )
     return PyTorchOptions(
         optimized_execution=not is_on("DISABLE_OPTIMIZED_EXECUTION"),
@@ -128,8 +128,8 @@ def warnings(config: ModelConfig, form: Form, gpus: int) -> list[str]:
     notes = [f"model '{config.name}': parameter '{key}' has no effect: {why}" for key, why in _idle(config, form, gpus)]
     if config.runtime not in ("", RUNTIME_MODEL):
         notes.append(
-            f"model '{config.name}': 'runtime' is '{config.runtime}', which has no effect; the one that counts is "
-            f"'{RUNTIME_MODEL}', for a class in Python"
+            f"model '{config.name}': 'runtime' is '{config.runtime}', which has no effect; only '{RUNTIME_MODEL}' "
+            f"has one, for a class in Python"
         )
     return notes + unknown_parameters("pytorch", config, KNOWN)
 
@@ -138,17 +138,17 @@ def _idle(config: ModelConfig, form: Form, gpus: int) -> Iterator[tuple[str, str
     """Parameters without effect, and why."""
     for key in config.parameters:
         if key == _NVFUSER:
-            yield key, "PyTorch has no NVFuser any more"
+            yield key, "PyTorch no longer has NVFuser"
         elif key in _OF_GPUS and not gpus:
-            yield key, "it is for GPUs, and PyTorch can use none here"
+            yield key, "it is for GPUs, but PyTorch has none here"
         elif key in _OF_TORCHSCRIPT and form is not Form.TORCHSCRIPT:
-            yield key, f"it is for TorchScript, and the model is {form.words}"
+            yield key, f"it is for TorchScript, but the model is {form.words}"
         elif key in (COMPILE, COMPILE_PARAMETERS) and form is Form.TORCHSCRIPT:
             yield key, "PyTorch cannot compile TorchScript; export the model with torch.export, or serve its class"
         elif key in (COMPILE, COMPILE_PARAMETERS, *_CASTS) and form is Form.COMPILED:
-            yield key, "the package is compiled already"
+            yield key, "the package is already compiled"
         elif key == _CLASS and form is not Form.CLASS:
-            yield key, f"it is for {RUNTIME_MODEL}, and the model is {form.words}"
+            yield key, f"it is for {RUNTIME_MODEL}, but the model is {form.words}"
 
 
 def _precision(values: OptionReader, key: str) -> str:
@@ -164,7 +164,7 @@ def _compile(values: OptionReader) -> Mapping[str, Any] | None:
         try:
             parameters = json.loads(values.text(COMPILE_PARAMETERS))
         except ValueError as error:
-            raise invalid(f"{values.where} '{COMPILE_PARAMETERS}' is no JSON: {error}") from None
+            raise invalid(f"{values.where} '{COMPILE_PARAMETERS}' is not JSON: {error}") from None
     if not isinstance(parameters, dict) or not all(key in _COMPILE_KEYS for key in parameters):
         raise values.fault(COMPILE_PARAMETERS, f"a JSON object with some of {', '.join(_COMPILE_KEYS)}")
     by_default = bool(values.text(COMPILE_PARAMETERS)) and not parameters.get("disable", False)

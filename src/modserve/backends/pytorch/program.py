@@ -1,4 +1,4 @@
-"""What the instances of the ``pytorch`` backend run, whichever form the model's file has."""
+"""The interface of a loaded model in the ``pytorch`` backend, for every form of model file."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """A class in ``model.py`` with weights beside it, as Triton runs it for ``runtime: "model.py"`` (src/model.py there).
 
-The file is run in the server's process: it is code of the operator's, as that of Python models is.
+The file runs in the server's process: the operator trusts it, like the code of Python models.
 """
 
 import importlib.util
@@ -57,8 +57,8 @@ class PythonClass:
         if self._source.config.inputs and self._source.config.outputs:
             return None
         raise invalid(
-            f"{self._label}: a class says neither types nor shapes, so config.pbtxt must have inputs and outputs; its "
-            f"forward takes ({', '.join(argument.name for argument in self._arguments)})"
+            f"{self._label}: a class does not describe types and shapes, so config.pbtxt must list inputs "
+            f"and outputs; its forward takes ({', '.join(argument.name for argument in self._arguments)})"
         )
 
     def load(self, config: ModelConfig, device: Any, *, fresh: bool) -> LoadedProgram:
@@ -86,14 +86,14 @@ class PythonClass:
                     value = fill(template, values)
                 except KeyError as error:
                     if argument.required:
-                        raise invalid(f"the model needs input {error}, and the request has none") from None
+                        raise invalid(f"the model needs input {error}, but the request does not have it") from None
                     continue
                 # What comes in ``*args`` lets nothing before it be passed by name: what was left out has its default.
                 arguments += defaults[len(arguments) : max(0, argument.size)]
                 if len(arguments) == argument.size and not keywords:
                     arguments.append(value)
                 elif argument.kind == "rest":
-                    raise invalid(f"the model needs all inputs before '{template}', which is '{argument.name}'")
+                    raise invalid(f"the model needs all inputs before '{template}' ('{argument.name}')")
                 else:
                     keywords[argument.name] = value
             return callable_(*arguments, **keywords)
@@ -115,9 +115,8 @@ class PythonClass:
             except Exception as error:
                 raise self._no_weights(error) from error
         elif next(module.parameters(), None) is not None:
-            _log.warning(
-                "%s: there is no '%s' with weights; it runs with those it was made with", self._label, self._weights
-            )
+            text = "%s: there is no file '%s' with weights; the model runs with its initial weights"
+            _log.warning(text, self._label, self._weights)
         if device is not None:
             module = module.to(device)
         if self._options.precision:
@@ -145,8 +144,8 @@ class PythonClass:
             return self._class()
         except Exception as error:
             raise invalid(
-                f"{self._label}: {self._class.__name__}() of '{self._file}', which must need no arguments, failed: "
-                f"{error}"
+                f"{self._label}: {self._class.__name__}() of '{self._file}'failed (it is called without "
+                f"arguments): {error}"
             ) from error
 
     def _no_weights(self, error: Exception) -> ModserveError:
@@ -155,7 +154,7 @@ class PythonClass:
         except ModserveError:
             text = one_line(str(error))
         else:
-            text = f"it is {form.words}, and weights are made by torch.save(model.state_dict(), 'model.pt')"
+            text = f"it is {form.words}; save weights with torch.save(model.state_dict(), 'model.pt')"
         name = self._class.__name__
         return invalid(f"{self._label}: failed to load weights for {name} from '{self._weights}': {text}")
 
@@ -164,7 +163,7 @@ def _import(label: str, file: Path) -> ModuleType:
     name = f"modserve_pytorch_model_{next(_numbers)}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise invalid(f"{label}: '{file}' is no Python file")
+        raise invalid(f"{label}: '{file}' is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # as an import does: dataclasses and torch.compile look there
     try:
@@ -193,8 +192,8 @@ def _chosen(label: str, module: ModuleType, requested: str, file: Path) -> Any:
     name, value = next(iter(own.items()))
     if len(own) > 1:
         _log.warning(
-            "%s: '%s' has several classes that derive from torch.nn.Module (%s); %s is served, as the first one by "
-            "name. Parameter 'MODEL_CLASS' says which it is to be",
+            "%s: '%s' has several classes that derive from torch.nn.Module (%s); %s is served, because "
+            "its name is the first. Set parameter 'MODEL_CLASS' to choose another",
             label,
             file,
             ", ".join(own),

@@ -106,8 +106,8 @@ class ProcessModes:
                 if key in self._values:
                     if self._values[key] != value:
                         _log.warning(
-                            "%s: parameter '%s' has no effect: PyTorch has one value for the whole process, and "
-                            "another model set it to %s before",
+                            "%s: parameter '%s' has no effect: PyTorch has one value for the whole "
+                            "process, and another model has already set it to %s",
                             label,
                             key,
                             self._values[key],
@@ -117,7 +117,7 @@ class ProcessModes:
                     _SETTERS[key](value)
                 except RuntimeError:  # its threads run already
                     _log.warning(
-                        "%s: parameter '%s' has no effect: PyTorch takes it before anything runs, and something has",
+                        "%s: parameter '%s' has no effect: PyTorch accepts it only before the first execution",
                         label,
                         key,
                     )

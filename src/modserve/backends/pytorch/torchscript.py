@@ -46,8 +46,8 @@ class TorchScriptProgram:
         self._writes_inputs, self.stateful = _changes(graph, [argument.kind for argument in self._arguments])
         if not options.optimize_for_inference and any(_CONVOLUTION in node.kind() for node in _nodes(graph)):
             _log.info(
-                "%s has convolutions: parameter 'OPTIMIZE_FOR_INFERENCE' with the value 'true' is likely to make it "
-                "faster on the CPU",
+                "%s has convolutions: parameter 'OPTIMIZE_FOR_INFERENCE' = 'true' is likely "
+                "to make it faster on the CPU",
                 self._label,
             )
 
@@ -57,9 +57,9 @@ class TorchScriptProgram:
             return None
         arguments = ", ".join(f"{argument.name}: {argument.type}" for argument in self._arguments)
         raise invalid(
-            f"{self._label}: TorchScript says neither types nor shapes, so config.pbtxt must have inputs and outputs: "
-            f"its forward takes ({arguments}) and returns {_type_text(self._result)}. Inputs may be called by these "
-            "names, or INPUT__0, INPUT__1, …; outputs OUTPUT__0, OUTPUT__1, …"
+            f"{self._label}: TorchScript does not describe types and shapes, so config.pbtxt must list inputs and "
+            f"outputs: its forward takes ({arguments}) and returns {_type_text(self._result)}. Inputs may be called by "
+            "these names, or INPUT__0, INPUT__1, …; outputs OUTPUT__0, OUTPUT__1, …"
         )
 
     def load(self, config: ModelConfig, device: Any, *, fresh: bool) -> LoadedProgram:
@@ -100,7 +100,7 @@ def _load_failure(label: str, path: object, error: Exception) -> ModserveError:
     text = one_line(str(error))
     hint = ""
     if "Unknown builtin op" in text or "unknown type" in text.lower():
-        hint = "; it needs operators that this PyTorch does not have, such as those of torchvision"
+        hint = "; it needs operators that this PyTorch does not have, for instance those of torchvision"
     return invalid(f"failed to load {label} from '{path}': {text}{hint}")
 
 
@@ -114,7 +114,7 @@ def _runner(forward: Any, arguments: list[Argument], bound: list[tuple[Argument,
                 call[argument.name] = fill(template, values)
             except KeyError as error:
                 if argument.required:
-                    raise invalid(f"the model needs input {error}, and the request has none") from None
+                    raise invalid(f"the model needs input {error}, but the request does not have it") from None
         return forward(**call)
 
     def by_place(values: Mapping[str, Any]) -> Any:

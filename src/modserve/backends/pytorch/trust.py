@@ -1,4 +1,4 @@
-"""What of an archive of ``torch.export`` PyTorch would run as code, and is refused. It is no sandbox."""
+"""Refuses archives of ``torch.export`` with parts that PyTorch would run as code. It is no sandbox."""
 
 import ast
 import io
@@ -46,7 +46,7 @@ def check_archive(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             entries = archive.namelist()
             if len({*entries}) < len(entries):
-                raise invalid(f"'{path}' has several entries of one name, of which readers take different ones")
+                raise invalid(f"'{path}' has several entries with the same name, so that readers may disagree")
             _check_formulas(path, archive)
             _check_pickles(path, archive)
     except (zipfile.BadZipFile, EOFError, OSError, RuntimeError, ValueError, AttributeError) as error:
@@ -61,8 +61,8 @@ def _check_formulas(path: Path, archive: zipfile.ZipFile) -> None:
         for formula in {*_formulas(json.loads(archive.read(entry)))}:
             if not is_arithmetic(formula):
                 raise invalid(
-                    f"'{path}': '{entry}' has {formula[:80]!r} for the formula of a shape, which could run code: it is "
-                    "not loaded"
+                    f"'{path}': '{entry}' has {formula[:80]!r} as the formula of a shape, which could "
+                    "run code: it is not loaded"
                 )
 
 

@@ -1,4 +1,4 @@
-"""Forests of scikit-learn on ONNX Runtime: a row takes microseconds, and scikit-learn's own code milliseconds.
+"""Forests of scikit-learn on ONNX Runtime: a row takes microseconds, not the milliseconds of scikit-learn.
 
 scikit-learn's trees compare FP32 features with FP64 thresholds; so does what is made here, exactly. Those of
 HistGradientBoosting compare FP64 features: only types that FP32 holds exactly are computed here. Sums of leaves are
@@ -84,14 +84,14 @@ def accelerated(estimator: Any, threads: int) -> AcceleratedForest | None:
     if not type(estimator).__module__.startswith("sklearn.ensemble.") or kind not in _CLASSIFIERS | _REGRESSORS:
         return None
     if not catalogue.BY_BACKEND["fil"].installed:
-        _log.info("a %s would be many times as fast with %s", kind, catalogue.BY_BACKEND["fil"].install)
+        _log.info("a %s would be many times faster with %s", kind, catalogue.BY_BACKEND["fil"].install)
         return None
     if getattr(estimator, "n_outputs_", 1) != 1:
         return None
     try:
         return _converted(estimator, threads)
     except Exception as error:  # Treelite lags behind scikit-learn, or cannot be imported: nothing is lost
-        _log.info("a %s runs on scikit-learn, since Treelite does not take it: %s", kind, error)
+        _log.info("a %s runs on scikit-learn, because Treelite cannot load it: %s", kind, error)
         return None
 
 
@@ -118,6 +118,6 @@ def _converted(estimator: Any, threads: int) -> AcceleratedForest | None:
     method = "predict" if classes is None else "predict_proba"
     expected, actual = as_tensor(method, getattr(estimator, method)(samples)), fast.compute(method, samples)
     if actual is None or not np.allclose(actual, expected, rtol=1e-4, atol=1e-5):
-        _log.warning("a %s runs on scikit-learn: ONNX Runtime gives other results", type(estimator).__name__)
+        _log.warning("a %s runs on scikit-learn: the results of ONNX Runtime differ", type(estimator).__name__)
         return None
     return fast

@@ -1,7 +1,7 @@
 """The ``sklearn`` backend: estimators and pipelines of scikit-learn, from skops files or, if allowed, from pickles.
 
-An output is a method of the estimator, by its name: ``predict``, ``predict_proba``, … Only those that a request asks
-for are computed. Forests run on ONNX Runtime (`acceleration`), which takes microseconds where scikit-learn takes
+An output is a method of the estimator: ``predict``, ``predict_proba``, … Only requested outputs
+are computed. Forests run on ONNX Runtime (`acceleration`), which takes microseconds where scikit-learn takes
 milliseconds; everything else is the estimator itself, which all instances share.
 """
 
@@ -48,7 +48,7 @@ class SklearnBackend:
         return 0
 
     def code_in(self, config: ModelConfig, path: Path) -> str:
-        return f"'{path.name}' is a pickle, and to load one runs what is in it" if path.suffix in PICKLES else ""
+        return f"'{path.name}' is a pickle, and loading a pickle runs its code" if path.suffix in PICKLES else ""
 
     def open(self, source: ModelSource) -> "SklearnModel":
         for warning in options.warnings(source.config):
@@ -64,8 +64,8 @@ class SklearnModel:
         config = source.config
         if not source.path.is_file():
             raise invalid(
-                f"unable to find model file '{source.path}' for model '{config.name}'; files of scikit-learn are "
-                "called model.skops, model.joblib or model.pkl, or as default_model_filename says"
+                f"unable to find model file '{source.path}' for model '{config.name}'; expected model.skops, "
+                "model.joblib or model.pkl, or the name in default_model_filename"
             )
         self._method = options.method(config)
         self._estimator = load(source.path, config.name, options.permissions(source.options))
@@ -86,7 +86,7 @@ class SklearnModel:
         config, features = self._source.config, self._features
         rows = sample(features, 2)
         if rows is None:
-            _log.info("model '%s' does not say how many features it takes: its configuration has to", config.name)
+            _log.info("model '%s' does not say how many features it takes: its configuration must", config.name)
             return None
         outputs = []
         for name, method in self._outputs(config).items():
@@ -96,7 +96,8 @@ class SklearnModel:
             except ModserveError:
                 raise
             except Exception as error:  # the estimator's own
-                _log.warning("model '%s': '%s' fails with zeros: %s; nothing is filled in", config.name, method, error)
+                text = "model '%s': '%s' fails with an input of zeros: %s; the configuration is not completed"
+                _log.warning(text, config.name, method, error)
                 return None
         default = default_max_batch_size(self._source.options, _DEFAULT_MAX_BATCH_SIZE)
         return ModelDescription(_as_configured(inputs_of(features), config), tuple(outputs), default)
@@ -117,8 +118,8 @@ class SklearnModel:
             if method not in METHODS or not hasattr(estimator, method):
                 present = ", ".join(each for each in METHODS if hasattr(estimator, each)) or "none"
                 raise invalid(
-                    f"model '{config.name}', output '{name}': {type(estimator).__name__} has no method '{method}'; an "
-                    f"output is called by its method, or the parameter 'method' names it. It has: {present}"
+                    f"model '{config.name}', output '{name}': {type(estimator).__name__} has no method '{method}'; "
+                    f"name an output after its method, or set the parameter 'method'. It has: {present}"
                 )
         return methods
 
@@ -166,7 +167,7 @@ def _limit_jobs(estimator: Any, threads: int) -> None:
     try:
         jobs = {key: value for key, value in estimator.get_params().items() if key.rpartition("__")[2] == "n_jobs"}
     except Exception as error:  # foreign estimators need not have it, and some fail
-        _log.debug("%s does not say its parameters: %s", type(estimator).__name__, error)
+        _log.debug("cannot read the parameters of %s: %s", type(estimator).__name__, error)
         return
     limited = {key: threads for key, value in jobs.items() if value is not None and not 0 < value <= threads}
     if limited:

@@ -1,4 +1,4 @@
-"""From a file to an estimator: skops files, which make only objects of trusted types, and pickles, which run code."""
+"""Loads estimators from skops files, which create only objects of trusted types, and from pickles, which run code."""
 
 import logging
 from pathlib import Path
@@ -22,7 +22,7 @@ def load(path: Path, name: str, allowed: Permissions) -> Any:
     """The object in a file. `name` is the model's. Raises INVALID_ARG, and INTERNAL where skops is not installed."""
     if path.suffix not in (*SKOPS, *PICKLES):
         endings = ", ".join((*SKOPS, *PICKLES))
-        raise invalid(f"model '{name}': '{path}' is no file of scikit-learn's by its name, which ends in: {endings}")
+        raise invalid(f"model '{name}': '{path}' is not a scikit-learn file: its name must end in one of: {endings}")
     try:
         estimator = _from_skops(path, name, allowed) if path.suffix in SKOPS else _from_pickle(path, name, allowed)
     except ModserveError:
@@ -46,9 +46,9 @@ def _from_skops(path: Path, name: str, allowed: Permissions) -> Any:
     if unknown:
         listed = ",".join([*allowed.trusted, *unknown[:_MOST_TYPES]])
         raise invalid(
-            f"model '{name}': '{path}' holds objects of types that skops does not trust by itself: "
-            f"{', '.join(unknown[:_MOST_TYPES])}. To make them may run code of theirs. If you know where the file is "
-            f"from, allow them by --backend-config=sklearn,{TRUSTED}={listed}"
+            f"model '{name}': '{path}' holds objects of types that skops does not trust by default: "
+            f"{', '.join(unknown[:_MOST_TYPES])}. Creating them may run their code. If you trust the source "
+            f"of the file, allow them with --backend-config=sklearn,{TRUSTED}={listed}"
         )
     return skops.load(path, trusted=list(allowed.trusted))
 
@@ -56,13 +56,13 @@ def _from_skops(path: Path, name: str, allowed: Permissions) -> Any:
 def _from_pickle(path: Path, name: str, allowed: Permissions) -> Any:
     if not allowed.pickles:
         raise invalid(
-            f"model '{name}': '{path}' is a pickle, and to load one runs whatever code its maker put into it. If you "
-            f"trust its maker, allow pickles by --backend-config=sklearn,{ALLOW_PICKLE}=1; or save the model as "
+            f"model '{name}': '{path}' is a pickle, and loading a pickle runs its code. If you "
+            f"trust its author, allow pickles with --backend-config=sklearn,{ALLOW_PICKLE}=1; or save the model as "
             "model.skops: skops.io.dump(model, 'model.skops')"
         )
     import joblib
 
-    _log.warning("model '%s': loading the pickle '%s', which may run any code", name, path)
+    _log.warning("model '%s': loading the pickle '%s', which runs its code", name, path)
     return joblib.load(path)
 
 
@@ -71,7 +71,7 @@ def _compare_versions(estimator: Any, path: Path, name: str) -> None:
     version = getattr(estimator, "__dict__", {}).get("_sklearn_version", sklearn.__version__)
     if version != sklearn.__version__:
         _log.warning(
-            "model '%s': '%s' was saved by scikit-learn %s, and this is %s: results may be others",
+            "model '%s': '%s' was saved by scikit-learn %s, but this is %s: results may differ",
             name,
             path,
             version,

@@ -1,4 +1,4 @@
-"""What an estimator takes and gives, as tensors: from what it learnt of its features, and from a trial."""
+"""Derives the input and output tensors of an estimator from its fitted attributes and from a trial run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -96,8 +96,8 @@ def frame(columns: Mapping[str, Array]) -> Any:
         import pandas
     except ImportError as error:
         raise invalid(
-            "this model selects its features by the names of columns, and needs a frame of pandas for that, which is "
-            f"not installed here ({error}): pip install pandas"
+            "this model selects its features by column names and therefore needs pandas, "
+            f"which is not installed here ({error}): pip install pandas"
         ) from error
     return pandas.DataFrame(dict(columns))
 
@@ -116,7 +116,7 @@ def output_of(name: str, values: Array) -> DescribedTensor:
     """Raises UNSUPPORTED for elements that no datatype has."""
     datatype = dtypes.from_numpy(values.dtype)
     if datatype is None:
-        raise unsupported(f"the results of '{name}' are of numpy's type {values.dtype}, which no v2 datatype has")
+        raise unsupported(f"the results of '{name}' have the numpy type {values.dtype}, which has no v2 datatype")
     return DescribedTensor(name, datatype, (-1, *values.shape[1:]))
 
 
@@ -125,7 +125,7 @@ def as_tensor(name: str, values: Any) -> Array:
     if hasattr(values, "toarray"):  # a sparse matrix
         values = values.toarray()
     if isinstance(values, list | tuple):
-        raise unsupported(f"'{name}' of this model gives {len(values)} arrays, one for each of its outputs")
+        raise unsupported(f"'{name}' of this model returns {len(values)} arrays; only one array can be served")
     array: Array = np.asarray(values)
     if array.dtype.kind in "OSU":
         flat = [each if isinstance(each, bytes) else str(each).encode() for each in array.ravel().tolist()]

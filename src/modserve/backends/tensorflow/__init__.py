@@ -1,1 +1,1 @@
-"""TensorFlow models: SavedModels and frozen graphs. `backend` is the way in, and imports TensorFlow if it is there."""
+"""TensorFlow models: SavedModels and frozen graphs. `backend` is the entry, and imports TensorFlow if installed."""

@@ -1,7 +1,7 @@
-"""The ``tensorflow`` backend: SavedModels and frozen graphs on TensorFlow, or on OpenVINO in its place.
+"""The ``tensorflow`` backend: SavedModels and frozen graphs on TensorFlow, or on OpenVINO instead.
 
-TensorFlow is large, and many SavedModels run elsewhere. Which of the two it is, is decided once, when the backend is
-made: this module imports neither at its top.
+TensorFlow is large, and many SavedModels run without it. The choice is made once, when the backend is
+created, so this module imports neither at its top.
 """
 
 from collections.abc import Mapping

@@ -4,8 +4,8 @@ A session of TensorFlow 1's kind runs every SavedModel and frozen graph, also th
 Serving and Triton do: with it go the signature, the tag, the operations that initialise a graph, and the numbers of
 threads of each model. It takes numpy arrays and gives them, and may be run from several threads at once.
 
-What there is once in a process, whatever the models: the threads that work on one operator, made when the first
-session is; and the threads that run operators side by side for sessions that have none of their own.
+A process has one set of threads that work on one operator, made with the first session,
+and one set that runs operators side by side for sessions without threads of their own.
 """
 
 import json
@@ -44,16 +44,16 @@ _MOST_CALLS = 64
 _REFUSALS = (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError, tf.errors.UnimplementedError)
 """What the inputs of a request are to blame for."""
 _NO_OPERATOR = (
-    "This TensorFlow does not have that operator; a library that has it is named in model_operations { "
-    "op_library_filename: … }."
+    "This TensorFlow does not have that operator; if a library has it, name it in model_operations "
+    "{ op_library_filename: … }."
 )
 _LOAD_HINTS = {
     "Op type not registered": _NO_OPERATOR,
     "No op named": _NO_OPERATOR,
-    "not a valid checkpoint": "The folder 'variables', with the weights, must lie in it.",
-    "variables.index": "The folder 'variables', with the weights, must lie in it.",
-    "checkpoint": "The weights in its folder 'variables' are incomplete, or of another model.",
-    "Data loss": "The weights in its folder 'variables' are cut off.",
+    "not a valid checkpoint": "It must contain the folder 'variables' with the weights.",
+    "variables.index": "It must contain the folder 'variables' with the weights.",
+    "checkpoint": "The weights in its folder 'variables' are incomplete or belong to another model.",
+    "Data loss": "The weights in its folder 'variables' are truncated.",
 }
 """What to say of TensorFlow's texts, by a part of them; the first one counts."""
 _GRAPH_LEVELS = {
@@ -116,8 +116,9 @@ def _load_operators(name: str, source: ModelSource) -> None:
     except (tf.errors.OpError, RuntimeError) as error:
         raise invalid(
             f"model '{source.config.name}': the operator library '{name}' (model_operations.op_library_filename) "
-            f"cannot be used: {_text(error)}. Its path is absolute, or from the server's working directory, the "
-            "version's or the model's; a mere name may also be one that the system finds, as in LD_LIBRARY_PATH"
+            f"cannot be used: {_text(error)}. The path must be absolute, or relative to the server's working "
+            "directory, the version's or the model's directory. The system also finds a name without a path, for "
+            "instance in LD_LIBRARY_PATH"
         ) from error
 
 
@@ -135,8 +136,8 @@ class _ProcessThreads:
         if number == count:
             return ""
         return (
-            f"model '{model}' runs with the {number} threads for single operators that TensorFlow made for model "
-            f"'{first}', and not with {count}: it has them once in a process"
+            f"model '{model}' runs with the {number} threads for single operators that TensorFlow started "
+            f"for model '{first}', not with {count}: a process has only one set of these threads"
         )
 
 
@@ -269,7 +270,7 @@ class _Session:
         try:
             operations = json.loads(file.read_text(encoding="utf-8"))["init_ops"]
             if not isinstance(operations, list):
-                raise TypeError("'init_ops' is no list")
+                raise TypeError("'init_ops' is not a list")
         except (ValueError, KeyError, TypeError, OSError) as error:
             what = f"'{file}', the initialization operations of model '{name}'"
             raise invalid(f'{what}, cannot be read: {error}; expected {{"init_ops": ["init"]}}') from error

@@ -1,4 +1,4 @@
-"""What the files of TensorFlow models say of themselves: their tags, signatures, tensors and operators."""
+"""Reads the files of TensorFlow models: their tags, signatures, tensors and operators."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -75,7 +75,7 @@ def read_saved_model(directory: Path, name: str) -> saved_model_pb2.SavedModel:
         except (text_format.ParseError, UnicodeDecodeError) as error:
             raise invalid(f"failed to load model '{name}' from '{file}': {error}") from error
     if not message.meta_graphs:
-        raise invalid(f"failed to load model '{name}' from '{file}': it is no SavedModel: it has no graph")
+        raise invalid(f"failed to load model '{name}' from '{file}': it is not a SavedModel: it has no graph")
     return message
 
 
@@ -93,7 +93,7 @@ def _parse(message: Message, file: Path, name: str) -> None:
         message.ParseFromString(file.read_bytes())
     except DecodeError as error:
         raise invalid(
-            f"failed to load model '{name}' from '{file}': it is cut off, or no file of TensorFlow: {error}"
+            f"failed to load model '{name}' from '{file}': it is truncated or not a TensorFlow file: {error}"
         ) from error
 
 
@@ -145,7 +145,7 @@ def _is_servable(info: Any) -> bool:
 
 def _described(name: str, info: Any, config: ModelConfig) -> DescribedTensor:
     if info.WhichOneof("encoding") != "name":
-        raise invalid(f"tensor '{name}' of model '{config.name}' is no plain tensor, but a sparse or composite one")
+        raise invalid(f"tensor '{name}' of model '{config.name}' is sparse or composite; expected a plain tensor")
     return described(name, info.dtype, info.tensor_shape, config)
 
 
@@ -161,8 +161,8 @@ def described(name: str, dtype: int, shape: Any, config: ModelConfig) -> Describ
     spec = config.inputs_by_name.get(name) or config.outputs_by_name.get(name)
     if spec is None or not spec.dims:
         raise invalid(
-            f"tensor '{name}' of model '{config.name}' may have any number of dimensions: the configuration has to say "
-            "its dims"
+            f"tensor '{name}' of model '{config.name}' may have any number of dimensions: set its dims "
+            "in the configuration"
         )
     dims = spec.dims if spec.reshape is None else spec.reshape
     return DescribedTensor(name, datatype, (-1, *dims) if config.max_batch_size else dims)

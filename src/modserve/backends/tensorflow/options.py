@@ -1,4 +1,4 @@
-"""What users may set for the ``tensorflow`` backend: model parameters and ``--backend-config`` keys.
+"""The options of the ``tensorflow`` backend: model parameters and ``--backend-config`` keys.
 
 The names are those of Triton's TensorFlow backend (its README, and ``ModelState::ParseParameters`` in
 src/tensorflow.cc); ALLOW_SOFT_PLACEMENT is the model's own value of the backend option. Needs no TensorFlow.

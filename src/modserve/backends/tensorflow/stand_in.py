@@ -1,4 +1,4 @@
-"""SavedModels and frozen graphs on OpenVINO, where TensorFlow is not installed."""
+"""SavedModels and frozen graphs on OpenVINO, if TensorFlow is not installed."""
 
 import logging
 from dataclasses import replace
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 _ALIKE = (SIGNATURE, TAG)
 """Parameters that the openvino backend has, too."""
 _OPENVINO_THREADS = "INFERENCE_NUM_THREADS"
-_WHY = "OpenVINO runs it, since TensorFlow is not installed"
+_WHY = "OpenVINO runs it, because TensorFlow is not installed"
 _INSTALL = BY_BACKEND["tensorflow"].install
 
 

@@ -1,1 +1,1 @@
-"""What models learn from their own traffic: run times, queue delays, ranges of lengths; and whom that refuses."""
+"""What a model learns from its own traffic: run times, queue delays and ranges of lengths."""

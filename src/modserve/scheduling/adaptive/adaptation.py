@@ -1,4 +1,4 @@
-"""How one model forms batches by what it has seen of its own traffic: the only door to this package for the others."""
+"""The interface of this package: how one model forms batches by what it has learnt from its own traffic."""
 
 from collections.abc import Sequence
 from dataclasses import replace

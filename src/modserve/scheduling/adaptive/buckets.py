@@ -1,4 +1,4 @@
-"""Which lengths share a batch: ranges that are learnt from the traffic."""
+"""Ranges of lengths that share a batch, learnt from the traffic."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence

@@ -1,15 +1,15 @@
-"""What a batch costs by its rows and its length, learnt from the executions of one model on one engine.
+"""The cost of a batch by its rows and its length, learnt from the executions of one model on one engine.
 
-Executions are counted in *cells*: rows between powers of two, lengths between powers of the root of two. Of each cell
-the means are kept. Through the cells goes a curve, fitted anew now and then: a sum of a constant, the rows, the
-elements (rows · length), rows · length² and elements^1.5, each times a number that is not negative. A prediction is the
-curve, corrected by what the cells nearby differ from it. So a cell that never ran has a price too, and an engine with
-steps is not taken for a smooth one.
+Executions are counted in *cells*: rows between powers of two, lengths between powers of the root of two. Each cell
+keeps means. A curve is fitted to the cells from time to time: a sum of a constant, the rows, the elements (rows ·
+length), rows · length² and elements^1.5, each with a coefficient that is not negative. A prediction is the curve,
+corrected by the deviation of the cells nearby. So a cell that never ran has a price too, and the steps of an engine are
+not smoothed away.
 
 All times go up and down together when others use the machine: `_level` follows that, and cells are kept relative to it.
-So what ran an hour ago can still be compared with what runs now. It follows slowly, unless several executions in a row
-are off by about the same factor. Where they are off in one cell and not by the same factor in all, the engine behaves
-differently now: what is known of the other cells is in doubt too, and `changes` counts that.
+So an execution of an hour ago can still be compared with one of now. The level follows slowly, unless several
+executions in a row are off by about the same factor. If they are off in one cell and not by the same factor in all, the
+engine itself behaves differently: the other cells are in doubt too, and `changes` counts that.
 """
 
 from collections import deque

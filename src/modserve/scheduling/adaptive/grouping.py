@@ -1,10 +1,10 @@
-"""Which of the requests that wait are cheapest to run together with the most urgent of them: a pure calculation.
+"""Calculates which waiting requests are cheapest to run together with the most urgent one. It is a pure function.
 
-The requests are sorted by length and cut into groups, so that the groups' prices sum to the least. A group costs the
-time that a batch of its rows takes at the length of its longest, times how many requests wait for that batch to end:
-those that are in it, half of the others that wait (the groups run in any order), and those that come before all is
-done. At low load little comes, and what counts is how soon each request is done. At full load so much comes that only
-the time counts, and with it the rate.
+The requests are sorted by length and cut into groups with the smallest total price. The price of a group is the time
+that a batch of its rows takes at the length of its longest request, times the number of requests that wait for the end
+of that batch: its members, half of the other waiting requests (the groups run in any order), and those that arrive
+before all groups are done. At low load few arrive, and latency counts. At full load so many arrive that only time
+counts, and therefore throughput.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""How busy a model's instances are: at full load only the rate counts, at low load how soon each request is done."""
+"""The load of a model's instances: at full load only throughput counts, at low load the latency of each request."""
 
 from collections.abc import Callable, Sequence
 

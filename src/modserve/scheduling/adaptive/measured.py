@@ -1,11 +1,11 @@
-"""Who shares a batch, by measured run times: the rule for models whose requests differ in length.
+"""Chooses batches by measured run times: the rule for models whose requests differ in length.
 
-The batch always has the most urgent of the requests that wait, so nobody waits for longer than those before it take.
-Who runs with it is what `grouping` finds cheapest, by the prices of `costs`.
+A batch always contains the most urgent waiting request, so no request waits longer than those before it take. The other
+members are the cheapest ones by `grouping`, at the prices of `costs`.
 
-What never ran has only a guessed price, and what ran long ago an old one. So now and then a batch is a *trial*: another
-choice than the best, of a size and length that little is known about. There is an account of what trials cost more than
-the best choice would have: they get a small share of the price of all batches, and some at the beginning.
+The price of a batch that never ran is a guess, and that of one that ran long ago is outdated. So now and then a batch
+is a *trial*: not the best choice, but one of a size and length that little is known about. An account limits the extra
+cost of trials to a small share of the price of all batches, and some at the beginning.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,8 @@
 """The size up to which a batch pays, by measured run times: for models whose requests are all of one length.
 
-A batch that takes as long as its requests one by one wins nothing, and the first of them waits for the last. The best
-size depends on how many wait, and on the load: `grouping` says how. The sizes that are compared are few, and their
-comparison is made anew after some executions, so that a decision only looks it up.
+A batch that takes as long as its requests one by one gains nothing, and its first request waits for the last. The best
+size depends on the number of waiting requests and on the load, as `grouping` says. Few sizes are compared, and only
+after some executions, so that a decision is a lookup.
 """
 
 from bisect import bisect_left

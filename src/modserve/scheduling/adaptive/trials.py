@@ -1,4 +1,4 @@
-"""The account of trials: batches that are not the best by what is known, to learn more."""
+"""The account of trials: batches that are not the best known choice, to learn more."""
 
 from collections.abc import Sequence
 

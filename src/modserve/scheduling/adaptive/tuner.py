@@ -1,4 +1,4 @@
-"""A batcher that tunes itself: it finds queue delay and batch size for a latency goal, by trial.
+"""A self-tuning batcher: it finds the queue delay and the batch size for a latency goal by trial.
 
 The goal is a latency that 99 of 100 requests stay below, from queueing to the end of their execution. Within it batches
 should be as large as possible, since a request costs less in a larger one.

@@ -98,21 +98,21 @@ def test_modes_are_those_of_private_files(tmp_path: Path) -> None:
         ),
         ([("h", "hard:/etc/passwd")], "'/etc/passwd' would be written outside the environment"),
         ([("h", "hard:../x")], "'../x' would be written outside the environment"),
-        ([("h", "hard:later"), ("later", "file:x")], "'h' is a link to 'later', which is not there before it"),
+        ([("h", "hard:later"), ("later", "file:x")], "'h' is a link to 'later', which does not come before it"),
         ([("l", "link:.."), ("h", "hard:l/x")], "'h' is a link to 'l/x' through another link"),
         (
             [("a/b/l", "link:../../x"), ("h", "hard:a/b/l")],
             "'h' is a link to '../../x', which is outside the environment",
         ),
         ([("pipe", "fifo:")], "'pipe' is neither a file nor a directory nor a link"),
-        ([("l", "link:x"), ("l", "dir:")], "'l' is a directory and something else before"),
-        ([("d", "dir:"), ("d", "file:x")], "'d' is no directory, but one before"),
+        ([("l", "link:x"), ("l", "dir:")], "'l' is a directory, but an earlier entry is something else"),
+        ([("d", "dir:"), ("d", "file:x")], "'d' is not a directory, but an earlier entry is"),
     ],
 )
 def test_members_that_are_refused(tmp_path: Path, members: list[Member], text: str) -> None:
     with pytest.raises(archive.EnvironmentArchiveError) as caught:
         unpacked(tmp_path, packed(*members))
-    assert str(caught.value).partition("; one that needs")[0] == text
+    assert str(caught.value).partition("; an environment that needs")[0] == text
     assert {path.name for path in tmp_path.iterdir()} == {"archive", "place"}
 
 
@@ -120,7 +120,7 @@ def test_members_that_are_refused(tmp_path: Path, members: list[Member], text: s
 @pytest.mark.parametrize("kept", [0.3, 0.9, 0.99])
 def test_an_archive_that_was_cut_off(tmp_path: Path, compress: Callable[[bytes], bytes], kept: float) -> None:
     whole = compress(packed(("a", "file:" + os.urandom(4000).hex())))
-    with pytest.raises(archive.EnvironmentArchiveError, match="it is damaged, or no tar archive"):
+    with pytest.raises(archive.EnvironmentArchiveError, match="it is damaged or not a tar archive"):
         unpacked(tmp_path, whole[: int(len(whole) * kept)])
 
 
@@ -133,7 +133,7 @@ def test_a_checksum_that_is_wrong(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"PK\3\4 a zip file", b"BZh but not", b"\x1f\x8b" + bytes(30)])
 def test_no_archive_at_all(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(archive.EnvironmentArchiveError, match="it is damaged, or no tar archive"):
+    with pytest.raises(archive.EnvironmentArchiveError, match="it is damaged or not a tar archive"):
         unpacked(tmp_path, content)
 
 

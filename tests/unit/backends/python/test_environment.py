@@ -107,8 +107,8 @@ def test_nothing_there(source: ModelSource, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     assert refusal(source, "env.tar.gz") == (
         f"Invalid argument: model 'm': parameter 'EXECUTION_ENV_PATH' is 'env.tar.gz', but there is no "
-        f"'{tmp_path}/env.tar.gz'; it is the path of a conda-pack archive or of an environment's directory, and "
-        f"$$TRITON_MODEL_DIRECTORY in it stands for the model's directory"
+        f"'{tmp_path}/env.tar.gz'; expected the path of a conda-pack archive or of an environment's directory, in "
+        f"which $$TRITON_MODEL_DIRECTORY stands for the model's directory"
     )
     (source.model_directory / "env.tar.gz").touch()
     assert refusal(source, "env.tar.gz").endswith(
@@ -118,7 +118,7 @@ def test_nothing_there(source: ModelSource, tmp_path: Path, monkeypatch: pytest.
 
 def test_a_directory_without_an_interpreter(source: ModelSource, tmp_path: Path) -> None:
     assert refusal(source, str(tmp_path)) == (
-        f"Invalid argument: the environment '{tmp_path}' of model 'm' has no interpreter: there is no "
+        f"Invalid argument: the environment '{tmp_path}' of model 'm' has no interpreter: expected "
         f"'{tmp_path}/bin/python'"
     )
 
@@ -126,7 +126,7 @@ def test_a_directory_without_an_interpreter(source: ModelSource, tmp_path: Path)
 def test_an_interpreter_in_place_of_its_environment(source: ModelSource, tmp_path: Path) -> None:
     directory = venv(tmp_path / "env")
     assert refusal(source, f"{directory}/bin/python").endswith(
-        f"which is a program; expected the environment's directory, '{directory}'"
+        f"which is a program; expected the directory of the environment, '{directory}'"
     )
 
 
@@ -143,7 +143,7 @@ def test_requirements_of_a_model_with_an_environment(
     backend, model = BackendOptions(install_requirements=True), ModelOptions(environment_path=str(directory))
     with caplog.at_level("INFO"):
         assert environment.prepare(source, model, backend, {}).variables["VIRTUAL_ENV"] == str(directory)
-    assert f"requirements.txt' is not installed, since '{directory}' names an environment" in caplog.text
+    assert f"requirements.txt' is not installed, because '{directory}' names an environment" in caplog.text
 
 
 def test_requirements_that_are_installed(
@@ -199,48 +199,48 @@ def test_the_key_of_requirements(tmp_path: Path) -> None:
             False,
             ModelOptions(),
             BackendOptions(),
-            "'cv2' is no module of /py, which the model runs in: install it there ('/py -m pip install …'), or name "
-            "an environment that has it by the parameter 'EXECUTION_ENV_PATH'",
+            "module 'cv2' is not installed in /py, which the model runs in: install it there ('/py -m pip install …'), "
+            "or name an environment that has it with the parameter 'EXECUTION_ENV_PATH'",
         ),
         (
             False,
             ModelOptions("thread"),
             BackendOptions(),
-            "'cv2' is no module of /py, which the model runs in: install it there ('/py -m pip install …'), or leave "
-            "out 'EXECUTION_MODE' and name an environment that has it by the parameter 'EXECUTION_ENV_PATH'",
+            "module 'cv2' is not installed in /py, which the model runs in: install it there ('/py -m pip install …'), "
+            "or remove 'EXECUTION_MODE' and name an environment that has it with the parameter 'EXECUTION_ENV_PATH'",
         ),
         (
             True,
             ModelOptions(),
             BackendOptions(),
-            "'cv2' is no module of /py, and '{file}' is not installed: have it installed with "
+            "module 'cv2' is not installed in /py, and '{file}' is not installed: install it with "
             "--backend-config=python,install-requirements=true, or install it there ('/py -m pip install …')",
         ),
         (
             True,
             ModelOptions(),
             BackendOptions(install_requirements=True),
-            "'cv2' is no module of /py, where '{file}' is installed; does the file name its package?",
+            "module 'cv2' is not installed in /py, where '{file}' is installed; does the file name its package?",
         ),
         (
             True,
             ModelOptions("thread"),
             BackendOptions(install_requirements=True),
-            "'cv2' is no module of /py, which the model runs in, since its 'EXECUTION_MODE' is 'thread'; '{file}' is "
-            "for models that run in a process of their own",
+            "module 'cv2' is not installed in /py, which the model runs in, since its 'EXECUTION_MODE' is 'thread'; "
+            "'{file}' is for models that run in a process of their own",
         ),
         (
             True,
             ModelOptions("inline"),
             BackendOptions(),
-            "'cv2' is no module of /py, which the model runs in, since its 'EXECUTION_MODE' is 'inline'; '{file}' is "
-            "for models that run in a process of their own",
+            "module 'cv2' is not installed in /py, which the model runs in, since its 'EXECUTION_MODE' is 'inline'; "
+            "'{file}' is for models that run in a process of their own",
         ),
         (
             True,
             ModelOptions(environment_path="/env"),
             BackendOptions(install_requirements=True),
-            "'cv2' is no module of the environment '/env' of model 'm'",
+            "module 'cv2' is not in the environment '/env' of model 'm'",
         ),
     ],
 )
@@ -268,7 +268,7 @@ def test_the_hint_follows_the_error(source: ModelSource) -> None:
     with pytest.raises(ModserveError) as caught, missing_modules.hints(source, ModelOptions(), BackendOptions(), "/py"):
         raise failed
     assert caught.value.code is Code.INTERNAL
-    assert caught.value.message.startswith(f"{text}\n'cv2' is no module of /py, ")
+    assert caught.value.message.startswith(f"{text}\nmodule 'cv2' is not installed in /py, ")
 
 
 @pytest.mark.parametrize("text", ["ValueError: x", "ImportError: No module named 'cv2'"])

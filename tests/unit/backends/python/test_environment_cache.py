@@ -84,7 +84,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     with pytest.raises(ModserveError) as caught:
         made(tmp_path, "k", source(tmp_path), fail)
     assert caught.value.code is Code.UNAVAILABLE
-    text = f"an environment cannot be made in '{tmp_path}': No space left on device, "
+    text = f"an environment cannot be made in '{tmp_path}': No space left on device; "
     assert caught.value.message.startswith(text)
     assert "MiB are free there; --backend-config=python,environment-directory=… names another" in caught.value.message
 
@@ -122,7 +122,7 @@ def test_one_makes_and_the_others_wait(tmp_path: Path, caplog: pytest.LogCapture
     places: list[Path] = []
 
     def wait(record: logging.LogRecord) -> bool:
-        if ": waiting until" in record.getMessage():
+        if ": waiting for another load" in record.getMessage():
             waiting.wait()
         return True
 

@@ -128,7 +128,7 @@ async def test_a_place_is_described_again_when_its_file_has_changed(folder: Path
     [
         ("no_module:f", "ImportError: there is no module 'no_module' in {} or among the installed packages"),
         ("some_functions:lenght", "there is no 'lenght' in {}/some_functions.py; did you mean 'length'?"),
-        ("some_functions:plain", "TypeError: 'plain' in {}/some_functions.py is no model; a function or class is one"),
+        ("some_functions:plain", "TypeError: 'plain' in {}/some_functions.py is not a model; decorate it with"),
         ("no_file.py:f", "ImportError: there is no file {}/no_file.py"),
         ("raises:f", "ZeroDivisionError: division by zero\n\nAt:\n  {}/raises.py(1): <module>"),
         ("leaves:f", "cannot import 'leaves:f': the process ended with status 7\n  goodbye"),
@@ -208,15 +208,15 @@ def test_an_object_that_no_worker_can_import_is_refused() -> None:
         return x
 
     assert refusal(local) == (
-        "model 'm' cannot run in a process of its own, which must import it: expected an object on the outermost level "
-        "of a module in a file, or isolation='thread'"
+        "model 'm' cannot run in a process of its own, because that process cannot import it: expected an object "
+        "at the top level of a module in a file, or isolation='thread'"
     )
-    assert "expected an object that modserve.model has decorated" in refusal(refusal)
+    assert "expected an object decorated with modserve.model" in refusal(refusal)
 
 
 def test_workers_start_no_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "modserve_worker", types.ModuleType("modserve_worker"))
-    assert "what a script does beside defining its models belongs below 'if __name__" in refusal(double)
+    assert "in a script, put everything except the definitions of models below 'if __name__" in refusal(double)
 
 
 async def test_a_configuration_that_is_wrong_is_the_model_s_failure() -> None:
@@ -228,7 +228,7 @@ async def test_a_configuration_that_is_wrong_is_the_model_s_failure() -> None:
     def g(x: float) -> float:
         return x
 
-    for each, text in ((f, "colour"), (g, "the configuration of the decorator is no JSON")):
+    for each, text in ((f, "colour"), (g, "the configuration of the decorator is not JSON")):
         content = (await listing(each)).content
         assert isinstance(content, ModserveError)
         assert text in content.message

@@ -161,9 +161,7 @@ async def test_the_end_cancels_coroutines(tmp_path: Path) -> None:
     assert models.calls[0][2].cancelled()
 
 
-EXPECTED = (
-    "would hold up the whole server, on whose event loop the model runs, since its 'EXECUTION_MODE' is 'inline': "
-)
+EXPECTED = "would block the whole server, because the model runs on its event loop ('EXECUTION_MODE' is 'inline'): "
 
 
 @pytest.mark.parametrize("coroutine", ["", "async "])

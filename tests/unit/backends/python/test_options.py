@@ -54,12 +54,12 @@ def test_what_a_model_says() -> None:
         (
             {"EXECUTION_MODE": "inline", "EXECUTION_ENV_PATH": "/envs/a"},
             "model 'm': parameters 'EXECUTION_MODE' is 'inline' and 'EXECUTION_ENV_PATH' is '/envs/a', but a model "
-            "that runs on the event loop of the server runs in the server's interpreter; leave one of the two out",
+            "that runs on the event loop of the server uses the server's interpreter; remove one of the two",
         ),
         (
             {"EXECUTION_MODE": "thread", "EXECUTION_ENV_PATH": "/envs/a"},
             "model 'm': parameters 'EXECUTION_MODE' is 'thread' and 'EXECUTION_ENV_PATH' is '/envs/a', but a model "
-            "that runs in a thread of the server runs in the server's interpreter; leave one of the two out",
+            "that runs in a thread of the server uses the server's interpreter; remove one of the two",
         ),
     ],
 )
@@ -126,8 +126,8 @@ def test_an_execution_may_have_a_limit() -> None:
 def test_only_a_process_can_be_ended(mode: str) -> None:
     refused = refusal(lambda: options.model_options(config(EXECUTION_TIMEOUT_SECONDS="1", EXECUTION_MODE=mode)))
     assert refused == (
-        f"model 'm': parameter 'EXECUTION_TIMEOUT_SECONDS' ends a process, but 'EXECUTION_MODE' is '{mode}'; leave "
-        "one of the two out"
+        f"model 'm': parameter 'EXECUTION_TIMEOUT_SECONDS' needs a process that it can end, but 'EXECUTION_MODE' is "
+        f"'{mode}'; remove one of the two"
     )
 
 

@@ -38,7 +38,7 @@ def test_lines_reach_the_log_whole(written: Written, caplog: pytest.LogCaptureFi
     assert not output.read()
     output.read_rest()
     assert caplog.records[-1].getMessage() == "model 'm': no end"
-    assert output.last() == "; the last it wrote:\n  one\n  two\n  no end"
+    assert output.last() == "; its last output:\n  one\n  two\n  no end"
 
 
 def test_little_is_taken_at_a_time(written: Written) -> None:

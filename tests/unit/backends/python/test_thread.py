@@ -85,7 +85,7 @@ def test_a_sender_that_is_forgotten(tmp_path: Path) -> None:
     made.execute_requests(engine(silent))
     made.execute_requests(engine(quick))
     (error,) = silent.events
-    assert error.message == "the model let go of a request without a final response"
+    assert error.message == "the model released a request without a final response"
     assert quick.events == [{"OUT": [1]}]
 
 

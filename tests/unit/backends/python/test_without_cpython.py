@@ -12,5 +12,5 @@ def test_dlpack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(ctypes, "pythonapi")
     monkeypatch.setattr("sys.implementation.name", "pypy")
     function = dlpack._of_cpython("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
-    with pytest.raises(TritonModelException, match="DLPack works on CPython alone; this is pypy"):
+    with pytest.raises(TritonModelException, match="DLPack needs CPython; this is pypy"):
         function(None, b"dltensor")

@@ -12,7 +12,7 @@ from modserve.testing import FakeClock, PuppetRunner, inflight, request
 
 MS = 1_000_000
 NOW = 10**9
-PREFIX = "[request id: <id_unknown>] Request refused, it would come too late: predicted "
+PREFIX = "[request id: <id_unknown>] Request refused because it would be too late: predicted "
 BY_DEADLINE = Admission(by_deadline=True)
 
 

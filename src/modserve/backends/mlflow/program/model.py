@@ -129,7 +129,7 @@ class TritonPythonModel:
             columns = {name: column for (name, _, _), column in zip(self.outputs, columns.values())}
         missing = [name for name, _, _ in self.outputs if name not in columns]
         if missing:
-            raise KeyError(f"the model gave {sorted(map(str, columns))}, and no {missing}")
+            raise KeyError(f"the model returned {sorted(map(str, columns))}, but not {missing}")
         return {name: self.shaped(name, columns[name], kind, dims, rows) for name, kind, dims in self.outputs}
 
     def shaped(self, name, values, kind, dims, rows):
@@ -145,8 +145,8 @@ class TritonPythonModel:
         if self.batches and not lone and (array.ndim == 0 or len(array) != rows):
             number = len(array) if array.ndim else 1
             raise ValueError(
-                f"output '{name}' has {number} rows for {rows} rows of the inputs; a model that does not treat rows "
-                "one by one needs 'max_batch_size: 0'"
+                f"output '{name}' has {number} rows for {rows} rows of the inputs; a model that does not return "
+                "one row per input row needs 'max_batch_size: 0'"
             )
         if array.ndim < len(dims) + self.batches and fixed:
             array = array.reshape(([rows] if self.batches else []) + dims)
@@ -193,7 +193,7 @@ def texts(name, array):
     try:
         flat = [each.decode("utf-8") if isinstance(each, bytes) else each for each in array.ravel().tolist()]
     except UnicodeDecodeError as error:
-        raise InputError(f"input '{name}' holds bytes that are no UTF-8: {error}") from None
+        raise InputError(f"input '{name}' holds bytes that are not UTF-8: {error}") from None
     return objects(flat, array.shape)
 
 

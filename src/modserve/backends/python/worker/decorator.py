@@ -76,7 +76,9 @@ def _decorate(target: Any, options: Options) -> Any:
         setattr(target, MARK, definition)
     except (AttributeError, TypeError):
         kind = type(target).__name__
-        raise TypeError(f"{label_of(target)}: a {kind} cannot be decorated; a function that calls it can") from None
+        raise TypeError(
+            f"{label_of(target)}: a {kind} cannot be decorated; decorate a function that calls it"
+        ) from None
     return target
 
 

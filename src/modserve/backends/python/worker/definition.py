@@ -1,4 +1,4 @@
-"""What the server must know of a decorated function or class, from its declaration, its signature and its hints."""
+"""The definition of a decorated function or class, from its declaration, its signature and its type hints."""
 
 import collections.abc
 import inspect
@@ -11,13 +11,13 @@ from .fields import Declaration, Field, as_mapping, declared, hinted, is_stream,
 ISOLATIONS = ("process", "thread", "inline")
 _RESERVED = {
     "backend": "it is always python",
-    "dynamic_batching": "say it as dynamic_batching=…",
-    "input": "say it as inputs=…",
-    "instance_group": "say it as instances=…",
-    "max_batch_size": "say it as max_batch_size=…",
-    "model_transaction_policy": "generators are decoupled, and nothing else is",
-    "name": "it is said where the model is served",
-    "output": "say it as outputs=…",
+    "dynamic_batching": "use dynamic_batching=…",
+    "input": "use inputs=…",
+    "instance_group": "use instances=…",
+    "max_batch_size": "use max_batch_size=…",
+    "model_transaction_policy": "only generators are decoupled",
+    "name": "it is set where the model is served",
+    "output": "use outputs=…",
 }
 """The parts of a configuration that the decorator writes, with what to do in place of them."""
 
@@ -146,8 +146,8 @@ def define(target: Any, options: Options) -> Definition:
     forms = {each.form for each in (*inputs, *outputs)}
     if definition.by_row and "list" in forms:
         raise ValueError(
-            "it has single values, for which it is called once for each row, and lists, which hold a value of each "
-            "row; expected one or the other, or max_batch_size=0"
+            "it mixes single values (called once per row) with lists (one value "
+            "per row); expected only one kind, or max_batch_size=0"
         )
     if definition.by_row and streams:
         raise ValueError("a generator with single values is called once for each request; expected max_batch_size=0")
@@ -163,7 +163,7 @@ def _check(options: Options) -> None:
     batching: Any = options.dynamic_batching
     if not (batching is None or isinstance(batching, (bool, collections.abc.Mapping))):
         raise ValueError(
-            f"dynamic_batching is {batching!r}, expected True, False or that part of a configuration, such as "
+            f"dynamic_batching is {batching!r}, expected True, False or a dict as in a configuration, such as "
             "{'max_queue_delay_microseconds': 100}"
         )
     if batching and not size:
@@ -175,7 +175,7 @@ def _check(options: Options) -> None:
         raise ValueError(f"instances is {count!r}, expected a number of 1 or more, or an instance_group as JSON")
     for name in options.config:
         if name in _RESERVED:
-            raise ValueError(f"config has the part '{name}': {_RESERVED[name]}")
+            raise ValueError(f"config has the field '{name}': {_RESERVED[name]}")
 
 
 def _instance_groups(instances: Any) -> List[Any]:
@@ -190,7 +190,7 @@ def _called(target: Any) -> Tuple[Any, str]:
     """What requests call, and its name in a class."""
     if not isinstance(target, type):
         if not callable(target):
-            raise ValueError("it is no function and no class")
+            raise ValueError("it is neither a function nor a class")
         method = getattr(target, "__call__", None)  # noqa: B004
         return (method if hasattr(method, "__code__") else target), ""
     for name in ("predict", "__call__"):
@@ -209,7 +209,7 @@ def _parameters(called: Any, is_method: bool) -> Dict[str, inspect.Parameter]:
     for each in parameters[1:] if is_method else parameters:
         if each.kind in (each.VAR_POSITIONAL, each.POSITIONAL_ONLY):
             star = "*" if each.kind == each.VAR_POSITIONAL else ""
-            raise ValueError(f"the parameter '{star}{each.name}' has no keyword; inputs are passed by keyword")
+            raise ValueError(f"the parameter '{star}{each.name}' cannot be passed by keyword, as inputs are")
         named["**" if each.kind == each.VAR_KEYWORD else each.name] = each
     return named
 
@@ -231,7 +231,7 @@ def _inputs(
         for key, declaration in as_mapping("inputs", declarations).items():
             if key not in named and "**" not in parameters:
                 listed = ", ".join(named) or "there are none"
-                raise ValueError(f"input '{key}' is no parameter of the function; its parameters: {listed}")
+                raise ValueError(f"input '{key}' is not a parameter of the function; its parameters: {listed}")
             fields.append(_located(f"input '{key}'", declared, key, declaration))
     if not fields:
         raise ValueError("it has no inputs; expected parameters with type hints, or inputs={'x': ('FP32', [-1, 3])}")
@@ -246,9 +246,7 @@ def _with_default(field: Field, parameter: Optional[inspect.Parameter]) -> Field
     """A parameter with a default is an optional input."""
     has_default = parameter is None or parameter.default is not parameter.empty
     if field.optional and not has_default:
-        raise ValueError(
-            f"input '{field.key}' may be left out by requests; its parameter needs a default, such as None"
-        )
+        raise ValueError(f"input '{field.key}' is optional, so its parameter needs a default, such as None")
     return field._replace(optional=field.optional or (parameter is not None and has_default))
 
 

@@ -64,7 +64,7 @@ def _of_cpython(name: str, result: Any, *arguments: Any) -> Any:
 
 
 def _unsupported(*arguments: Any) -> Any:
-    raise TritonModelException(f"DLPack works on CPython alone; this is {sys.implementation.name}")
+    raise TritonModelException(f"DLPack needs CPython; this is {sys.implementation.name}")
 
 
 _pointer = _of_cpython("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
@@ -113,7 +113,7 @@ def array(source: Any) -> "Tuple[np.ndarray[Any, Any], str]":
 def _capsule_of(source: Any) -> Any:
     if type(source).__name__ == "PyCapsule":
         if not _is_valid(source, _NAME):
-            raise TritonModelException(f"{source!r} is no DLPack capsule that is still unused")
+            raise TritonModelException(f"{source!r} is not an unused DLPack capsule")
         return source
     if not hasattr(source, "__dlpack__") or not hasattr(source, "__dlpack_device__"):
         raise TritonModelException(
@@ -167,7 +167,7 @@ def _datatype(kind: _DataType) -> "Tuple[str, np.dtype[Any]]":
         if dtype in DATATYPES:
             return DATATYPES[dtype], DTYPES[DATATYPES[dtype]]
     raise TritonModelException(
-        f"no datatype is what this DLPack tensor has: code {kind.code}, {kind.bits} bits, {kind.lanes} lanes"
+        f"this DLPack tensor has no v2 datatype: code {kind.code}, {kind.bits} bits, {kind.lanes} lanes"
     )
 
 

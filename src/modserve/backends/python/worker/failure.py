@@ -1,4 +1,4 @@
-"""What went wrong in a model's own code, for the caller and for the log."""
+"""Describes failures in a model's own code, for the caller and for the log."""
 
 import os
 import traceback
@@ -50,7 +50,7 @@ def _text(error: BaseException) -> str:
     try:
         text = error.msg if isinstance(error, SyntaxError) else str(error)
     except Exception as failure:
-        text = f"<its text cannot be made: {type(failure).__name__}>"
+        text = f"<its text cannot be produced: {type(failure).__name__}>"
     if len(text) > _LENGTH:
         text = text[:_LENGTH] + "…"
     return f"{type(error).__name__}: {text}"

@@ -1,4 +1,4 @@
-"""The inputs and outputs of a function that is a model: what its declaration or its type hints say of each.
+"""The inputs and outputs of a function that is a model, from its declaration or its type hints.
 
 A `Field` is one tensor as the server's configuration describes it, and the way between its arrays and the values that
 the function takes and returns.
@@ -111,7 +111,8 @@ def datatype_name(value: Any) -> str:
             return "BYTES"
         if dtype is not None and dtype in _DATATYPES:
             return _DATATYPES[dtype]
-    raise ValueError(f"{value!r} is no datatype; expected {', '.join(NUMPY_TYPES)}, or a type of NumPy such as float32")
+    names = ", ".join(NUMPY_TYPES)
+    raise ValueError(f"{value!r} is not a datatype; expected {names}, or a type of NumPy such as float32")
 
 
 def _shape(shape: Any) -> Tuple[int, ...]:
@@ -134,7 +135,7 @@ def declared(key: str, declaration: Any) -> Field:
     if not isinstance(declaration, Spec):
         if isinstance(declaration, (str, bytes)) or not isinstance(declaration, (tuple, list)) or len(declaration) != 2:
             raise ValueError(
-                f"{declaration!r} declares no tensor, expected (datatype, shape) such as ('FP32', [-1, 3])"
+                f"{declaration!r} does not declare a tensor, expected (datatype, shape) such as ('FP32', [-1, 3])"
             )
         declaration = Spec(declaration[0], declaration[1])
     if declaration.shape is None:
@@ -164,7 +165,7 @@ def hinted(key: str, hint: Any, batching: bool) -> Field:
         element = _element(arguments)
         shape = (-1,) if shape is None else shape
     elif spec.datatype is None or shape is None:
-        raise ValueError(f"the type hint {_shown(hint)} describes no tensor; {_HELP}")
+        raise ValueError(f"the type hint {_shown(hint)} does not describe a tensor; {_HELP}")
     datatype = element if spec.datatype is None else spec.datatype
     if datatype is None:
         raise ValueError(f"the type hint {_shown(hint)} does not say the datatype; {_HELP}")

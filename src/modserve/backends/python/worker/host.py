@@ -1,4 +1,4 @@
-"""What the objects of ``triton_python_backend_utils`` need of the process that they live in.
+"""The process as the objects of ``triton_python_backend_utils`` use it.
 
 There are two kinds of process. In a worker, all of it goes to the server through the worker's socket; in the server,
 for models that run in a thread there, the server is at hand. A worker has one model and one host; the server has one
@@ -82,4 +82,4 @@ def current() -> Host:
         if of_module is not None:
             return of_module
         frame = frame.f_back
-    raise RuntimeError("this works inside a model that a server runs")
+    raise RuntimeError("this works only in a model that a server runs")

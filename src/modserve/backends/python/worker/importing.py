@@ -1,4 +1,4 @@
-"""From ``my_module:my_model`` to the decorated object: in the process that runs it, or in one that only looks at it.
+"""Imports the decorated object of ``my_module:my_model``, in the process that runs it or in one that only examines it.
 
 What a target can be: ``package.module:name``, with attributes of attributes as ``name.inner``; ``path/file.py:name``;
 or, for models that run in a thread of the server, the key of an object in `HELD`.
@@ -54,7 +54,7 @@ def imported(target: str, directory: str) -> Any:
             raise AttributeError(f"there is no '{name}' in {where}{hint}")
         value = getattr(value, name)
     if definition_of(value) is None:
-        raise TypeError(f"'{path}' in {where} is no model; a function or class is one with @modserve.model above it")
+        raise TypeError(f"'{path}' in {where} is not a model; decorate it with @modserve.model")
     return value
 
 

@@ -42,7 +42,7 @@ def load(
     if kind is None:
         raise ModelError("INVALID_ARG", f"{path} has no class {CLASS}")
     if not isinstance(kind, type):
-        raise ModelError("INVALID_ARG", f"{path}: {CLASS} is no class but {type(kind).__name__}")
+        raise ModelError("INVALID_ARG", f"{path}: {CLASS} is not a class but {type(kind).__name__}")
     return LoadedModel(module, kind, path, name, of_host, scope)
 
 
@@ -120,7 +120,7 @@ class LoadedModel:
             raise ModelError("INVALID_ARG", f"Python model {self.path} does not implement `execute` method.")
         if not callable(execute):
             raise ModelError(
-                "INVALID_ARG", f"{self.path}: `execute` of {CLASS} is no method but {type(execute).__name__}"
+                "INVALID_ARG", f"{self.path}: `execute` of {CLASS} is not a method but {type(execute).__name__}"
             )
         signature = _signature(execute)
         if signature is not None and not _takes_one(signature):

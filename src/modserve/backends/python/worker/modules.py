@@ -1,4 +1,4 @@
-"""How a model.py and the modules beside it are imported.
+"""Imports a model.py and the modules beside it.
 
 A model sees the modules and packages of its version's directory, of its own directory, and of more that it names.
 
@@ -61,7 +61,7 @@ class Scope:
         name = f"{self.package}.{os.path.splitext(os.path.basename(self.path))[0]}"
         spec = importlib.util.spec_from_file_location(name, self.path, loader=_Loader(name, self.path, self.globals))
         if spec is None or spec.loader is None:
-            raise ImportError(f"{self.path} is no Python file")
+            raise ImportError(f"{self.path} is not a Python file")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         try:
@@ -202,7 +202,7 @@ def model_directory() -> str:
         frame = frame.f_back
     if _directory_of_process is not None:
         return _directory_of_process
-    raise RuntimeError("this works inside a model that a server runs")
+    raise RuntimeError("this works only in a model that a server runs")
 
 
 def _end_of_standard_library() -> int:

@@ -42,7 +42,7 @@ class RemoteRequest:
         if self.ended:
             if response is None and not server.decoupled:
                 return  # its one response was the end
-            raise TritonModelException("a request has had its final response already")
+            raise TritonModelException("a request already has its final response")
         final = final or not server.decoupled
         if final:
             self.ended = True

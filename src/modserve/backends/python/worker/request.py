@@ -246,7 +246,7 @@ class InferenceRequest:
         if sender is None:
             if self._handle is None:
                 raise TritonModelException(
-                    "A request that the model has made itself has no response sender: exec() returns the response."
+                    "A request made by the model has no response sender: exec() returns the response."
                 )
             sender = self._sender = InferenceResponseSender(self._handle, self._names, self.decoupled)
             if self._ended:

@@ -1,4 +1,4 @@
-"""What models use of the server beside calls: log lines, custom metrics, loading and unloading of models."""
+"""The server's services for models besides calls: log lines, custom metrics, loading and unloading of models."""
 
 import enum
 import json

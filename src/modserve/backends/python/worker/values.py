@@ -1,4 +1,4 @@
-"""Between a model's arrays and the values that a function takes and returns."""
+"""Converts between a model's arrays and the values that a function takes and returns."""
 
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -94,7 +94,7 @@ def output(field: Field, value: Any, rows: Optional[int], batching: bool) -> Any
             value if isinstance(value, np.ndarray) else np.asarray(value, object if field.datatype == "BYTES" else None)
         )
     except ValueError as error:
-        raise OutputError(f"output '{field.name}' is no array: {error}") from None
+        raise OutputError(f"output '{field.name}' is not an array: {error}") from None
     array = _typed(field, array)
     if _fits(array.shape, shape):
         return array
@@ -127,7 +127,7 @@ def _typed(field: Field, array: Any) -> Any:
         raise OutputError(problem)
     converted = array.astype(expected)
     if whole and not np.array_equal(converted, array):
-        raise OutputError(f"{problem}, which has no room for all of its values")
+        raise OutputError(f"{problem}, which cannot hold all of its values")
     return converted
 
 
@@ -137,7 +137,7 @@ def _as_bytes(field: Field, array: Any) -> Any:
         if isinstance(each, str):
             each = each.encode()
         if not isinstance(each, bytes):
-            raise OutputError(f"output '{field.name}' holds a {type(each).__name__}, expected str or bytes")
+            raise OutputError(f"output '{field.name}' contains a {type(each).__name__}, expected str or bytes")
         result[number] = each
     return result.reshape(array.shape)
 
@@ -147,5 +147,5 @@ def stacked(field: Field, values: Sequence[Any]) -> Any:
     rows = [output(field, value, None, batching=False) for value in values]
     if len({row.shape for row in rows}) > 1:
         shapes = sorted({str(list(row.shape)) for row in rows})
-        raise OutputError(f"output '{field.name}' has rows of different shapes, {' and '.join(shapes)}, in one request")
+        raise OutputError(f"output '{field.name}' has rows of different shapes in one request: {' and '.join(shapes)}")
     return np.stack(rows) if rows else np.empty((0, *field.shape), NUMPY_TYPES[field.datatype])

@@ -1,4 +1,4 @@
-"""What a server and the worker of a Python model say to each other: frames over a socket pair.
+"""The protocol between the server and the worker of a Python model: frames over a socket pair.
 
 A frame is a header (bytes of the body, kind, number of records, and an argument: a call's number, or where in the body
 the records end) and a body, which is JSON, text, offsets, a number, or records: requests and responses (`records`).

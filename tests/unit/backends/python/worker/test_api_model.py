@@ -84,7 +84,7 @@ def test_nothing_of_an_execution_is_kept(loaded: Make) -> None:
         ("sys.exit(3)", "INTERNAL", "SystemExit: 3"),
         ("raise KeyboardInterrupt", "INTERNAL", "KeyboardInterrupt: "),
         ("raise GeneratorExit", "INTERNAL", "GeneratorExit: "),
-        ("raise type('E', (Exception,), {'__str__': lambda self: 1/0})", "INTERNAL", "E: <its text cannot be made"),
+        ("raise type('E', (Exception,), {'__str__': lambda self: 1/0})", "INTERNAL", "E: <its text cannot be produced"),
         ("raise ValueError('x' * 10000)", "INTERNAL", "ValueError: " + "x" * 4096 + "…"),
     ],
 )

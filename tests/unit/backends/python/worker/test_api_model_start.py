@@ -53,7 +53,7 @@ def auto_complete_config(config):
         ),
         ("raise SystemExit(2)", "SystemExit: 2\n\nAt:\n  PATH(1): <module>\n"),
         ("x = 1", "PATH has no class TritonPythonModel"),
-        ("TritonPythonModel = 1", "PATH: TritonPythonModel is no class but int"),
+        ("TritonPythonModel = 1", "PATH: TritonPythonModel is not a class but int"),
     ],
 )
 def test_a_file_that_is_no_model(loaded: Make, tmp_path: Path, whole: str, message: str) -> None:
@@ -72,7 +72,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
     ("methods", "message"),
     [
         ("x = 1", "Python model PATH does not implement `execute` method."),
-        ("execute = 3", "PATH: `execute` of TritonPythonModel is no method but int"),
+        ("execute = 3", "PATH: `execute` of TritonPythonModel is not a method but int"),
         ("def execute(self): pass", "`execute` must take the list of requests.* it is `execute()` (PATH(6))"),
         ("def execute(self, a, b): pass", "`execute` must take the list of requests.*`execute(a, b)` (PATH(6))"),
         ("def __init__(self, x): pass\ndef execute(self, r): pass", "TypeError: .*__init__() missing 1 required"),

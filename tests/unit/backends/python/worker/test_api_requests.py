@@ -309,7 +309,7 @@ async def test_calls_of_coroutines_begin_at_once(calls: Calls) -> None:
 
 
 def test_calls_without_a_server() -> None:
-    with pytest.raises(RuntimeError, match="inside a model that a server runs"):
+    with pytest.raises(RuntimeError, match="only in a model that a server runs"):
         call().exec()
 
 

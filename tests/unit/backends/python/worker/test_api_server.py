@@ -218,7 +218,7 @@ def test_the_directory_of_a_model_outside_of_one(monkeypatch: pytest.MonkeyPatch
     from modserve.backends.python.worker import modules
 
     monkeypatch.setattr(modules, "_directory_of_process", None)
-    with pytest.raises(RuntimeError, match="inside a model"):
+    with pytest.raises(RuntimeError, match="only in a model"):
         pb.get_model_dir()
 
 

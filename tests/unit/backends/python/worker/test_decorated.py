@@ -332,13 +332,13 @@ def one(x: Any) -> Any:
 
 PROBLEMS: list[tuple[Any, dict[str, Any], str]] = [
     (no_hint, {}, "parameter 'x' has no type hint, and there is no inputs={'x': …}"),
-    (bad_hint, {}, "input 'x': the type hint dict[str, int] describes no tensor; expected str, bytes, int"),
+    (bad_hint, {}, "input 'x': the type hint dict[str, int] does not describe a tensor; expected str, bytes, int"),
     (bare_array, {}, "input 'x': the type hint ndarray does not say the datatype"),
     (no_return, {}, "it has no return type hint, and there is no outputs="),
     (no_input, {}, "it has no inputs; expected parameters with type hints"),
-    (starred, {}, "the parameter '*x' has no keyword; inputs are passed by keyword"),
-    (positional, {}, "the parameter 'x' has no keyword"),
-    (mixed, {"max_batch_size": 2}, "it has single values, for which it is called once for each row, and lists"),
+    (starred, {}, "the parameter '*x' cannot be passed by keyword, as inputs are"),
+    (positional, {}, "the parameter 'x' cannot be passed by keyword"),
+    (mixed, {"max_batch_size": 2}, "it mixes single values (called once per row) with lists"),
     (stream, {"max_batch_size": 2}, "a generator with single values is called once for each request; expected max_"),
     (unknown_name, {}, "its type hints cannot be read: name 'Unknown' is not defined; import"),
     (wrong_shape, {}, "input 'x': shape is [0], expected a list of lengths without the batch dimension"),
@@ -348,11 +348,15 @@ PROBLEMS: list[tuple[Any, dict[str, Any], str]] = [
     (
         one,
         {"inputs": {"z": ("FP32", [1])}, "outputs": Y},
-        "input 'z' is no parameter of the function; its parameters: x",
+        "input 'z' is not a parameter of the function; its parameters: x",
     ),
-    (one, {"inputs": {"x": ("FP33", [1])}, "outputs": Y}, "input 'x': 'FP33' is no datatype; expected BOOL, UINT8"),
-    (one, {"inputs": {"x": (np.complex64, [1])}, "outputs": Y}, "is no datatype"),
-    (one, {"inputs": {"x": "FP32"}, "outputs": Y}, "input 'x': 'FP32' declares no tensor, expected (datatype, shape)"),
+    (one, {"inputs": {"x": ("FP33", [1])}, "outputs": Y}, "input 'x': 'FP33' is not a datatype; expected BOOL, UINT8"),
+    (one, {"inputs": {"x": (np.complex64, [1])}, "outputs": Y}, "is not a datatype"),
+    (
+        one,
+        {"inputs": {"x": "FP32"}, "outputs": Y},
+        "input 'x': 'FP32' does not declare a tensor, expected (datatype, shape)",
+    ),
     (one, {"inputs": {"x": ("FP32", 3)}, "outputs": Y}, "input 'x': shape is 3, expected a list of lengths"),
     (
         one,
@@ -368,13 +372,13 @@ PROBLEMS: list[tuple[Any, dict[str, Any], str]] = [
     (one, {"max_batch_size": -1}, "max_batch_size is -1, expected a number of 0 (no batch dimension) or more"),
     (one, {"max_batch_size": True}, "max_batch_size is True"),
     (one, {"isolation": "container"}, "isolation is 'container', expected 'process', 'thread' or 'inline'"),
-    (one, {"dynamic_batching": 3}, "dynamic_batching is 3, expected True, False or that part of a configuration"),
+    (one, {"dynamic_batching": 3}, "dynamic_batching is 3, expected True, False or a dict as in a configuration"),
     (one, {"dynamic_batching": True}, "dynamic_batching needs a max_batch_size above 0"),
     (one, {"instances": 0}, "instances is 0, expected a number of 1 or more, or an instance_group"),
     (one, {"instances": True}, "instances is True, expected a number of 1 or more"),
     (one, {"instances": [3]}, "instances is [3], expected a number of 1 or more"),
-    (one, {"config": {"input": []}}, "config has the part 'input': say it as inputs=…"),
-    (3, {}, "it is no function and no class"),
+    (one, {"config": {"input": []}}, "config has the field 'input': use inputs=…"),
+    (3, {}, "it is neither a function nor a class"),
     (len, {"inputs": X, "outputs": Y}, "parameter"),
 ]
 
@@ -396,7 +400,7 @@ def test_what_takes_no_attributes_cannot_be_decorated() -> None:
         def __call__(self, x: str) -> str:
             return x
 
-    with pytest.raises(TypeError, match="a Slotted cannot be decorated; a function that calls it can"):
+    with pytest.raises(TypeError, match="a Slotted cannot be decorated; decorate a function that calls it"):
         model(Slotted())
 
 
