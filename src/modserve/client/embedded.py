@@ -19,7 +19,7 @@ from modserve.server.local import LocalServer
 
 from .errors import ClientError, client_errors
 from .transport import CONFIG, INDEX, LIVE, LOAD, METADATA, MODEL_READY, READY, SERVER, STATISTICS, UNLOAD, ControlCall
-from .values import InferCall, Result
+from .values import ClientCall, Result
 
 T = TypeVar("T")
 
@@ -119,13 +119,13 @@ class AsyncEmbeddedTransport:
             async with asyncio.timeout(control.timeout):
                 return await _CALLS[control.operation.rpc](self._server, control)
 
-    async def infer(self, call: InferCall) -> Result:
+    async def infer(self, call: ClientCall) -> Result:
         self._check()
         with client_errors(call.timeout):
             async with asyncio.timeout(call.timeout):
                 return _result(await self._server.infer(call.model, call.tensors, **_options(call)))
 
-    async def stream(self, call: InferCall) -> AsyncGenerator[Result]:
+    async def stream(self, call: ClientCall) -> AsyncGenerator[Result]:
         self._check()
         end = None if call.timeout is None else asyncio.get_running_loop().time() + call.timeout
         async with aclosing(self._server.infer_stream(call.model, call.tensors, **_options(call))) as responses:
@@ -150,7 +150,7 @@ class AsyncEmbeddedTransport:
             )
 
 
-def _options(call: InferCall) -> dict[str, Any]:
+def _options(call: ClientCall) -> dict[str, Any]:
     return {
         "outputs": call.outputs,
         "version": call.version,
@@ -279,10 +279,10 @@ class EmbeddedTransport:
     def call(self, control: ControlCall) -> Any:
         return self._portal.call(self._inner.call(control))
 
-    def infer(self, call: InferCall) -> Result:
+    def infer(self, call: ClientCall) -> Result:
         return self._portal.call(self._inner.infer(call))
 
-    def stream(self, call: InferCall) -> Generator[Result]:
+    def stream(self, call: ClientCall) -> Generator[Result]:
         responses = self._inner.stream(call)
         portal = self._portal
         try:

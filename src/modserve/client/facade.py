@@ -11,7 +11,7 @@ from modserve.core.requests.request import ParameterValue
 from . import flat, transport, values
 from .errors import ClientError
 from .transport import AsyncTransport, ControlCall, Transport
-from .values import InferCall, ModelMetadata, Result, Value
+from .values import ClientCall, ModelMetadata, Result, Value
 
 _WRONG = (Code.INVALID_ARG, Code.NOT_FOUND)
 
@@ -38,7 +38,7 @@ class _Base:
         request_id: str,
         parameters: Mapping[str, ParameterValue] | None,
         timeout: float | None,
-    ) -> InferCall:
+    ) -> ClientCall:
         try:
             tensors = values.to_tensors(inputs, self._known.get((model, version)))
         except ClientError:
@@ -46,7 +46,7 @@ class _Base:
             raise
         except ModserveError as error:
             raise ClientError(error.code, error.message) from None
-        return InferCall(model, version, tensors, tuple(outputs), request_id, parameters, self._patience(timeout))
+        return ClientCall(model, version, tensors, tuple(outputs), request_id, parameters, self._patience(timeout))
 
     def _forget(self, model: str) -> None:
         for key in [key for key in self._known if key[0] == model]:
@@ -129,7 +129,7 @@ class Client(_Base):
         self._learn(model, version, inputs, timeout)
         return self._stream(self._call(model, inputs, outputs, version, request_id, parameters, timeout))
 
-    def _stream(self, call: InferCall) -> Generator[Result]:
+    def _stream(self, call: ClientCall) -> Generator[Result]:
         try:
             with closing(self._transport.stream(call)) as results:
                 for result in results:

@@ -16,7 +16,7 @@ from modserve.protocol.failures import STATUS
 
 from .errors import ClientError, bad_response, reported
 from .transport import CONFIG, INDEX, SERVER, ControlCall, Operation
-from .values import InferCall, Result, version_of
+from .values import ClientCall, Result, version_of
 
 _FIELDS: Mapping[type, str] = {
     bool: "bool_param",
@@ -58,7 +58,7 @@ def answer(operation: Operation, message: Message) -> Any:
     return document["config"] if operation is CONFIG else document
 
 
-def infer(call: InferCall) -> pb.ModelInferRequest:
+def infer(call: ClientCall) -> pb.ModelInferRequest:
     message = pb.ModelInferRequest(model_name=call.model, id=call.request_id)
     if call.version is not None:
         message.model_version = str(call.version)

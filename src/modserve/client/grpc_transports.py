@@ -16,7 +16,7 @@ from . import grpc_messages as messages
 from .address import Access, Address
 from .errors import ClientError, reported, timed_out, unreachable
 from .transport import ControlCall
-from .values import InferCall, Result
+from .values import ClientCall, Result
 
 _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 _NO_CONNECTION = re.compile("connect|socket", re.IGNORECASE)
@@ -96,13 +96,13 @@ class GrpcTransport(_GrpcTransport):
             response = method(request, timeout=control.timeout, metadata=self._metadata)
         return messages.answer(control.operation, response)
 
-    def infer(self, call: InferCall) -> Result:
+    def infer(self, call: ClientCall) -> Result:
         self._check_open()
         with self._failures(call.timeout):
             response = self._infer(messages.infer(call), timeout=call.timeout, metadata=self._metadata)
         return messages.result(response)
 
-    def stream(self, call: InferCall) -> Generator[Result]:
+    def stream(self, call: ClientCall) -> Generator[Result]:
         self._check_open()
         responses: Any = self._stream(iter((messages.infer(call),)), timeout=call.timeout, metadata=self._on_streams)
         try:
@@ -140,13 +140,13 @@ class AsyncGrpcTransport(_GrpcTransport):
             response = await method(request, timeout=control.timeout, metadata=self._metadata)
         return messages.answer(control.operation, response)
 
-    async def infer(self, call: InferCall) -> Result:
+    async def infer(self, call: ClientCall) -> Result:
         method = self._channel.unary_unary(*_INFER)
         with self._failures(call.timeout):
             response = await method(messages.infer(call), timeout=call.timeout, metadata=self._metadata)
         return messages.result(response)
 
-    async def stream(self, call: InferCall) -> AsyncGenerator[Result]:
+    async def stream(self, call: ClientCall) -> AsyncGenerator[Result]:
         method = self._channel.stream_stream(*_STREAM)
         responses: Any = method(iter((messages.infer(call),)), timeout=call.timeout, metadata=self._on_streams)
         try:

@@ -14,7 +14,7 @@ from .address import CONNECT_SECONDS, Access, Address
 from .errors import ClientError, timed_out, unreachable
 from .http_messages import HttpRequest, HttpResponse
 from .transport import ControlCall
-from .values import InferCall, Result
+from .values import ClientCall, Result
 
 _KEPT = 32
 """Idle connections; more are closed after their call."""
@@ -42,10 +42,10 @@ class AsyncHttpTransport:
     async def call(self, control: ControlCall) -> Any:
         return messages.answer(control, await self._call(messages.request(self._address, control)))
 
-    async def infer(self, call: InferCall) -> Result:
+    async def infer(self, call: ClientCall) -> Result:
         return messages.result(await self._call(messages.infer(self._address, call)))
 
-    async def stream(self, call: InferCall) -> AsyncGenerator[Result]:
+    async def stream(self, call: ClientCall) -> AsyncGenerator[Result]:
         request = messages.stream(self._address, call)
         end = _end(request)
         async with self._exchange(request, end) as connection:

@@ -17,7 +17,7 @@ from modserve.core.tensors.tensor import Buffer, Shape, Tensor
 from .address import Address
 from .errors import bad_response, from_status
 from .transport import HEALTH, MODEL_READY, ControlCall, Parameters
-from .values import InferCall, Result, version_of
+from .values import ClientCall, Result, version_of
 
 LENGTH = "inference-header-content-length"
 LINES = "application/x-ndjson"
@@ -98,17 +98,17 @@ def _details(body: bytes) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def infer(address: Address, call: InferCall) -> HttpRequest:
+def infer(address: Address, call: ClientCall) -> HttpRequest:
     return _inference(address, call, "infer", {}, binary=True)
 
 
-def stream(address: Address, call: InferCall) -> HttpRequest:
+def stream(address: Address, call: ClientCall) -> HttpRequest:
     """``infer_stream``, an extension of modserve: a response in each line."""
     return _inference(address, call, "infer_stream", {"accept": LINES}, binary=False)
 
 
 def _inference(
-    address: Address, call: InferCall, method: str, headers: Mapping[str, str], *, binary: bool
+    address: Address, call: ClientCall, method: str, headers: Mapping[str, str], *, binary: bool
 ) -> HttpRequest:
     """`binary`: whether the outputs are; the inputs always are."""
     raws = [tensor.raw for tensor in call.tensors.values()]
@@ -128,7 +128,7 @@ def _inference(
     return HttpRequest("POST", target, fields, (text, *raws), call.timeout)
 
 
-def _head(call: InferCall, binary: bool) -> dict[str, Any]:
+def _head(call: ClientCall, binary: bool) -> dict[str, Any]:
     parameters = dict(call.parameters or {})
     head: dict[str, Any] = {}
     if call.request_id:
@@ -143,7 +143,7 @@ def _head(call: InferCall, binary: bool) -> dict[str, Any]:
     return head
 
 
-def _patience(call: InferCall) -> dict[str, str]:
+def _patience(call: ClientCall) -> dict[str, str]:
     """The server drops a request for which nobody waits any more."""
     return {} if not call.timeout else {_PATIENCE: f"{max(0.001, call.timeout * 1000):.3f}"}
 

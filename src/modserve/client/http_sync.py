@@ -16,7 +16,7 @@ from .address import CONNECT_SECONDS, Access, Address
 from .errors import ClientError, timed_out, unreachable
 from .http_messages import HttpRequest, HttpResponse
 from .transport import ControlCall
-from .values import InferCall, Result
+from .values import ClientCall, Result
 
 _PIECE = 1 << 20
 _KEPT = 32
@@ -39,10 +39,10 @@ class HttpTransport:
     def call(self, control: ControlCall) -> Any:
         return messages.answer(control, self._call(messages.request(self._address, control)))
 
-    def infer(self, call: InferCall) -> Result:
+    def infer(self, call: ClientCall) -> Result:
         return messages.result(self._call(messages.infer(self._address, call)))
 
-    def stream(self, call: InferCall) -> Generator[Result]:
+    def stream(self, call: ClientCall) -> Generator[Result]:
         with self._exchange(messages.stream(self._address, call)) as exchange:
             if exchange.response.status != 200:
                 messages.check(exchange.whole())

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from .values import InferCall, Result
+from .values import ClientCall, Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ class Transport(Protocol):
     def call(self, control: ControlCall) -> Any:
         """The response in JSON's values, as HTTP has it; a bool for probes."""
 
-    def infer(self, call: InferCall) -> Result: ...
+    def infer(self, call: ClientCall) -> Result: ...
 
-    def stream(self, call: InferCall) -> Generator[Result]:
+    def stream(self, call: ClientCall) -> Generator[Result]:
         """The responses as they come, but for one that only says that it is the last."""
 
     def close(self) -> None:
@@ -77,8 +77,8 @@ class AsyncTransport(Protocol):
 
     async def call(self, control: ControlCall) -> Any: ...
 
-    async def infer(self, call: InferCall) -> Result: ...
+    async def infer(self, call: ClientCall) -> Result: ...
 
-    def stream(self, call: InferCall) -> AsyncGenerator[Result]: ...
+    def stream(self, call: ClientCall) -> AsyncGenerator[Result]: ...
 
     async def close(self) -> None: ...

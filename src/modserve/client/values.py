@@ -44,7 +44,7 @@ class ModelMetadata:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class InferCall:
+class ClientCall:
     """One inference. `timeout` (seconds) bounds all of it.
 
     `classes` above 0 requests that many top classes of each of `outputs`, in place of its values.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from modserve.client.address import PORTS
-from modserve.client.values import InferCall, ModelMetadata, Result, TensorMetadata
+from modserve.client.values import ClientCall, ModelMetadata, Result, TensorMetadata
 from modserve.core.requests.request import ParameterValue
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array
@@ -96,14 +96,14 @@ def over_grpc(own: Destination) -> Destination:
     return replace(own, address=place.at_port(PORTS["grpc"], "grpcs" if place.secure else "grpc"))
 
 
-def _results(server: RemoteServer, call: InferCall, options: Namespace) -> Iterator[Result]:
+def _results(server: RemoteServer, call: ClientCall, options: Namespace) -> Iterator[Result]:
     if options.stream:
         yield from server.stream(call)
     else:
         yield server.infer(call)
 
 
-def _call(server: RemoteServer, options: Namespace) -> InferCall:
+def _call(server: RemoteServer, options: Namespace) -> ClientCall:
     metadata = server.metadata(options.model, options.version)
     inputs = [_input(row) for row in metadata.inputs]
     if inputs and not options.values and not options.sample:
@@ -116,7 +116,7 @@ def _call(server: RemoteServer, options: Namespace) -> InferCall:
     values = tensors(options.values, inputs, pictures.decode)
     if options.sample:
         values |= {each.name: sample(each, options.model) for each in inputs if each.name not in values}
-    return InferCall(
+    return ClientCall(
         options.model,
         options.version,
         values,

@@ -25,7 +25,7 @@ from modserve.client.transport import (
     Parameters,
     Transport,
 )
-from modserve.client.values import InferCall, ModelMetadata, Result, metadata_of
+from modserve.client.values import ClientCall, ModelMetadata, Result, metadata_of
 from modserve.core.errors import Code, invalid
 from modserve.pb import inference as pb
 
@@ -88,11 +88,11 @@ class RemoteServer:
         """The names of the models that serve."""
         return {row["name"] for row in self.call(INDEX) if row.get("state") == "READY"}
 
-    def infer(self, call: InferCall) -> Result:
+    def infer(self, call: ClientCall) -> Result:
         with _advice(self._destination):
             return self._transport.infer(replace(call, timeout=self._destination.seconds))
 
-    def stream(self, call: InferCall) -> Iterator[Result]:
+    def stream(self, call: ClientCall) -> Iterator[Result]:
         """The responses of a decoupled model, as they come."""
         with _advice(self._destination):
             yield from self._transport.stream(replace(call, timeout=self._destination.seconds))

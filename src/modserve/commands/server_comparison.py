@@ -13,7 +13,7 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-from modserve.client.values import InferCall, ModelMetadata, metadata_of
+from modserve.client.values import ClientCall, ModelMetadata, metadata_of
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import ModserveError
 from modserve.core.requests.request import InferenceRequest, ParameterValue
@@ -210,7 +210,7 @@ async def _ours(servable: Servable, request: InferenceRequest) -> Inputs | Modse
 
 
 async def _theirs(server: RemoteServer, request: InferenceRequest) -> Inputs | ModserveError:
-    call = InferCall(
+    call = ClientCall(
         request.model_name, request.version, request.inputs, request_id=request.id, parameters=request.parameters
     )
     try:

@@ -101,7 +101,7 @@ def from_statistics(used: Mapping[Key, VersionUsage], at: float) -> TopSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelRow:
+class TopRow:
     """What is shown of a model version. Numbers are -1 where there is nothing to tell. Times are in seconds."""
 
     model: str
@@ -117,7 +117,7 @@ class ModelRow:
     errors: float
 
 
-def rows(snapshots: Sequence[TopSnapshot]) -> list[ModelRow]:
+def rows(snapshots: Sequence[TopSnapshot]) -> list[TopRow]:
     """Of the last snapshot: rates since the one before it, and times since the first. The busiest model comes first."""
     last = snapshots[-1]
     before = snapshots[-2] if len(snapshots) > 1 else last
@@ -125,13 +125,13 @@ def rows(snapshots: Sequence[TopSnapshot]) -> list[ModelRow]:
     return sorted(made, key=lambda row: (-row.per_second, row.model, row.version))
 
 
-def _row(key: Key, last: TopSnapshot, before: TopSnapshot, first: TopSnapshot) -> ModelRow:
+def _row(key: Key, last: TopSnapshot, before: TopSnapshot, first: TopSnapshot) -> TopRow:
     now = last.models[key]
     was, old = (_earlier(key, snapshot, now) for snapshot in (before, first))
     span = max(last.at - before.at, 1e-9)
     requests, executions = now.requests - old.requests, now.executions - old.executions
     since = {bound: count - old.buckets.get(bound, 0) for bound, count in now.buckets.items()}
-    return ModelRow(
+    return TopRow(
         *key,
         now.state,
         (now.requests - was.requests) / span if last is not before else -1,

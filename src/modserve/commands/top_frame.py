@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .terminal import count, duration, size, table
-from .top_figures import ModelRow, TopSnapshot
+from .top_figures import TopRow, TopSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class Frame:
 
     url: str
     snapshot: TopSnapshot
-    rows: Sequence[ModelRow]
+    rows: Sequence[TopRow]
     history: Sequence[float]
     remark: str
 
@@ -23,7 +23,7 @@ HEAD = ("model", "version", "state", "req/s", "queue", "batch", "mean", "p50", "
 RIGHT = "   rrrrrrrr"
 
 
-def cells(row: ModelRow) -> tuple[str, ...]:
+def cells(row: TopRow) -> tuple[str, ...]:
     """The texts of a row."""
     return (
         row.model,

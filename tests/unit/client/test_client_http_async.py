@@ -13,7 +13,7 @@ import pytest
 from modserve.client.address import Access, Address
 from modserve.client.errors import ClientTimeoutError
 from modserve.client.http_async import AsyncHttpTransport
-from modserve.client.values import InferCall
+from modserve.client.values import ClientCall
 from modserve.core.tensors.tensor import Tensor
 
 TENSORS = {"a": Tensor.from_array(np.array([1], np.int32))}
@@ -77,7 +77,7 @@ def number(result: Any) -> int:
 
 
 async def read(transport: AsyncHttpTransport, seconds: float, take: Callable[[int], object] = lambda _: None) -> None:
-    async with aclosing(transport.stream(InferCall("m", None, TENSORS, timeout=seconds))) as results:
+    async with aclosing(transport.stream(ClientCall("m", None, TENSORS, timeout=seconds))) as results:
         async for result in results:
             take(number(result))
 
@@ -97,7 +97,7 @@ async def test_a_caller_that_does_something_else_by_then_is_not_cancelled(monkey
     late = asyncio.Event()
     async with (
         client(monkeypatch, one_and_no_more()) as transport,
-        aclosing(transport.stream(InferCall("m", None, TENSORS, timeout=0.02))) as results,
+        aclosing(transport.stream(ClientCall("m", None, TENSORS, timeout=0.02))) as results,
     ):
         assert number(await anext(results)) == 1
         asyncio.get_running_loop().call_later(0.1, late.set)
@@ -113,7 +113,7 @@ async def test_a_stream_that_is_left_late_is_no_error(monkeypatch: pytest.Monkey
     late = asyncio.Event()
     async with (
         client(monkeypatch, one_and_no_more()) as transport,
-        aclosing(transport.stream(InferCall("m", None, TENSORS, timeout=0.02))) as results,
+        aclosing(transport.stream(ClientCall("m", None, TENSORS, timeout=0.02))) as results,
     ):
         assert number(await anext(results)) == 1
         asyncio.get_running_loop().call_later(0.1, late.set)
@@ -131,7 +131,7 @@ async def test_the_time_of_a_stream_that_always_has_more_runs_out_too(monkeypatc
 
 async def test_another_task_may_go_on_with_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     async with client(monkeypatch, one_and_no_more()) as transport:
-        results = transport.stream(InferCall("m", None, TENSORS, timeout=0.05))
+        results = transport.stream(ClientCall("m", None, TENSORS, timeout=0.05))
         assert number(await asyncio.create_task(anext(results))) == 1
         with pytest.raises(ClientTimeoutError):
             await anext(results)

@@ -12,7 +12,7 @@ from modserve.client.address import Address, is_url, parse
 from modserve.client.errors import ClientError
 from modserve.client.http_messages import HttpResponse
 from modserve.client.transport import ENGINE, HEALTH, INDEX, LOAD, METADATA, MODEL_READY, READY, ControlCall
-from modserve.client.values import InferCall, metadata_of
+from modserve.client.values import ClientCall, metadata_of
 from modserve.core.errors import Code
 from modserve.core.tensors.tensor import Tensor
 from modserve.pb import inference as pb
@@ -48,7 +48,7 @@ def test_what_is_no_address(url: str) -> None:
 
 
 def test_an_inference_over_http() -> None:
-    call = InferCall("a model/1", 2, TENSORS, ("o",), "id", {"p": 1}, 1.5)
+    call = ClientCall("a model/1", 2, TENSORS, ("o",), "id", {"p": 1}, 1.5)
     request = http_messages.infer(ADDRESS, call)
     assert request.target == "/prefix/v2/models/a%20model%2F1/versions/2/infer"
     length = int(request.headers["inference-header-content-length"])
@@ -68,7 +68,7 @@ def test_an_inference_over_http() -> None:
 
 
 def test_all_outputs_are_binary_without_a_list() -> None:
-    request = http_messages.infer(ADDRESS, InferCall("m", None, {}))
+    request = http_messages.infer(ADDRESS, ClientCall("m", None, {}))
     assert orjson.loads(request.parts[0]) == {"parameters": {"binary_data_output": True}, "inputs": []}
     assert "x-request-timeout-ms" not in request.headers
 
@@ -136,7 +136,7 @@ def test_probes_are_a_yes_or_no() -> None:
 
 
 def test_an_inference_over_grpc() -> None:
-    message = grpc_messages.infer(InferCall("m", 2, TENSORS, ("o",), "id", {"a": 1, "b": True, "c": "x", "d": 1.5}))
+    message = grpc_messages.infer(ClientCall("m", 2, TENSORS, ("o",), "id", {"a": 1, "b": True, "c": "x", "d": 1.5}))
     assert (message.model_name, message.model_version, message.id) == ("m", "2", "id")
     assert [row.name for row in message.outputs] == ["o"]
     assert list(message.raw_input_contents) == [struct.pack("<ii", 1, 2), b"\1\0\0\0x"]
@@ -172,7 +172,7 @@ def test_questions_over_grpc() -> None:
 
 
 def test_best_classes() -> None:
-    call = InferCall("m", None, {}, ("o",), classes=5)
+    call = ClientCall("m", None, {}, ("o",), classes=5)
     [output] = orjson.loads(http_messages.infer(ADDRESS, call).parts[0])["outputs"]
     assert output == {"name": "o", "parameters": {"binary_data": True, "classification": 5}}
     assert grpc_messages.infer(call).outputs[0].parameters["classification"].int64_param == 5

@@ -11,7 +11,7 @@ from modserve.client.facade import Client
 from modserve.client.transport import ControlCall
 from modserve.client.values import (
     FINAL,
-    InferCall,
+    ClientCall,
     ModelMetadata,
     Result,
     TensorMetadata,
@@ -157,10 +157,10 @@ class Streaming:
 
     def call(self, control: ControlCall) -> Any: ...
 
-    def infer(self, call: InferCall) -> Result:
+    def infer(self, call: ClientCall) -> Result:
         return Result(call.model, 1, {}, parameters={"triton_final_response": True, "other": 1})
 
-    def stream(self, call: InferCall) -> Generator[Result]:
+    def stream(self, call: ClientCall) -> Generator[Result]:
         yield self.infer(call)
 
     def close(self) -> None: ...

@@ -11,7 +11,7 @@ from hpack import Decoder, Encoder
 
 from http2_client import Transport
 from modserve.commands.bench.grpc_slots import GrpcSlot, SharedConnection
-from modserve.commands.bench.http2 import GrpcMessage, Http2Connection, frame
+from modserve.commands.bench.http2 import GrpcMessage, Http2ClientConnection, frame
 from modserve.commands.bench.loops import OpenLoop
 from modserve.commands.bench.measures import LoadLevel, MeasurementWindow
 from modserve.commands.bench.profiler import MeasurementRules, Profiler
@@ -149,7 +149,7 @@ class Http2End(Generic[S]):
         settings: bytes = b"",
     ) -> None:
         shared = SharedConnection(Endpoint("h", 1), FIELDS, [GrpcMessage.of(message) for message in messages])
-        self.connection = shared.connection = Http2Connection(FIELDS)
+        self.connection = shared.connection = Http2ClientConnection(FIELDS)
         self.transport = Transport(self.connection)
         self.connection.connection_made(self.transport)
         self.slot = make(shared, owner)

@@ -13,7 +13,7 @@ import pytest
 from modserve.client.address import Access
 from modserve.client.errors import ClientError, bad_response, from_status, timed_out, unreachable
 from modserve.client.transport import CONFIG, INDEX, METADATA, SERVER, STATISTICS, ControlCall
-from modserve.client.values import InferCall, Result
+from modserve.client.values import ClientCall, Result
 from modserve.commands.destination import Destination, address
 from modserve.commands.errors import RefusedError, UnreachableError
 from modserve.commands.remote_server import RemoteServer, advice_on, connect, failure
@@ -37,13 +37,13 @@ class Prepared:
         self.calls.append(control)
         return self._outcome(control.operation)
 
-    def infer(self, call: InferCall) -> Result:
+    def infer(self, call: ClientCall) -> Result:
         self.calls.append(call)
         result = self._outcome(call)
         assert isinstance(result, Result)
         return result
 
-    def stream(self, call: InferCall) -> Generator[Result]:
+    def stream(self, call: ClientCall) -> Generator[Result]:
         yield self.infer(call)
 
     def close(self) -> None: ...
@@ -81,7 +81,7 @@ def test_calls_about_models() -> None:
 
 def test_inferences_have_the_time_of_a_call() -> None:
     server, transport = prepared(lambda call: Result(call.model, 1, call.tensors))
-    call = InferCall("m", None, TENSORS, classes=2)
+    call = ClientCall("m", None, TENSORS, classes=2)
     assert server.infer(call).tensors == TENSORS
     assert [result.model for result in server.stream(call)] == ["m"]
     assert [(each.timeout, each.classes) for each in transport.calls] == [(3.0, 2), (3.0, 2)]
@@ -102,8 +102,8 @@ def test_a_refusal() -> None:
     server, _ = prepared(raising(error))
     calls: list[Callable[[], Any]] = [
         lambda: server.call(SERVER),
-        lambda: server.infer(InferCall("x", None, {})),
-        lambda: list(server.stream(InferCall("x", None, {}))),
+        lambda: server.infer(ClientCall("x", None, {})),
+        lambda: list(server.stream(ClientCall("x", None, {}))),
     ]
     for call in calls:
         with pytest.raises(RefusedError, match="unknown model") as raised:

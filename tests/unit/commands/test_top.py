@@ -16,7 +16,7 @@ from modserve.commands.destination import Destination, address
 from modserve.commands.errors import RefusedError, UnreachableError
 from modserve.commands.remote_server import RemoteServer
 from modserve.commands.server_status import VersionUsage
-from modserve.commands.top_figures import ModelRow, TopSnapshot, from_metrics, from_statistics, quantile, rows, samples
+from modserve.commands.top_figures import TopRow, TopSnapshot, from_metrics, from_statistics, quantile, rows, samples
 
 PAGE = """\
 # HELP nv_inference_request_success Requests
@@ -68,7 +68,7 @@ def test_rates_and_recent_times() -> None:
     third = from_metrics(page(40, 70, 20, 2.3e6, 30), 4.0)
     [row] = rows([first, second, third])
     assert row.mean == pytest.approx(0.3 / 30)
-    assert row == ModelRow("a", "1", "READY", 10.0, 4, 40 / 15, row.mean, 0.0005, 0.00099, 0, 3)
+    assert row == TopRow("a", "1", "READY", 10.0, 4, 40 / 15, row.mean, 0.0005, 0.00099, 0, 3)
     [alone] = rows([first])
     assert (alone.per_second, alone.batch, alone.p50) == (-1, -1, -1)
 

@@ -163,8 +163,8 @@ class CompiledProgram:
         names = ", ".join(slot.names[0] for slot in self._slots)
         results = ", ".join(bracketed("RESULT", path) for path in self._outputs.paths())
         raise invalid(
-            f"{self._label}: a compiled package does not describe types and shapes, so config.pbtxt must list inputs and "
-            f"outputs. It takes {names} (or INPUT__0, INPUT__1, …) and returns {results} (or OUTPUT__0, OUTPUT__1, …)"
+            f"{self._label}: a compiled package does not describe types and shapes, so config.pbtxt must list inputs "
+            f"and outputs. It takes {names} (or INPUT__0, INPUT__1, …) and returns {results} (or OUTPUT__0, …)"
         )
 
     def load(self, config: ModelConfig, device: Any, *, fresh: bool) -> LoadedProgram:

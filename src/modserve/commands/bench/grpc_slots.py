@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from .http2 import PREFIX, GrpcMessage, Http2Connection
+from .http2 import PREFIX, GrpcMessage, Http2ClientConnection
 from .slots import RETRY_SECONDS, Endpoint, RequestSlot, ResponseListener
 
 SHARE = 6
@@ -14,17 +14,17 @@ class SharedConnection:
     """The connection that some slots share; it is reopened when lost."""
 
     def __init__(self, endpoint: Endpoint, fields: Sequence[tuple[str, str]], messages: Sequence[GrpcMessage]) -> None:
-        self.connection: Http2Connection | None = None
+        self.connection: Http2ClientConnection | None = None
         self.messages = messages
         self._endpoint, self._fields = endpoint, fields
         self._lock = asyncio.Lock()
 
-    async def open(self) -> Http2Connection:
+    async def open(self) -> Http2ClientConnection:
         """Raises OSError."""
         async with self._lock:
             if self.connection is not None and self.connection.usable:
                 return self.connection
-            connection = Http2Connection(self._fields)
+            connection = Http2ClientConnection(self._fields)
             endpoint = self._endpoint
             loop = asyncio.get_running_loop()
             await loop.create_connection(lambda: connection, endpoint.host, endpoint.port, ssl=endpoint.secure)
@@ -54,7 +54,7 @@ class GrpcSlot:
         else:
             self._opening = asyncio.create_task(self._reopen(index, tag))
 
-    def _send(self, connection: Http2Connection, message: GrpcMessage) -> None:
+    def _send(self, connection: Http2ClientConnection, message: GrpcMessage) -> None:
         self._stream = connection.request(self, message)
 
     async def _reopen(self, index: int, tag: bytes) -> None:

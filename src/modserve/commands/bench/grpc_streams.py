@@ -6,7 +6,7 @@ from modserve.client.values import FINAL
 from modserve.pb import inference as pb
 
 from .grpc_slots import GrpcSlot, SharedConnection
-from .http2 import PREFIX, GrpcMessage, Http2Connection
+from .http2 import PREFIX, GrpcMessage, Http2ClientConnection
 from .slots import ResponseListener
 
 _LONGEST_ERROR = 300
@@ -23,13 +23,13 @@ class StreamSlot(GrpcSlot):
     def __init__(self, shared: SharedConnection, owner: ResponseListener, decoupled: bool) -> None:
         super().__init__(shared, owner)
         self._decoupled = decoupled
-        self._carrier: Http2Connection | None = None
+        self._carrier: Http2ClientConnection | None = None
         """The connection that the stream is on."""
         self._received = bytearray()
         self._error = ""
         """Of the request under way, which is not over with its first error."""
 
-    def _send(self, connection: Http2Connection, message: GrpcMessage) -> None:
+    def _send(self, connection: Http2ClientConnection, message: GrpcMessage) -> None:
         self._error = ""
         if not self._stream or self._carrier is not connection:
             self._received.clear()

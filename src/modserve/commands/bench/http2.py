@@ -63,10 +63,10 @@ class CallListener(Protocol):
     """Receives what comes back for a call."""
 
     def on_end(self, error: str) -> None:
-        """The call is over, `error` is empty for status OK. Once, and not after `Http2Connection.reset`."""
+        """The call is over, `error` is empty for status OK. Once, and not after `Http2ClientConnection.reset`."""
 
     def on_data(self, data: bytes) -> None:
-        """A part of the response's messages; only for calls that `Http2Connection.open` has begun."""
+        """A part of the response's messages; only for calls that `Http2ClientConnection.open` has begun."""
 
 
 class _Upload:
@@ -78,7 +78,7 @@ class _Upload:
         self.body, self.position, self.window, self.ends = body, 0, window, ends
 
 
-class Http2Connection(asyncio.Protocol):
+class Http2ClientConnection(asyncio.Protocol):
     """The client's side. `fields` are the headers of every call."""
 
     def __init__(self, fields: Sequence[tuple[str, str]]) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from modserve.client import grpc_messages
 from modserve.client.http_messages import model_path
-from modserve.client.values import InferCall
+from modserve.client.values import ClientCall
 from modserve.core.errors import invalid
 from modserve.core.requests.request import ParameterValue
 from modserve.core.tensors import dtypes
@@ -92,4 +92,4 @@ def http_path(prefix: str, model: str, version: int | None, call: str = "infer")
 def grpc_message(
     model: str, version: int | None, inputs: Inputs, parameters: Mapping[str, ParameterValue] = _NOTHING
 ) -> bytes:
-    return grpc_messages.infer(InferCall(model, version, inputs, parameters=parameters)).SerializeToString()
+    return grpc_messages.infer(ClientCall(model, version, inputs, parameters=parameters)).SerializeToString()

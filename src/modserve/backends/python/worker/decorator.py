@@ -76,9 +76,8 @@ def _decorate(target: Any, options: Options) -> Any:
         setattr(target, MARK, definition)
     except (AttributeError, TypeError):
         kind = type(target).__name__
-        raise TypeError(
-            f"{label_of(target)}: a {kind} cannot be decorated; decorate a function that calls it"
-        ) from None
+        text = f"{label_of(target)}: a {kind} cannot be decorated; decorate a function that calls it"
+        raise TypeError(text) from None
     return target
 
 
