@@ -280,7 +280,7 @@ def test_a_full_disk(source: ModelSource, tmp_path: Path) -> None:
         [sys.executable, "-c", code, path, tmp_path / "cache"], capture_output=True, text=True, check=True
     )
     assert ended.stdout.startswith("ModserveError(UNAVAILABLE, \"an environment cannot be made in '")
-    assert f"unpacking '{path}': File too large, " in ended.stdout
+    assert f"unpacking '{path}': File too large; " in ended.stdout
     assert "MiB are free there; --backend-config=python,environment-directory=…" in ended.stdout
     assert not [each for each in (tmp_path / "cache").iterdir() if each.is_dir()]
 
@@ -314,7 +314,7 @@ def test_requirements(
     assert run(ready, "import importlib.util as u; print(u.find_spec('onnxruntime'))") == "None"
     making, made = (record.getMessage() for record in caplog.records)
     entry = directory_of(ready).parent
-    assert making == f"model 'm': making '{entry}' out of '{file}', which may take minutes"
+    assert making == f"model 'm': making '{entry}' from '{file}', which may take minutes"
     assert made.startswith(f"model 'm': made '{entry}' in ")
     caplog.clear()
     with caplog.at_level("INFO"):

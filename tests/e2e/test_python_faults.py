@@ -42,7 +42,7 @@ LOST = "model '{name}', instance '{name}_0_0' was lost: its process \\d+ "
 NO_FRAME = (
     "was killed: it sent data that the server does not understand: ValueError: a frame has one of the known kinds .*"
 )
-SLOW = "was killed: an execution took longer than 1 s \('EXECUTION_TIMEOUT_SECONDS'\)"
+SLOW = r"was killed: an execution took longer than 1 s \('EXECUTION_TIMEOUT_SECONDS'\)"
 BROKEN = "exited with status 1; its last output:\n  the connection to the server has ended: .*"
 CRASHES = {
     "segfault": "was killed by SIGSEGV; its last output:\n  about to read address 0\n  Fatal Python error: .*\n"
@@ -398,7 +398,7 @@ def test_a_process_that_dies_is_replaced(story: Story, name: str) -> None:
     assert is_right(story.later[name])
     assert story.restarts[name] == 1
     first_line = re.escape(outcome.text.splitlines()[0])
-    assert re.search(f" ERROR +modserve.execution.membership: {first_line}", story.log)
+    assert re.search(f" ERROR +modserve.execution.instance_set: {first_line}", story.log)
     assert "a new one will be made in 1 s" in story.log
     assert f"model '{name}': instance '{name}_0_0' runs again" in story.log
 

@@ -51,7 +51,7 @@ def accelerator(**parameters: str) -> dict[str, Any]:
             "'/models/x'), which may contain",
         ),
         ("tensorflow", "model.savedmodel", {}, ""),
-        ("tensorflow", "model.savedmodel", OPERATORS, "libraries of operators"),
+        ("tensorflow", "model.savedmodel", OPERATORS, "operator libraries"),
         ("openvino", "model.xml", {}, ""),
         ("openvino", "model.xml", {"parameters": {"CPU_EXTENSION_PATH": "b.so"}}, "CPU_EXTENSION_PATH"),
         ("sklearn", "model.skops", {}, ""),
@@ -63,7 +63,7 @@ def accelerator(**parameters: str) -> dict[str, Any]:
         ("pytorch", "compiled.pt2", {}, "is a compiled package"),
         ("pytorch", "absent.pt", {}, ""),
         ("auto", "model.onnx", {}, ""),
-        ("auto", "model.onnx", OPERATORS, "libraries of operators"),
+        ("auto", "model.onnx", OPERATORS, "operator libraries"),
     ],
 )
 def test_code(tmp_path: Path, name: str, file: str, config: dict[str, Any], text: str) -> None:

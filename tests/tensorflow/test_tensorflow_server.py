@@ -30,7 +30,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "engines" / "tensorflow.md"
 (TUNED,) = re.findall(r"```\n(platform.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 BAD: dict[str, tuple[str, str]] = {
-    "cut": ("", r"it is truncated or not a TensorFlow file.*\n.*saved_model.pb' is cut off: it should have"),
+    "cut": ("", r"it is truncated or not a TensorFlow file.*\n.*saved_model.pb' is truncated: it should have"),
     "weightless": ("", r"The folder 'variables'"),
     "pointer": ("", r"failed to load.*(.|\n)*is not a model: it is the pointer of Git LFS"),
     "type": (
