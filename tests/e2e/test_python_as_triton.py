@@ -285,14 +285,14 @@ def test_a_response_without_the_final_flag_is_the_one(server: Any, mode: str, pr
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_an_output_of_another_type_is_handed_on(server: Any, mode: str, protocol: str) -> None:
+def test_an_output_of_another_type_is_passed_on(server: Any, mode: str, protocol: str) -> None:
     """As that of NVIDIA's example bls_decoupled is."""
     for count in (4, 0):
         response = infer(server, protocol, f"sum_{mode}", {"IN": [count]})
         assert response["SUM"] == [count * count]
         assert response.outputs["SUM"].dtype == np.int64
     server.wait_for(
-        f"WARNING .*output 'SUM' of model 'sum_{mode}' is of type INT64, but .* says TYPE_INT32; it is handed"
+        f"WARNING .*output 'SUM' of model 'sum_{mode}' is of type INT64, but .* says TYPE_INT32; it is passed on"
     )
     assert server.log.count(f"output 'SUM' of model 'sum_{mode}'") == 1
 
