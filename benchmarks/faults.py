@@ -55,7 +55,7 @@ EXPECTED = (
     (r"was lost: its process \d+ was killed by SIG(\w+)", r"its process was killed by SIG\1"),
     (r"was lost: its process \d+ exited with status (\d+)", r"its process exited with status \1"),
     (r"was lost: its process \d+ had closed its connection", "its process had closed its connection"),
-    (r"was lost and cannot be made anew", "it was lost and could not be made anew"),
+    (r"was lost and cannot be replaced", "it was lost and could not be replaced"),
 )
 """What a failed request may say, and how it is counted."""
 
@@ -371,7 +371,7 @@ def recoveries(log: str) -> tuple[list[float], list[float]]:
     for line in log.splitlines():
         if match := re.search(r"^(\S+) ERROR .*instance '(\w+)' was lost", line):
             lost[match[2]] = _seconds(match[1]), 0.0
-        wait = re.search(r"(?:another one is made|the next attempt is) in ([\d.]+) s", line)
+        wait = re.search(r"(?:a new one will be made|the next attempt is) in ([\d.]+) s", line)
         if wait and lost:
             name = next(reversed(lost))
             lost[name] = lost[name][0], lost[name][1] + float(wait[1])

@@ -44,7 +44,7 @@ class TritonPythonModel:
                 if sender.is_cancelled():
                     open(PATH, "a").write("cancelled ")
                     break
-                if number == 13:
+                if number == 13 and count <= 1000:
                     sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("13 is refused")))
                     break
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([number], np.int32))]))

@@ -85,15 +85,16 @@ def run(server: ServerProcess, model: str, options: Sequence[str]) -> tuple[int,
     port = server.grpc_port if "grpc" in options else server.http_port
     command: list[str | Path] = [PERF_ANALYZER, "-m", model, "-u", f"{HOST}:{port}", *options]
     before, _ = counts(server, model)
+    expected = next((int(option.partition("=")[2]) for option in options if option.startswith("--request-count=")), 0)
     answered = 0
 
     def is_hung() -> bool:
         nonlocal answered
-        answered += counts(server, model)[0] - before == REQUESTS
+        answered += counts(server, model)[0] - before == expected
         return answered > HUNG_SECONDS
 
     try:
-        done = run_client(command, is_hung if COUNT in options else lambda: False)
+        done = run_client(command, is_hung if expected else lambda: False)
     except subprocess.TimeoutExpired:
         if answered <= HUNG_SECONDS:
             raise  # the server owes the program an answer, or the machine is very busy
