@@ -31,7 +31,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "engines" / "tensorflow.md"
 
 BAD: dict[str, tuple[str, str]] = {
     "cut": ("", r"it is truncated or not a TensorFlow file.*\n.*saved_model.pb' is truncated: it should have"),
-    "weightless": ("", r"The folder 'variables'"),
+    "weightless": ("", r"It must contain the folder 'variables'"),
     "pointer": ("", r"failed to load.*(.|\n)*is not a model: it is the pointer of Git LFS"),
     "type": (
         'backend: "tensorflow" input [ { name: "x" data_type: TYPE_INT32 dims: [ 4 ] } ]\n'
