@@ -1,6 +1,7 @@
 """Loads estimators from skops files, which create only objects of trusted types, and from pickles, which run code."""
 
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ _log = logging.getLogger(__name__)
 SKOPS = (".skops",)
 PICKLES = (".joblib", ".pkl", ".pickle")
 _MOST_TYPES = 20
+_loading = threading.Lock()
+"""NumPy reads heads of arrays with Python's own parser, which before Python 3.13 may fail on two threads at a time."""
 
 
 def load(path: Path, name: str, allowed: Permissions) -> Any:
@@ -24,7 +27,8 @@ def load(path: Path, name: str, allowed: Permissions) -> Any:
         endings = ", ".join((*SKOPS, *PICKLES))
         raise invalid(f"model '{name}': '{path}' is not a scikit-learn file: its name must end in one of: {endings}")
     try:
-        estimator = _from_skops(path, name, allowed) if path.suffix in SKOPS else _from_pickle(path, name, allowed)
+        with _loading:
+            estimator = _from_skops(path, name, allowed) if path.suffix in SKOPS else _from_pickle(path, name, allowed)
     except ModserveError:
         raise
     except Exception as error:  # a file can make of its loading whatever it likes
