@@ -14,6 +14,7 @@ from modserve.core.errors import invalid
 from modserve.core.version import ModelId
 from modserve.frontends.http.application import Application
 from modserve.frontends.http.rest.app import create_app
+from modserve.frontends.http.rest.streams import Streams
 from modserve.observability.access_log import AccessLog
 from modserve.protocol.restricted import Restriction
 from modserve.server.local import LocalServer
@@ -129,8 +130,12 @@ async def test_an_import_that_fails_is_tried_again(server: LocalServer, monkeypa
     assert (await get(app, "/v2")).status_code == 200
 
 
-async def test_streams_of_an_application_that_was_made_late_are_stopped(server: LocalServer) -> None:
+async def test_open_streams_end_with_the_port(server: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
     app = Application(server, HttpSettings())
+    stops: list[Streams] = []
+    monkeypatch.setattr(Streams, "stop", lambda streams: stops.append(streams))
     app.stop_streams()
-    assert (await get(app, "/v2")).status_code == 200
+    assert stops == []
+    await get(app, "/v2")
     app.stop_streams()
+    assert len(stops) == 1

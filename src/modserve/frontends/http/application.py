@@ -1,8 +1,8 @@
 """The application behind the HTTP port: all calls but inference.
 
-FastAPI and the routes are imported by a thread at the first request that needs them: a fifth of a start's CPU time and
-8 MB, which servers of inference and probes never spend (`benchmarks/overhead.py`, start to READY). Until then, this
-module answers the probes.
+A thread imports FastAPI and the routes at the first request that needs them. Servers of inference and probes never
+spend that time and memory: most of the 0.15 s and 7 MB by which a start became smaller (`benchmarks/overhead.py`, start to
+READY). Until then, this module answers the probes.
 """
 
 import asyncio
@@ -33,7 +33,6 @@ class Application:
         self._making = asyncio.Lock()
         self._app: AsgiApp | None = None
         self._streams: Any = None
-        self._stopped = False
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         app = self._app
@@ -56,15 +55,12 @@ class Application:
                 identified = importlib.import_module("modserve.frontends.http.rest.identified")
                 app = module.create_app(self._server, self._options)
                 self._streams = app.state.streams
-                if self._stopped:
-                    self._streams.stop()
                 access = self._server.access_log
                 self._app = app if access is None else identified.logged_app(app, access)
             return self._app
 
     def stop_streams(self) -> None:
         """The server's time is up: responses that are still open end with an error."""
-        self._stopped = True
         if self._streams is not None:
             self._streams.stop()
 
