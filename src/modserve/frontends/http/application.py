@@ -1,8 +1,8 @@
 """The application behind the HTTP port: all calls but inference.
 
 A thread imports FastAPI and the routes at the first request that needs them. Servers of inference and probes never
-spend that time and memory: most of the 0.15 s and 7 MB by which a start became smaller (`benchmarks/overhead.py`, start to
-READY). Until then, this module answers the probes.
+spend that time and memory: most of the 0.15 s and 7 MB by which a start became smaller (`benchmarks/overhead.py`,
+start to READY). Until then, this module answers the probes.
 """
 
 import asyncio
