@@ -198,7 +198,8 @@ class Wire:
         self.connection.data_received(b"".join([x if isinstance(x, bytes) else x.serialize() for x in what]))
         if self.loop is not None:
             self.loop.run()
-            while not self.transport.reading:
+            # A transport that was closed while reading rested is not read again.
+            while not (self.transport.reading or self.transport.closed):
                 self.loop.run()
 
     def written(self) -> bytes:
