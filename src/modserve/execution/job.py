@@ -196,8 +196,8 @@ class Work:
             config, version = self._config, self._model.version
             try:
                 job.responses = [
-                    single(outputs, running.inflight, config, version, parameters)
-                    for running, (outputs, parameters) in zip(job.running, finals, strict=True)
+                    single(final.outputs, job.running[index].inflight, config, version, final.parameters)
+                    for index, final in enumerate(finals)
                 ]
             except ModserveError:
                 job.responses = []  # some of them are no good: each has its own outcome
@@ -207,8 +207,8 @@ class Work:
                 self.open.difference_update(job.running)
                 job.running = []
                 return
-        for request, (outputs, parameters) in zip(job.requests, finals, strict=True):
-            request.respond(outputs, parameters=parameters, final=True, wait=False)
+        for request, final in zip(job.requests, finals, strict=True):
+            request.respond(final.outputs, parameters=final.parameters, final=True, wait=False)
 
     def lost(self, error: InstanceLostError) -> InstanceLostError:
         """The same, with the instance's name."""

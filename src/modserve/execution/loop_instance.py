@@ -14,7 +14,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias, cast
 
@@ -196,9 +195,9 @@ class LoopInstance(Instance):
             return
         job.timing.compute_output_start_ns = now_ns
         if not self._merges:
-            if isinstance(outcome, Sequence):
+            if outcome is not None:
                 try:
-                    self._work.respond(job, outcome)
+                    self._work.respond(job, cast(Sequence[FinalResponse], outcome))
                 except Exception as error:
                     self._work.failed(job, error)
             self._over(execution)
@@ -298,12 +297,14 @@ class LoopInstance(Instance):
         self._posted.popleft()()
 
 
-@dataclass(slots=True, eq=False)
 class _Execution:
     """One execution, and the callback that the engine ends it with."""
 
-    instance: LoopInstance
-    job: Job
+    __slots__ = ("instance", "job")
+
+    def __init__(self, instance: LoopInstance, job: Job) -> None:
+        self.instance = instance
+        self.job = job
 
     def __call__(self, outcome: "Outcome" = None) -> None:
         self.instance.done(self, outcome)

@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
@@ -56,26 +55,25 @@ class RequestReport(NamedTuple):
     end_ns: int
 
 
-@dataclass(slots=True, eq=False)
 class RequestProgress:
-    """The event loop's side: how far a request has come."""
+    """The event loop's side: how far a request has come. `home` has those that the engine may still respond to."""
 
-    inflight: Inflight
-    home: "set[RequestProgress]"
-    """Those that their instance has not given a final response to."""
-    responses: int = 0
-    executed: bool = False
-    """The engine's execution is over; responses may still come."""
-    ended: bool = False
-    """The engine has given its final response."""
-    error: ModserveError | None = None
-    """What it ended with, if that was a failure."""
-    again: bool = False
-    """The engine asked for another execution in place of a final response."""
-    trace_id: str = ""
-    """Of a traced request, from its first response on: the trace itself is let go of with the final one."""
-    filler: bool = False
-    """No client's request: it counts nowhere. Only a warm-up hears of it."""
+    def __init__(self, inflight: Inflight, home: "set[RequestProgress]") -> None:
+        self.inflight = inflight
+        self.home = home
+        self.responses = 0
+        self.executed = False
+        """The engine's execution is over; responses may still come."""
+        self.ended = False
+        """The engine has given its final response."""
+        self.error: ModserveError | None = None
+        """What it ended with, if that was a failure."""
+        self.again = False
+        """The engine asked for another execution in place of a final response."""
+        self.trace_id = ""
+        """Of a traced request, from its first response on: the trace itself is let go of with the final one."""
+        self.filler = False
+        """No client's request: it counts nowhere. Only a warm-up hears of it."""
 
 
 Deliver: TypeAlias = Callable[[RequestProgress, RequestReport | Stamp], None]

@@ -190,8 +190,8 @@ class Settlement:
                 self._loop.call_soon(self._tell_some)
             self._to_tell.extend(zip(members, job.responses, strict=True))
             return
-        for inflight, response in zip(members, job.responses, strict=True):
-            inflight.settle(response)
+        for index, inflight in enumerate(members):
+            inflight.settle(job.responses[index])
         self._owner.settled(len(members))
 
     def _count_settled(self, members: list[Inflight], timing: ExecutionTiming, now_ns: int) -> None:

@@ -12,7 +12,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from modserve.backends.api import (
     EngineRequest,
@@ -69,7 +69,7 @@ class WorkerInstance:
         self._execution_timeout_s = execution_timeout_s
         self._timer: asyncio.TimerHandle | None = None
         self._calls = WorkerCalls(worker, source, self._requests)
-        self._takers: dict[int, Callable[[Frame], None]] = {
+        worker.takers |= {
             MessageKind.EXECUTED: self._executed,
             MessageKind.RESPOND: self._respond,
             MessageKind.WATCH: self._watch,
@@ -77,7 +77,6 @@ class WorkerInstance:
             MessageKind.LOG: self._write_log,
             **self._calls.takers,
         }
-        worker.take = lambda frame: self._takers[frame[0]](frame)
         worker.on_end = self._ended
 
     def __repr__(self) -> str:
@@ -150,7 +149,6 @@ class WorkerInstance:
         self.worker.stop(self._options.stop_timeout_s)
         self._calls.close()
         # What refers to itself is not freed before the cyclic garbage collector comes, which may be never.
-        self._takers.clear()
         self._batches.clear()
         self._calls.forget()
         self._handle = self._timer = None
@@ -170,13 +168,17 @@ class WorkerInstance:
 
     def start_requests(self, requests: Sequence[EngineRequest], done: RequestsDone) -> None:
         numbers = [next(self._numbers) for _ in requests]
-        self._open.update(zip(numbers, requests, strict=True))
+        for index, request in enumerate(requests):
+            self._open[numbers[index]] = request
         batch = _Batch(numbers, done)
         self._batches.append(batch)
         if self._execution_timeout_s is not None and len(self._batches) == 1:
             self._watch_time(self._execution_timeout_s)
         worker = self.worker
-        size = sum([tensor.size for request in requests for tensor in request.tensors.values()])
+        size = 0
+        for request in requests:
+            for tensor in request.tensors.values():
+                size += tensor.size
         if size <= _LARGE_BYTES:
             if size > INLINE_BYTES:
                 worker.trim_later()
@@ -225,13 +227,16 @@ class WorkerInstance:
     def _finals(self, records: list[Record]) -> list[FinalResponse] | None:
         """The final responses of the batch, if that is what has come: as they do in most cases."""
         numbers = self._batches[0].numbers
-        if [(each.number, each.status) for each in records] != [(number, Status.FINAL) for number in numbers]:
+        if len(records) != len(numbers):
             return None
-        for number in numbers:
-            self._open.pop(number, None)
-        return [
-            FinalResponse(_outputs(each), each.extras["parameters"] if each.extras else _NOTHING) for each in records
-        ]
+        for index, record in enumerate(records):
+            if record.status != Status.FINAL or record.number != numbers[index]:
+                return None
+        finals = []
+        for record in records:
+            self._open.pop(record.number, None)
+            finals.append(FinalResponse(_outputs(record), record.extras["parameters"] if record.extras else _NOTHING))
+        return finals
 
     def _watch_time(self, limit_s: float) -> None:
         reason = f"an execution took longer than {limit_s:g} s ('{EXECUTION_TIMEOUT}')"
@@ -303,11 +308,12 @@ _DOING = {
 }
 
 
-class _Batch(NamedTuple):
+class _Batch:
     """Requests that the worker executes together, and whom to tell when it takes others."""
 
-    numbers: list[int]
-    done: RequestsDone
+    def __init__(self, numbers: list[int], done: RequestsDone) -> None:
+        self.numbers = numbers
+        self.done = done
 
 
 _FINAL = frozenset({Status.FINAL, Status.FINAL_ERROR, Status.END})
@@ -317,10 +323,11 @@ _LEVELS = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
 
 
 def _outputs(record: Record) -> dict[str, Tensor]:
-    return {
-        name: Tensor(datatype, shape, raw, None)
-        for (name, datatype, shape, _), raw in zip(record.description.tensors, record.elements, strict=True)
-    }
+    elements = record.elements
+    outputs: dict[str, Tensor] = {}
+    for index, described in enumerate(record.description.tensors):
+        outputs[described.name] = Tensor(described.datatype, described.shape, elements[index], None)
+    return outputs
 
 
 def as_error(extras: Mapping[str, Any]) -> ModserveError:
@@ -334,12 +341,14 @@ def _execute_frame(
     place: Callable[[Any, int], Location],
 ) -> bytes:
     entries = []
-    for number, request in zip(numbers, requests, strict=True):
+    for index, request in enumerate(requests):
         tensors = request.tensors
         described = tuple([(name, tensor.datatype.name, tensor.shape) for name, tensor in tensors.items()])
         elements = [tensor.raw for tensor in tensors.values()]
         sort = described, request.outputs, ()
-        entries.append(OutgoingRecord(number, Status.OPEN, sort, elements, request.id.encode(), _extras(request)))
+        entries.append(
+            OutgoingRecord(numbers[index], Status.OPEN, sort, elements, request.id.encode(), _extras(request))
+        )
     return write_records(descriptions, place, MessageKind.EXECUTE, entries)
 
 

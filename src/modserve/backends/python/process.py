@@ -43,11 +43,15 @@ _TRIM_S = arena.IDLE_SECONDS + 1
 
 
 class WorkerProcess:
-    """One process. `take` gets its frames, `on_end` its end; both on the event loop's thread."""
+    """One process. `takers` get its frames by kind, `on_end` its end; both on the event loop's thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, label: str) -> None:
-        self.take: Callable[[Frame], None] = _ignore
-        self.on_end: Callable[[InstanceLostError], None] = _ignore
+        self.takers: dict[int, Callable[[Frame], None]] = {
+            MessageKind.RELEASE: self._release,
+            MessageKind.FORGET: self._forget,
+            MessageKind.RESULT: lambda frame: self._questions.popleft().set_result(wire.read_json(frame[3])),
+        }
+        self.on_end: Callable[[InstanceLostError], None] = lambda error: None
         self.loop = loop
         self.label = label
         self.descriptions = Descriptions(dtypes.BY_NAME.__getitem__)
@@ -223,22 +227,20 @@ class WorkerProcess:
         """False after what the server does not understand: whatever else comes may be as wrong."""
         try:
             for frame in self._frames.received(count):
-                kind, _, _, body = frame
-                if kind == MessageKind.RELEASE:
-                    for offset in wire.read_offsets(body):
-                        self.arena.release(offset)
-                elif kind == MessageKind.FORGET:
-                    for offset in wire.read_offsets(body):
-                        self._mirror.forget(offset)
-                elif kind == MessageKind.RESULT:
-                    self._questions.popleft().set_result(wire.read_json(body))
-                else:
-                    self.take(frame)
+                self.takers[frame[0]](frame)
         except Exception as error:
             _log.exception("%s sent data that the server does not understand, and is killed", self.label)
             self.kill_because(f"it sent data that the server does not understand: {type(error).__name__}: {error}")
             return False
         return True
+
+    def _release(self, frame: Frame) -> None:
+        for offset in wire.read_offsets(frame[3]):
+            self.arena.release(offset)
+
+    def _forget(self, frame: Frame) -> None:
+        for offset in wire.read_offsets(frame[3]):
+            self._mirror.forget(offset)
 
     def records(self, frame: Frame) -> list[Record]:
         _, count, inline_at, body = frame
@@ -387,13 +389,11 @@ class WorkerProcess:
         self._mirror.close()
         self._output.close()
         # Nothing that refers back to here: the cyclic garbage collector may be long in coming.
-        self.take, self.on_end = _ignore, _ignore
+        self.takers.clear()
+        self.on_end = lambda error: None
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
         self._socket.close()
         if self._ready is not None:
             self._ready.close()
-
-
-def _ignore(_: object) -> None: ...

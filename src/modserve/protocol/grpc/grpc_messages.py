@@ -45,8 +45,8 @@ def decode_request(
     form: RequestForm | None = None
     if head.bare_inputs and len(raws) == head.input_count:
         inputs = {}
-        for sent, raw in zip(head.inputs, raws, strict=True):
-            inputs[sent.name] = Tensor(sent.datatype, sent.shape, raw, None)
+        for index, sent in enumerate(head.inputs):
+            inputs[sent.name] = Tensor(sent.datatype, sent.shape, raws[index], None)
         form = head.form_of(raws)
     else:
         inputs = _inputs(message, lend, take)

@@ -15,7 +15,7 @@ interpreted here, and nothing that comes from the other side is ever executed.
 import json
 import math
 import struct
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Final, List, NamedTuple, Optional, Sequence, Tuple
 
 from .dtypes import DTYPES
 from .wire import HEADER, INLINE, Buffer, Location, pack
@@ -36,13 +36,13 @@ MAX_INLINE_BYTES = 128 * 1024
 class Status:
     """Of a record."""
 
-    RESPONSE = 0  # a response, and more may come
-    FINAL = 1  # the last response
-    END = 2  # no more responses; this is none
-    ERROR = 3  # the extras have `code` and `message`
-    FINAL_ERROR = 4
-    RESCHEDULED = 5
-    OPEN = 6  # a request; or its sender has the word
+    RESPONSE: Final = 0  # a response, and more may come
+    FINAL: Final = 1  # the last response
+    END: Final = 2  # no more responses; this is none
+    ERROR: Final = 3  # the extras have `code` and `message`
+    FINAL_ERROR: Final = 4
+    RESCHEDULED: Final = 5
+    OPEN: Final = 6  # a request; or its sender has the word
 
 
 class TensorDescription(NamedTuple):

@@ -6,7 +6,7 @@ the records end) and a body, which is JSON, text, offsets, a number, or records:
 
 import json
 import struct
-from typing import Any, Iterable, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Final, Iterable, List, NamedTuple, Optional, Tuple, Union
 
 VERSION = 1
 """Of this format. A worker runs the code of its server, so that both always have the same."""
@@ -20,35 +20,35 @@ HEADER = struct.Struct("<QHHI")
 class MessageKind:
     """What a frame says. From the server to the worker:"""
 
-    START = 1  # JSON: load model.py
-    COMPLETE = 2  # JSON: auto_complete_config
-    INITIALIZE = 3  # JSON: the arguments of `initialize`
-    EXECUTE = 4  # records: requests
-    CANCELLED = 5  # argument-less; one record's number: nobody waits for this request any more
-    PAUSE = 6  # a record's number: no room for more responses to this request
-    RESUME = 7  # a record's number
-    RESPONSE = 8  # a record: a response to a call
-    RESULT = 9  # JSON: what a control operation, or a question of the server, came to
-    STOP = 10  # finalize, and exit
-    TRIM = 11  # nothing has happened for a while: give memory back
-    HELLO = 12  # are you there?
+    START: Final = 1  # JSON: load model.py
+    COMPLETE: Final = 2  # JSON: auto_complete_config
+    INITIALIZE: Final = 3  # JSON: the arguments of `initialize`
+    EXECUTE: Final = 4  # records: requests
+    CANCELLED: Final = 5  # argument-less; one record's number: nobody waits for this request any more
+    PAUSE: Final = 6  # a record's number: no room for more responses to this request
+    RESUME: Final = 7  # a record's number
+    RESPONSE: Final = 8  # a record: a response to a call
+    RESULT: Final = 9  # JSON: what a control operation, or a question of the server, came to
+    STOP: Final = 10  # finalize, and exit
+    TRIM: Final = 11  # nothing has happened for a while: give memory back
+    HELLO: Final = 12  # are you there?
 
     # From the worker to the server:
-    EXECUTED = 20  # records: responses; the worker takes other requests
-    RESPOND = 21  # a record: one response of a request that may have more
-    WATCH = 22  # a record's number: say when this request is cancelled
-    LET_GO = 23  # a record's number: forgotten without a final response
-    CALL = 24  # a record: a request to another model
-    CANCEL_CALL = 25  # a record's number
-    TAKEN = 26  # a record's number: a response of a decoupled call has been used
-    CONTROL = 27  # JSON: see `host.Host.control`; answered by RESULT
-    LOG = 28  # text; the argument is the level
-    METRIC = 29  # JSON: metric, operation, value
-    DROP_METRIC = 30  # JSON
+    EXECUTED: Final = 20  # records: responses; the worker takes other requests
+    RESPOND: Final = 21  # a record: one response of a request that may have more
+    WATCH: Final = 22  # a record's number: say when this request is cancelled
+    LET_GO: Final = 23  # a record's number: forgotten without a final response
+    CALL: Final = 24  # a record: a request to another model
+    CANCEL_CALL: Final = 25  # a record's number
+    TAKEN: Final = 26  # a record's number: a response of a decoupled call has been used
+    CONTROL: Final = 27  # JSON: see `host.Host.control`; answered by RESULT
+    LOG: Final = 28  # text; the argument is the level
+    METRIC: Final = 29  # JSON: metric, operation, value
+    DROP_METRIC: Final = 30  # JSON
 
     # Both ways:
-    RELEASE = 40  # offsets of blocks of the other side that are not read any more
-    FORGET = 41  # offsets of blocks of this side that the other need not keep mapped
+    RELEASE: Final = 40  # offsets of blocks of the other side that are not read any more
+    FORGET: Final = 41  # offsets of blocks of this side that the other need not keep mapped
 
 
 _KINDS = frozenset(value for name, value in vars(MessageKind).items() if name.isupper())
