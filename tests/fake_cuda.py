@@ -15,7 +15,7 @@ _NAMES = {
     INVALID_CONTEXT: b"CUDA_ERROR_INVALID_CONTEXT",
     ILLEGAL_ADDRESS: b"CUDA_ERROR_ILLEGAL_ADDRESS",
 }
-_WITHOUT_CONTEXT = ("cuInit", "cuDevice", "cuCtx", "cuGetError")
+_WITHOUT_CONTEXT = ("cuInit", "cuDevice", "cuDriver", "cuCtx", "cuGetError")
 _AFTER_A_FAULT = ("cuGetErrorName", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
 
 
@@ -34,6 +34,7 @@ class FakeDriver:
         self.before = before
         self.memory = bytearray(range(32))
         self.opened = 0
+        self.allocated = 0
         self.fault = 0
         self.calls: list[str] = []
         """All but those that look for a device or change the context."""
@@ -84,6 +85,12 @@ class FakeDriver:
         device._obj.value = ordinal
         return 0 if ordinal < self.devices else 101
 
+    def _cuDeviceGetName(self, text: Any, size: int, device: Any) -> None:
+        text.value = f"Fake GPU {device.value}".encode()
+
+    def _cuDriverGetVersion(self, version: Any) -> None:
+        version._obj.value = 13010
+
     def _cuDevicePrimaryCtxRetain(self, context: Any, device: Any) -> None:
         context._obj.value = 0x1000 + device.value
 
@@ -93,6 +100,21 @@ class FakeDriver:
 
     def _cuCtxPopCurrent_v2(self, context: Any) -> None:
         self._context.pop()
+
+    def _cuMemAlloc_v2(self, address: Any, size: Any) -> None:
+        """The allocation that there is."""
+        address._obj.value = ADDRESS
+        self._home = self._context[-1]
+        self.allocated = size.value
+
+    def _cuMemFree_v2(self, address: Any) -> None:
+        assert address.value == ADDRESS
+        assert not self.copying
+        self.allocated = 0
+
+    def _cuIpcGetMemHandle(self, handle: Any, address: Any) -> None:
+        assert address.value == ADDRESS
+        handle.raw = HANDLE
 
     def _cuIpcOpenMemHandle_v2(self, address: Any, handle: Any, flags: int) -> int:
         if bytes(handle) != HANDLE:
@@ -113,13 +135,13 @@ class FakeDriver:
             base._obj.value = ADDRESS - self.before
         size._obj.value = self.before + len(self.memory)
 
-    def _cuMemcpyDtoH_v2(self, host: int, address: int, size: int) -> None:
+    def _cuMemcpyDtoH_v2(self, host: Any, address: int, size: int) -> None:
         self._check_context()
         self._end_copies()  # which are before it on the same stream
         start = address - ADDRESS
         ctypes.memmove(host, bytes(self.memory[start : start + size]), size)
 
-    def _cuMemcpyHtoD_v2(self, address: int, host: int, size: int) -> None:
+    def _cuMemcpyHtoD_v2(self, address: int, host: bytes, size: int) -> None:
         self._check_context()
         staged = ctypes.string_at(host, size)
         self._queue.append(lambda: self._put(address, staged))

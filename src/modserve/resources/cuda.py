@@ -10,8 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import numpy as np
-
 from modserve.core.errors import ModserveError, internal, invalid, unavailable
 from modserve.core.tensors import dlpack
 from modserve.core.tensors.shared_memory import CudaRegion
@@ -40,7 +38,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "cuIpcCloseMemHandle": (ctypes.c_uint64,),
     "cuMemGetAddressRange_v2": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64),
     "cuMemcpyDtoH_v2": (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t),
-    "cuMemcpyHtoD_v2": (ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t),
+    "cuMemcpyHtoD_v2": (ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t),
     "cuMemcpyDtoD_v2": (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t),
     "cuStreamSynchronize": (ctypes.c_void_p,),
     "cuGetErrorName": (ctypes.c_int, ctypes.c_void_p),
@@ -172,15 +170,15 @@ class CudaMemory:
             raise _refusal(region, error) or refused from None
 
     def read(self, offset: int, size: int) -> Buffer:
-        data = np.empty(size, np.uint8)
+        data = bytearray(size)
         if size:
-            self._copy("cuMemcpyDtoH_v2", data.ctypes.data, self._address.value + offset, size)
-        return data.data
+            target = (ctypes.c_char * size).from_buffer(data)
+            self._copy("cuMemcpyDtoH_v2", ctypes.byref(target), self._address.value + offset, size)
+        return data
 
     def write(self, offset: int, raw: Buffer) -> None:
         if len(raw):
-            data = np.frombuffer(raw, np.uint8)
-            self._copy("cuMemcpyHtoD_v2", self._address.value + offset, data.ctypes.data, len(raw))
+            self._copy("cuMemcpyHtoD_v2", self._address.value + offset, bytes(raw), len(raw))
 
     def copy(self, offset: int, tensor: Tensor) -> bool:
         """Write a tensor that is in the memory of this GPU, without gaps. False, and nothing written, for any other."""
