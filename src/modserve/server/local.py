@@ -355,7 +355,10 @@ class LocalServer:
             self.shared_memory.register_system(region)
 
     async def unregister_region(self, kind: type[Region], name: str) -> None:
-        self.shared_memory.unregister(kind, name)
+        if kind is CudaRegion:
+            await asyncio.to_thread(self.shared_memory.unregister, kind, name)  # the driver may wait for the GPU
+        else:
+            self.shared_memory.unregister(kind, name)
 
     def tracer_for(self, model: str) -> Tracer:
         if model and not self._table.ready_versions(model):
