@@ -79,7 +79,7 @@ def closed_loop(port: int, request: bytes, begin: float, seconds: float) -> list
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         time.sleep(max(0.0, begin - time.monotonic()))
         times = [time.monotonic()]
-        while times[-1] < begin + seconds or len(times) == 1:
+        while times[-1] < times[0] + seconds or len(times) == 1:
             exchange(connection, request)
             times.append(time.monotonic())
         return times
@@ -89,20 +89,26 @@ def window(pool: ProcessPoolExecutor, port: int, request: bytes, clients: int, s
     """Raises WrongResponseError if one client's request fails."""
     begin = time.monotonic() + _LEAD_S
     runs = [pool.submit(closed_loop, port, request, begin, seconds) for _ in range(clients)]
-    return summary([run.result(seconds + 300) for run in runs], begin, seconds)
+    return summary([run.result(seconds + 300) for run in runs])
 
 
-def summary(runs: Sequence[Sequence[float]], begin: float, seconds: float) -> Window:
-    """`runs` as `closed_loop` returns them. Of requests on the edge of the window, the part in it counts."""
+def summary(runs: Sequence[Sequence[float]]) -> Window:
+    """`runs` as `closed_loop` returns them. The rate is that of the time in which all of them ran.
+
+    Of requests on the edge of that time, the part in it counts. If there is no such time, it is that of any of them.
+    """
+    begin, end = max(run[0] for run in runs), min(run[-1] for run in runs)
+    if begin >= end:
+        begin, end = min(run[0] for run in runs), max(run[-1] for run in runs)
     latencies, count = [], 0.0
     for run in runs:
         times = np.asarray(run)
         took = np.diff(times)
-        inside = np.clip(times, begin, begin + seconds)
+        inside = np.clip(times, begin, end)
         count += float(np.sum(np.diff(inside) / took))
         latencies.append(took * 1e3)
     p50, p99 = np.percentile(np.concatenate(latencies), (50, 99))
-    return Window(count / seconds, float(p50), float(p99))
+    return Window(count / (end - begin), float(p50), float(p99))
 
 
 @contextmanager

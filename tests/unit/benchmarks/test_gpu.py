@@ -140,10 +140,11 @@ def test_figures_of_the_gpu_are_the_largest_of_all() -> None:
     assert gpu.gpu_figures("") == {}
 
 
-def test_requests_count_as_far_as_they_are_in_the_window() -> None:
+def test_the_rate_is_that_of_the_time_in_which_all_clients_ran() -> None:
     runs = [[9.0, 11.0, 12.0], [10.0, 10.5, 14.0]]
-    seen = gpu_clients.summary(runs, 10.0, 2.0)
+    seen = gpu_clients.summary(runs)
     assert seen.requests_per_second == pytest.approx((0.5 + 1 + 1 + 1.5 / 3.5) / 2)
+    assert gpu_clients.summary([[1.0, 2.0], [3.0, 5.0]]).requests_per_second == pytest.approx(2 / 4)
     assert [seen.p50_ms, seen.p99_ms] == pytest.approx([1500.0, 3455.0])
 
 
