@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from modserve.core.errors import internal, invalid
+from modserve.core.errors import ModserveError, internal, invalid, unavailable
 from modserve.core.tensors import dlpack
 from modserve.core.tensors.shared_memory import CudaRegion
 from modserve.core.tensors.tensor import Buffer, DeviceTensor, Tensor
@@ -41,8 +41,19 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "cuMemcpyHtoD_v2": (ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t),
     "cuMemcpyDtoD_v2": (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t),
     "cuStreamSynchronize": (ctypes.c_void_p,),
+    "cuGetErrorName": (ctypes.c_int, ctypes.c_void_p),
 }
 """Function of the driver → its parameters. Each function returns 0 for success."""
+
+_DEFERRED = frozenset({"cuMemcpyHtoD_v2", "cuMemcpyDtoD_v2"})
+"""Copies that may return early (CUDA driver API, "API synchronization behavior").
+
+A copy from pageable memory returns once that is staged, and a copy inside the GPU at once.
+"""
+
+_OUT_OF_MEMORY = 2
+_BROKEN = frozenset({3, 4, 46, 100, 214, 220, 999, *range(700, 722)})
+"""Codes of a driver or a GPU that does not work, whatever the client asks for (cuda.h, ``CUresult``)."""
 
 
 def load_driver() -> ctypes.CDLL | None:
@@ -77,6 +88,10 @@ class Cuda:
 class _DriverError(Exception):
     """A function of the driver failed."""
 
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
 
 class _Driver:
     """The library, and a context for each device in use."""
@@ -91,7 +106,10 @@ class _Driver:
         """Raises `_DriverError`."""
         code = getattr(self._library, name)(*arguments)
         if code:
-            raise _DriverError(f"{name} failed with CUDA error {code}")
+            text = ctypes.c_char_p()
+            self._library.cuGetErrorName(code, ctypes.byref(text))
+            meaning = f" ({text.value.decode()})" if text.value else ""
+            raise _DriverError(f"{name} failed with CUDA error {code}{meaning}", code)
 
     @contextmanager
     def on(self, device_id: int) -> Iterator[None]:
@@ -135,21 +153,21 @@ class CudaMemory:
         refused = invalid(f"failed to register shared memory region '{region.name}': invalid args")
         if not 0 <= region.device_id < 2**31 or region.byte_size < 1:
             raise refused
-        size = ctypes.c_size_t()
+        base, size = ctypes.c_uint64(), ctypes.c_size_t()
         try:
             with driver.on(region.device_id):
                 shared = _Handle.from_buffer_copy(handle)
                 driver.call("cuIpcOpenMemHandle_v2", ctypes.byref(self._address), shared, _LAZY_PEER_ACCESS)
                 try:
-                    driver.call("cuMemGetAddressRange_v2", None, ctypes.byref(size), self._address)
-                    if region.byte_size > size.value:
+                    driver.call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), self._address)
+                    if region.byte_size > base.value + size.value - self._address.value:
                         raise refused
                 except BaseException:
                     driver.call("cuIpcCloseMemHandle", self._address)
                     raise
         except _DriverError as error:
             _log.warning("CUDA shared memory region '%s' was not registered: %s", region.name, error)
-            raise refused from None
+            raise _refusal(region, error) or refused from None
 
     def read(self, offset: int, size: int) -> Buffer:
         data = bytearray(size)
@@ -166,12 +184,11 @@ class CudaMemory:
         """Write a tensor that is in the memory of this GPU, without gaps. False, and nothing written, for any other."""
         if type(tensor) is not DeviceTensor or tensor.device != (dlpack.CUDA, self._region.device_id):
             return False
-        layout = dlpack.layout_of(tensor.source)  # which waits until it has been computed
+        layout = tensor.layout
         if not layout.in_rows:
             return False
         if tensor.size:
             self._copy("cuMemcpyDtoD_v2", self._address.value + offset, layout.address, tensor.size)
-            self._copy("cuStreamSynchronize", None)  # unlike the other copies, this one returns before it is done
         return True
 
     def close(self) -> None:
@@ -185,5 +202,15 @@ class CudaMemory:
         try:
             with self._driver.on(self._region.device_id):
                 self._driver.call(name, *arguments)
+                if name in _DEFERRED:  # and the client, in another process, reads as soon as it has the answer
+                    self._driver.call("cuStreamSynchronize", None)
         except _DriverError as error:
             raise internal(f"CUDA shared memory region '{self._region.name}': {error}") from None
+
+
+def _refusal(region: CudaRegion, error: _DriverError) -> ModserveError | None:
+    """The error for a region that cannot be opened; None where the driver blames what the client sent."""
+    text = f"failed to register CUDA shared memory region '{region.name}': {error}"
+    if error.code == _OUT_OF_MEMORY:
+        return unavailable(text)
+    return internal(text) if error.code in _BROKEN else None

@@ -141,11 +141,15 @@ class SharedMemory:
         An unknown name is not an error. Raises UNSUPPORTED.
         """
         self._check_allowed()
+        idle: list[_Registered] = []
         with self._lock:
             for registered in [self._regions.get(name)] if name else list(self._regions.values()):
                 if registered is not None and isinstance(registered.region, kind):
                     registered.leaving = True
-                    self._forget_if_idle(registered)
+                    if self._forget_if_idle(registered):
+                        idle.append(registered)
+        for registered in idle:  # without the lock: the driver of a GPU may take its time
+            registered.memory.close()
 
     def lease(self) -> "SharedMemoryLease":
         """A lease of regions for one request."""
@@ -162,10 +166,14 @@ class SharedMemory:
 
     def give_back(self, used: Iterable[_Registered]) -> None:
         """Removes a user from each region."""
+        idle: list[_Registered] = []
         with self._lock:
             for registered in used:
                 registered.users -= 1
-                self._forget_if_idle(registered)
+                if self._forget_if_idle(registered):
+                    idle.append(registered)
+        for registered in idle:
+            registered.memory.close()
 
     def _check_allowed(self) -> None:
         if not self._allowed:
@@ -186,13 +194,15 @@ class SharedMemory:
                 "be registered until one is unregistered"
             )
 
-    def _forget_if_idle(self, registered: _Registered) -> None:
-        if registered.leaving and not registered.users:
-            if self._regions.get(registered.region.name) is registered:
-                del self._regions[registered.region.name]
-            else:
-                self._replaced -= 1
-            registered.memory.close()
+    def _forget_if_idle(self, registered: _Registered) -> bool:
+        """Whether it has gone, so that the caller closes its memory."""
+        if not registered.leaving or registered.users:
+            return False
+        if self._regions.get(registered.region.name) is registered:
+            del self._regions[registered.region.name]
+        else:
+            self._replaced -= 1
+        return True
 
 
 @dataclass(slots=True, eq=False)

@@ -355,7 +355,7 @@ class LocalServer:
             self.shared_memory.register_system(region)
 
     async def unregister_region(self, kind: type[Region], name: str) -> None:
-        self.shared_memory.unregister(kind, name)
+        await asyncio.to_thread(self.shared_memory.unregister, kind, name)  # CUDA's driver may wait for the GPU
 
     def tracer_for(self, model: str) -> Tracer:
         if model and not self._table.ready_versions(model):

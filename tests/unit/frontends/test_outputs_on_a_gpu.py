@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,10 @@ from puppet_server import Stage, infer, numbers, stage
 from test_grpc_service import Stub
 
 from fake_cuda import HANDLE, FakeDriver
+from modserve.core.errors import ModserveError
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors import dlpack
-from modserve.core.tensors.shared_memory import CudaRegion
+from modserve.core.tensors.shared_memory import CudaRegion, RegionSlice
 from modserve.pb import inference as pb
 from modserve.resources.cuda import Cuda
 from modserve.resources.shared_memory import SharedMemory
@@ -73,3 +75,29 @@ async def test_an_output_goes_into_a_region_of_its_gpu(tmp_path: Path, number: i
         assert list(response.raw_output_contents) == [b"", numbers(1, 2).tobytes()]
         assert bytes(driver.memory[16:24]) == numbers(7, 8).tobytes()
         assert gpu.downloads == 2 * (downloads + 1)
+
+
+async def test_a_region_is_closed_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver may wait for the GPU there, and meanwhile nobody waits for the driver."""
+    closing, go_on = threading.Event(), threading.Event()
+    close = FakeDriver._cuIpcCloseMemHandle
+
+    def slow(driver: FakeDriver, address: object) -> None:
+        closing.set()
+        assert go_on.wait(30)
+        close(driver, address)
+
+    monkeypatch.setattr(FakeDriver, "_cuIpcCloseMemHandle", slow)
+    async with stage(tmp_path) as staged:
+        driver = register(staged)
+        unregistering = asyncio.ensure_future(staged.server.unregister_region(CudaRegion, "g"))
+        try:
+            assert await asyncio.to_thread(closing.wait, 30)
+            # On a thread, so that a failure is no hang.
+            lease = staged.server.shared_memory.lease()
+            with pytest.raises(ModserveError, match="Unable to find shared memory region: 'g'"):
+                await asyncio.wait_for(asyncio.to_thread(lease.read, RegionSlice("g", 0, 8)), 10)
+        finally:
+            go_on.set()
+        await unregistering
+        assert driver.opened == 0

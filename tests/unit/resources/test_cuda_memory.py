@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fake_cuda import HANDLE, FakeDriver
+from fake_cuda import HANDLE, ILLEGAL_ADDRESS, OUT_OF_MEMORY, FakeDriver
 from modserve.core.errors import Code, ModserveError
 from modserve.core.tensors import dlpack
 from modserve.core.tensors.shared_memory import CudaRegion, RegionSlice, SystemRegion
 from modserve.core.tensors.tensor import Tensor
 from modserve.resources.cuda import HANDLE_BYTES, Cuda
 from modserve.resources.shared_memory import SharedMemory
-from modserve.testing import FakeDevice
+from modserve.testing import FakeDevice, FakeDeviceArray
 
 
 def registry(driver: FakeDriver | None) -> SharedMemory:
@@ -46,6 +46,47 @@ def test_tensors_are_copied_between_the_device_and_the_host() -> None:
     assert driver.contexts == 0
 
 
+def test_what_was_written_is_there_before_the_client_is_told() -> None:
+    """CUDA may return from a copy of pageable memory as soon as that is staged, and the reader is another process."""
+    driver = FakeDriver()
+    memory = registry(driver)
+    memory.register_cuda(CudaRegion("g", 0, 32), HANDLE)
+    lease, place = memory.lease(), RegionSlice("g", 0, 8)
+    lease.reserve(place)
+    for raw in (b"bytes", bytearray(b"array"), memoryview(b"views"), np.frombuffer(b"numpy", np.uint8).data):
+        lease.write(place, raw)
+        assert not driver.copying
+        assert driver.memory[:5] == raw
+    assert driver.calls[-2:] == ["cuMemcpyHtoD_v2", "cuStreamSynchronize"]
+
+
+def test_a_region_lives_from_its_handle_to_the_end_of_its_last_request() -> None:
+    driver = FakeDriver()
+    memory = registry(driver)
+    memory.register_cuda(CudaRegion("g", 0, 32), HANDLE)
+    lease, place = memory.lease(), RegionSlice("g", 0, 8)
+    lease.reserve(place)
+    memory.unregister(CudaRegion, "g")
+    with pytest.raises(ModserveError, match="Unable to find shared memory region: 'g'"):
+        memory.lease().read(place)
+    lease.read(place)
+    lease.write(place, b"late")
+    lease.copy(place, FakeDevice(dlpack.CUDA).tensor(np.zeros(2, np.int32)))
+    assert driver.opened == 1
+    lease.release()
+    assert driver.calls == [
+        "cuIpcOpenMemHandle_v2",
+        "cuMemGetAddressRange_v2",
+        "cuMemcpyDtoH_v2",
+        "cuMemcpyHtoD_v2",
+        "cuStreamSynchronize",
+        "cuMemcpyDtoD_v2",
+        "cuStreamSynchronize",
+        "cuIpcCloseMemHandle",
+    ]
+    assert (driver.opened, driver.contexts) == (0, 0)
+
+
 def test_a_tensor_of_the_same_gpu_is_copied_inside_it() -> None:
     driver, gpu = FakeDriver(), FakeDevice(dlpack.CUDA)
     memory = registry(driver)
@@ -57,6 +98,38 @@ def test_a_tensor_of_the_same_gpu_is_copied_inside_it() -> None:
     assert not driver.copying
     assert lease.copy(place, gpu.tensor(np.zeros((0, 3), np.int32)))
     assert (gpu.downloads, driver.contexts) == (0, 0)
+
+
+class PyTorchArray(FakeDeviceArray):
+    """Like a tensor of PyTorch, which waits for nothing unless told to, and is exported only where its GPU is current.
+
+    The current GPU is the thread's, as in PyTorch: that of the thread that made the tensor.
+    """
+
+    def __init__(self, device: FakeDevice, there: Any) -> None:
+        super().__init__(device, there)
+        self.thread = threading.get_ident()
+        self.computing = True
+
+    def __dlpack__(self, *, stream: object = -1, **_: Any) -> object:
+        if threading.get_ident() != self.thread:
+            raise BufferError("Can't export tensors on a different CUDA device index.")
+        if stream is None:  # the default stream of CUDA, on which the driver copies
+            self.computing = False
+        return super().__dlpack__()
+
+
+def test_a_tensor_is_exported_once_by_the_thread_that_made_it() -> None:
+    driver = FakeDriver(devices=2)
+    memory = registry(driver)
+    memory.register_cuda(CudaRegion("g", 1, 32), HANDLE)
+    source = PyTorchArray(FakeDevice(dlpack.CUDA, 1), np.array([5, 6], np.int32))
+    tensor, lease, place = Tensor.from_dlpack(source, source.download), memory.lease(), RegionSlice("g", 8, 8)
+    lease.reserve(place)
+    with ThreadPoolExecutor(1) as front_end:
+        assert front_end.submit(lease.copy, place, tensor).result(30)
+    assert not source.computing
+    assert driver.memory[8:16] == np.array([5, 6], np.int32).tobytes()
 
 
 def test_tensors_that_the_region_cannot_take_without_the_host(tmp_path: Path) -> None:
@@ -129,6 +202,7 @@ INVALID_ARGS = "failed to register shared memory region 'g': invalid args"
         (FakeDriver(), CudaRegion("g", 0, 33), HANDLE, INVALID_ARGS),
         (FakeDriver(), CudaRegion("g", 0, 0), HANDLE, INVALID_ARGS),
         (FakeDriver(failing=("cuMemGetAddressRange_v2",)), CudaRegion("g", 0, 32), HANDLE, INVALID_ARGS),
+        (FakeDriver(before=16), CudaRegion("g", 0, 33), HANDLE, INVALID_ARGS),
     ],
 )
 def test_what_can_not_be_registered(driver: FakeDriver | None, region: CudaRegion, handle: bytes, text: str) -> None:
@@ -136,6 +210,49 @@ def test_what_can_not_be_registered(driver: FakeDriver | None, region: CudaRegio
     assert refusal(memory, region, handle) == text
     assert memory.status(CudaRegion) == []
     assert driver is None or (driver.opened, driver.contexts) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "kind", "text"),
+    [
+        ("cuDevicePrimaryCtxRetain", OUT_OF_MEMORY, Code.UNAVAILABLE, "2 (CUDA_ERROR_OUT_OF_MEMORY)"),
+        ("cuIpcOpenMemHandle_v2", OUT_OF_MEMORY, Code.UNAVAILABLE, "2 (CUDA_ERROR_OUT_OF_MEMORY)"),
+        ("cuIpcOpenMemHandle_v2", ILLEGAL_ADDRESS, Code.INTERNAL, "700 (CUDA_ERROR_ILLEGAL_ADDRESS)"),
+        ("cuIpcOpenMemHandle_v2", 999, Code.INTERNAL, "999"),
+    ],
+)
+def test_a_gpu_that_is_full_or_broken_is_not_the_fault_of_the_client(
+    name: str, code: int, kind: Code, text: str
+) -> None:
+    driver = FakeDriver(failing={name: code})
+    memory = registry(driver)
+    with pytest.raises(ModserveError) as caught:
+        memory.register_cuda(CudaRegion("g", 0, 32), HANDLE)
+    assert (caught.value.code, caught.value.message) == (
+        kind,
+        f"failed to register CUDA shared memory region 'g': {name} failed with CUDA error {text}",
+    )
+    assert (memory.status(CudaRegion), driver.opened, driver.contexts) == ([], 0, 0)
+    driver.failing = {}
+    memory.register_cuda(CudaRegion("g", 0, 32), HANDLE)
+    assert driver.opened == 1
+
+
+def test_a_gpu_that_breaks_under_a_region() -> None:
+    driver = FakeDriver()
+    memory = registry(driver)
+    memory.register_cuda(CudaRegion("g", 0, 32), HANDLE)
+    lease, place = memory.lease(), RegionSlice("g", 0, 8)
+    lease.reserve(place)
+    driver.fault = ILLEGAL_ADDRESS
+    tensor = FakeDevice(dlpack.CUDA).tensor(np.zeros(2, np.int32))
+    for use in (lambda: lease.read(place), lambda: lease.write(place, b"abc"), lambda: lease.copy(place, tensor)):
+        with pytest.raises(ModserveError, match="CUDA error 700 \\(CUDA_ERROR_ILLEGAL_ADDRESS\\)") as caught:
+            use()
+        assert caught.value.code is Code.INTERNAL
+    memory.unregister(CudaRegion, "g")
+    lease.release()
+    assert (memory.status(CudaRegion), driver.contexts) == ([], 0)
 
 
 def test_copies_may_fail() -> None:
@@ -152,7 +269,7 @@ def test_a_region_that_can_not_be_closed_is_forgotten_nevertheless() -> None:
     driver = FakeDriver()
     memory = registry(driver)
     memory.register_cuda(CudaRegion("g", 0, 32), HANDLE)
-    driver.failing = ("cuIpcCloseMemHandle",)
+    driver.failing = {"cuIpcCloseMemHandle": 1}
     memory.unregister(CudaRegion, "g")
     assert memory.status(CudaRegion) == []
 

@@ -133,12 +133,12 @@ async def test_a_region_of_a_gpu_is_opened_by_each(fleet: FleetServer, workers: 
 
 
 async def test_a_region_that_one_cannot_open_is_nowhere(fleet: FleetServer, workers: Workers) -> None:
-    workers.each[1].driver.failing = ("cuIpcOpenMemHandle_v2",)
+    workers.each[1].driver.failing = {"cuIpcOpenMemHandle_v2": 1}
     refused = await failure(fleet.register_region(REGION, HANDLE))
     assert refused.code is Code.INVALID_ARG
     assert refused.message.endswith(" (refused by worker 1, done before by 1 of 2 workers, and undone)")
     assert [worker.driver.opened for worker in workers.each] == [0, 0]
-    workers.each[1].driver.failing = ()
+    workers.each[1].driver.failing = {}
     await fleet.register_region(REGION, HANDLE)
 
 

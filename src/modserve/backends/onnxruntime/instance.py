@@ -11,6 +11,7 @@ from modserve.core.runtime import spare_memory
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array
 
+from .. import gpu_failures
 from ..tensors import input_datatypes, output_datatypes
 from .divisions import division_by_zero
 from .options import SHRINKAGE, log_severity
@@ -18,7 +19,8 @@ from .output_memory import LARGE, output_memory
 from .sessions import text_of
 from .tensors import decoded, to_array, to_bfloat16
 
-_NO_MEMORY = "Failed to allocate memory"
+_NO_MEMORY = ("Failed to allocate memory", "Available memory of")
+"""Of its arenas; the latter where ``gpu_mem_limit`` is reached."""
 
 
 class OnnxRuntimeInstance:
@@ -71,7 +73,9 @@ class OnnxRuntimeInstance:
                 raise invalid(f"the request makes the graph divide an integer by 0, in node '{division}'") from None
             if type(error).__name__ == "InvalidArgument":  # the inputs do not fit the graph
                 raise invalid(f"onnxruntime refused the request: {text}") from error
-            if _NO_MEMORY in text:
+            if (lost := gpu_failures.lost(text)) is not None:
+                raise lost from error
+            if any(part in text for part in _NO_MEMORY) or gpu_failures.is_full(text):
                 raise internal(f"onnxruntime has no memory for the request: {text}") from None
             raise
 

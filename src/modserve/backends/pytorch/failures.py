@@ -4,6 +4,8 @@ import re
 
 from modserve.core.errors import ModserveError, internal, invalid
 
+from .. import gpu_failures
+
 _LONGEST = 400
 _SCRIPT = "in the TorchScript interpreter"
 _LAST_ERROR = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception): ", re.MULTILINE)
@@ -36,10 +38,17 @@ def one_line(text: str) -> str:
 
 
 def of_execution(error: Exception) -> ModserveError:
-    """INVALID_ARG where the inputs are likely to be the cause, else INTERNAL."""
+    """INVALID_ARG where inputs are the likely cause, else INTERNAL; `InstanceLostError` where a GPU has failed."""
     text = str(error)
+    if (lost := gpu_failures.lost(text)) is not None:
+        return lost
     kind, line = type(error).__name__, one_line(text) or type(error).__name__
-    if isinstance(error, MemoryError) or kind == "OutOfMemoryError" or _OUT_OF_MEMORY.search(text):
+    if (
+        isinstance(error, MemoryError)
+        or kind == "OutOfMemoryError"
+        or _OUT_OF_MEMORY.search(text)
+        or gpu_failures.is_full(text)
+    ):
         return internal(f"pytorch has not enough memory: {line}; smaller batches need less")
     if kind in _OF_INPUTS or _ABOUT_INPUTS.search(_raised(text)):
         return invalid(f"pytorch refused the request: {line}")

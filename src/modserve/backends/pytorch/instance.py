@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -52,7 +52,8 @@ class PyTorchInstance:
             )
             for name, datatype in input_datatypes(config).items()
         }
-        self._context = _contexts(options, device)
+        self._stream = _stream(device)
+        self._context = _contexts(options, device, self._stream)
         self._cleans = options.cache_cleaning and device is not None
 
     def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
@@ -71,6 +72,11 @@ class PyTorchInstance:
 
     def close(self) -> None:
         self._threads.close()
+        if self._stream is not None:
+            # The weights are not this stream's own: their memory may have another use as soon as they are gone, which
+            # kernels of a failed execution may not have finished with.
+            with suppress(RuntimeError):  # of a GPU that has failed
+                self._stream.synchronize()
         del self._run
 
     def _arrays(self, result: Any, outputs: tuple[str, ...]) -> dict[str, Array]:
@@ -105,7 +111,17 @@ class PyTorchInstance:
         return places
 
 
-def _contexts(options: PyTorchOptions, device: Any) -> Callable[[], Any]:
+def _stream(device: Any) -> Any:
+    """A CUDA stream for an instance; None on other devices. Its work comes after that of the thread that calls."""
+    if device is None or device.type != "cuda":
+        return None
+    stream = torch.cuda.Stream(device)
+    # Weights are converted, and state is copied, on the stream of the thread that loads the model.
+    stream.wait_stream(torch.cuda.current_stream(device))
+    return stream
+
+
+def _contexts(options: PyTorchOptions, device: Any, stream: Any) -> Callable[[], Any]:
     """What an execution is wrapped in."""
     guard = partial(torch.inference_mode, True) if options.inference_mode else torch.no_grad
     others: list[Callable[[], Any]] = []
@@ -114,8 +130,7 @@ def _contexts(options: PyTorchOptions, device: Any) -> Callable[[], Any]:
         others.append(partial(torch.autocast, kind, dtype=getattr(torch, options.autocast)))
     if not options.optimized_execution:
         others.append(partial(torch.jit.optimized_execution, False))
-    if device is not None and device.type == "cuda":
-        stream = torch.cuda.Stream(device)
+    if stream is not None:
         others += [partial(torch.cuda.device, device), partial(torch.cuda.stream, stream)]
     if not others:
         return guard

@@ -6,7 +6,7 @@ make). A capsule that nobody consumes frees what it holds when it goes; here the
 
 import ctypes
 import math
-from typing import Final, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from ..errors import invalid
 from . import dtypes
@@ -33,8 +33,8 @@ HOST_TYPES: Final = frozenset({CPU, 3, 11})
 class Exporter(Protocol):
     """An array of any library, in the array API standard's terms."""
 
-    def __dlpack__(self) -> object:
-        """A capsule named ``dltensor``."""
+    def __dlpack__(self, *, stream: Any = None) -> object:
+        """A capsule named ``dltensor``. Work on `stream` waits until the array is computed: None is CUDA's default."""
 
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
@@ -92,8 +92,12 @@ def device_of(source: Exporter) -> Device:
 
 
 def layout_of(source: Exporter) -> ArrayLayout:
-    """Where an array is and what is in it. Raises INVALID_ARG for elements of a type that the protocol lacks."""
-    capsule = source.__dlpack__()
+    """Where an array is and what is in it. Raises INVALID_ARG for elements of a type that the protocol lacks.
+
+    On a GPU, work on CUDA's (legacy) default stream that begins later waits until the array is computed. To be called
+    where the array was made: PyTorch takes the current device and stream of the thread for those of the array.
+    """
+    capsule = source.__dlpack__(stream=None)  # without it, PyTorch does not wait
     tensor = RawTensor.from_address(_pointer_of(capsule, CAPSULE_NAME))
     datatype = _DATATYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     if datatype is None:

@@ -164,22 +164,23 @@ class Tensor:
 class DeviceTensor(Tensor):
     """A tensor in the memory of a device, held by `source`: the third form, beside raw bytes and arrays.
 
-    Reading `array` or `raw` copies it to the host, once, on the reader's thread. Usable from any thread.
+    Made where the array was, see `dlpack.layout_of`. Reading `array` or `raw` copies it to the host, once, on the
+    reader's thread. Usable from any thread.
     """
 
-    __slots__ = ("_device", "_lock", "_to_host", "source")
+    __slots__ = ("_lock", "_to_host", "layout", "source")
 
     def __init__(self, source: dlpack.Exporter, to_host: Callable[[], Array] | None = None) -> None:
         layout = dlpack.layout_of(source)
         super().__init__(layout.datatype, layout.shape, None, None)
-        self._device = layout.device
+        self.layout = layout
         self.source = source
         self._to_host = to_host
         self._lock = threading.Lock()
 
     @property
     def device(self) -> dlpack.Device:
-        return self._device
+        return self.layout.device
 
     @property
     def on_host(self) -> bool:
@@ -196,7 +197,7 @@ class DeviceTensor(Tensor):
                 if array.shape != self.shape or array.dtype != self.datatype.numpy:
                     expected = f"{self.datatype} {format_shape(self.shape)}"
                     raise internal(
-                        f"a tensor on device {tuple(self._device)} is {expected}, but its copy on the host is "
+                        f"a tensor on device {tuple(self.layout.device)} is {expected}, but its copy on the host is "
                         f"{array.dtype} {format_shape(array.shape)}"
                     )
                 self._array = array
