@@ -276,7 +276,7 @@ def _build(files: Sequence[str], cores: int) -> None:
     print(f"  mypyc took {time.perf_counter() - began:.0f} s; now the C compiler", file=sys.stderr)
     for extension in extensions:
         extension.extra_compile_args = [*(extension.extra_compile_args or ()), "-Wno-error", *_HIDDEN]
-        extension.extra_link_args = [*(extension.extra_link_args or ()), *_STRIPPED]
+        extension.extra_link_args = [*(extension.extra_link_args or ()), *LINK_OPTIONS]
         extension.depends.append(__file__)  # other options make other code of the same files
     command = Parallel(Distribution({"name": "modserve", "ext_modules": extensions, "packages": []}))
     command.inplace = True
@@ -291,7 +291,7 @@ def _build(files: Sequence[str], cores: int) -> None:
 
 _HIDDEN = () if sys.platform == "win32" else ("-fvisibility=hidden",)
 """What the modules have for each other is not for other libraries: calls go straight there, or are inlined."""
-_STRIPPED = ("-Wl,-s",) if sys.platform == "linux" else ()
+LINK_OPTIONS: tuple[str, ...] = ("-Wl,-s",) if sys.platform == "linux" else ()
 
 
 def main() -> None:
