@@ -30,13 +30,16 @@ RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((4, 64)).astype(np.float32)
 
 
-def write(path: Path, operator: str = "MatMul", external: bool = False) -> Path:
+def write(path: Path, operator: str = "MatMul", external: bool = False, as_node: bool = False) -> Path:
     """Y = X · W, or Y = Relu(X)."""
     weights = numpy_helper.from_array(RANDOM.standard_normal((64, 64)).astype(np.float32), "W")
     inputs = ["X", "W"] if operator == "MatMul" else ["X"]
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 64]) for name in "XY"]
     node = helper.make_node(operator, inputs, ["Y"], name="node")
-    graph = helper.make_graph([node], "g", ends[:1], ends[1:], [weights] if len(inputs) == 2 else [])
+    initializers, nodes = [weights] if len(inputs) == 2 else [], [node]
+    if as_node:
+        nodes, initializers = [helper.make_node("Constant", [], ["W"], value=weights), node], []
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], initializers)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     onnx.save(model, path, save_as_external_data=external, location="weights", size_threshold=0)
@@ -92,6 +95,13 @@ def test_a_quantised_model_is_kept(tmp_path: Path, runs: list[list[str]], extern
     assert len(runs) == 1
     assert len(kept(directory)) == 1
     assert sorted(path.parent.iterdir()) == before, "nothing is written beside the model"
+
+
+def test_weights_that_are_constant_nodes(tmp_path: Path) -> None:
+    path = write(tmp_path / "1" / "model.onnx", as_node=True)
+    model = opened(path, "none")
+    assert output(model).shape == (4, 64)
+    model.close()
 
 
 def test_another_model_has_a_file_of_its_own(tmp_path: Path) -> None:

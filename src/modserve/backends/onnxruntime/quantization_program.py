@@ -25,9 +25,20 @@ def quantise(source: Path, target: Path) -> None:
     model = onnx.load(source)
     if sum(len(each.raw_data) for each in model.graph.initializer) > _MOST_BYTES:
         raise ValueError("its weights have more than 2 GB")
+    _make_initializers(model.graph)
     quantize_dynamic(model, target, op_types_to_quantize=list(OPERATORS), per_channel=True, weight_type=QuantType.QInt8)
     if not any(node.op_type in _RESULTS for node in onnx.load(target).graph.node):
         raise ValueError(f"it has no {', '.join(OPERATORS[:-1])} or {OPERATORS[-1]} with constant FP32 weights")
+
+
+def _make_initializers(graph: onnx.GraphProto) -> None:
+    """Make initializers of the constants that are nodes, in which the quantisation does not look for weights."""
+    for node in [each for each in graph.node if each.op_type == "Constant"]:
+        (attribute, *others) = node.attribute
+        if attribute.name == "value" and not others:
+            graph.initializer.add().CopyFrom(attribute.t)
+            graph.initializer[-1].name = node.output[0]
+            graph.node.remove(node)
 
 
 if __name__ == "__main__":
