@@ -185,7 +185,7 @@ async def _engines(network: Network, rounds: int) -> dict[str, tuple[float, floa
             reference = outputs[candidates[0].title]
             for title, model in models.items():
                 if model in reasons:
-                    found[title] = reasons[model].replace(str(Path(directory, model, "1", "model.onnx")), "the file")
+                    found[title] = reasons[model]
                 else:
                     error, _ = difference(outputs[title], reference, reference)
                     found[title] = statistics.median(took[title]), error

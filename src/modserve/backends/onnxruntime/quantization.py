@@ -62,9 +62,9 @@ class QuantisedFile:
     def _kept(self, path: Path, directory: Path) -> Path:
         content = content_digest(path.parent)  # the file's weights may be in others beside it
         name = f"{path.stem}-{content[:32]}-ort{ort.__version__}-{_EDITION}-"
-        found = _intact(directory, name)
-        if found is not None:
-            return found
+        intact = _intact(directory, name)
+        if intact is not None:
+            return intact
         try:
             directory.mkdir(parents=True, exist_ok=True)
             handle, part = tempfile.mkstemp(dir=directory, prefix=".part-")

@@ -54,8 +54,8 @@ def load(core: Any, path: Path, config: ModelConfig, options: OpenVinoOptions) -
     model = _read(core, path, config.name, options)
     if options.compressed and not compress_weights(model):
         raise invalid(
-            f"model '{config.name}': parameter 'WEIGHT_COMPRESSION' is 'int8', but '{path}' has no large constant "
-            "matrix to multiply by"
+            f"model '{config.name}': parameter 'WEIGHT_COMPRESSION' has nothing to compress: the file has no large "
+            "constant matrix to multiply by"
         )
     if options.layouts:
         model = _with_layouts(model, config, options)
