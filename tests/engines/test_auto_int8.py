@@ -4,7 +4,8 @@ import json
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from engine_rows import FORMS, NETWORKS
 from model_packages import place
-from server_process import ServerProcess, serving
+from server_process import LOADED, ServerProcess, started
 from tritonclient import http as triton
 
 from modserve.backends.auto.candidates import FORMATS as FORMATS_OF_FILES
@@ -27,18 +28,24 @@ pytestmark = pytest.mark.skipif(
     reason="this CPU does not add up products of 8-bit integers",
 )
 
+LOAD_SECONDS = 300.0
 MINILM = NETWORKS["minilm"]
 CONFIG = """
 backend: "auto"
 max_batch_size: 4
 parameters {{ key: "tolerance" value {{ string_value: "{tolerance}" }} }}
 parameters {{ key: "engines" value {{ string_value: "{engines}" }} }}
-parameters {{ key: "budget_seconds" value {{ string_value: "8" }} }}
+parameters {{ key: "budget_seconds" value {{ string_value: "120" }} }}
 """
 
 
-def started(directory: Path) -> Any:
-    return serving(directory / "models", options=[f"--backend-config=auto,cache-dir={directory / 'cache'}"])
+@contextmanager
+def serving(directory: Path) -> Iterator[ServerProcess]:
+    options = [f"--backend-config=auto,cache-dir={directory / 'cache'}"]
+    with started(directory / "models", options=options) as server:
+        server.wait_for(LOADED, LOAD_SECONDS)
+        yield server
+        server.stop()
 
 
 def report_of(server: ServerProcess, model: str) -> dict[str, Any]:
@@ -71,7 +78,7 @@ def test_the_second_start_measures_nothing(tmp_path: Path) -> None:
     seen: list[dict[str, dict[str, Any]]] = []
     outputs: list[dict[str, Any]] = []
     for _ in range(2):
-        with started(tmp_path) as server:
+        with serving(tmp_path) as server:
             seen.append({engine: report_of(server, engine) for engine in ("onnxruntime", "openvino")})
             outputs.append({name: embeddings(server, name) for name in ("onnxruntime", "openvino", "exact")})
             listed = [sys.executable, "-m", "modserve", "models", "openvino", "--url", f"127.0.0.1:{server.http_port}"]
@@ -102,7 +109,7 @@ def test_what_the_tolerance_rules_out(tmp_path: Path) -> None:
     config = CONFIG.format(tolerance=0.01, engines="onnxruntime,openvino")
     place(pitch.path(), tmp_path / "models" / "pitch", config, pitch.filename)
     place(minilm.path(), tmp_path / "models" / "minilm", config, minilm.filename)
-    with started(tmp_path) as server:
+    with serving(tmp_path) as server:
         reports = {name: report_of(server, name) for name in ("pitch", "minilm")}
     of_pitch, of_minilm = rows(reports["pitch"]), rows(reports["minilm"])
     assert "it has no MatMul, Gemm, Attention or LSTM" in of_pitch["onnxruntime int8"]["why"]
