@@ -3,6 +3,7 @@
     python benchmarks/engines.py                  # prints the report; some 40 minutes
     python benchmarks/engines.py --write          # and puts it, its figures (JSON) and its picture into the docs
     python benchmarks/engines.py --only loops --models encoder --seconds 2
+    python benchmarks/engines.py --only precisions    # real networks at fp32, bf16 and int8; see precisions.py
 
 Two text encoders with random weights, the same for all engines: `encoder` (4 layers, 256 wide) and `bert` (BERT base).
 Every engine has a server of its own with one model, whose threads are all cores. The servers take turns, window by
@@ -26,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 import overhead
+import precisions
 from encoder import BERT_BASE, EncoderSize, write_model
 from encoder_torch import write_torchscript
 from line_chart import Lines, draw
@@ -370,8 +372,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
 def curves_table(points: Sequence[Point], models: Sequence[str]) -> str:
     sizes = lengths(TEXTS)
     lines = [
-        f"{available_cores()} cores, {platform.machine()}, {_flags()}; ONNX Runtime {version('onnxruntime')}, OpenVINO "
-        f"{version('openvino')}, PyTorch {version('torch')}. {TEXTS} texts of {sizes.min()} to {sizes.max()} tokens, "
+        f"{_machine()}, PyTorch {version('torch')}. {TEXTS} texts of {sizes.min()} to {sizes.max()} tokens, "
         f"log-normal, the mean is {sizes.mean():.0f}; clients over HTTP in a closed loop. Texts/s, and below them the "
         "median and the 99th percentile of the latency in ms.",
     ]
@@ -458,19 +459,27 @@ def picture(points: Sequence[Point], models: Sequence[str]) -> str:
     return draw(rows, [str(clients) for clients in CLIENTS], "clients")
 
 
+def _machine() -> str:
+    """And the versions of two engines."""
+    engines = f"ONNX Runtime {version('onnxruntime')}, OpenVINO {version('openvino')}"
+    return f"{available_cores()} cores, {platform.machine()}, {_flags()}; {engines}"
+
+
 def _flags() -> str:
-    """What of bfloat16 this processor has."""
+    """What this processor has for reduced precisions."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return "unknown instructions"
-    have = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if f" {name}" in text]
+    have = [
+        name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "avx512_vnni", "avx_vnni") if f" {name}" in text
+    ]
     return ", ".join(have)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["loops", "curves"], help="one part alone")
+    parser.add_argument("--only", choices=["loops", "curves", "precisions"], help="one part alone")
     parser.add_argument("--models", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--seconds", type=int, default=3, help="of each window")
     parser.add_argument("--rounds", type=int, default=5, help="pairs of a bare loop and the server")
@@ -478,7 +487,12 @@ def main() -> None:
     options = parser.parse_args()
     if missing := overhead.missing_programs():
         raise SystemExit(missing)
-    if options.only != "loops":
+    if options.only in (None, "precisions"):
+        text = precisions.tables(options.rounds, _machine())
+        print(text)
+        if options.write:
+            overhead.put_into_report("engines.py precisions", text)
+    if options.only in (None, "curves"):
         points = measure(options)
         text = curves_table(points, options.models)
         print(text)
@@ -487,7 +501,7 @@ def main() -> None:
             PICTURE.write_text(picture(points, options.models))
             link = f"![Texts a second and latency of each engine](performance/{PICTURE.name})"
             overhead.put_into_report("engines.py curves", f"{link}\n\n{curves_summary(points, options.models)}")
-    if options.only != "curves":
+    if options.only in (None, "loops"):
         text = loops_table(options)
         print(text)
         if options.write:

@@ -163,7 +163,7 @@ def test_a_server_process_and_tritons_client(tmp_path: Path) -> None:
             with urllib.request.urlopen(f"http://127.0.0.1:{server.http_port}/v2/models/{name}/engine") as response:
                 report = json.load(response)
             assert report["backend"] == ("auto" if name == "net" else "modular")
-            assert len(report["candidates"]) == 3
+            assert len(report["candidates"]) == 5
         with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics") as response:
             page = response.read().decode()
     assert re.search(r'^modserve_engine_info\{backend="auto",.*model="net"', page, re.MULTILINE)

@@ -116,6 +116,9 @@ ENGINES = (
 )
 """Those that this package runs without another library (python, identity, repeat, auto) are not here."""
 
+QUANTIZATION = "pip install 'modserve[quantization]'"
+"""What installs the package with which ONNX Runtime quantises models."""
+
 BY_BACKEND = {engine.backend: engine for engine in ENGINES}
 
 

@@ -15,6 +15,8 @@ SERVER_PARAMETERS = ("padding.", "scheduling.", "ensemble.")
 """How parameters begin that are the server's own, whatever the backend."""
 MAX_BATCH_SIZE = "default-max-batch-size"
 """The option of all backends that know how many rows a model takes without a configuration."""
+QUANTIZED_DIRECTORY = "quantized-dir"
+"""Where the ``onnxruntime`` backend keeps quantised models; ``auto`` sets it for the models that it measures."""
 
 _FLAGS = {
     **dict.fromkeys(("true", "yes", "on"), True),

@@ -30,6 +30,7 @@ add_json(PARSER)
 add_destination(PARSER, 10.0)
 
 _NOT_USED = VersionUsage()
+_NOTHING = ("", "")
 
 
 def work(options: Namespace) -> int:
@@ -48,7 +49,7 @@ def work(options: Namespace) -> int:
                 return 0, json.dumps(document(rows, used, engines, tensors), indent=2, ensure_ascii=False)
             out = list(lines(rows, used, engines, time.time(), colours=takes_colours()))
             for name, body in tensors.items():
-                out += ["", *described(name, body)]
+                out += ["", *described(name, body), *reasons(name, engines)]
             return 0, "\n".join(out)
 
         return again(options.watch, draw)
@@ -79,7 +80,7 @@ _HEAD = ("model", "version", "state", "engine", "requests", "failed", "mean", "l
 def lines(
     rows: Sequence[IndexRow],
     used: Mapping[tuple[str, str], VersionUsage],
-    engines: Mapping[tuple[str, str], str],
+    engines: Mapping[tuple[str, str], tuple[str, str]],
     now: float,
     *,
     colours: bool = False,
@@ -95,7 +96,15 @@ def lines(
         mean = duration(each.seconds / each.requests) if each.requests else "-"
         counts = (count(each.requests), count(each.failures)) if row.key in used else ("-", "-")
         cells.append(
-            (row.model, row.version or "-", row.state or "not loaded", engines.get(row.key) or "-", *counts, mean, last)
+            (
+                row.model,
+                row.version or "-",
+                row.state or "not loaded",
+                engines.get(row.key, _NOTHING)[0] or "-",
+                *counts,
+                mean,
+                last,
+            )
         )
     head, rule, *body = table(_HEAD, cells, "    rrrr", colours=colours)
     yield head
@@ -123,6 +132,13 @@ def described(name: str, body: Mapping[str, Any]) -> Iterator[str]:
     yield f"\nmodserve infer {name} {values}"
 
 
+def reasons(name: str, engines: Mapping[tuple[str, str], tuple[str, str]]) -> Iterator[str]:
+    """Why the versions of a model have the engines that they have, where the server chose these."""
+    for (model, version), (_, reason) in engines.items():
+        if model == name and reason:
+            yield f"\nengine of version {version}: {reason}"
+
+
 def shape(sizes: Sequence[int | str]) -> str:
     """As it is written in configurations; -1 is any size."""
     return f"[{', '.join(map(str, sizes))}]"
@@ -131,7 +147,7 @@ def shape(sizes: Sequence[int | str]) -> str:
 def document(
     rows: Sequence[IndexRow],
     used: Mapping[tuple[str, str], VersionUsage],
-    engines: Mapping[tuple[str, str], str],
+    engines: Mapping[tuple[str, str], tuple[str, str]],
     tensors: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """For programs. Names stay; more may be added."""
@@ -142,7 +158,8 @@ def document(
                 "version": row.version,
                 "state": row.state,
                 "reason": row.reason,
-                "engine": engines.get(row.key, ""),
+                "engine": engines.get(row.key, _NOTHING)[0],
+                "engine_reason": engines.get(row.key, _NOTHING)[1],
                 "requests": used.get(row.key, _NOT_USED).requests,
                 "failures": used.get(row.key, _NOT_USED).failures,
                 "seconds": used.get(row.key, _NOT_USED).seconds,

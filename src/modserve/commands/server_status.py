@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from modserve.client.transport import ENGINE, HEALTH, INDEX, SERVER, STATISTICS
+from modserve.core.servable import engine_title
 
 from .errors import RefusedError
 from .remote_server import RemoteServer
@@ -146,12 +147,13 @@ def _usage(row: Mapping[str, Any]) -> VersionUsage:
     )
 
 
-def engine(server: RemoteServer, row: IndexRow) -> str:
-    """What runs a version, in words; empty if the server does not tell: gRPC has no such call."""
+def engine(server: RemoteServer, row: IndexRow) -> tuple[str, str]:
+    """What runs a version, and why it was chosen if it was, in words; empty if the server does not tell.
+
+    gRPC has no such call.
+    """
     try:
         body = server.call(ENGINE, row.model, int(row.version))
     except RefusedError:
-        return ""
-    name = str(body.get("engine", "")) if isinstance(body, dict) else ""
-    version = str(body.get("version", "")) if isinstance(body, dict) else ""
-    return f"{name} {version}".strip()
+        return "", ""
+    return (engine_title(body), str(body.get("reason") or "")) if isinstance(body, dict) else ("", "")

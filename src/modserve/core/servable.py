@@ -145,6 +145,16 @@ def engine_report(servable: object) -> Mapping[str, object]:
     return servable.engine_report if isinstance(servable, EngineReporter) else {}
 
 
+_FULL_PRECISIONS = frozenset({"", "fp32", "fp64"})
+
+
+def engine_title(report: Mapping[str, object]) -> str:
+    """For people: the engine of a report and its version, and the precision where that is a reduced one."""
+    precision = str(report.get("precision") or "")
+    parts = (report.get("engine"), report.get("version"), precision if precision not in _FULL_PRECISIONS else "")
+    return " ".join(str(part) for part in (*parts, report.get("variant")) if part)
+
+
 def resident_bytes(servable: Servable) -> int:
     """Bytes that a model holds, as measured when it was loaded last; 0 while it is not in memory, -1 if unknown."""
     report = residency(servable)

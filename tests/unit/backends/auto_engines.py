@@ -74,6 +74,8 @@ class MadeUpModel:
         self.engine = engine
         hint = source.config.parameters.get("INFERENCE_PRECISION_HINT", "f32")
         self.precision = "bf16" if hint == "bf16" else "fp32"
+        if {"WEIGHT_COMPRESSION", "dynamic_quantization"} & source.config.parameters.keys():
+            self.precision = "int8"
         self.any_thread = not engine.any_thread
         self.instances = source.cpu_instances
 

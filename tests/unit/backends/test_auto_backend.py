@@ -10,9 +10,18 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from auto_engines import DESCRIPTION, AsyncMadeUp, Clock, MadeUpEngine, RequestMadeUp, write_artifact
+from auto_engines import (
+    DESCRIPTION,
+    AsyncMadeUp,
+    Clock,
+    MadeUpEngine,
+    MadeUpInstance,
+    RequestMadeUp,
+    write_artifact,
+)
 
 from modserve import InferenceServer, Settings
+from modserve.backends import catalogue
 from modserve.backends.auto.backend import AutoBackend
 from modserve.backends.auto.candidates import Cpu
 from modserve.backends.registry import BackendRegistry
@@ -20,10 +29,13 @@ from modserve.core.configuration.model_config import DescribedTensor
 from modserve.core.errors import invalid
 from modserve.core.lifecycle import LifecycleState
 from modserve.core.tensors import dtypes
+from modserve.core.tensors.tensor import Array
 from modserve.protocol.control import metadata
 
 ORT, OV = "onnxruntime", "openvino"
 BF16_CPU = Cpu("made up", frozenset({"avx512_bf16"}))
+INT8_CPU = Cpu("made up", frozenset({"avx512_bf16", "avx512_vnni"}))
+NO_INT8 = "this CPU cannot compute int8: it needs one of avx512_vnni, avx_vnni, amx_int8, asimddp, i8mm"
 BASE = 0.010
 
 
@@ -35,8 +47,12 @@ class Workbench:
         self.cache = directory / "cache"
         self.clock = Clock()
         self.engines = {
-            ORT: MadeUpEngine(self.clock, {"fp32": BASE}),
-            OV: MadeUpEngine(self.clock, {"fp32": BASE * 0.8, "bf16": BASE * 0.4}, {"fp32": 1e-5, "bf16": 0.01}),
+            ORT: MadeUpEngine(self.clock, {"fp32": BASE, "int8": BASE * 0.6}, {"int8": 0.1}),
+            OV: MadeUpEngine(
+                self.clock,
+                {"fp32": BASE * 0.8, "bf16": BASE * 0.4, "int8": BASE * 0.3},
+                {"fp32": 1e-5, "bf16": 0.01, "int8": 0.03},
+            ),
         }
         self.cpu = BF16_CPU
         self.options: dict[str, str] = {}
@@ -51,12 +67,13 @@ class Workbench:
         write_artifact(self.repository, "m", "\n".join([f'backend: "{backend}"', text, *lines]), file)
 
     @asynccontextmanager
-    async def served(self) -> AsyncIterator[InferenceServer]:
+    async def served(self, control: Literal["none", "explicit"] = "none") -> AsyncIterator[InferenceServer]:
         registry = BackendRegistry(dict(self.engines))
         auto = AutoBackend(registry, self.cpu, self.clock, self.clock.sleep)
         settings = Settings(
             model_repository=self.repository,
             default_backend=self.default,
+            model_control_mode=control,
             backend_config={
                 "auto": {"cache-dir": str(self.cache), **self.options},
                 "modular": {"cache-dir": ""},
@@ -92,6 +109,13 @@ def bench(tmp_path: Path) -> Workbench:
     return Workbench(tmp_path)
 
 
+class Saturated(MadeUpInstance):
+    """Its outputs are 1, whatever the inputs are."""
+
+    def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
+        return {"OUT": np.ones_like(super().execute(inputs, outputs)["OUT"])}
+
+
 def chosen(report: Mapping[str, Any]) -> tuple[str, str]:
     return report["chosen_backend"], report["precision"]
 
@@ -107,7 +131,8 @@ async def test_the_fastest_at_full_precision_serves_by_default(
         report = await bench.report()
     assert chosen(report) == (OV, "fp32")
     assert report["engine"] == "OpenVINO"
-    first, second, third = report["candidates"]
+    first, second, third, *int8 = report["candidates"]
+    assert [row["why"] for row in int8] == [NO_INT8] * 2
     assert (first["seconds"], first["error"]) == (pytest.approx(4 * BASE), 0)
     assert (second["seconds"], second["error"]) == (pytest.approx(3.2 * BASE), pytest.approx(1e-5, rel=0.1))
     assert "bf16 is not allowed: the tolerance is 0.001, for fp32 only" in third["why"]
@@ -117,7 +142,7 @@ async def test_the_fastest_at_full_precision_serves_by_default(
     assert report["reference"] == "ONNX Runtime fp32"
     (line,) = [record.getMessage() for record in caplog.records if "times as fast" in record.getMessage()]
     assert line.startswith("model 'm', version 1: OpenVINO fp32 takes 32 ms")
-    assert [row.split()[0] for row in line.splitlines()[2:]] == ["ONNX", "→", "OpenVINO"]
+    assert [row.split()[0] for row in line.splitlines()[2:]] == ["ONNX", "→", "OpenVINO", "ONNX", "OpenVINO"]
 
 
 async def test_a_wider_tolerance_admits_bf16(bench: Workbench) -> None:
@@ -125,6 +150,75 @@ async def test_a_wider_tolerance_admits_bf16(bench: Workbench) -> None:
     report = await bench.report()
     assert chosen(report) == (OV, "bf16")
     assert "error 0.01" in report["reason"]
+
+
+async def test_a_wider_tolerance_admits_int8(bench: Workbench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.cpu = INT8_CPU
+    bench.write(tolerance="0.05")
+    with caplog.at_level(logging.INFO):
+        report = await bench.report()
+    assert chosen(report) == (OV, "int8")
+    assert report["reason"].startswith("OpenVINO int8 takes 12 ms")
+    assert report["reason"].endswith("error 0.03 on generated data")
+    assert report["reason"] in caplog.text
+    assert report["chosen_parameters"] == {"INFERENCE_PRECISION_HINT": "f32", "WEIGHT_COMPRESSION": "int8"}
+    assert whys(report)[3] == "its outputs differ from those of ONNX Runtime fp32 by 0.1; the tolerance is 0.05"
+    bench.write(tolerance="0.02")
+    assert chosen(await bench.report()) == (OV, "bf16"), "the fastest of those that keep it"
+
+
+async def test_int8_is_not_tried_unless_a_tolerance_asks_for_it(bench: Workbench) -> None:
+    bench.cpu = INT8_CPU
+    report = await bench.report()
+    assert chosen(report) == (OV, "fp32")
+    assert [why.partition(":")[0] for why in whys(report)[2:]] == [
+        f"{each} is not allowed" for each in ("bf16", *["int8"] * 2)
+    ]
+    precisions = [dict(source.config.parameters) for source in bench.engines[OV].sources]
+    assert precisions == [{"INFERENCE_PRECISION_HINT": "f32"}]
+
+
+async def test_without_the_package_that_quantises(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "is_installed", lambda module: module != "onnx")
+    bench.cpu = INT8_CPU
+    bench.write(tolerance="0.2")
+    report = await bench.report()
+    assert whys(report)[3] == "int8 needs the package onnx: pip install 'modserve[quantization]'"
+    assert chosen(report) == (OV, "int8")
+    monkeypatch.setattr(catalogue, "is_installed", lambda module: True)
+    assert not (await bench.report())["from_cache"], "the package came: another measurement"
+
+
+async def test_outputs_that_cannot_be_judged(bench: Workbench) -> None:
+    """The reference returns the same everywhere: nothing shows what a lower precision does."""
+    bench.cpu = INT8_CPU
+    bench.write(tolerance="0.05")
+    for engine in bench.engines.values():
+        engine.kind = Saturated
+    async with bench.served() as server:
+        report: dict[str, Any] = metadata.engine_json(server.model("m"))
+    assert chosen(report) == (OV, "fp32")
+    reason = "output 'OUT' is the same everywhere on generated data, so nothing shows how exact {} is"
+    assert whys(report)[2:] == [reason.format(each) for each in ("bf16", "int8", "int8")]
+
+
+async def test_a_model_that_comes_back_is_not_measured_again(bench: Workbench, tmp_path: Path) -> None:
+    """Reloaded, changed in place, or evicted: also where nothing can be kept on disk."""
+    for cache in (bench.cache, Path("none"), tmp_path / "models" / "m" / "config.pbtxt"):
+        bench.cache = cache
+        async with bench.served("explicit") as server:
+            await server.load_model("m")
+            first: dict[str, Any] = metadata.engine_json(server.model("m"))
+            assert not first["from_cache"]
+            before = bench.clock.now
+            await server.unload_model("m")
+            await server.load_model("m")
+            bench.write("dynamic_batching { max_queue_delay_microseconds: 5 }")
+            await server.load_model("m")
+            bench.write()
+            again: dict[str, Any] = metadata.engine_json(server.model("m"))
+        assert bench.clock.now == before, cache
+        assert again == {**first, "from_cache": True}
 
 
 async def test_a_tolerance_that_bf16_does_not_keep(bench: Workbench) -> None:
@@ -154,7 +248,7 @@ async def test_a_tie_goes_to_the_reference(bench: Workbench, share: float, expec
 
 async def test_the_slower_falls_out_early(bench: Workbench) -> None:
     report = await bench.report()
-    assert [row.get("rounds") for row in report["candidates"]] == [3, 3, None]
+    assert [row.get("rounds") for row in report["candidates"]] == [3, 3, None, None, None]
 
 
 async def test_a_cpu_without_bf16(bench: Workbench) -> None:
@@ -169,7 +263,8 @@ async def test_only_some_engines_may_serve(bench: Workbench) -> None:
     bench.write(engines=ORT)
     report = await bench.report()
     assert chosen(report) == (ORT, "fp32")
-    assert whys(report)[1:] == ["it is not among the engines that may be chosen: onnxruntime"] * 2
+    other = "it is not among the engines that may be chosen: onnxruntime"
+    assert whys(report)[1:] == [other, other, NO_INT8, NO_INT8]
     assert bench.engines[OV].sources == []
     assert bench.clock.now == BASE, "nothing was measured: that was the one request"
     assert report["reason"] == "ONNX Runtime fp32 is the only engine here that can serve it"
@@ -189,7 +284,10 @@ async def test_without_the_reference_the_next_one_is(bench: Workbench, step: str
     bench.write(tolerance="0.05")
     report = await bench.report()
     assert chosen(report) == (OV, "bf16")
-    assert (report["reference"], whys(report)) == ("OpenVINO fp32", ["broken", "", ""])
+    assert (report["reference"], whys(report)) == (
+        "OpenVINO fp32",
+        ["broken", "", "", NO_INT8, NO_INT8],
+    )
 
 
 @pytest.mark.parametrize("step", ["open", "describe"])
@@ -265,7 +363,7 @@ async def test_the_time_is_over_before_all_have_run(bench: Workbench) -> None:
     bench.write(budget_seconds=str(BASE), tolerance="0.05")
     report = await bench.report()
     assert chosen(report) == (ORT, "fp32")
-    assert whys(report)[1:] == ["the 0.01 s for measuring ended before it had run"] * 2
+    assert whys(report)[1:3] == ["the 0.01 s for measuring ended before it had run"] * 2
 
 
 async def test_a_slow_engine_overruns_the_time_by_one_execution_at_most(bench: Workbench) -> None:
@@ -277,7 +375,7 @@ async def test_a_slow_engine_overruns_the_time_by_one_execution_at_most(bench: W
     assert report["reason"] == (
         "ONNX Runtime fp32 is the default; the 0.005 s for measuring ended before it had run all samples"
     )
-    assert whys(report)[1:] == ["the 0.005 s for measuring ended before it had run"] * 2
+    assert whys(report)[1:3] == ["the 0.005 s for measuring ended before it had run"] * 2
     assert report["measuring_seconds"] == pytest.approx(BASE)
 
 
@@ -289,7 +387,7 @@ async def test_an_engine_that_has_no_time_for_all_samples_is_left_out(bench: Wor
     assert bench.clock.now == pytest.approx(9.8 * BASE)
     assert chosen(report) == (ORT, "fp32")
     over = "the 0.095 s for measuring ended before it had run"
-    assert whys(report)[1:] == [f"{over} all samples", over]
+    assert whys(report)[1:3] == [f"{over} all samples", over]
 
 
 async def test_the_time_is_over_before_the_race(bench: Workbench) -> None:
@@ -299,7 +397,7 @@ async def test_the_time_is_over_before_the_race(bench: Workbench) -> None:
         report: dict[str, Any] = metadata.engine_json(server.model("m"))
     assert bench.clock.now == pytest.approx(16.2 * BASE)
     assert chosen(report) == (OV, "fp32")
-    assert [row.get("rounds") for row in report["candidates"]] == [1, 1, None]
+    assert [row.get("rounds") for row in report["candidates"]] == [1, 1, None, None, None]
 
 
 # What engines get
@@ -459,7 +557,7 @@ async def test_the_next_start_measures_nothing(bench: Workbench, caplog: pytest.
     assert (len(bench.engines[ORT].sources), len(bench.engines[OV].sources)) == (0, 1)
     assert again == {**first, "from_cache": True}
     assert not first["from_cache"]
-    assert "(measured at an earlier start)" in caplog.text
+    assert "(measured before)" in caplog.text
 
 
 def swap_content(bench: Workbench) -> None:

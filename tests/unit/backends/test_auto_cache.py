@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from modserve.backends.auto.cache import ChoiceCache, content_digest
+from modserve.backends.auto.cache import ChoiceCache
 from modserve.backends.auto.candidates import Candidate
 from modserve.backends.auto.choice import Choice
+from modserve.backends.user_cache import content_digest
 
 CANDIDATES = (Candidate("onnxruntime"), Candidate("openvino", "bf16"))
 FACTS = {"content": "abc", "threads": [2, 1], "parameters": {"a": "b"}}
@@ -77,9 +78,14 @@ def test_a_choice_that_cannot_run_here_any_more(tmp_path: Path, caplog: pytest.L
     assert "its choice is 'openvino bf16', which cannot run on this machine" in caplog.text
 
 
-def test_without_a_directory_nothing_is_kept(caplog: pytest.LogCaptureFixture) -> None:
-    ChoiceCache(None).store(FACTS, CHOICE)
-    assert ChoiceCache(None).load(FACTS, CANDIDATES) is None
+def test_without_a_directory_choices_are_kept_in_memory(caplog: pytest.LogCaptureFixture) -> None:
+    memory: dict[str, Choice] = {}
+    for number in range(1010):
+        ChoiceCache(None, memory).store({**FACTS, "number": number}, CHOICE)
+    assert len(memory) == 1000
+    assert ChoiceCache(None, memory).load({**FACTS, "number": 1009}, CANDIDATES) == CHOICE
+    assert ChoiceCache(None, memory).load({**FACTS, "number": 9}, CANDIDATES) is None
+    assert ChoiceCache(None).load({**FACTS, "number": 1009}, CANDIDATES) is None
     assert not caplog.records
 
 
@@ -88,9 +94,10 @@ def test_a_directory_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog:
     cache = ChoiceCache(tmp_path / "file")
     with caplog.at_level(logging.WARNING):
         cache.store(FACTS, CHOICE)
-        assert cache.load(FACTS, CANDIDATES) is None
-    assert "cannot be kept" in caplog.text
+        assert "cannot be kept" in caplog.text
+        assert ChoiceCache(tmp_path / "file").load(FACTS, CANDIDATES) is None
     assert "cannot be read" in caplog.text
+    assert cache.load(FACTS, CANDIDATES) == CHOICE, "in memory"
 
 
 def test_the_content_of_files_and_directories(tmp_path: Path) -> None:

@@ -6,8 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from modserve.backends import catalogue
 from modserve.backends.api import ModelSource
-from modserve.backends.auto.candidates import FORMATS, FP32, Candidate, find_artifact, hindrance, read_cpu, this_cpu
+from modserve.backends.auto.candidates import (
+    FORMATS,
+    FP32,
+    Candidate,
+    find_artifact,
+    hindrance,
+    missing_package,
+    read_cpu,
+    this_cpu,
+)
 from modserve.backends.auto.options import AutoOptions, Tolerance, engine_parameters, read_options, warnings
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import Code, ModserveError
@@ -47,6 +57,19 @@ def test_what_is_in_the_way(available: list[str], flags: list[str], why: str) ->
     candidate = Candidate("openvino", "bf16", needs=("avx512_bf16", "amx_bf16"))
     assert hindrance(candidate, available, flags) == why
     assert hindrance(Candidate("made_up"), available, flags) == "made_up is not installed"
+
+
+def test_a_package_that_int8_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    (onnx,) = (each for each in FORMATS if each.name == "ONNX")
+    by_name = {each.name: each for each in onnx.candidates}
+    assert list(by_name) == ["onnxruntime fp32", "openvino fp32", "openvino bf16", "onnxruntime int8", "openvino int8"]
+    assert missing_package(by_name["onnxruntime int8"]) == ""
+    monkeypatch.setattr(catalogue, "is_installed", lambda module: False)
+    wants = "int8 needs the package onnx: pip install 'modserve[quantization]'"
+    assert missing_package(by_name["onnxruntime int8"]) == wants
+    assert missing_package(by_name["openvino int8"]) == ""
+    assert hindrance(by_name["openvino int8"], ["openvino"], ["avx_vnni"]) == ""
+    assert "this CPU cannot compute int8" in hindrance(by_name["openvino int8"], ["openvino"], ["avx2"])
 
 
 def version_directory(path: Path, *names: str) -> Path:

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from modserve.backends.auto.comparison import difference
+from modserve.backends.auto.comparison import difference, not_comparable
 
 INF, NAN = math.inf, math.nan
 
@@ -88,3 +88,28 @@ def test_the_worst_of_several_outputs_counts_and_others_do_not() -> None:
     theirs = {name: np.array([1.0]) for name in "ABC"}
     assert difference(ours, theirs, ["A", "B"])[0] == pytest.approx(0.1)
     assert difference(ours, theirs, ["A", "D"]) == (INF, "it has no output 'D'")
+
+
+@pytest.mark.parametrize(
+    ("samples", "kind", "why"),
+    [
+        ([[0.1, 0.2]], np.float32, ""),
+        ([[0.1, 0.2]], ml_dtypes.bfloat16, ""),
+        ([[1.0], [0.5]], np.float32, ""),
+        ([[0.5]], np.float32, ""),
+        ([[NAN, INF, 1.0, 2.0]], np.float32, ""),
+        ([[1.0, 1.0], [1.0]], np.float32, "output 'OUT' is the same everywhere"),
+        ([[0.0, 0.0]], np.float32, "output 'OUT' has no number but zeros"),
+        ([[NAN, INF]], np.float32, "output 'OUT' has no number but zeros"),
+        ([[], []], np.float32, "output 'OUT' is empty"),
+        ([], np.float32, "output 'OUT' is empty"),
+        ([[1, 2]], np.int64, ""),
+        ([[True], [False]], np.bool_, ""),
+        ([[7], [7, 7]], np.int64, "output 'OUT' is the same everywhere"),
+        ([[7]], np.int64, "output 'OUT' is the same everywhere"),
+        ([[b"cat"], [b"dog"]], object, ""),
+        ([[b"cat"], [b"cat"]], object, "output 'OUT' is the same everywhere"),
+    ],
+)
+def test_outputs_that_show_how_exact_an_engine_is(samples: list[Any], kind: Any, why: str) -> None:
+    assert not_comparable([{"OUT": np.array(sample, kind)} for sample in samples], ["OUT"]) == why

@@ -471,6 +471,7 @@ def test_options_of_the_backend() -> None:
         "enable-global-threadpool",
         "inter_op_thread_count",
         "intra_op_thread_count",
+        "quantized-dir",
     ]
 
 

@@ -52,6 +52,7 @@ def test_properties(parameters: dict[str, str], properties: dict[str, object]) -
         ("shape", '{"A": "(1,x)"}', r"expected such as \(1,3,224,224\)"),
         ("layout", "NHWC", "expected such as NHWC:NCHW, or a JSON object with one for each tensor"),
         ("layout", "NHWC:NCH", "expected such as NHWC:NCHW"),
+        ("weight_compression", "int4", "'WEIGHT_COMPRESSION' is 'int4', expected one of: int8"),
         ("TF_SIGNATURE_DEF", "train", "expected 'serving_default', the only signature that OpenVINO can serve"),
     ],
 )
@@ -109,6 +110,29 @@ def test_the_other_parameters() -> None:
                 "PERFORMANCE_HINT": "LATENCY",
                 "INFERENCE_NUM_THREADS": 6,
                 "ENABLE_CPU_PINNING": False,
+            },
+        ),
+        (
+            {"weight_compression": "INT8", "NUM_STREAMS": "1"},
+            "CPU",
+            {
+                "INFERENCE_PRECISION_HINT": "f32",
+                "EXECUTION_MODE_HINT": "ACCURACY",
+                "DYNAMIC_QUANTIZATION_GROUP_SIZE": 32,
+                "INFERENCE_NUM_THREADS": 6,
+                "ENABLE_CPU_PINNING": False,
+                "NUM_STREAMS": 1,
+            },
+        ),
+        (
+            {"WEIGHT_COMPRESSION": "int8", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0", "HINT_BF16": "YES"},
+            "CPU",
+            {
+                "INFERENCE_PRECISION_HINT": "bf16",
+                "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+                "INFERENCE_NUM_THREADS": 6,
+                "ENABLE_CPU_PINNING": False,
+                "NUM_STREAMS": 2,
             },
         ),
         ({}, "GPU.0", {"INFERENCE_PRECISION_HINT": "f32", "EXECUTION_MODE_HINT": "ACCURACY"}),

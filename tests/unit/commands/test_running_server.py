@@ -73,8 +73,15 @@ def test_looking_at_a_server() -> None:
 
 def test_the_engine_of_a_version() -> None:
     played = Played({ENGINE: {"engine": "ONNX Runtime", "version": "1.2"}})
-    assert server_status.engine(played, READY) == "ONNX Runtime 1.2"
-    assert server_status.engine(Played({}), READY) == ""
+    assert server_status.engine(played, READY) == ("ONNX Runtime 1.2", "")
+    assert server_status.engine(Played({}), READY) == ("", "")
+    report = {"engine": "OpenVINO", "version": "2026.4", "precision": "int8", "reason": "it takes 3 ms; error 0.03"}
+    assert server_status.engine(Played({ENGINE: report}), READY) == (
+        "OpenVINO 2026.4 int8",
+        "it takes 3 ms; error 0.03",
+    )
+    report["precision"] = "fp32"
+    assert server_status.engine(Played({ENGINE: report}), READY)[0] == "OpenVINO 2026.4"
 
 
 def test_status_of_a_server_that_is_not_ready() -> None:
@@ -103,7 +110,7 @@ def test_status_of_a_server_without_models() -> None:
 
 
 def test_a_table_of_models() -> None:
-    text = "\n".join(models.lines([READY, FAILED], USED, {READY.key: "ONNX Runtime"}, 1000.0))
+    text = "\n".join(models.lines([READY, FAILED], USED, {READY.key: ("ONNX Runtime", "")}, 1000.0))
     assert text == (
         "model   version  state        engine        requests  failed  mean      last\n"
         "------  -------  -----------  ------------  --------  ------  ----  --------\n"
@@ -130,6 +137,14 @@ def test_inputs_and_outputs_of_a_model() -> None:
     )
     assert list(models.described("m", {})) == ["m is not ready: its inputs and outputs are unknown."]
     assert list(models.described("m", {"name": "m"})) == ["m has no inputs and no outputs."]
+
+
+def test_why_a_model_has_its_engine() -> None:
+    engines = {("m", "2"): ("OpenVINO int8", "it is fast"), ("m", "1"): ("ONNX Runtime", ""), ("n", "1"): ("x", "y")}
+    assert list(models.reasons("m", engines)) == ["\nengine of version 2: it is fast"]
+    rows = [IndexRow("m", "2", "READY", ""), IndexRow("m", "3", "LOADING", "")]
+    made = models.document(rows, {}, engines, {})["models"]
+    assert [(row["engine"], row["engine_reason"]) for row in made] == [("OpenVINO int8", "it is fast"), ("", "")]
 
 
 def test_models_by_name() -> None:

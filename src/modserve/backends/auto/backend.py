@@ -13,10 +13,11 @@ from ..api import Executor, InstanceSpec, ModelSource
 from ..code import code_in
 from ..options import MAX_BATCH_SIZE
 from ..registry import BackendRegistry, new_instance
+from ..user_cache import content_digest
 from . import options as auto_options
-from .cache import EDITION, ChoiceCache, content_digest
-from .candidates import Cpu, find_artifact, hindrance, this_cpu
-from .choice import CandidateRow, Choice, table
+from .cache import EDITION, ChoiceCache
+from .candidates import Cpu, find_artifact, hindrance, missing_package, this_cpu
+from .choice import CandidateRow, Choice, not_admitted, table
 from .measurement import choose
 from .options import engine_parameters, read_options
 from .selection import OpenCandidate, Selection
@@ -50,6 +51,8 @@ class AutoBackend:
         self._cpu = cpu or this_cpu()
         self._clock = clock
         self._sleep = sleep
+        self._choices: dict[str, Choice] = {}
+        """Those that cannot be kept on disk."""
 
     def gpu_count(self) -> int:
         """None: engines are compared on the CPU alone."""
@@ -74,8 +77,9 @@ class AutoBackend:
             row.why = hindrance(row.candidate, available, self._cpu.flags)
             if options.engines and row.candidate.backend not in options.engines:
                 row.why = row.why or f"it is not among the engines that may be chosen: {', '.join(options.engines)}"
+            row.why = row.why or not_admitted(row.candidate, options.tolerance) or missing_package(row.candidate)
         conditions = self._conditions(job, rows)
-        cache = ChoiceCache(options.cache_directory)
+        cache = ChoiceCache(options.cache_directory, self._choices)
         choice = cache.load(conditions, [row.candidate for row in rows if not row.why])
         if choice is not None:
             try:
@@ -97,7 +101,7 @@ class AutoBackend:
             config.name,
             job.source.version,
             choice.reason,
-            " (measured at an earlier start)" if from_cache else "",
+            " (measured before)" if from_cache else "",
             table(choice.rows, choice.candidate),
         )
         return AutoModel(job, choice, opened, from_cache)

@@ -2,7 +2,8 @@
 
 A file for each choice, whose name is the digest of all that the choice depends on. It holds these facts once more, for
 people and as a check, and the choice with its table. A file that cannot be read or is for something else
-is ignored: the log says so, and the engines are measured again.
+is ignored: the log says so, and the engines are measured again. Choices that cannot be kept on disk are kept in memory:
+a model that is evicted and comes back is not measured again.
 """
 
 import hashlib
@@ -10,29 +11,33 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 from .candidates import Candidate
 from .choice import Choice
 
-EDITION = 1
+EDITION = 2
 """Of the files, and of the way to measure: those of another edition are measured anew."""
+
+_MOST_IN_MEMORY = 1000
 
 _log = logging.getLogger(__name__)
 
 
 class ChoiceCache:
-    """The choices in a directory; without one nothing is kept. Never raises."""
+    """The choices in a directory, and in `memory` those for which there is no such place. Never raises."""
 
-    def __init__(self, directory: Path | None) -> None:
+    def __init__(self, directory: Path | None, memory: MutableMapping[str, Choice] | None = None) -> None:
         self._directory = directory
+        self._memory = {} if memory is None else memory
 
     def load(self, conditions: Mapping[str, object], candidates: Sequence[Candidate]) -> Choice | None:
         """The choice that was made under the same facts, if it is one of the `candidates`."""
-        if self._directory is None:
-            return None
-        path = self._path(conditions)
+        in_memory = self._memory.get(_digest(conditions))
+        if in_memory is not None or self._directory is None:
+            return in_memory
+        path = self._directory / f"{_digest(conditions)}.json"
         try:
             entry = json.loads(path.read_bytes())
         except FileNotFoundError:
@@ -47,10 +52,13 @@ class ChoiceCache:
             return None
 
     def store(self, conditions: Mapping[str, object], choice: Choice) -> None:
-        """Keep a choice. A failure is a warning in the log."""
+        """Keep a choice. If it cannot be on disk, that is a warning in the log."""
+        digest = _digest(conditions)
         if self._directory is None:
+            self._remember(digest, choice)
             return
-        path = self._path(conditions)
+        self._memory.pop(digest, None)
+        path = self._directory / f"{digest}.json"
         entry = {
             "facts": conditions,
             "choice": choice.candidate.name,
@@ -70,6 +78,7 @@ class ChoiceCache:
                 os.unlink(temporary)
                 raise
         except OSError as error:
+            self._remember(digest, choice)
             _log.warning(
                 "the choice of an engine cannot be kept in '%s' (--backend-config=auto,cache-dir=… names another "
                 "directory): %s",
@@ -77,10 +86,14 @@ class ChoiceCache:
                 error.strerror or error,
             )
 
-    def _path(self, conditions: Mapping[str, object]) -> Path:
-        assert self._directory is not None, "only called with a directory: this is a bug"
-        text = json.dumps(conditions, sort_keys=True, default=list)
-        return self._directory / f"{hashlib.sha256(text.encode()).hexdigest()[:40]}.json"
+    def _remember(self, digest: str, choice: Choice) -> None:
+        while len(self._memory) >= _MOST_IN_MEMORY:
+            del self._memory[next(iter(self._memory))]
+        self._memory[digest] = choice
+
+
+def _digest(conditions: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(conditions, sort_keys=True, default=list).encode()).hexdigest()[:40]
 
 
 def _choice(entry: object, conditions: Mapping[str, object], candidates: Sequence[Candidate]) -> Choice:
@@ -96,28 +109,3 @@ def _choice(entry: object, conditions: Mapping[str, object], candidates: Sequenc
     if not isinstance(details, dict) or not isinstance(reason, str):
         raise TypeError("it has no reason for its choice")
     return Choice(candidate, reason, tuple(rows), details)
-
-
-def content_digest(root: Path) -> str:
-    """Of a file, or of all files below a directory with their names. Raises OSError."""
-    total = hashlib.sha256()
-    for path in _files(root):
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()  # reads in pieces
-        total.update(f"{path.relative_to(root)}\0{digest}\n".encode("utf-8", "surrogateescape"))
-    return total.hexdigest()
-
-
-def _files(root: Path) -> Iterator[Path]:
-    if not root.is_dir():
-        yield root
-        return
-    visited = set()
-    for directory, folders, names in os.walk(root, followlinks=True):
-        folders.sort()
-        real = os.path.realpath(directory)
-        if real in visited:  # a link to a folder above it
-            folders.clear()
-            continue
-        visited.add(real)
-        yield from (path for name in sorted(names) if (path := Path(directory, name)).is_file())

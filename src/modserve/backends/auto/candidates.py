@@ -13,9 +13,12 @@ from .. import catalogue
 
 FP32 = "fp32"
 BF16 = "bf16"
+INT8 = "int8"
 
 _BF16_FLAGS = ("avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16", "svebf16")
 """Of the CPU, as Linux calls them: with one of them bfloat16 is quicker than float32, and not an emulation."""
+_INT8_FLAGS = ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
+"""Of a CPU that adds up products of 8-bit integers without losing any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class Candidate:
     """An engine at a precision. `parameters` go to the engine with the model's; `needs` are flags of the CPU.
 
     `variant` tells apart what has the same engine and precision. Of the flags one suffices; without any the candidate
-    runs everywhere.
+    runs everywhere. `module` is a Python module that it needs besides the engine, which `install` installs.
     """
 
     backend: str
@@ -31,6 +34,8 @@ class Candidate:
     parameters: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     variant: str = ""
+    module: str = ""
+    install: str = ""
 
     @property
     def name(self) -> str:
@@ -65,6 +70,20 @@ class Format:
 _OPENVINO = (
     Candidate("openvino", FP32, {"INFERENCE_PRECISION_HINT": "f32"}),
     Candidate("openvino", BF16, {"INFERENCE_PRECISION_HINT": "bf16"}, _BF16_FLAGS),
+    Candidate("openvino", INT8, {"INFERENCE_PRECISION_HINT": "f32", "WEIGHT_COMPRESSION": "int8"}, _INT8_FLAGS),
+)
+_ONNX = (
+    Candidate("onnxruntime"),
+    *_OPENVINO[:-1],
+    Candidate(
+        "onnxruntime",
+        INT8,
+        {"dynamic_quantization": "int8"},
+        _INT8_FLAGS,
+        module="onnx",
+        install=catalogue.QUANTIZATION,
+    ),
+    *_OPENVINO[-1:],
 )
 _PYTORCH = (
     Candidate("pytorch"),
@@ -78,7 +97,7 @@ _TORCHSCRIPT = (
 )
 
 FORMATS = (
-    Format("ONNX", (".onnx",), (Candidate("onnxruntime"), *_OPENVINO)),
+    Format("ONNX", (".onnx",), _ONNX),
     Format("OpenVINO IR", (".xml",), _OPENVINO),
     Format("TensorFlow SavedModel", (".savedmodel",), (Candidate("tensorflow"), *_OPENVINO)),
     Format("TensorFlow graph", (".graphdef", ".pb"), (Candidate("tensorflow"), *_OPENVINO)),
@@ -148,6 +167,13 @@ def hindrance(candidate: Candidate, available: Collection[str], flags: Collectio
     if candidate.needs and not set(candidate.needs) & set(flags):
         return f"this CPU cannot compute {candidate.precision}: it needs one of {', '.join(candidate.needs)}"
     return ""
+
+
+def missing_package(candidate: Candidate) -> str:
+    """Which package it needs that is not installed, and how to install it; empty if there is none."""
+    if not candidate.module or catalogue.is_installed(candidate.module):
+        return ""
+    return f"{candidate.precision} needs the package {candidate.module}: {candidate.install}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,8 +68,11 @@ def not_admitted(candidate: Candidate, tolerance: Tolerance) -> str:
     )
 
 
-def decide(rows: Sequence[CandidateRow], reference: Candidate) -> tuple[CandidateRow, str]:
-    """The row that serves, and why, of those that were measured and may. There is at least one."""
+def decide(rows: Sequence[CandidateRow], reference: Candidate, samples: str) -> tuple[CandidateRow, str]:
+    """The row that serves, and why, of those that were measured and may. There is at least one.
+
+    `samples` says for people what the error was measured on.
+    """
     able = [row for row in rows if not row.why and row.seconds is not None]
     fastest = min(able, key=_seconds)
     close = [row for row in able if _seconds(row) <= _seconds(fastest) * (1 + TIE)]
@@ -85,7 +88,7 @@ def decide(rows: Sequence[CandidateRow], reference: Candidate) -> tuple[Candidat
     ratio = _seconds(second) / _seconds(chosen)
     what = "as fast as" if second in close else f"{ratio:.3g} times as fast as"
     against = f"{second.candidate.title} with {_seconds(second) * 1e3:.3g} ms"
-    error = "" if chosen.candidate is reference or not chosen.error else f"; error {chosen.error:.2g}"
+    error = "" if chosen.candidate is reference or not chosen.error else f"; error {chosen.error:.2g} on {samples}"
     return chosen, f"{name} takes {took}, {what} {against}{error}"
 
 

@@ -1,7 +1,7 @@
 """Measures how far the outputs of one engine are from those of another."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -29,12 +29,37 @@ def difference(outputs: Mapping[str, Array], reference: Mapping[str, Array], nam
     return worst, ""
 
 
+def not_comparable(samples: Sequence[Mapping[str, Array]], names: Iterable[str]) -> str:
+    """Why the outputs `names` of the reference cannot show how exact another precision is; empty if they can.
+
+    An output that is the same everywhere says nothing: a saturated probability, the one class of all samples, no boxes.
+    """
+    for name in names:
+        values = [_flat(np.asarray(outputs[name])) for outputs in samples]
+        joined = np.concatenate(values) if values else np.empty(0)
+        floating = joined.dtype.kind == "f"
+        numbers = joined[np.isfinite(joined)] if floating else joined
+        if not numbers.size or (floating and not numbers.any()):
+            return f"output '{name}' has no number but zeros" if joined.size else f"output '{name}' is empty"
+        if (numbers == numbers[0]).all() and (numbers.size > 1 or not floating):
+            return f"output '{name}' is the same everywhere"
+    return ""
+
+
+def _flat(array: Array) -> Array:
+    return (array.astype(np.float64) if _is_floating(array) else array).reshape(-1)
+
+
+def _is_floating(array: Array) -> bool:
+    return array.dtype.kind == "f" or str(array.dtype) == "bfloat16"  # which is of kind V
+
+
 def _tensor_difference(output: Array, expected: Array) -> tuple[float, str]:
     if output.shape != expected.shape:
         return DIFFERENT, f"has the shape {list(output.shape)}, but the reference has {list(expected.shape)}"
     if output.dtype != expected.dtype:
         return DIFFERENT, f"is of type {output.dtype}, but the reference is of type {expected.dtype}"
-    if expected.dtype.kind != "f" and expected.dtype.name != "bfloat16":  # which is of kind V
+    if not _is_floating(expected):
         differ = int(np.count_nonzero(output != expected))
         return (
             (DIFFERENT, f"differs in {differ} of {expected.size} elements, which must be equal") if differ else (0, "")

@@ -13,8 +13,8 @@ from modserve.core.tensors.tensor import Array
 from ..tensors import output_datatypes
 from .budget import Budget
 from .candidates import FP32, Candidate
-from .choice import CandidateRow, Choice, decide, not_admitted, refusal
-from .comparison import difference
+from .choice import CandidateRow, Choice, decide, refusal
+from .comparison import difference, not_comparable
 from .options import LATENCY
 from .race import race
 from .runner import AsyncRunner, Runner
@@ -33,8 +33,6 @@ def choose(job: Selection, rows: Sequence[CandidateRow]) -> tuple[Choice, OpenCa
 
     Raises the code of the first failure, with the reasons of all candidates, if none is able to serve.
     """
-    for row in rows:
-        row.why = row.why or not_admitted(row.candidate, job.options.tolerance)
     with _measuring:
         with ExitStack() as stack:
             choice, opened = _Measurement(job, rows, stack).choose()
@@ -100,7 +98,7 @@ class _Measurement:
             chosen = winners[0].row
             reason = f"{reference.title} is the default; {self._budget.over_text} all samples"
         else:
-            chosen, reason = decide([each.row for each in winners], reference)
+            chosen, reason = decide([each.row for each in winners], reference, made.source)
         details = {
             "reference": reference.title,
             "objective": self._job.objective(first.config),
@@ -132,11 +130,14 @@ class _Measurement:
 
     def _close(self, opened: OpenCandidate) -> None:
         if opened is not self._keep:
+            forget = getattr(opened.model, "forget", None)
+            if callable(forget):
+                close_quietly(forget, opened.candidate)
             close_quietly(opened.model.close, opened.candidate)
 
     def _check(self, able: Sequence[_Trial], made: Samples) -> None:
         """Run the samples on each, and compare the outputs with those of the first that can run them."""
-        budget, expected, reference = self._budget, list[Mapping[str, Array]](), None
+        budget, expected, reference, unknowable = self._budget, list[Mapping[str, Array]](), None, ""
         for each in able:
             row = each.row
             if reference is not None and not budget.left:
@@ -148,17 +149,21 @@ class _Measurement:
                 each.runner = None
                 row.why = error_text(error)
                 continue
+            names = output_datatypes(each.config)
             if reference is None and each.candidate.precision == FP32:
                 reference, expected = each.candidate, outputs
+                unknowable = not_comparable(expected, names)
             if reference is None:
                 each.runner = None
                 row.why = "there is nothing to compare it with: the engines before it could not run the samples"
+                continue
+            if each.candidate.precision != FP32 and unknowable:
+                row.why = f"{unknowable} on {made.source}, so nothing shows how exact {row.candidate.precision} is"
                 continue
             if len(outputs) < len(made.checked):
                 if each.candidate is not reference:
                     row.why = f"{budget.over_text} all samples"
                 continue
-            names = output_datatypes(each.config)
             errors = [difference(ours, theirs, names) for ours, theirs in zip(outputs, expected, strict=True)]
             row.error, why = max(errors, key=lambda each: each[0])
             row.why = why or refusal(row, self._job.options.tolerance, reference)

@@ -1,7 +1,6 @@
 """What users may set for the ``auto`` backend: model parameters, and ``--backend-config`` for those without."""
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from modserve.core.errors import invalid
 
 from ..api import ModelSource
 from ..options import MAX_BATCH_SIZE, SERVER_PARAMETERS, OptionReader, options_of, parameters_of, unknown_parameter
+from ..user_cache import directory_of
 from .candidates import FORMATS
 
 BUDGET = "budget_seconds"
@@ -71,7 +71,7 @@ def read_options(source: ModelSource) -> AutoOptions:
         OptionReader.text(*_reader(source, SAMPLE_SHAPE)),
         _choices(*_reader(source, ENGINES), _BACKENDS),
         _choices(*_reader(source, TUNE), (BATCH, INSTANCES)),
-        _cache_directory(source.options),
+        directory_of(source.options.get(CACHE_DIR), "engines"),
     )
 
 
@@ -100,16 +100,6 @@ def _choices(values: OptionReader, key: str, choices: tuple[str, ...]) -> tuple[
     if unknown:
         raise invalid(f"{values.where} '{key}' names '{unknown[0]}', expected some of {', '.join(choices)}")
     return names
-
-
-def _cache_directory(options: Mapping[str, str]) -> Path | None:
-    text = options.get(CACHE_DIR)
-    if text is not None:
-        return None if text in ("", "none") else Path(text)
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):
-        base = os.path.expanduser("~/.cache")
-    return Path(base, "modserve", "engines") if os.path.isabs(base) else None  # a user may have no home
 
 
 def engine_parameters(config: ModelConfig, backend: str, own: Mapping[str, str]) -> dict[str, str]:

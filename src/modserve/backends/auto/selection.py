@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from modserve.core.configuration.model_config import InstanceKind, ModelConfig, ModelDescription
 
 from ..api import Backend, BackendModel, InstanceSpec, ModelSource
-from ..options import default_max_batch_size
+from ..options import QUANTIZED_DIRECTORY, default_max_batch_size
 from ..registry import BackendRegistry, new_instance
 from ..tensors import output_datatypes
-from .candidates import Artifact, Candidate
+from .candidates import INT8, Artifact, Candidate
 from .options import LATENCY, THROUGHPUT, AutoOptions, engine_parameters
 from .runner import AsyncRunner, Runner, runner
 from .samples import Inputs, Samples, samples
@@ -68,9 +68,16 @@ class Selection:
             default_model_filename=self.artifact.path.name,
             parameters=engine_parameters(source.config, candidate.backend, candidate.parameters),
         )
-        options = source.options_of.get(candidate.backend, {})
+        options = {**self._directories(candidate), **source.options_of.get(candidate.backend, {})}
         model = backend.open(replace(source, config=config, path=self.artifact.path, options=options))
         return OpenCandidate(candidate, backend, model, tuned)
+
+    def _directories(self, candidate: Candidate) -> dict[str, str]:
+        """The option that has quantised models kept beside the choices."""
+        if candidate.precision != INT8:
+            return {}
+        cache = self.options.cache_directory
+        return {QUANTIZED_DIRECTORY: str(cache / "quantized") if cache is not None else "none"}
 
     def describe(self, opened: OpenCandidate) -> ModelDescription | None:
         """What an engine says of the model; the largest batch is the same whichever it is, unless it was tuned."""

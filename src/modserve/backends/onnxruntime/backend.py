@@ -35,6 +35,7 @@ from .options import (
     warnings,
 )
 from .providers import CUDA
+from .quantization import QuantisedFile, is_quantised
 from .sessions import ModelFile, OnnxSession, open_session
 from .tensors import describe
 
@@ -91,7 +92,11 @@ class OnnxRuntimeModel:
         self._source = source
         self._shrunk = shrunk_devices(source.config)
         self._shared = shares_session(source.config)
-        self._file = ModelFile(source.path)
+        self._own_file = self._file = ModelFile(source.path)
+        self._quantised: QuantisedFile | None = None
+        if is_quantised(source.config):
+            self._quantised = QuantisedFile(self._own_file.path, source)
+            self._file = ModelFile(self._quantised.path)
         self._cpu_session: OnnxSession | None = None
         self._spare: tuple[int | None, OnnxSession] | None = None
         """A session that no instance has, and its GPU; None is the CPU."""
@@ -99,10 +104,14 @@ class OnnxRuntimeModel:
         """By the names of the instances."""
         placements = source.placements
         gpu = placements[0].device if placements and all(map(_is_gpu, placements)) else None
-        self._first = self._session(gpu)
+        try:
+            self._first = self._session(gpu)
+        except BaseException:
+            self._release_file()
+            raise
         self._spare = gpu, self._first
         self._log_divisions()
-        self._data_dependent = read_file(self._file.path, depends_on_data, True)
+        self._data_dependent = read_file(self._own_file.path, depends_on_data, True)
 
     def _log_divisions(self) -> None:
         divisions, name = self._file.divisions, self._source.config.name
@@ -128,7 +137,7 @@ class OnnxRuntimeModel:
         try:
             inputs, outputs = self._tensors()
         except UnicodeDecodeError as error:
-            raise invalid(f"a name in '{self._file.path}' is not UTF-8: {error}") from None
+            raise invalid(f"a name in '{self._own_file.path}' is not UTF-8: {error}") from None
         return ModelDescription(inputs, outputs, default_max_batch_size(self._source.options))
 
     def _tensors(self) -> tuple[tuple[DescribedTensor, ...], tuple[DescribedTensor, ...]]:
@@ -161,14 +170,14 @@ class OnnxRuntimeModel:
         report: dict[str, object] = {
             "engine": "ONNX Runtime",
             "version": ort.__version__,
-            "precision": read_file(self._file.path, precision, "fp32"),
+            "precision": "int8" if self._quantised else read_file(self._file.path, precision, "fp32"),
             "device": ", ".join(devices),
             "threads": threads_of(self._source) if first.threads else 0,
             "session_threads": first.threads,
             "shared_session": self._shared and list(self._gpus.values()).count(None) > 1,
             "providers": list(first.providers),
             "graph_optimization": optimisation_level(config),
-            "file": self._file.path.name,
+            "file": self._own_file.path.name,
         }
         if first.node_counts:
             report["nodes"] = dict(first.node_counts)
@@ -179,6 +188,16 @@ class OnnxRuntimeModel:
     def close(self) -> None:
         self._cpu_session = self._spare = None
         del self._first
+        self._release_file()
+
+    def forget(self) -> None:
+        """Keep nothing on disk that this object has made. For a caller that tried the model and does not serve it."""
+        if self._quantised is not None:
+            self._quantised.forget()
+
+    def _release_file(self) -> None:
+        if self._quantised is not None:
+            self._quantised.close()
 
     def _session(self, gpu: int | None) -> OnnxSession:
         if gpu is not None:

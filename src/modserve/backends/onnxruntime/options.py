@@ -14,9 +14,17 @@ from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import invalid
 
 from ..api import ModelSource
-from ..options import MAX_BATCH_SIZE, SERVER_PARAMETERS, options_of, parameters_of, unknown_parameter
+from ..options import (
+    MAX_BATCH_SIZE,
+    QUANTIZED_DIRECTORY,
+    SERVER_PARAMETERS,
+    options_of,
+    parameters_of,
+    unknown_parameter,
+)
 from . import SILENT
 from .providers import CUDA_PARAMETERS, GRAPH_CAPTURE, PROVIDERS
+from .quantization import PARAMETER as QUANTIZATION
 
 _GRAPH_LEVELS = {
     -1: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -39,13 +47,16 @@ _PARAMETERS = (
     SHARE,
     _LOG_SEVERITY,
     PROVIDERS,
+    QUANTIZATION,
 )
 _SESSION_ENTRIES = ("session.", "optimization.", "mlas.", "ep.")
 _OTHERS = (*_SESSION_ENTRIES, *SERVER_PARAMETERS)
 """Parameters that ONNX Runtime reads by their own keys, or that are the server's."""
 
 _GLOBAL_THREADS = "enable-global-threadpool"
-BACKEND_OPTIONS: Mapping[str, str] = dict.fromkeys((MAX_BATCH_SIZE, _GLOBAL_THREADS, *_THREAD_COUNTS), "")
+BACKEND_OPTIONS: Mapping[str, str] = dict.fromkeys(
+    (MAX_BATCH_SIZE, _GLOBAL_THREADS, *_THREAD_COUNTS, QUANTIZED_DIRECTORY), ""
+)
 
 
 def warnings(config: ModelConfig, gpus: int) -> list[str]:

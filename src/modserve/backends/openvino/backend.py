@@ -103,7 +103,7 @@ class OpenVinoModel:
         for device, compiled in self._compiled.items():
             report["device"] = device
             report["device_name"] = str(self._device_name(device))
-            report["precision"] = _precision(compiled)
+            report["precision"] = "int8" if self._options.compressed else _precision(compiled)
             report["streams"] = int(_value(compiled, STREAMS, 1))
             report["threads"] = int(_value(compiled, THREADS, self._source.cpu_threads))
         return report

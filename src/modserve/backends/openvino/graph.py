@@ -10,6 +10,7 @@ from modserve.core.configuration.model_config import DescribedTensor, ModelConfi
 from modserve.core.errors import invalid, unsupported
 
 from ..tensors import input_datatypes, output_datatypes
+from .compression import compress_weights
 from .library import ov
 from .messages import one_line, with_hint
 from .names import DATATYPES, Port, find, labels
@@ -51,6 +52,11 @@ class Graph:
 def load(core: Any, path: Path, config: ModelConfig, options: OpenVinoOptions) -> Graph:
     """Read a model and give it the shapes that its configuration wants. Raises INVALID_ARG, or UNSUPPORTED."""
     model = _read(core, path, config.name, options)
+    if options.compressed and not compress_weights(model):
+        raise invalid(
+            f"model '{config.name}': parameter 'WEIGHT_COMPRESSION' has nothing to compress: the file has no large "
+            "constant matrix to multiply by"
+        )
     if options.layouts:
         model = _with_layouts(model, config, options)
     fixed_batch = config.max_batch_size if options.fixed_batch else 0

@@ -28,6 +28,10 @@ _PINNING = "ENABLE_CPU_PINNING"
 _MAPPING = "ENABLE_MMAP"
 _FIXED_BATCH = "SKIP_OV_DYNAMIC_BATCHSIZE"
 _PADDING = "ENABLE_BATCH_PADDING"
+_COMPRESSION = "WEIGHT_COMPRESSION"
+_DYNAMIC_GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
+_COMPRESSED_GROUP = 32
+"""Elements that OpenVINO rounds with one scale, where the model's parameters say nothing else."""
 
 _FLAGS = {**dict.fromkeys(("YES", "TRUE", "1"), True), **dict.fromkeys(("NO", "FALSE", "0"), False)}
 _PRECISIONS = {"fp32": "f32", "fp16": "f16"}
@@ -92,7 +96,7 @@ _PROPERTIES = {
     "ENABLE_HYPER_THREADING": _Property("ENABLE_HYPER_THREADING", _flag, _YES_OR_NO),
     "SCHEDULING_CORE_TYPE": _Property("SCHEDULING_CORE_TYPE", str.upper, "ANY_CORE, PCORE_ONLY or ECORE_ONLY"),
     "CPU_DENORMALS_OPTIMIZATION": _Property("CPU_DENORMALS_OPTIMIZATION", _flag, _YES_OR_NO),
-    "DYNAMIC_QUANTIZATION_GROUP_SIZE": _Property("DYNAMIC_QUANTIZATION_GROUP_SIZE", _number, _COUNT),
+    _DYNAMIC_GROUP: _Property(_DYNAMIC_GROUP, _number, _COUNT),
     "KV_CACHE_PRECISION": _Property("KV_CACHE_PRECISION", _precision, "f32, bf16, f16 or u8"),
     CACHE_DIR: _Property(CACHE_DIR, str, "a directory"),
 }
@@ -104,6 +108,7 @@ _OTHERS = (
     _FIXED_BATCH,
     "SKIP_DYNAMIC_BATCHSIZE",
     _PADDING,
+    _COMPRESSION,
     "NIREQ",
     "PLUGIN_CONFIG",
     "SHAPE",
@@ -150,6 +155,8 @@ class OpenVinoOptions:
     requests: int = 0
     """How many executions an instance has under way; 0 = as many as it has streams."""
     tag: str = ""
+    compressed: bool = False
+    """The weights of matrix products become 8-bit integers."""
 
 
 def read(config: ModelConfig) -> OpenVinoOptions:
@@ -171,6 +178,7 @@ def read(config: ModelConfig) -> OpenVinoOptions:
         padding=values.flag(_PADDING, default=False),
         requests=values.integer("NIREQ", 0),
         tag=values.text("TF_GRAPH_TAG"),
+        compressed=values.choice(_COMPRESSION, ("int8",)) == "int8",
     )
 
 
@@ -196,6 +204,7 @@ def compile_properties(
 
     Results are as exact as FP32 makes them, where OpenVINO by itself takes BF16 on a CPU that has it. On the CPU there
     are `threads` in all and as many `streams`, which no core is reserved for: other models and the server run there.
+    Compressed weights are multiplied in 8 bits, which ACCURACY alone would rule out.
     """
     properties = dict(options.properties)
     if device.startswith(("CPU", "GPU")):
@@ -203,6 +212,8 @@ def compile_properties(
         if properties[PRECISION] == "f32":
             properties.setdefault(_MODE, "ACCURACY")
     if device == "CPU":
+        if options.compressed:
+            properties.setdefault(_DYNAMIC_GROUP, _COMPRESSED_GROUP)
         properties[THREADS] = properties.get(THREADS) or threads
         properties.setdefault(_PINNING, False)
         if _HINT not in properties:

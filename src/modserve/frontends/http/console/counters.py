@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, TypedDict
 
 from modserve.core.lifecycle import IndexEntry, LifecycleState
-from modserve.core.servable import RequestHolder, SequenceKeeper, Servable, engine_report, resident_bytes
+from modserve.core.servable import RequestHolder, SequenceKeeper, Servable, engine_report, engine_title, resident_bytes
 from modserve.core.statistics.adaptive_statistics import TunerStatistics
 from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.server import Server
@@ -160,8 +160,7 @@ def _engine(servable: Servable) -> tuple[str, bool]:
     if servable.config.ensemble is not None:
         return "ensemble", True
     report = engine_report(servable)
-    name = str(report.get("engine") or servable.config.backend)
-    return " ".join(str(part) for part in (name, report.get("version"), report.get("variant")) if part), bool(report)
+    return engine_title({**report, "engine": report.get("engine") or servable.config.backend}), bool(report)
 
 
 def _resident() -> int:

@@ -1,0 +1,50 @@
+"""Where backends keep what they can make again: files of the user's cache, named by the content they were made from."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def user_cache(name: str) -> Path | None:
+    """The user's directory for files of one kind (XDG Base Directory Specification); None for a user without a home."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):
+        base = os.path.expanduser("~/.cache")
+    return Path(base, "modserve", name) if os.path.isabs(base) else None
+
+
+def directory_of(text: str | None, name: str) -> Path | None:
+    """The directory that an option names, by default `user_cache`; None for 'none', which keeps nothing."""
+    if text is None:
+        return user_cache(name)
+    return None if text in ("", "none") else Path(text)
+
+
+def content_digest(root: Path) -> str:
+    """Of a file, or of all files below a directory with their names. Raises OSError."""
+    total = hashlib.sha256()
+    for path in _files(root):
+        total.update(f"{path.relative_to(root)}\0{file_digest(path)}\n".encode("utf-8", "surrogateescape"))
+    return total.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # reads in pieces
+
+
+def _files(root: Path) -> Iterator[Path]:
+    if not root.is_dir():
+        yield root
+        return
+    visited = set()
+    for directory, folders, names in os.walk(root, followlinks=True):
+        folders.sort()
+        real = os.path.realpath(directory)
+        if real in visited:  # a link to a folder above it
+            folders.clear()
+            continue
+        visited.add(real)
+        yield from (path for name in sorted(names) if (path := Path(directory, name)).is_file())
