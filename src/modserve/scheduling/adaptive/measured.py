@@ -24,8 +24,11 @@ from .grouping import best_groups, counts_tried
 from .load import Utilisation
 from .trials import SURE, Trials
 
+_LESSONS = 1, 4
+"""The most requests of the first batches. The price of a row and that of a few together are enough to begin with; on an
+engine that gains nothing from batches, the largest one would cost all that wait much time."""
 _QUICK_NS, _MEAN_SHARE = 400_000, 0.1
-"""Where batches take less than this, choosing costs too much: as many as fit run together. So does the first."""
+"""Where batches take less than this, choosing costs too much: as many as fit run together."""
 _SIDE = 32
 """So many shorter and longer requests are looked at."""
 
@@ -135,8 +138,10 @@ class Measured:
         """The members of the next batch, in the order of their lengths."""
         largest = self._largest()
         near, their_lengths, place = lengths.around(head, min(largest, _SIDE))
-        if self._mean_ns < _QUICK_NS:
-            begin, end = self._widest(near, their_lengths, place, largest)
+        known = self._costs.count
+        if known < len(_LESSONS) or self._mean_ns < _QUICK_NS:
+            most = min(largest, _LESSONS[known]) if known < len(_LESSONS) else largest
+            begin, end = self._widest(near, their_lengths, place, most)
             return near[begin:end]
         largest = min(largest, self.load.share(together.size, self._times(self._length(head.length))[: largest + 1]))
         weight = 1e6 if self._patient else self.load.weight(together.size, largest)
