@@ -17,7 +17,8 @@ EVENTS: dict[str, Callable[[World], object]] = {
     "another queue, in place": lambda world: world.change("padded", delay_ms=100, levels=2),
     "an ordered queue, in place": lambda world: world.change("padded", ordered=True),
     "the files change": lambda world: world.load_again("padded"),
-    "it is evicted": lambda world: (world.submit("plain"), world.evict("padded")),
+    "it is evicted": lambda world: world.evict("padded"),
+    "another model needs its memory": lambda world: world.submit("plain"),
     "it is unloaded": lambda world: world.unload("padded"),
     "the server stops": lambda world: world.stop(),
 }
