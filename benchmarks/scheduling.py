@@ -7,8 +7,8 @@
 
 `decisions`: the time to form a batch, by how many requests wait. `simulation`: a million arrivals in simulated time,
 none of which may be lost. `lengths`: a real text encoder, and texts of different lengths, padded by the clients, by the
-server, not at all, or where it pays by measured run times, on each engine (`text_lengths.py`). `texts`: the same encoder
-with three kinds of texts and numbers of clients: rate, CPU time and p99 of the default (`text_kinds.py`). No sockets.
+server, not at all, or where it pays by measured run times, on each engine (`text_lengths.py`). `texts`: the same
+encoder with other texts and 8 to 32 clients, and the CPU time and p99 of the default (`text_kinds.py`). No sockets.
 """
 
 import argparse

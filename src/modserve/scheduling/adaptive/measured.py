@@ -3,6 +3,9 @@
 A batch always contains the most urgent waiting request, so no request waits longer than those before it take. The other
 members are the cheapest ones by `grouping`, at the prices of `costs`.
 
+The first batches are lessons: of one request until a run time is known, then of up to four until there are two. They cost
+little whatever the engine is like, and give prices to begin with. With a queue delay they are as large as it made them: who set it knows that batches pay.
+
 The price of a batch that never ran is a guess, and that of one that ran long ago is outdated. So now and then a batch
 is a *trial*: not the best choice, but one of a size and length that little is known about. An account limits the extra
 cost of trials to a small share of the price of all batches, and some at the beginning.
@@ -25,10 +28,9 @@ from .load import Utilisation
 from .trials import SURE, Trials
 
 _LESSONS = 1, 4
-"""The most requests of the first batches. The price of a row and that of a few together are enough to begin with; on an
-engine that gains nothing from batches, the largest one would cost all that wait much time."""
+"""The most rows of batches, by how many have been observed. Larger ones would delay everyone where batches gain nothing."""
 _QUICK_NS, _MEAN_SHARE = 400_000, 0.1
-"""Where batches take less than this, choosing costs too much: as many as fit run together."""
+"""Where batches take less than this, choosing costs too much: as many as fit run together. So does the first."""
 _SIDE = 32
 """So many shorter and longer requests are looked at."""
 
@@ -138,10 +140,11 @@ class Measured:
         """The members of the next batch, in the order of their lengths."""
         largest = self._largest()
         near, their_lengths, place = lengths.around(head, min(largest, _SIDE))
-        known = self._costs.count
-        if known < len(_LESSONS) or self._mean_ns < _QUICK_NS:
-            most = min(largest, _LESSONS[known]) if known < len(_LESSONS) else largest
-            begin, end = self._widest(near, their_lengths, place, most)
+        if self._costs.count < len(_LESSONS) and not self._delays:
+            begin, end = self._widest(near, their_lengths, place, min(largest, _LESSONS[self._costs.count]))
+            return near[begin:end]
+        if self._mean_ns < _QUICK_NS:
+            begin, end = self._widest(near, their_lengths, place, largest)
             return near[begin:end]
         largest = min(largest, self.load.share(together.size, self._times(self._length(head.length))[: largest + 1]))
         weight = 1e6 if self._patient else self.load.weight(together.size, largest)
