@@ -8,7 +8,8 @@
 `decisions`: the time to form a batch, by how many requests wait. `simulation`: a million arrivals in simulated time,
 none of which may be lost. `lengths`: a real text encoder, and texts of different lengths, padded by the clients, by the
 server, not at all, or where it pays by measured run times, on each engine (`text_lengths.py`). `texts`: the same
-encoder with other texts and 8 to 32 clients, and the CPU time and p99 of the default (`text_kinds.py`). No sockets.
+encoder with other texts and 8 to 32 clients, and the CPU time and p99 of the default (`text_kinds.py`). `costs`: its
+CPU time for each text by size and length of the batch. No sockets.
 """
 
 import argparse
@@ -239,6 +240,7 @@ def main() -> None:
         "decisions": lambda options: decision_table(),
         "simulation": lambda options: simulation_table(),
         "lengths": lambda options: text_lengths.report(plans(options)),
+        "costs": lambda options: text_kinds.cost_table(options.wheel),
         "texts": lambda options: text_kinds.report(plans(options), options.kinds),
     }
     parser.add_argument("--only", choices=parts, help="one part alone")

@@ -8,12 +8,17 @@ The CPU time is that of the whole process: engine, server and clients.
 
 import asyncio
 import itertools
+import os
 import statistics
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import numpy as np
+import onnxruntime
 
 import real_encoder
 from text_lengths import MOST, Plan, Window, closed_loop, opened, ratios
@@ -21,6 +26,8 @@ from text_lengths import MOST, Plan, Window, closed_loop, opened, ratios
 CLIENTS = (8, 16, 32)
 SEEDS = (0, 1, 2)
 WAYS = ("longest", "alone", "measured")
+SIZES, LENGTHS = (1, 2, 4, 8, 16), (8, 16, 32, 64, 128, 256)
+TURNS = 7
 
 
 @dataclass
@@ -97,3 +104,29 @@ def report(plans: Sequence[Plan], kinds: Sequence[str]) -> str:
             table += [row.text() for row in rows]
         lines.append("\n".join(table))
     return "\n\n".join(lines)
+
+
+def cost_table(wheel: Path | None) -> str:
+    """CPU time of a text by rows and length, the least of some turns, in a bare loop around ONNX Runtime."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = os.cpu_count() or 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = onnxruntime.InferenceSession(real_encoder.model_file(wheel), options, providers=["CPUExecutionProvider"])
+    chance = np.random.default_rng(0)
+    least: dict[tuple[int, int], float] = {}
+    for turn in range(1 + TURNS):
+        for length, rows in itertools.product(LENGTHS, SIZES):
+            ids = chance.integers(1000, real_encoder.VOCABULARY, (rows, length))
+            begin = time.process_time()
+            session.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
+            seconds = time.process_time() - begin
+            if turn:  # the first prepares the session for the shape
+                least[length, rows] = min(seconds, least.get((length, rows), seconds))
+    lines = [
+        "| tokens | " + " | ".join(f"{rows} row{'s'[: rows - 1]}" for rows in SIZES) + " |",
+        "|---" * (1 + len(SIZES)) + "|",
+    ]
+    for length in LENGTHS:
+        cells = (f"{1e3 * least[length, rows] / rows:.1f} ms" for rows in SIZES)
+        lines.append(f"| {length} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
