@@ -33,7 +33,7 @@ from encoder_torch import write_torchscript
 from line_chart import Lines, draw
 from modserve.execution.placement import available_cores
 from overhead import ROOT, Load, ServerProcess
-from real_encoder import Ids, lengths
+from real_encoder import MIXED, Ids
 
 PICTURE = ROOT / "docs" / "performance" / "engines.svg"
 FIGURES = PICTURE.with_suffix(".json")
@@ -337,7 +337,7 @@ def compared_with_loops(target: Served, threads: int, options: argparse.Namespac
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
-    sizes = lengths(TEXTS).tolist()
+    sizes = MIXED.lengths(TEXTS).tolist()
     points = []
     with tempfile.TemporaryDirectory() as directory, serving(options.models, VARIANTS) as served:
         folders = {}
@@ -370,7 +370,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
 
 
 def curves_table(points: Sequence[Point], models: Sequence[str]) -> str:
-    sizes = lengths(TEXTS)
+    sizes = MIXED.lengths(TEXTS)
     lines = [
         f"{_machine()}, PyTorch {version('torch')}. {TEXTS} texts of {sizes.min()} to {sizes.max()} tokens, "
         f"log-normal, the mean is {sizes.mean():.0f}; clients over HTTP in a closed loop. Texts/s, and below them the "

@@ -7,6 +7,8 @@ import importlib.util
 import os
 import tempfile
 import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -20,7 +22,7 @@ Ids = NDArray[np.int64]
 VOCABULARY = 30_522
 EMBEDDING = 384
 PAD_TO = 128
-"""What clients pad to that pad by themselves: the package's own limit of tokens is 256, its training's was 128."""
+"""What clients pad short texts to: the package's own limit of tokens is 256, its training's was 128."""
 EXAMPLE = Path(__file__).parents[1] / "examples" / "text_embeddings" / "prepare.py"
 CACHE = Path(os.environ.get("MODSERVE_BENCHMARK_CACHE", Path(tempfile.gettempdir()) / "modserve-benchmarks"))
 INPUTS = """
@@ -87,26 +89,54 @@ def with_mean(model: onnx.ModelProto) -> onnx.ModelProto:
 
 # ---- Texts
 
-QUERIES, QUERY_MEDIAN, QUERY_SPREAD = 0.5, 9, 0.35
-SENTENCE_MEDIAN, SENTENCE_SPREAD = 28, 0.5
-SHORTEST, LONGEST = 4, 128
-TEXTS = (
-    f"texts of {SHORTEST} to {LONGEST} tokens: half of them search queries (log-normal, median {QUERY_MEDIAN} tokens "
-    f"with the two that mark begin and end, σ {QUERY_SPREAD}), half sentences (median {SENTENCE_MEDIAN}, "
-    f"σ {SENTENCE_SPREAD})"
-)
+
+@dataclass(frozen=True)
+class Texts:
+    """How long texts are, in tokens."""
+
+    title: str
+    pad_to: int
+    """What clients pad to that pad by themselves: the longest there may be."""
+    draw: Callable[[np.random.Generator, int], NDArray[np.float64]]
+    """Lengths of so many."""
+
+    def lengths(self, count: int, seed: int = 0) -> NDArray[np.int64]:
+        drawn = self.draw(np.random.default_rng(seed), count)
+        return np.clip(np.rint(drawn), SHORTEST, self.pad_to).astype(np.int64)
+
+    def texts(self, count: int, seed: int = 0) -> list[Ids]:
+        """Token ids [1, length] of so many."""
+        chance = np.random.default_rng(seed + 1)
+        return [chance.integers(1000, VOCABULARY, (1, length)) for length in self.lengths(count, seed)]
 
 
-def lengths(count: int, seed: int = 0) -> NDArray[np.int64]:
-    """Tokens of texts, as `TEXTS` says."""
-    chance = np.random.default_rng(seed)
+def _queries_and_sentences(chance: np.random.Generator, count: int) -> NDArray[np.float64]:
     queries = chance.lognormal(np.log(QUERY_MEDIAN), QUERY_SPREAD, count)
     sentences = chance.lognormal(np.log(SENTENCE_MEDIAN), SENTENCE_SPREAD, count)
-    drawn = np.where(chance.random(count) < QUERIES, queries, sentences)
-    return np.clip(np.rint(drawn), SHORTEST, LONGEST).astype(np.int64)
+    drawn: NDArray[np.float64] = np.where(chance.random(count) < QUERIES, queries, sentences)
+    return drawn
 
 
-def texts(count: int, seed: int = 0) -> list[Ids]:
-    """Token ids [1, length] of so many texts."""
-    chance = np.random.default_rng(seed + 1)
-    return [chance.integers(1000, VOCABULARY, (1, length)) for length in lengths(count, seed)]
+QUERIES, QUERY_MEDIAN, QUERY_SPREAD = 0.5, 9, 0.35
+SENTENCE_MEDIAN, SENTENCE_SPREAD = 28, 0.5
+SHORTEST, LIMIT = 4, 256
+MIXED = Texts(
+    f"texts of {SHORTEST} to {PAD_TO} tokens: half of them search queries (log-normal, median {QUERY_MEDIAN} tokens "
+    f"with the two that mark begin and end, σ {QUERY_SPREAD}), half sentences (median {SENTENCE_MEDIAN}, "
+    f"σ {SENTENCE_SPREAD})",
+    PAD_TO,
+    _queries_and_sentences,
+)
+KINDS = {
+    "queries and sentences": MIXED,
+    "sentences": Texts(
+        f"log-normal, median {SENTENCE_MEDIAN} tokens, σ 0.7",
+        LIMIT,
+        lambda chance, count: chance.lognormal(np.log(SENTENCE_MEDIAN), 0.7, count),
+    ),
+    "passages": Texts(
+        f"any length from {SHORTEST} to {LIMIT} tokens, all equally likely",
+        LIMIT,
+        lambda chance, count: chance.uniform(SHORTEST - 0.5, LIMIT + 0.5, count),
+    ),
+}

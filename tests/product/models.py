@@ -7,6 +7,12 @@ TENSORS: Final = """
 input [ { name: "IN" data_type: TYPE_INT64 dims: [ 1 ] } ]
 output [ { name: "OUT" data_type: TYPE_INT64 dims: [ 1 ] } ]
 """
+PADDED_TENSORS: Final = """
+input [ { name: "IN" data_type: TYPE_INT64 dims: [ -1 ] } ]
+output [ { name: "OUT" data_type: TYPE_INT64 dims: [ -1 ] } ]
+parameters { key: "padding.axis.IN" value { string_value: "0" } }
+parameters { key: "padding.unpad.OUT" value { string_value: "0" } }
+"""
 
 
 @dataclass(frozen=True)
@@ -80,10 +86,12 @@ class Kind:
     sequences: bool = False
     decoupled: bool = False
     ensemble: bool = False
+    padded: bool = False
+    """Its requests may differ in length, and the server chooses by length which of them run together."""
 
     def text(self, variation: Variation) -> str:
         if not self.ensemble:
-            return self.head + TENSORS + variation.text(self.group)
+            return self.head + (PADDED_TENSORS if self.padded else TENSORS) + variation.text(self.group)
         return self.head + TENSORS + ("response_cache { enable: true }\n" if variation.cached else "")
 
 
@@ -128,6 +136,7 @@ _ROUTED = (
 MODELS: Final[dict[str, Kind]] = {
     "plain": Kind(BATCHES, varies=QUEUE),
     "cached": Kind(BATCHES, CACHED, QUEUE),
+    "padded": Kind(BATCHES, varies=QUEUE, padded=True),
     "bare": Kind(BATCHES, BARE, ("count", "cached")),
     "direct": Kind(BATCHES + _SEQUENCES.format(strategy="direct {}"), BARE, ("count",), sequences=True),
     "oldest": Kind(

@@ -201,6 +201,7 @@ class World:
         model: str,
         *,
         value: int | None = None,
+        length: int = 1,
         version: int | None = None,
         timeout_s: float = 0.0,
         queue_timeout_ms: int = 0,
@@ -208,14 +209,18 @@ class World:
         reaction: str = "",
         **parameters: ParameterValue,
     ) -> Entry:
-        """Send a request as front ends do. `timeout_s`: its client's patience; `reaction`: see `_reaction`."""
+        """Send a request as front ends do. `timeout_s`: its client's patience; `reaction`: see `_reaction`.
+
+        `length`: of its input, for models that pad.
+        """
         self.need(model)
         entry = self.ledger.enter(model, value, MODELS[model].decoupled)
         entry.reads, entry.react = reads, self._reaction(reaction, entry)
         entry.in_sequence = MODELS[model].sequences
+        entry.length = length if MODELS[model].padded else 1
         request = InferenceRequest(
             model,
-            {"IN": Tensor.from_array(np.array([[entry.value]], np.int64))},
+            _inputs(entry),
             (),
             version,
             str(entry.number),
@@ -248,8 +253,8 @@ class World:
 
         def submit() -> None:
             other = self.ledger.enter(entry.model, None, entry.decoupled)
-            inputs = {"IN": Tensor.from_array(np.array([[other.value]], np.int64))}
-            self._submit(other, InferenceRequest(entry.model, inputs, id=str(other.number)))
+            other.length = entry.length
+            self._submit(other, InferenceRequest(entry.model, _inputs(other), id=str(other.number)))
 
         def fail() -> None:
             raise SinkError("the receiver of a response has failed")
@@ -309,6 +314,10 @@ class World:
         from . import invariants
 
         invariants.check_end(self)
+
+
+def _inputs(entry: Entry) -> dict[str, Tensor]:
+    return {"IN": Tensor.from_array(np.full((1, entry.length), entry.value, np.int64))}
 
 
 class _Watch(logging.Handler):

@@ -35,7 +35,8 @@ class Reason(enum.Enum):
     SINGLE = "single"
     """The model runs each request on its own."""
     NO_GAIN = "no_gain"
-    """By measured run times a larger batch would gain nothing, or these requests run better without the others."""
+    """By measured run times a larger batch would gain nothing, or these requests run better without the others.
+    The first batches are small for it, until run times are known."""
     REFUSED = "refused"
     """The engine refused the batch that this request was in, which ran once more by itself."""
 

@@ -108,13 +108,14 @@ async def test_choices_are_shown() -> None:
     bench = Bench(replace(CONFIG, padding=Padding({"INPUT0": 0}, unpad={"OUTPUT0": 0})))
     bench.submit(1, 3, 2)
     await bench.finish()
+    await bench.finish()
     bench.submit(5)
     await bench.finish()
     await bench.model.drain()
     choice = json.loads(json.dumps(batches_json(bench.model)))["choice"]
-    assert choice["batches"] == {"alone": 1, "equal": 0, "padded": 1}
+    assert choice["batches"] == {"alone": 2, "equal": 0, "padded": 1}, "one by one until a run time is known"
     assert (choice["trials"], choice["trials_share"], choice["utilisation"]) == (0, 0, 1)
-    assert [(cost["rows"], cost["length"]) for cost in choice["costs"]][-1] == (3, 3)
+    assert [(cost["rows"], cost["length"]) for cost in choice["costs"]][-1] == (2, 5)
     page = prometheus.render(prometheus.registry(lambda: [bench.model])).decode()
     assert 'modserve_batches_chosen{kind="padded",model="model",version="1"} 1.0\n' in page
     await bench.model.close()

@@ -3,6 +3,10 @@
 A batch always contains the most urgent waiting request, so no request waits longer than those before it take. The other
 members are the cheapest ones by `grouping`, at the prices of `costs`.
 
+The first batches are lessons: of one request until a run time is known, then of up to four until there are two. They
+cost little whatever the engine is like, and give prices to begin with. With a queue delay they are as large as it made
+them: who set it knows that batches pay.
+
 The price of a batch that never ran is a guess, and that of one that ran long ago is outdated. So now and then a batch
 is a *trial*: not the best choice, but one of a size and length that little is known about. An account limits the extra
 cost of trials to a small share of the price of all batches, and some at the beginning.
@@ -24,6 +28,8 @@ from .grouping import best_groups, counts_tried
 from .load import Utilisation
 from .trials import SURE, Trials
 
+_LESSONS = 1, 4
+"""The most rows of a batch, by how many have been observed. Larger ones delay everyone where batches gain nothing."""
 _QUICK_NS, _MEAN_SHARE = 400_000, 0.1
 """Where batches take less than this, choosing costs too much: as many as fit run together. So does the first."""
 _SIDE = 32
@@ -135,6 +141,9 @@ class Measured:
         """The members of the next batch, in the order of their lengths."""
         largest = self._largest()
         near, their_lengths, place = lengths.around(head, min(largest, _SIDE))
+        if self._costs.count < len(_LESSONS) and not self._delays:
+            begin, end = self._widest(near, their_lengths, place, min(largest, _LESSONS[self._costs.count]))
+            return near[begin:end]
         if self._mean_ns < _QUICK_NS:
             begin, end = self._widest(near, their_lengths, place, largest)
             return near[begin:end]

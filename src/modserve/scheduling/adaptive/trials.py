@@ -12,8 +12,9 @@ _EVERY = 8
 _FIRST = 64
 _ALLOWED = 0.002
 """The share of the price of all batches that trials may cost."""
-_ALLOWED_AT_FIRST = 6
-"""So many batches at the beginning count in full, not only as that share."""
+_ALLOWED_AT_FIRST = 1
+"""So many batches at the beginning count in full, not only as that share. With more of them, trials take most of the
+first seconds of an engine whose batches last a tenth of a second."""
 _MOST_SAVED = 6
 """Batches whose price trials may cost in a row; its mean is of the latest:"""
 _MEAN_OF = 64

@@ -1,8 +1,9 @@
 """Requests of different lengths in simulated time: the real schedulers and policies, and an engine of made-up costs."""
 
-import math
 import random
 from collections.abc import Callable
+from math import exp, log, log2, sqrt
+from random import Random
 
 from modserve.core.configuration.merging import Padding, PaddingPolicy
 from modserve.core.configuration.model_config import DynamicBatching, ModelConfig
@@ -28,7 +29,7 @@ POLICIES = ("alone", "never", "always", "measured")
 
 def text_length(chance: random.Random) -> int:
     """Log-normal, as search queries and sentences are."""
-    return min(LONGEST, max(SHORTEST, round(chance.lognormvariate(math.log(MEDIAN), SPREAD))))
+    return min(LONGEST, max(SHORTEST, round(chance.lognormvariate(log(MEDIAN), SPREAD))))
 
 
 def configured(policy: str, multiple_of: int = 8, most: int = MOST) -> ModelConfig:
@@ -171,6 +172,54 @@ class Simulation:
         self.engine.on_answer = lambda inflight: None
         self.clock.advance(5 * 10**9)
         self._chance.seed(seed)
+
+
+_TEXT_ENCODER = {
+    8: (3.5, 2.1, 1.45, 1.15, 1.0),
+    16: (4.2, 3.0, 2.3, 2.0, 1.85),
+    32: (5.9, 4.5, 3.9, 3.6, 3.7),
+    64: (9.3, 8.0, 7.6, 7.9, 7.8),
+    128: (16.7, 15.3, 16.2, 16.6, 18.3),
+    256: (32.9, 33.4, 37.6, 39.7, 41.0),
+}
+"""Milliseconds of CPU for each row of a batch of 1, 2, 4, 8 and 16, by length."""
+TEXT_LENGTHS = tuple(_TEXT_ENCODER)
+
+
+def text_encoder(rows: int, length: int) -> float:
+    """The costs of all-MiniLM-L6-v2 on ONNX Runtime, as measured on two cores; in between, by powers.
+
+    Short texts gain three times from batches. Long ones lose a fifth: their batches do not fit the caches.
+    """
+    column = log2(min(TEXT_LENGTHS[-1], max(TEXT_LENGTHS[0], length))) - 3
+    left = min(int(column), len(TEXT_LENGTHS) - 2)
+    line = log2(rows)
+    low = min(int(line), 3)
+    total = 0.0
+    for place, near in ((left, 1 - column + left), (left + 1, column - left)):
+        costs = _TEXT_ENCODER[TEXT_LENGTHS[place]]
+        total += near * (log(costs[low]) * (1 - line + low) + log(costs[low + 1]) * (line - low))
+    return rows * exp(total)
+
+
+class SharedMachine:
+    """Costs on a machine that others use: all times go up and down together, slowly, by a third of themselves."""
+
+    def __init__(self, cost: Cost, seed: int, times: float, spread: float = 0.35, memory_s: float = 1.0) -> None:
+        self.now_ns: Callable[[], int] = lambda: 0
+        self._cost = cost
+        chance, level = Random(seed), 0.0
+        share = _STEP_NS / 1e9 / memory_s
+        self._levels: list[float] = []
+        for _ in range(int(400e9 / _STEP_NS)):
+            level += chance.gauss(0, spread * sqrt(2 * share)) - share * level
+            self._levels.append(times * exp(level))
+
+    def __call__(self, rows: int, length: int) -> float:
+        return self._cost(rows, length) * self._levels[self.now_ns() // _STEP_NS]
+
+
+_STEP_NS = 50 * MS
 
 
 class Preparing:

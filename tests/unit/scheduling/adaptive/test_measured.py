@@ -4,10 +4,13 @@ Never more than 3 % slower than the better of the fixed policies, and never slow
 clients, and the mean latency at moderate load.
 """
 
+import random
+from collections.abc import Callable
 from dataclasses import replace
+from math import log
 
 import pytest
-from simulated_lengths import MS, POLICIES, Cost, Preparing, Simulation, configured
+from simulated_lengths import MS, POLICIES, Cost, Preparing, SharedMachine, Simulation, configured, text_encoder
 
 from modserve.core.configuration.model_config import DynamicBatching
 from modserve.core.requests.inflight import Inflight
@@ -48,11 +51,12 @@ def test_the_rate_of_busy_clients(cost: Cost) -> None:
 def test_the_latency_at_moderate_load(cost: Cost) -> None:
     alone = Simulation("alone", cost)
     rate = 0.6 * alone.closed_loop(16, 2)
-    latencies = {}
+    latencies = dict.fromkeys(POLICIES, 0.0)
     for policy in POLICIES:
-        simulation = Simulation(policy, cost, noise=NOISE)
-        simulation.open_loop(rate, 3)
-        latencies[policy] = simulation.open_loop(rate, 6)
+        for seed in (1, 2, 3):
+            simulation = Simulation(policy, cost, noise=NOISE, seed=seed)
+            simulation.open_loop(rate, 3)
+            latencies[policy] += simulation.open_loop(rate, 6)
     measured = latencies.pop("measured")
     assert measured <= 1.03 * min(latencies.values()), latencies
 
@@ -134,6 +138,44 @@ def test_others_use_the_machine_now_and_then() -> None:
             rates[policy] += simulation.closed_loop(16, 1)
     measured = rates.pop("measured")
     assert measured >= 0.97 * max(rates.values()), rates
+
+
+LENGTHS: dict[str, Callable[[random.Random], int]] = {
+    "sentences": lambda chance: min(256, max(5, round(chance.lognormvariate(log(28), 0.7)))),
+    "passages": lambda chance: chance.randint(5, 256),
+}
+GAIN = {"sentences": {8: 1.2, 16: 1.3, 32: 1.37}, "passages": {8: 1.01, 16: 1.02, 32: 1.03}}
+"""Times the rate of texts one by one, by clients. Passages gain little: batches of long texts lose."""
+
+
+@pytest.mark.parametrize("clients", [8, 16, 32])
+@pytest.mark.parametrize("texts", LENGTHS)
+def test_texts_gain_from_batches_and_never_lose(texts: str, clients: int) -> None:
+    """In the first seconds, which teach what batches cost, nearly nothing is lost."""
+    first, rates = dict.fromkeys(POLICIES, 0.0), dict.fromkeys(POLICIES, 0.0)
+    for policy in ("alone", "measured"):
+        for seed in range(3):
+            simulation = Simulation(policy, text_encoder, noise=NOISE, seed=seed, length=LENGTHS[texts])
+            first[policy] += simulation.closed_loop(clients, 5)
+            rates[policy] += simulation.closed_loop(clients, 20)
+    assert rates["measured"] >= GAIN[texts][clients] * rates["alone"]
+    assert first["measured"] >= 0.97 * first["alone"]
+
+
+@pytest.mark.parametrize("clients", [8, 16, 32])
+def test_long_texts_on_a_machine_that_others_use(clients: int) -> None:
+    """Times vary by more than any batch gains: the first seconds teach little, and must not cost much."""
+    first, rates = dict.fromkeys(POLICIES, 0.0), dict.fromkeys(POLICIES, 0.0)
+    for policy in ("alone", "measured"):
+        for seed in range(8):
+            cost = SharedMachine(text_encoder, seed, times=2.0)
+            simulation = Simulation(policy, cost, noise=NOISE, seed=seed, length=LENGTHS["passages"])
+            begin_ns = simulation.clock.now_ns()
+            cost.now_ns = lambda clock=simulation.clock, begin_ns=begin_ns: clock.now_ns() - begin_ns  # type: ignore[misc]
+            first[policy] += simulation.closed_loop(clients, 5)
+            rates[policy] += simulation.closed_loop(clients, 40)
+    assert first["measured"] >= 0.95 * first["alone"]
+    assert rates["measured"] >= rates["alone"]
 
 
 def test_trials_cost_little() -> None:
@@ -223,8 +265,12 @@ def test_a_limit_of_elements_counts_the_rows_that_run(sizes: tuple[int, ...], ex
 
 def test_nothing_is_known_at_first() -> None:
     rule = Measured(configured("measured", most=4), dynamic(DynamicBatching((4,)), 4), lambda: 4, patient=False)
-    assert decided(rule, queue_of(24, 96)) == ([24, 96], Reason.IDLE_INSTANCE)
-    assert decided(rule, queue_of(24, 96, 8, 16, 25)) == ([8, 16, 24, 25], Reason.FULL)
+    queue = queue_of(24, 96, 8, 16, 25)
+    assert decided(rule, queue) == ([24], Reason.NO_GAIN), "the first batch tells what one costs"
+    timing = ExecutionTiming(1, "")
+    timing.compute_end_ns = 8 * MS
+    rule.observe(timing, [next(iter(queue))])
+    assert decided(rule, queue) == ([8, 16, 24, 25], Reason.FULL), "the second what a few together cost"
 
 
 def test_a_queue_delay_is_waited_for() -> None:
