@@ -3,7 +3,7 @@
     python scripts/compiled_form.py            # or scripts/compile: makes it in build/compiled
     python scripts/compiled_form.py --kept     # prints the folder with the form of this very source, if it was made
     python scripts/compiled_form.py --compiler # prints the C compiler's program, if there is one
-    python scripts/compiled_form.py --later    # makes it in a process of its own, which goes on when this one has ended
+    python scripts/compiled_form.py --later    # makes it in a process that outlives this one; prints what comes of it
 
 `build/compiled` is a copy of the source with the extension modules beside it, and what the next build can use again.
 What servers run is a copy of that in `build/forms`, in a folder named by the source's digest. It never changes, so that
@@ -39,6 +39,8 @@ FORMS = ROOT / "build" / "forms"
 """A folder for each source whose form was made here, the last few."""
 RECORD = "modserve/compiled.json"
 """Of what each extension module was made: `modserve.form` compares it with the source beside it."""
+LOG = "build/compile.log"
+"""What a build in the background says."""
 _STAMP = "stamp.json"
 _KEPT_FORMS = 3
 _MYPY = ("--config-file=", "--ignore-missing-imports", "--follow-imports=silent")
@@ -130,12 +132,25 @@ def compiler() -> str:
     return (shutil.which(words[0]) or "") if words else ""
 
 
-def later(root: Path = ROOT) -> None:
-    """Run `scripts/compile` in a process of its own, whose output goes to build/compile.log."""
-    (root / "build").mkdir(exist_ok=True)
-    with open(root / "build" / "compile.log", "wb") as log:
-        command = ["nice", "-n", "10", str(root / "scripts" / "compile")]
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+def later(root: Path = ROOT) -> str:
+    """Run `scripts/compile` in a process of its own, and say what comes of it.
+
+    Its output goes to build/compile.log, which is locked as long as that process, or one of its own, has it open: of
+    several starts at once, one compiles.
+    """
+    import fcntl
+
+    try:
+        (root / "build").mkdir(exist_ok=True)
+        with open(root / LOG, "ab") as log:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                log.truncate(0)
+                command = ["nice", "-n", "10", str(root / "scripts" / "compile")]
+                subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    except OSError as error:
+        return f"the compiled one cannot be made: {error}"
+    return f"once the compiled one is made ({LOG}), the next start serves it"
 
 
 @contextlib.contextmanager
@@ -244,7 +259,9 @@ def _build(files: Sequence[str], cores: int) -> None:
             def compile_one(source: str, headers: str, options: dict[str, Any]) -> list[str]:
                 """Nothing is done for a file that says what it said when it was last compiled, as do all headers."""
                 objects: list[str] = compiler.object_filenames([source], output_dir=options["output_dir"])
-                parts = (Path(source).read_bytes(), headers, sorted(options.items()), version("mypy"), sys.version)
+                # The versions say what headers there are elsewhere, which each environment has at a place of its own.
+                flags = sorted((name, value) for name, value in options.items() if name != "include_dirs")
+                parts = (Path(source).read_bytes(), headers, flags, version("mypy"), sys.version)
                 key = hashlib.sha256(repr(parts).encode()).hexdigest()
                 mark = Path(f"{objects[0]}.key")
                 if not (mark.exists() and mark.read_text() == key and Path(objects[0]).exists()):
@@ -301,7 +318,7 @@ def main() -> None:
     elif words == ["--compiler"]:
         print(compiler())
     elif words == ["--later"]:
-        later()
+        print(later())
     elif words:
         raise SystemExit(__doc__)
     else:
