@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 import tomllib
 import zlib
@@ -245,42 +246,11 @@ def _extension_modules(target: Path) -> Iterator[Path]:
 def _build(files: Sequence[str], cores: int) -> None:
     """mypyc, the C compiler and the linker, in the working directory."""
     from mypyc.build import mypycify
-    from setuptools import Distribution
-    from setuptools.command.build_ext import build_ext
-    from setuptools.errors import CompileError
+    from setuptools import Extension
 
-    class Parallel(build_ext):  # type: ignore[misc]
-        """Files of a library side by side, where setuptools goes one by one, and only those that have changed."""
-
-        def build_extensions(self) -> None:
-            compiler: Any = self.compiler
-            compile_some = compiler.compile
-
-            def compile_one(source: str, headers: str, options: dict[str, Any]) -> list[str]:
-                """Nothing is done for a file that says what it said when it was last compiled, as do all headers."""
-                objects: list[str] = compiler.object_filenames([source], output_dir=options["output_dir"])
-                # The versions say what headers there are elsewhere, which each environment has at a place of its own.
-                flags = sorted((name, value) for name, value in options.items() if name != "include_dirs")
-                parts = (Path(source).read_bytes(), headers, flags, version("mypy"), sys.version)
-                key = hashlib.sha256(repr(parts).encode()).hexdigest()
-                mark = Path(f"{objects[0]}.key")
-                if not (mark.exists() and mark.read_text() == key and Path(objects[0]).exists()):
-                    mark.unlink(missing_ok=True)
-                    compile_some([source], **options)
-                    mark.write_text(key)
-                return objects
-
-            def compile_all(sources: Sequence[str], **options: Any) -> list[str]:
-                headers = hashlib.sha256()
-                for path in sorted(Path().glob("c/**/*.h")):
-                    headers.update(f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-                with ThreadPoolExecutor(cores) as pool:
-                    each = pool.map(lambda source: compile_one(source, headers.hexdigest(), options), sources)
-                    return [file for files in each for file in files]
-
-            compiler.compile = compile_all
-            super().build_extensions()
-
+    with tempfile.TemporaryDirectory() as folder:  # what fails now would fail after mypyc's half minute
+        (source := Path(folder) / "modserve_tried.c").write_text(_TRIED)
+        _compile([Extension("modserve_tried", [str(source)])], 1, Path(folder), inplace=False)
     began = time.perf_counter()
     extensions = mypycify(
         [*_MYPY, *files],
@@ -294,15 +264,60 @@ def _build(files: Sequence[str], cores: int) -> None:
     for extension in extensions:
         extension.extra_compile_args = [*(extension.extra_compile_args or ()), "-Wno-error", *_HIDDEN]
         extension.extra_link_args = [*(extension.extra_link_args or ()), *_STRIPPED]
-        extension.depends.append(__file__)  # other options make other code of the same files
+    _compile(extensions, cores, Path("objects"), inplace=True)
+
+
+_TRIED = "#include <Python.h>\nPyMODINIT_FUNC PyInit_modserve_tried(void) { return NULL; }\n"
+
+
+def _compile(extensions: Sequence[Any], cores: int, objects: Path, inplace: bool) -> None:
+    """The C compiler and the linker. Raises SystemExit where they fail."""
+    from setuptools import Distribution
+    from setuptools.command.build_ext import build_ext
+    from setuptools.errors import CompileError, LinkError
+
+    class Parallel(build_ext):  # type: ignore[misc]
+        """Files of a library side by side, where setuptools goes one by one, and only those that have changed."""
+
+        def build_extensions(self) -> None:
+            compiler: Any = self.compiler
+            compile_some = compiler.compile
+
+            def compile_one(source: str, headers: str, options: dict[str, Any]) -> list[str]:
+                """Nothing is done for a file that says what it said when it was last compiled, as do all headers.
+
+                The versions stand for the headers of Python and of mypyc, whose place is another in each environment.
+                """
+                made: list[str] = compiler.object_filenames([source], output_dir=options["output_dir"])
+                flags = [options["macros"], options["extra_postargs"]]
+                parts = (Path(source).read_bytes(), headers, flags, version("mypy"), sys.version)
+                key = hashlib.sha256(repr(parts).encode()).hexdigest()
+                mark = Path(f"{made[0]}.key")
+                if not (mark.exists() and mark.read_text() == key and Path(made[0]).exists()):
+                    mark.unlink(missing_ok=True)
+                    compile_some([source], **options)
+                    mark.write_text(key)
+                return made
+
+            def compile_all(sources: Sequence[str], **options: Any) -> list[str]:
+                headers = hashlib.sha256()
+                for path in sorted(Path().glob("c/**/*.h")):
+                    headers.update(f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+                with ThreadPoolExecutor(cores) as pool:
+                    each = pool.map(lambda source: compile_one(source, headers.hexdigest(), options), sources)
+                    return [file for files in each for file in files]
+
+            compiler.compile = compile_all
+            super().build_extensions()
+
     command = Parallel(Distribution({"name": "modserve", "ext_modules": extensions, "packages": []}))
-    command.inplace = True
-    command.build_temp = "objects"
+    command.inplace = inplace
+    command.build_lib = command.build_temp = str(objects)
     command.verbose = False
     command.ensure_finalized()
     try:
         command.run()
-    except CompileError as error:
+    except (CompileError, LinkError) as error:
         raise SystemExit(f"the C compiler failed; it said why above: {error}") from None
 
 
