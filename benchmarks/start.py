@@ -5,8 +5,8 @@
     python benchmarks/start.py --modules 30                     # and the modules that take most
     python benchmarks/start.py --write                          # into docs/performance.md
 
-Linux only. Three kinds of starts take turns: plain ones for the totals, some under ``python -X importtime``, and some in
-which resident memory is read before and after each module. What modules import counts for the imported ones. Tracing
+Linux only. Three kinds of starts take turns: plain ones for the totals, some under ``python -X importtime``, and some
+in which resident memory is read before and after each module. What modules import counts for the imported ones. Tracing
 slows imports down, most of all small modules: compare rows, and take totals from the plain starts.
 """
 
@@ -15,15 +15,17 @@ import json
 import os
 import platform
 import re
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from unittest import mock
 
 import overhead
 import process_tree
@@ -98,17 +100,22 @@ class Starts:
         return {**os.environ, "PYTHONDONTWRITEBYTECODE": "", **first}
 
     def plain(self, repository: Path) -> None:
-        with mock.patch.dict(os.environ, self.environment()), overhead.server(repository) as server:
-            self.ready_s.append(server.start_seconds)
-            self.cpu_s.append(process_tree.cpu_seconds(server.pid))
-            self.resident_mb.append(server.ready_rss_mb)
+        began = time.perf_counter()
+        with self._loaded("-m", "modserve", *SERVE, str(repository)) as pid:
+            self.ready_s.append(time.perf_counter() - began)
+            self.cpu_s.append(process_tree.cpu_seconds(pid))
+            self.resident_mb.append(process_tree.rss_mb(pid))
 
     def timed(self, repository: Path) -> None:
-        self.ms.append(dict(import_times(self._log("-X", "importtime", "-m", "modserve", *SERVE, str(repository)))))
+        with tempfile.NamedTemporaryFile("r") as log:
+            with self._loaded("-X", "importtime", "-m", "modserve", *SERVE, str(repository), log=log.name):
+                pass
+            self.ms.append(dict(import_times(log.read())))
 
     def weighed(self, repository: Path) -> None:
         with tempfile.NamedTemporaryFile("r") as record:
-            self._log("-c", _MEMORY, record.name, *SERVE, str(repository))
+            with self._loaded("-c", _MEMORY, record.name, *SERVE, str(repository)):
+                pass
             rows = [json.loads(line) for line in record]
         sizes: dict[str, float] = defaultdict(float)
         for module, kilobytes in rows:
@@ -116,20 +123,21 @@ class Starts:
         self.bare_mb.append(sizes.pop(""))
         self.mb.append(sizes)
 
-    def _log(self, *words: str) -> str:
-        """The standard error of a server until its models are loaded."""
-        with tempfile.TemporaryFile("w+") as log:
+    @contextmanager
+    def _loaded(self, *words: str, log: str = os.devnull) -> Iterator[int]:
+        """The process id of a server that has loaded its models; its standard error goes to the file `log`."""
+        with open(log, "w") as errors:
             process = subprocess.Popen(
-                [sys.executable, *words], stdout=subprocess.PIPE, stderr=log, text=True, env=self.environment()
+                [sys.executable, *words], stdout=subprocess.PIPE, stderr=errors, text=True, env=self.environment()
             )
-            assert process.stdout is not None
-            loaded = any(line.startswith("Try it") for line in process.stdout)
+        assert process.stdout is not None
+        try:
+            if not any(line.startswith("Try it") for line in process.stdout):
+                raise SystemExit("the server ended before its models were loaded")
+            yield process.pid
+        finally:
             process.terminate()
             process.communicate()
-            log.seek(0)
-            if not loaded:
-                raise SystemExit(f"the server ended:\n{log.read()}")
-            return log.read()
 
 
 def import_times(report: str) -> Iterator[tuple[str, float]]:
@@ -215,7 +223,7 @@ def main() -> None:
     sources = [Starts(None), *([Starts(arguments.before)] if arguments.before else [])]
     with tempfile.TemporaryDirectory() as directory:
         repository = Path(directory)
-        (repository / "simple").symlink_to(EXAMPLE)
+        shutil.copytree(EXAMPLE, repository / "simple")
         for run in range(arguments.runs + 1):  # the first one writes bytecode
             for each in sources if run % 2 == 0 else reversed(sources):
                 for step in (each.plain, each.timed, each.weighed):

@@ -143,12 +143,11 @@ def later(root: Path = ROOT) -> str:
 
     try:
         (root / "build").mkdir(exist_ok=True)
-        with open(root / LOG, "ab") as log:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                log.truncate(0)
-                command = ["nice", "-n", "10", str(root / "scripts" / "compile")]
-                subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        with open(root / LOG, "ab") as log, contextlib.suppress(BlockingIOError):
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            log.truncate(0)
+            command = ["nice", "-n", "10", str(root / "scripts" / "compile")]
+            subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     except OSError as error:
         return f"the compiled one cannot be made: {error}"
     return f"once the compiled one is made ({LOG}), the next start serves it"

@@ -1,8 +1,8 @@
 """A fresh clone, from its first start to the compiled form, and what stands in the way of that form.
 
-The clone has the files of this working tree, committed or not. Its environment uses the packages of the environment that
-runs the tests, as one in which everything is installed. Object files of this tree's last build are its compiler's cache:
-mypyc and the linker run, and the compiler for what is not in the cache.
+The clone has the files of this working tree, committed or not. Its environment uses the packages of the environment
+that runs the tests, as one in which everything is installed. Object files of this tree's last build are the compiler's
+cache: mypyc and the linker run, and the compiler for what is not in the cache.
 """
 
 import json
@@ -118,7 +118,7 @@ def test_a_tree_that_cannot_be_written_to_is_served_from_its_source(clone: Path)
 
 def test_a_broken_compiler_leaves_the_source_served(clone: Path) -> None:
     with serving(clone, BROKEN_COMPILER) as server:
-        assert server.wait_for(LATER)
+        server.wait_for(LATER)
         log = built(clone)
         infer(server)
     assert "the C compiler failed; it said why above" in log
@@ -135,7 +135,7 @@ def test_the_first_start_compiles_for_the_second(clone: Path) -> None:
             shutil.copytree(source, target, dirs_exist_ok=True)
     with serving(clone) as first, serving(clone) as second:
         for server in (first, second):
-            assert server.wait_for(LATER)
+            server.wait_for(LATER)
             assert server.wait_for(FORM)[1] == "interpreted"
             infer(server)
         log = built(clone)
