@@ -44,6 +44,7 @@ LOG = "build/compile.log"
 """What a build in the background says."""
 _STAMP = "stamp.json"
 _KEPT_FORMS = 3
+_DIGITS = 16
 _MYPY = ("--config-file=", "--ignore-missing-imports", "--follow-imports=silent")
 _OPTIMISATION = "2"
 
@@ -73,32 +74,39 @@ def within(name: str, packages: Sequence[str]) -> bool:
     return any(name == each or name.startswith(f"{each}.") for each in packages)
 
 
-def make(root: Path = ROOT, target: Path = TARGET, without: Sequence[str] = ()) -> list[Path]:
-    """Bring `target` up to date; returns its extension modules. Prints what it does, and how long it took.
+def make(root: Path = ROOT, target: Path = TARGET, without: Sequence[str] = (), forms: Path | None = None) -> Path:
+    """Bring `target` up to date, and return the folder with the form. Prints what it does, and how long it took.
 
-    Nothing is compiled if the listed modules, and all they could take types from, are as they were at the last time.
-    The listed modules in the packages of `without` are left to the interpreter too.
+    That folder is `target`, which another build may change; with `forms`, it is a folder in there that never changes,
+    and of which the last few are kept. Nothing is compiled if the listed modules, and all they could take types from,
+    are as they were at the last time. The listed modules in the packages of `without` are left to the interpreter too.
     """
     listed = [name for name in modules(root).compiled if not within(name, without)]
     with _locked(target):
-        key = _key(root / "src", listed)
+        # What is compiled, and named, is the copy: the source may be edited while the compiler runs.
+        _copy_source(root / "src" / "modserve", target / "modserve")
+        key = _key(target, listed)
         made = _made(target, key)
         if made is None:
             began = time.perf_counter()
-            made = _compiled(root, target, listed)
+            made = _compiled(target, listed)
             seconds = time.perf_counter() - began
             (target / _STAMP).write_text(json.dumps({"key": key, "files": made, "seconds": seconds}))
             print(f"compiled in {seconds:.0f} s: {size(target) / 1e6:.1f} MB", file=sys.stderr)
         else:
-            _copy_source(root / "src" / "modserve", target / "modserve")
             print("the compiled form is up to date", file=sys.stderr)
         _write_record(target, listed)
-        return [target / path for path in (*made, RECORD)]
+        return target if forms is None else _keep(target, forms, _key(target, listed, tools=())[:_DIGITS])
+
+
+def files(form: Path) -> list[Path]:
+    """What a form has beside the source: its extension modules, and the record."""
+    return [*_extension_modules(form), form / RECORD]
 
 
 def digest(root: Path = ROOT) -> str:
     """Of all that the compiled form of a checkout depends on, the tools that make it apart."""
-    return _key(root / "src", modules(root).compiled, tools=())[:16]
+    return _key(root / "src", modules(root).compiled, tools=())[:_DIGITS]
 
 
 def kept(root: Path = ROOT, forms: Path = FORMS) -> Path | None:
@@ -107,12 +115,12 @@ def kept(root: Path = ROOT, forms: Path = FORMS) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def keep(root: Path = ROOT, target: Path = TARGET, forms: Path = FORMS) -> Path:
-    """Copy what `make` has left in `target` to a folder that stays as it is; of those before, the last few are kept."""
-    folder = forms / digest(root)
+def _keep(target: Path, forms: Path, name: str) -> Path:
+    """Copy what is in `target` to a folder that stays as it is; of those before, the last few are kept."""
+    folder = forms / name
     if not folder.is_dir():
         forms.mkdir(parents=True, exist_ok=True)
-        new = forms / f".{folder.name}-{os.getpid()}"
+        new = forms / f".{name}-{os.getpid()}"
         new.mkdir()
         shutil.copytree(target / "modserve", new / "modserve", ignore=shutil.ignore_patterns("__pycache__"))
         for path in _extension_modules(target):
@@ -185,7 +193,7 @@ def seconds(target: Path = TARGET) -> float:
 
 def _key(source: Path, listed: Sequence[str], tools: Sequence[str] = ("mypy", "setuptools")) -> str:
     hashed = hashlib.sha256()
-    for path in sorted(source.rglob("*.py*")):
+    for path in sorted((source / "modserve").rglob("*.py*")):
         if path.suffix in (".py", ".pyi"):
             hashed.update(f"{path.relative_to(source)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     versions = [f"{name} {version(name)}" for name in tools]
@@ -222,10 +230,9 @@ def _copy_source(source: Path, target: Path) -> None:
             shutil.copyfile(new, old)
 
 
-def _compiled(root: Path, target: Path, listed: Sequence[str]) -> list[str]:
+def _compiled(target: Path, listed: Sequence[str]) -> list[str]:
     for path in _extension_modules(target):
         path.unlink()
-    _copy_source(root / "src" / "modserve", target / "modserve")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     print(f"compiling {len(listed)} modules of modserve on {cores} cores", file=sys.stderr)
     here = Path.cwd()
@@ -336,8 +343,7 @@ def main() -> None:
     elif words:
         raise SystemExit(__doc__)
     else:
-        make()
-        keep()
+        make(forms=FORMS)
 
 
 if __name__ == "__main__":
