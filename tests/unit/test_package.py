@@ -57,6 +57,7 @@ UNUSED = (
     "http.server",
     "ml_dtypes",
     "opentelemetry",
+    "pydantic",
     "starlette",
     "urllib.request",
     "modserve.backends.python.",
