@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from modserve.settings.validation import Bounds, Conversion, Preparation, Refinement, SettingsError, checked, converted
+from modserve.settings.validation import Bounds, Preparation, Reading, Refinement, SettingsError, checked, converted
 
 
 def positive(value: int) -> int:
@@ -31,7 +31,7 @@ def positive(value: int) -> int:
         (Annotated[str, Preparation(str)], 3, "3"),
         (Annotated[int, Preparation(str), Preparation(abs)], -3, 3),
         (Annotated[str, Refinement(str.upper)], "a", "A"),
-        (Annotated[Path, Conversion(Path)], "a", Path("a")),
+        (Annotated[Path, Reading(Path)], "a", Path("a")),
         (Annotated[int, Bounds(1, 3)], 3, 3),
         (Annotated[int | None, Bounds(1)], None, None),
     ],

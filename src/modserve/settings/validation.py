@@ -28,7 +28,7 @@ class Refinement(NamedTuple):
     convert: Callable[[Any], Any]
 
 
-class Conversion(NamedTuple):
+class Reading(NamedTuple):
     """Converts the value, and its type is not checked. Raises ValueError."""
 
     convert: Callable[[Any], Any]
@@ -105,7 +105,7 @@ def converted(annotation: Any, value: Any) -> Any:
     for mark in reversed(marks):
         if isinstance(mark, Preparation):
             value = _by(mark.convert, value)
-    instead = next((mark for mark in marks if isinstance(mark, Conversion)), None)
+    instead = next((mark for mark in marks if isinstance(mark, Reading)), None)
     value = _typed(base, value) if instead is None else _by(instead.convert, value)
     for mark in marks:
         if isinstance(mark, Refinement):

@@ -17,7 +17,7 @@ from modserve.protocol.restricted import CATEGORIES, Restriction, grpc_restricti
 
 from . import telemetry
 from .cache import cache_settings
-from .validation import Bounds, Conversion, Preparation, Refinement, converted
+from .validation import Bounds, Preparation, Reading, Refinement, converted
 
 # Texts
 
@@ -326,10 +326,10 @@ AnyFlag = Annotated[bool, Preparation(lambda value: any(value) if isinstance(val
 ControlMode = Annotated[Literal["none", "explicit", "poll"], Preparation(_lower)]
 Compression = Annotated[Literal["none", "low", "medium", "high"], Preparation(_lower)]
 Repositories: TypeAlias = str | Path | RemotePlace | Sequence[str | Path | RemotePlace]
-Places = Annotated[Repositories, Conversion(_places)]
-PythonModels = Annotated[Mapping[str, object], Conversion(_python_models)]
-ModelFiles = Annotated[tuple[tuple[str, Path], ...], Conversion(_model_files)]
-CacheConfig = Annotated[CacheSettings | int | str, Conversion(cache_settings)]
+Places = Annotated[Repositories, Reading(_places)]
+PythonModels = Annotated[Mapping[str, object], Reading(_python_models)]
+ModelFiles = Annotated[tuple[tuple[str, Path], ...], Reading(_model_files)]
+CacheConfig = Annotated[CacheSettings | int | str, Reading(cache_settings)]
 MetricsConfig = Annotated[Mapping[str, str], Preparation(_metrics)]
 TraceMode = Annotated[Literal["triton", "opentelemetry"], Preparation(_lower)]
 SpanConfig = Annotated[tuple[tuple[str, str], ...], Preparation(telemetry.settings)]
