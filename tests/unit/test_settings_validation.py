@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from modserve.settings.validation import Bounds, Preparation, Reading, Refinement, SettingsError, checked, converted
+from modserve.settings.validation import After, Before, Bounds, Instead, SettingsError, checked, converted
 
 
 def positive(value: int) -> int:
@@ -28,10 +28,10 @@ def positive(value: int) -> int:
         (frozenset[int], {1, "2"}, frozenset({1, 2})),
         (Mapping[str, tuple[str, ...]], {"a": ["b"]}, {"a": ("b",)}),
         (Mapping[str, object], {"a": 1j}, {"a": 1j}),
-        (Annotated[str, Preparation(str)], 3, "3"),
-        (Annotated[int, Preparation(str), Preparation(abs)], -3, 3),
-        (Annotated[str, Refinement(str.upper)], "a", "A"),
-        (Annotated[Path, Reading(Path)], "a", Path("a")),
+        (Annotated[str, Before(str)], 3, "3"),
+        (Annotated[int, Before(str), Before(abs)], -3, 3),
+        (Annotated[str, After(str.upper)], "a", "A"),
+        (Annotated[Path, Instead(Path)], "a", Path("a")),
         (Annotated[int, Bounds(1, 3)], 3, 3),
         (Annotated[int | None, Bounds(1)], None, None),
     ],
@@ -60,7 +60,7 @@ def test_what_is_converted(annotation: Any, value: Any, result: object) -> None:
         (Mapping[str, str], {"a": 1}, "Input should be a valid string"),
         (Annotated[int, Bounds(1)], 0, "Input should be greater than or equal to 1"),
         (Annotated[int, Bounds(1, 3)], 4, "Input should be less than or equal to 3"),
-        (Annotated[int, Refinement(positive)], 0, "not positive"),
+        (Annotated[int, After(positive)], 0, "not positive"),
     ],
 )
 def test_what_is_refused(annotation: Any, value: object, text: str) -> None:
@@ -76,7 +76,7 @@ class Inner:
 @dataclasses.dataclass
 class Outer:
     inner: Inner
-    names: frozenset[Annotated[str, Refinement(str.lower)]] = frozenset()
+    names: frozenset[Annotated[str, After(str.lower)]] = frozenset()
 
 
 def test_all_mistakes_with_their_places() -> None:

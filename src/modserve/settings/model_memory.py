@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from modserve.core.residency import MemoryLimit
 
 from .options import option
-from .validation import Preparation, Reading
+from .validation import Before, Instead
 from .values import boolean
 
 _UNITS = {"": 1, **{f"{prefix}B": 1000**power for power, prefix in enumerate(("", "K", "M", "G", "T"))}}
@@ -34,8 +34,8 @@ def _lazily(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool | str) else value
 
 
-Limit = Annotated[MemoryLimit, Reading(memory_limit)]
-Lazily = Annotated[Literal["auto", "true", "false"], Preparation(_lazily)]
+Limit = Annotated[MemoryLimit, Instead(memory_limit)]
+Lazily = Annotated[Literal["auto", "true", "false"], Before(_lazily)]
 
 LIMIT: MemoryLimit = option(
     MemoryLimit(),

@@ -16,19 +16,19 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 _WHOLE = re.compile(r"\s*[+-]?[0-9]+\s*")
 
 
-class Preparation(NamedTuple):
+class Before(NamedTuple):
     """Converts the value before its type is checked. Raises ValueError."""
 
     convert: Callable[[Any], Any]
 
 
-class Refinement(NamedTuple):
+class After(NamedTuple):
     """Converts the value after that. Raises ValueError."""
 
     convert: Callable[[Any], Any]
 
 
-class Reading(NamedTuple):
+class Instead(NamedTuple):
     """Converts the value, and its type is not checked. Raises ValueError."""
 
     convert: Callable[[Any], Any]
@@ -103,12 +103,12 @@ def converted(annotation: Any, value: Any) -> Any:
         return _typed(annotation, value)
     base, *marks = get_args(annotation)
     for mark in reversed(marks):
-        if isinstance(mark, Preparation):
+        if isinstance(mark, Before):
             value = _by(mark.convert, value)
-    instead = next((mark for mark in marks if isinstance(mark, Reading)), None)
+    instead = next((mark for mark in marks if isinstance(mark, Instead)), None)
     value = _typed(base, value) if instead is None else _by(instead.convert, value)
     for mark in marks:
-        if isinstance(mark, Refinement):
+        if isinstance(mark, After):
             value = _by(mark.convert, value)
         elif isinstance(mark, Bounds) and value is not None:
             _check_bounds(mark, value)
@@ -150,7 +150,7 @@ def _typed(annotation: Any, value: Any) -> Any:
         if not isinstance(value, Mapping):
             raise _WrongError("Input should be a valid dictionary", value)
         return {converted(inner[0], key): converted(inner[1], each) for key, each in value.items()}
-    return _scalar(origin or annotation, value)
+    return _plain(origin or annotation, value)
 
 
 def _one_of(kinds: tuple[Any, ...], value: Any) -> Any:
@@ -173,7 +173,7 @@ def _items(value: Any, kind: str) -> list[Any]:
     return list(value)
 
 
-def _scalar(kind: Any, value: Any) -> Any:
+def _plain(kind: Any, value: Any) -> Any:
     if kind is int and not isinstance(value, float) and isinstance(value, int):
         return int(value)
     if kind is int and isinstance(value, str) and _WHOLE.fullmatch(value):
