@@ -47,7 +47,7 @@ RULES = {
     "pb": rule(foreign="google.protobuf"),
     "config": rule("core pb routing", "google.protobuf"),
     "protocol": rule("core pb", "google.protobuf numpy orjson"),
-    "settings": rule("core protocol.restricted", "yaml"),
+    "settings": rule("core protocol.restricted", "pydantic yaml"),
     "backends": rule(
         "core",
         "numpy google.protobuf yaml onnxruntime openvino torch tensorflow treelite sklearn skops joblib threadpoolctl "

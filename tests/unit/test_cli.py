@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -315,7 +314,7 @@ def test_a_log_file(serve: Callable[[Ports, bool], None], capsys: pytest.Capture
     file = tmp_path / "log"
     file.write_text("what was there\n")
     serve(Ports(81, 82, 83), False)
-    cli.run(replace(SETTINGS, log_file=str(file)), ["é"])
+    cli.run(SETTINGS.model_copy(update={"log_file": str(file)}), ["é"])
     logging.shutdown()
     assert capsys.readouterr().err == ""
     lines = file.read_text("utf-8").splitlines()
@@ -328,7 +327,7 @@ def test_a_log_file_that_cannot_be_opened(
     serve: Callable[[Ports, bool], None], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     serve(Ports(81, 82, 83), False)
-    assert cli.run(replace(SETTINGS, log_file=str(tmp_path))) == 1
+    assert cli.run(SETTINGS.model_copy(update={"log_file": str(tmp_path)})) == 1
     assert capsys.readouterr().err.startswith("modserve: cannot open the log file; '--log-file' names another: ")
 
 
@@ -368,10 +367,10 @@ def test_what_the_supervisor_starts_is_not_supervised(started: Started) -> None:
     ids=str,
 )
 def test_log_switches(
-    serve: Callable[[Ports, bool], None], capsys: pytest.CaptureFixture[str], switches: dict[str, Any], levels: str
+    serve: Callable[[Ports, bool], None], capsys: pytest.CaptureFixture[str], switches: dict[str, object], levels: str
 ) -> None:
     serve(Ports(None, None, None), False)
-    cli.run(replace(SETTINGS, **switches))
+    cli.run(SETTINGS.model_copy(update=switches))
     capsys.readouterr()
     for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
         logging.getLogger("modserve.test").log(level, "text")

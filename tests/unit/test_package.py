@@ -57,7 +57,6 @@ UNUSED = (
     "http.server",
     "ml_dtypes",
     "opentelemetry",
-    "pydantic",
     "starlette",
     "urllib.request",
     "modserve.backends.python.",

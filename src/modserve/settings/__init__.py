@@ -6,7 +6,6 @@ from .options import OptionError
 from .settings import OPTIONS, Settings
 from .sources import CommandLine, from_command_line
 from .tls import TlsFiles
-from .validation import SettingsError
 from .values import header_pattern
 
 __all__ = [
@@ -17,7 +16,6 @@ __all__ = [
     "LoopLimits",
     "OptionError",
     "Settings",
-    "SettingsError",
     "TlsFiles",
     "from_command_line",
     "header_pattern",

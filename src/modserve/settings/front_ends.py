@@ -1,21 +1,22 @@
 """The settings of HTTP and gRPC, which are passed to the front ends unchanged."""
 
-from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as validated_dataclass
 
 from . import values
 from .limits import LoopLimits
 from .options import option
 from .tls import TlsFiles
-from .validation import Bounds, checked
 from .values import Count, Milliseconds, Port
 
 _PORT_HELP = "Port that {} listens on; 0 takes a free one."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@validated_dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class FrontEndSettings:
     """What HTTP and gRPC have in common."""
 
@@ -29,7 +30,7 @@ class FrontEndSettings:
         "{}-header-forward-pattern",
         value="REGEX",
     )
-    restrictions: values.Restrictions = field(default_factory=dict)
+    restrictions: values.Restrictions = Field(default_factory=dict)
     """By category of calls."""
     use_ssl: bool = option(False, "Serve {} over TLS only.")
     use_ssl_mutual: bool = option(False, "Serve {} over TLS only, to clients with a valid certificate.")
@@ -50,12 +51,6 @@ class FrontEndSettings:
     limits: LoopLimits = LoopLimits()
     """How much work is done on the event loop."""
 
-    def __post_init__(self) -> None:
-        """Raises SettingsError."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        for name, value in checked(type(self), values).items():
-            object.__setattr__(self, name, value)
-
     def check_certificates(self, subject: str) -> None:
         """Raises ValueError if TLS lacks one of its files. `subject`, http or grpc, is the prefix of the options."""
         if self.tls is None:
@@ -75,7 +70,7 @@ class FrontEndSettings:
         return TlsFiles(Path(self.server_cert), Path(self.server_key), root, self.use_ssl_mutual)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@validated_dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class HttpSettings(FrontEndSettings):
     """How HTTP is served; times are in seconds. TLS files that are not set are those of gRPC."""
 
@@ -88,7 +83,7 @@ class HttpSettings(FrontEndSettings):
         parse=partial(values.restriction, "api"),
         several=True,
     )
-    max_json: Annotated[int, Bounds(1)] = option(
+    max_json: Annotated[int, Field(ge=1)] = option(
         64 * 1024 * 1024,
         "Maximum size of a request's JSON in bytes; --request-memory-limit limits binary tensors.",
         "http-max-input-size",
@@ -115,7 +110,7 @@ class HttpSettings(FrontEndSettings):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@validated_dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class GrpcSettings(FrontEndSettings):
     """How gRPC is served; times are in milliseconds. The defaults are those of gRPC and Triton."""
 
@@ -133,7 +128,7 @@ class GrpcSettings(FrontEndSettings):
         "Compress responses for clients that accept it: low with gzip, medium and high with deflate.",
         "grpc-infer-response-compression-level",
     )
-    max_message: Annotated[int | None, Bounds(0, 2**31 - 1)] = option(
+    max_message: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = option(
         None,
         "Maximum size of a message from a client in bytes; 0: no limit. The memory is that of the container, the "
         "process limit or the machine, whichever is smallest.",

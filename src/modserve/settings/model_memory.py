@@ -3,10 +3,11 @@
 import re
 from typing import Annotated, Any, Literal
 
+from pydantic import BeforeValidator, PlainValidator
+
 from modserve.core.residency import MemoryLimit
 
 from .options import option
-from .validation import Before, Instead
 from .values import boolean
 
 _UNITS = {"": 1, **{f"{prefix}B": 1000**power for power, prefix in enumerate(("", "K", "M", "G", "T"))}}
@@ -34,8 +35,8 @@ def _lazily(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool | str) else value
 
 
-Limit = Annotated[MemoryLimit, Instead(memory_limit)]
-Lazily = Annotated[Literal["auto", "true", "false"], Before(_lazily)]
+Limit = Annotated[MemoryLimit, PlainValidator(memory_limit)]
+Lazily = Annotated[Literal["auto", "true", "false"], BeforeValidator(_lazily)]
 
 LIMIT: MemoryLimit = option(
     MemoryLimit(),

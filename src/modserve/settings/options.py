@@ -2,11 +2,13 @@
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
-from .validation import annotations
+from pydantic import Field
+from pydantic.fields import FieldInfo
+
 from .values import boolean, whole_number
 
 T = TypeVar("T")
@@ -56,19 +58,15 @@ class Option:
 def option(default: T, help: str, name: str = "", *others: Option, **more: Any) -> T:
     """A field with this default, the option that sets it, and `others` that set it as well."""
     options = [Option(help, name, **more), *others]
-    metadata = {"options": options}
-    if isinstance(default, dict):
-        return cast(T, dataclasses.field(default_factory=default.copy, metadata=metadata))
-    return dataclasses.field(default=default, metadata=metadata)
+    return Field(default=default, json_schema_extra={"options": cast(Any, options)})
 
 
-def options_of(kind: type, subject: str = "", label: str = "") -> Iterable[Option]:
-    """The options written beside the fields of a class, with what follows from the fields filled in."""
+def options_of(fields: Mapping[str, FieldInfo], subject: str = "", label: str = "") -> Iterable[Option]:
+    """The options written beside `fields`, with what follows from the fields filled in."""
     section = label
-    for field in dataclasses.fields(kind):
-        field_name = field.name
-        for each in field.metadata.get("options", ()):
-            parse, value, several = _kind(annotations(kind)[field_name], each.name or field_name)
+    for field_name, field in fields.items():
+        for each in cast(Any, field.json_schema_extra or {}).get("options", ()):
+            parse, value, several = _kind(field.annotation, each.name or field_name)
             yield dataclasses.replace(
                 each,
                 help=each.help.format(label),
@@ -89,8 +87,6 @@ _VALUES = {"address": "ADDRESS", "cert": "FILE", "file": "FILE", "key": "FILE"}
 
 def _kind(annotation: Any, name: str) -> tuple[Callable[[str], Any], str, bool]:
     """How a field's texts are read, what stands for them in the help, and whether there may be several."""
-    if get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
     if annotation is bool:
         return boolean, "true|false", False
     if annotation is int or int in get_args(annotation):

@@ -9,7 +9,9 @@ import os
 from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Self, cast
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from modserve.core.configuration.cache_settings import CacheSettings
 from modserve.core.configuration.log_settings import AccessMode, AccessSettings, LogFormat, LogSettings
@@ -21,17 +23,18 @@ from .cache import cache_texts
 from .examples import example_models
 from .front_ends import GrpcSettings, HttpSettings
 from .options import Option, did_you_mean, option, options_of
-from .validation import Bounds, checked, one_mistake
 from .values import Count, Port, UnsignedCount, whole_number
 
 
-@dataclasses.dataclass(frozen=True, init=False, kw_only=True)
-class Settings:
+class Settings(BaseModel):
     """How a server runs: ``Settings(model_repository="models", http_port=0)``.
 
     The keywords are the options' names with underscores; those of HTTP and gRPC become fields of `http` and `grpc`.
-    Raises SettingsError.
+    Raises pydantic's ValidationError.
     """
+
+    # An input may have a password in it.
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True)
 
     model_repository: values.Places = option(
         (),
@@ -96,7 +99,7 @@ class Settings:
         value="DIR",
         default_in_words="modserve/models in the user's cache folder",
     )
-    repository_timeout_secs: Annotated[int, Bounds(1, 3600)] = option(
+    repository_timeout_secs: Annotated[int, Field(ge=1, le=3600)] = option(
         10, "Seconds without data after which a remote repository counts as unresponsive."
     )
     model_config_name: values.ConfigName = option(
@@ -105,7 +108,7 @@ class Settings:
         value="NAME",
     )
     model_load_retry_count: Count = option(0, "Number of retries of a failed load.")
-    model_load_thread_count: Annotated[int, Bounds(1)] = option(
+    model_load_thread_count: Annotated[int, Field(ge=1)] = option(
         4, "Number of model versions that load at the same time."
     )
     warmup: Literal["auto", "config", "off"] = option(
@@ -165,12 +168,12 @@ class Settings:
     """By name and device, None for each device."""
     supervise: bool = option(False, "Run the server as a child process, and restart it when it crashes.", flag=True)
     """Not for the library."""
-    workers: Annotated[int, Bounds(1, 256)] = option(
+    workers: Annotated[int, Field(ge=1, le=256)] = option(
         1, "Number of processes that serve the same ports, each with its own instances and queues."
     )
     """Not for the library."""
 
-    request_memory_limit: Annotated[int | None, Bounds(0)] = option(
+    request_memory_limit: Annotated[int | None, Field(ge=0)] = option(
         None,
         "Bytes that all requests together may hold; 0: no limit.",
         section="limits and memory",
@@ -203,7 +206,7 @@ class Settings:
     )
     allow_cpu_metrics: bool = option(True, "Include the machine's CPU and memory in the metrics.")
     allow_gpu_metrics: bool = option(True, "Include GPUs in the metrics, if nvidia-ml-py is installed.")
-    event_loop_warning_ms: Annotated[int, Bounds(0, 60_000)] = option(
+    event_loop_warning_ms: Annotated[int, Field(ge=0, le=60_000)] = option(
         250, "Log what blocks the event loop for this many milliseconds; 0: never."
     )
 
@@ -215,7 +218,7 @@ class Settings:
     log_file: str = log.FILE
     log_multiline: Literal["auto", "true", "false"] = log.MULTILINE
     access_log: Literal["off", "errors", "sampled", "all"] = log.ACCESS_LOG
-    access_log_rate: Annotated[int, Bounds(1)] = log.ACCESS_LOG_RATE
+    access_log_rate: Annotated[int, Field(ge=1)] = log.ACCESS_LOG_RATE
     request_ids: Literal["needed", "all"] = log.REQUEST_IDS
 
     trace_level: frozenset[Literal["OFF", "TIMESTAMPS", "TENSORS"]] = option(
@@ -236,7 +239,7 @@ class Settings:
         several=True,
     )
     trace_rate: UnsignedCount = option(1000, "Trace one of this many requests.")
-    trace_count: Annotated[int, Bounds(-1, 2**31 - 1)] = option(-1, "Number of requests to trace; -1: no limit.")
+    trace_count: Annotated[int, Field(ge=-1, le=2**31 - 1)] = option(-1, "Number of requests to trace; -1: no limit.")
     trace_log_frequency: UnsignedCount = option(
         0, "Traces per file, whose names then end with an index; 0: all in one file."
     )
@@ -256,18 +259,7 @@ class Settings:
     """Pairs of names and values; the keyword takes a mapping as well."""
 
     def __init__(self, *, model_repository: values.Repositories = (), **options: Any) -> None:
-        with one_mistake():
-            values = checked(Settings, _by_subject({"model_repository": model_repository, **options}))
-        for field in dataclasses.fields(self):
-            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-            object.__setattr__(self, field.name, values.get(field.name, default))
-        with one_mistake():
-            self._check_models()
-            self._check_traces()
-            self._check_control()
-            self._check_rate_limit()
-            self.http.check_certificates("http")
-            self.grpc.check_certificates("grpc")
+        super().__init__(model_repository=model_repository, **options)
 
     @property
     def repositories(self) -> tuple[Path | RemotePlace, ...]:
@@ -323,7 +315,34 @@ class Settings:
             spans = telemetry.span_settings(self.trace_opentelemetry, os.environ)
         return TraceSettings(level, self.trace_rate, self.trace_count, self.trace_log_frequency, self.trace_file, spans)
 
-    def _check_models(self) -> None:
+    @model_validator(mode="before")
+    @classmethod
+    def _by_subject(cls, keywords: Any) -> Any:
+        """Put ``http_port`` into `http`, and gRPC's certificates where HTTP has none."""
+        if not isinstance(keywords, Mapping):
+            return keywords
+        fields: dict[str, Any] = {}
+        subjects: dict[str, dict[str, Any]] = {}
+        for name in ("http", "grpc"):
+            value = keywords.get(name, {})
+            if dataclasses.is_dataclass(value):
+                value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+            if not isinstance(value, Mapping):
+                raise ValueError(f"expected settings of {name}, got: {value}")
+            subjects[name] = dict(value)
+        for keyword, value in keywords.items():
+            if keyword in subjects:
+                continue
+            if keyword not in _PATHS:
+                raise ValueError(f"there is no setting '{keyword}'" + did_you_mean(keyword, _PATHS))
+            for *subject, field in _PATHS[keyword]:
+                (subjects[subject[0]] if subject else fields)[field] = value
+        for file in ("server_cert", "server_key", "root_cert"):
+            subjects["http"][file] = subjects["http"].get(file) or subjects["grpc"].get(file, "")
+        return {**fields, **subjects}
+
+    @model_validator(mode="after")
+    def _check_models(self) -> Self:
         if self.example:
             example_models()
         elif not (self.model_repository or self.python_model or self.model_file):
@@ -331,57 +350,44 @@ class Settings:
         for refused, text in ((self.deny_code, "deny-code"), (self.require_digests, "require-digests")):
             if refused and self.python_model:
                 raise ValueError(f"option '--{text}' refuses all Python models, but '--python-model' names some")
+        return self
 
-    def _check_traces(self) -> None:
+    @model_validator(mode="after")
+    def _check_traces(self) -> Self:
         if self.trace_mode == OPENTELEMETRY:
             telemetry.check_library()
             telemetry.span_settings(self.trace_opentelemetry, os.environ)
+        return self
 
-    def _check_control(self) -> None:
+    @model_validator(mode="after")
+    def _check_control(self) -> Self:
         """Triton's rules, with its texts."""
         if self.load_model and self.model_control_mode != "explicit":
             raise ValueError("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
         if "*" in self.load_model and len(self.load_model) > 1:
             raise ValueError("Wildcard model name '*' must be the ONLY startup model if specified at all.")
+        return self
 
-    def _check_rate_limit(self) -> None:
+    @model_validator(mode="after")
+    def _check_rate_limit(self) -> Self:
         if self.rate_limit != "off" and self.workers > 1:
             raise ValueError("'--rate-limit=execution_count' needs '--workers=1', since workers do not share resources")
+        return self
 
-
-def _by_subject(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Put ``http_port`` into `http`, and gRPC's certificates where HTTP has none."""
-    fields: dict[str, Any] = {}
-    subjects: dict[str, dict[str, Any]] = {}
-    for name in ("http", "grpc"):
-        value = keywords.get(name, {})
-        if dataclasses.is_dataclass(value):
-            value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        if not isinstance(value, Mapping):
-            raise ValueError(f"expected settings of {name}, got: {value}")
-        subjects[name] = dict(value)
-    for keyword, value in keywords.items():
-        if keyword in subjects:
-            continue
-        if keyword not in _PATHS:
-            raise ValueError(f"there is no setting '{keyword}'" + did_you_mean(keyword, _PATHS))
-        for *subject, field in _PATHS[keyword]:
-            (subjects[subject[0]] if subject else fields)[field] = value
-    for file in ("server_cert", "server_key", "root_cert"):
-        subjects["http"][file] = subjects["http"].get(file) or subjects["grpc"].get(file, "")
-    return {**fields, **subjects}
+    @model_validator(mode="after")
+    def _check_certificates(self) -> Self:
+        """TLS needs its files, mutual TLS also the clients' roots."""
+        self.http.check_certificates("http")
+        self.grpc.check_certificates("grpc")
+        return self
 
 
 def _options() -> dict[str, Option]:
-    """In the order of the fields; those of HTTP and gRPC stand where these have theirs."""
-    subjects = {
-        "http": list(options_of(HttpSettings, "http", "HTTP")),
-        "grpc": list(options_of(GrpcSettings, "grpc", "gRPC")),
-    }
-    own = list(options_of(Settings))
     options: dict[str, Option] = {}
-    for field in dataclasses.fields(Settings):
-        for each in subjects.get(field.name) or [each for each in own if each.paths == ((field.name,),)]:
+    for name, field in Settings.model_fields.items():
+        label = {"http": "HTTP", "grpc": "gRPC"}.get(name, "")
+        fields = cast(Any, field.annotation).__pydantic_fields__ if label else {name: field}
+        for each in options_of(fields, name if label else "", label):
             # --server-timing sets a field of both subjects.
             twin = options.get(each.name)
             options[each.name] = dataclasses.replace(twin, paths=twin.paths + each.paths) if twin else each

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from pydantic import ValidationError
+
 from .options import OptionError, did_you_mean
 from .removed_options import REMOVED
 from .settings import OPTIONS, Settings
 from .triton_options import SWITCHES, WITHOUT_EFFECT
-from .validation import SettingsError
 from .values import PLACE, boolean
 
 FieldPath: TypeAlias = tuple[str, ...]
@@ -84,7 +85,7 @@ def from_command_line(
         (fields.setdefault(subject[0], {}) if subject else fields)[field] = value
     try:
         settings = Settings(**fields)
-    except SettingsError as error:
+    except ValidationError as error:
         raise OptionError(_explained(error, places)) from None
     return CommandLine(settings, tuple(dict.fromkeys((*warnings, *settings.remarks))))
 
@@ -132,14 +133,15 @@ def _without_effect(entries: Iterable[OptionEntry]) -> Iterator[str]:
         yield f"{place} has no effect in modserve: {_IGNORED[name]}"
 
 
-def _explained(error: SettingsError, places: Mapping[FieldPath, str]) -> str:
+def _explained(error: ValidationError, places: Mapping[FieldPath, str]) -> str:
     lines = []
-    for path, message, value in error.mistakes:
-        place = places.get(path)
+    for problem in error.errors():
+        message = problem["msg"].removeprefix("Value error, ")
+        place = next((place for path, place in places.items() if problem["loc"][: len(path)] == path), None)
         if place is not None:
             message = f"{place}: {message}"
-            if isinstance(value, str | int):
-                message += f", got: {value}"
+            if isinstance(problem["input"], str | int):
+                message += f", got: {problem['input']}"
         lines.append(message)
     return "\n".join(dict.fromkeys(lines))
 

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, TypeAdapter
+
 from modserve.core.configuration.cache_settings import CacheSettings
 from modserve.core.configuration.trace_settings import OPENTELEMETRY, TRITON
 from modserve.core.files.remote_place import RemotePlace, parse_place
@@ -17,7 +19,6 @@ from modserve.protocol.restricted import CATEGORIES, Restriction, grpc_restricti
 
 from . import telemetry
 from .cache import cache_settings
-from .validation import After, Before, Bounds, Instead, converted
 
 # Texts
 
@@ -301,12 +302,15 @@ def _host(text: str) -> str:
     return text.lower().rstrip(".")
 
 
+_PAIR = TypeAdapter(tuple[str, str])
+
+
 def _restrictions(word: str, make: Callable[[Mapping[str, tuple[str, str]]], object], value: Any) -> object:
     """Restrictions by category: `restriction` makes a list of lists, and the library takes headers by category."""
     if isinstance(value, Mapping):
         if all(isinstance(each, Restriction) for each in value.values()):
             return value
-        value = [[(_category(word, name), *converted(tuple[str, str], pair)) for name, pair in value.items()]]
+        value = [[(_category(word, name), *_PAIR.validate_python(pair)) for name, pair in value.items()]]
     if not isinstance(value, list):
         raise ValueError("expected the names and values of headers by category")
     headers: dict[str, tuple[str, str]] = {}
@@ -317,31 +321,31 @@ def _restrictions(word: str, make: Callable[[Mapping[str, tuple[str, str]]], obj
     return make(headers)
 
 
-Port = Annotated[int, Bounds(0, 65535)]
-Milliseconds = Annotated[int, Bounds(1, 2**31 - 1)]
-Count = Annotated[int, Bounds(0, 2**31 - 1)]
-UnsignedCount = Annotated[int, Bounds(0, 2**32 - 1)]
-AnyFlag = Annotated[bool, Before(lambda value: any(value) if isinstance(value, list) else value)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Milliseconds = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+UnsignedCount = Annotated[int, Field(ge=0, le=2**32 - 1)]
+AnyFlag = Annotated[bool, BeforeValidator(lambda value: any(value) if isinstance(value, list) else value)]
 """True if one of several is."""
-ControlMode = Annotated[Literal["none", "explicit", "poll"], Before(_lower)]
-Compression = Annotated[Literal["none", "low", "medium", "high"], Before(_lower)]
+ControlMode = Annotated[Literal["none", "explicit", "poll"], BeforeValidator(_lower)]
+Compression = Annotated[Literal["none", "low", "medium", "high"], BeforeValidator(_lower)]
 Repositories: TypeAlias = str | Path | RemotePlace | Sequence[str | Path | RemotePlace]
-Places = Annotated[Repositories, Instead(_places)]
-PythonModels = Annotated[Mapping[str, object], Instead(_python_models)]
-ModelFiles = Annotated[tuple[tuple[str, Path], ...], Instead(_model_files)]
-CacheConfig = Annotated[CacheSettings | int | str, Instead(cache_settings)]
-MetricsConfig = Annotated[Mapping[str, str], Before(_metrics)]
-TraceMode = Annotated[Literal["triton", "opentelemetry"], Before(_lower)]
-SpanConfig = Annotated[tuple[tuple[str, str], ...], Before(telemetry.settings)]
-ConfigName = Annotated[str, After(_config_name)]
-RateLimit = Annotated[Literal["off", "execution_count"], Before(_lower)]
-RateLimitResources = Annotated[Mapping[tuple[str, int | None], int], Before(_by_resource)]
-BackendOptions = Annotated[Mapping[str, Mapping[str, str]], Before(_by_backend)]
-HeaderPattern = Annotated[re.Pattern[str] | None, Before(_pattern_or_none)]
-Origin = Annotated[str, After(_origin)]
-Origins = Annotated[frozenset[Origin], Before(lambda value: (value,) if isinstance(value, str) else value)]
-Host = Annotated[str, After(_host)]
-Hosts = Annotated[frozenset[Host], Before(lambda value: (value,) if isinstance(value, str) else value)]
+Places = Annotated[Repositories, PlainValidator(_places)]
+PythonModels = Annotated[Mapping[str, object], PlainValidator(_python_models)]
+ModelFiles = Annotated[tuple[tuple[str, Path], ...], PlainValidator(_model_files)]
+CacheConfig = Annotated[CacheSettings | int | str, PlainValidator(cache_settings)]
+MetricsConfig = Annotated[Mapping[str, str], BeforeValidator(_metrics)]
+TraceMode = Annotated[Literal["triton", "opentelemetry"], BeforeValidator(_lower)]
+SpanConfig = Annotated[tuple[tuple[str, str], ...], BeforeValidator(telemetry.settings)]
+ConfigName = Annotated[str, AfterValidator(_config_name)]
+RateLimit = Annotated[Literal["off", "execution_count"], BeforeValidator(_lower)]
+RateLimitResources = Annotated[Mapping[tuple[str, int | None], int], BeforeValidator(_by_resource)]
+BackendOptions = Annotated[Mapping[str, Mapping[str, str]], BeforeValidator(_by_backend)]
+HeaderPattern = Annotated[re.Pattern[str] | None, BeforeValidator(_pattern_or_none)]
+Origin = Annotated[str, AfterValidator(_origin)]
+Origins = Annotated[frozenset[Origin], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
+Host = Annotated[str, AfterValidator(_host)]
+Hosts = Annotated[frozenset[Host], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
 Restrictions: TypeAlias = Mapping[str, Restriction]
-HttpRestrictions = Annotated[Restrictions, Before(partial(_restrictions, "api", http_restrictions))]
-GrpcRestrictions = Annotated[Restrictions, Before(partial(_restrictions, "protocol", grpc_restrictions))]
+HttpRestrictions = Annotated[Restrictions, BeforeValidator(partial(_restrictions, "api", http_restrictions))]
+GrpcRestrictions = Annotated[Restrictions, BeforeValidator(partial(_restrictions, "protocol", grpc_restrictions))]

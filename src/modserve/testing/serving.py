@@ -81,8 +81,8 @@ def serve(models: str | Path | Settings, **settings: Any) -> Iterator[Serving]:
 
 
 def _on_free_ports(settings: Settings) -> Settings:
-    http, grpc = replace(settings.http, address=_HOST, port=0), replace(settings.grpc, address=_HOST, port=0)
-    return replace(settings, http=http, grpc=grpc, metrics_address=_HOST, metrics_port=0)
+    http, grpc = (replace(each, address=_HOST, port=0) for each in (settings.http, settings.grpc))
+    return settings.model_copy(update={"http": http, "grpc": grpc, "metrics_address": _HOST, "metrics_port": 0})
 
 
 class _Thread:
