@@ -35,14 +35,16 @@ class WheelContents(BuildHookInterface[Any]):
         if not self._compiles():
             return
         try:
-            files = self._compiled_form().make(root, target := _writable(root / "build" / "compiled"))
+            form = self._compiled_form()
+            build = _writable(root / "build")
+            folder = form.make(root, build / "compiled", forms=build / "forms")
         except (Exception, SystemExit) as error:  # mypyc and compilers fail in many ways, some of them by sys.exit
             if _WISH == "1":
                 raise
             print(f"modserve is installed as pure Python, since compiling it failed: {error}", file=sys.stderr)
             return
-        for path in files:
-            build_data["force_include"][str(path)] = str(path.relative_to(target))
+        for path in form.files(folder):
+            build_data["force_include"][str(path)] = str(path.relative_to(folder))
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
 

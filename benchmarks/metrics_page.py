@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from modserve import InferenceServer, Settings
-from modserve.observability import prometheus
+from modserve.observability.families import render
 from modserve.process.metrics_page import MetricsPage
 
 CONFIG = """backend: "identity" max_batch_size: 8
@@ -40,7 +40,7 @@ async def delays(seconds: float) -> list[float]:
 def thread_time(page: MetricsPage) -> float:
     """Milliseconds of CPU that the thread needs for a page."""
     began = time.thread_time()
-    prometheus.render(page.registry)
+    render(page.collectors)
     return 1e3 * (time.thread_time() - began)
 
 

@@ -146,8 +146,7 @@ def table(columns: Mapping[str, tuple[Load, Counter[str]]]) -> list[str]:
 def build() -> Path:
     """The compiled form with its symbols."""
     compiled_form.LINK_OPTIONS = ()
-    compiled_form.make(target=FORM)
-    return FORM
+    return compiled_form.make(target=FORM)
 
 
 def main() -> None:

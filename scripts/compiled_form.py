@@ -3,7 +3,7 @@
     python scripts/compiled_form.py            # or scripts/compile: makes it in build/compiled
     python scripts/compiled_form.py --kept     # prints the folder with the form of this very source, if it was made
     python scripts/compiled_form.py --compiler # prints the C compiler's program, if there is one
-    python scripts/compiled_form.py --later    # makes it in a process of its own, which goes on when this one has ended
+    python scripts/compiled_form.py --later    # makes it in a process that outlives this one; prints what comes of it
 
 `build/compiled` is a copy of the source with the extension modules beside it, and what the next build can use again.
 What servers run is a copy of that in `build/forms`, in a folder named by the source's digest. It never changes, so that
@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 import tomllib
 import zlib
@@ -39,8 +40,11 @@ FORMS = ROOT / "build" / "forms"
 """A folder for each source whose form was made here, the last few."""
 RECORD = "modserve/compiled.json"
 """Of what each extension module was made: `modserve.form` compares it with the source beside it."""
+LOG = "build/compile.log"
+"""What a build in the background says."""
 _STAMP = "stamp.json"
 _KEPT_FORMS = 3
+_DIGITS = 16
 _MYPY = ("--config-file=", "--ignore-missing-imports", "--follow-imports=silent")
 _OPTIMISATION = "2"
 
@@ -70,32 +74,39 @@ def within(name: str, packages: Sequence[str]) -> bool:
     return any(name == each or name.startswith(f"{each}.") for each in packages)
 
 
-def make(root: Path = ROOT, target: Path = TARGET, without: Sequence[str] = ()) -> list[Path]:
-    """Bring `target` up to date; returns its extension modules. Prints what it does, and how long it took.
+def make(root: Path = ROOT, target: Path = TARGET, without: Sequence[str] = (), forms: Path | None = None) -> Path:
+    """Bring `target` up to date, and return the folder with the form. Prints what it does, and how long it took.
 
-    Nothing is compiled if the listed modules, and all they could take types from, are as they were at the last time.
-    The listed modules in the packages of `without` are left to the interpreter too.
+    That folder is `target`, which another build may change; with `forms`, it is a folder in there that never changes,
+    and of which the last few are kept. Nothing is compiled if the listed modules, and all they could take types from,
+    are as they were at the last time. The listed modules in the packages of `without` are left to the interpreter too.
     """
     listed = [name for name in modules(root).compiled if not within(name, without)]
     with _locked(target):
-        key = _key(root / "src", listed)
+        # What is compiled, and named, is the copy: the source may be edited while the compiler runs.
+        _copy_source(root / "src" / "modserve", target / "modserve")
+        key = _key(target, listed)
         made = _made(target, key)
         if made is None:
             began = time.perf_counter()
-            made = _compiled(root, target, listed)
+            made = _compiled(target, listed)
             seconds = time.perf_counter() - began
             (target / _STAMP).write_text(json.dumps({"key": key, "files": made, "seconds": seconds}))
             print(f"compiled in {seconds:.0f} s: {size(target) / 1e6:.1f} MB", file=sys.stderr)
         else:
-            _copy_source(root / "src" / "modserve", target / "modserve")
             print("the compiled form is up to date", file=sys.stderr)
         _write_record(target, listed)
-        return [target / path for path in (*made, RECORD)]
+        return target if forms is None else _keep(target, forms, _key(target, listed, tools=())[:_DIGITS])
+
+
+def files(form: Path) -> list[Path]:
+    """What a form has beside the source: its extension modules, and the record."""
+    return [*_extension_modules(form), form / RECORD]
 
 
 def digest(root: Path = ROOT) -> str:
     """Of all that the compiled form of a checkout depends on, the tools that make it apart."""
-    return _key(root / "src", modules(root).compiled, tools=())[:16]
+    return _key(root / "src", modules(root).compiled, tools=())[:_DIGITS]
 
 
 def kept(root: Path = ROOT, forms: Path = FORMS) -> Path | None:
@@ -104,12 +115,12 @@ def kept(root: Path = ROOT, forms: Path = FORMS) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def keep(root: Path = ROOT, target: Path = TARGET, forms: Path = FORMS) -> Path:
-    """Copy what `make` has left in `target` to a folder that stays as it is; of those before, the last few are kept."""
-    folder = forms / digest(root)
+def _keep(target: Path, forms: Path, name: str) -> Path:
+    """Copy what is in `target` to a folder that stays as it is; of those before, the last few are kept."""
+    folder = forms / name
     if not folder.is_dir():
         forms.mkdir(parents=True, exist_ok=True)
-        new = forms / f".{folder.name}-{os.getpid()}"
+        new = forms / f".{name}-{os.getpid()}"
         new.mkdir()
         shutil.copytree(target / "modserve", new / "modserve", ignore=shutil.ignore_patterns("__pycache__"))
         for path in _extension_modules(target):
@@ -130,12 +141,24 @@ def compiler() -> str:
     return (shutil.which(words[0]) or "") if words else ""
 
 
-def later(root: Path = ROOT) -> None:
-    """Run `scripts/compile` in a process of its own, whose output goes to build/compile.log."""
-    (root / "build").mkdir(exist_ok=True)
-    with open(root / "build" / "compile.log", "wb") as log:
-        command = ["nice", "-n", "10", str(root / "scripts" / "compile")]
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+def later(root: Path = ROOT) -> str:
+    """Run `scripts/compile` in a process of its own, and say what comes of it.
+
+    Its output goes to build/compile.log, which is locked as long as that process, or one of its own, has it open: of
+    several starts at once, one compiles.
+    """
+    import fcntl
+
+    try:
+        (root / "build").mkdir(exist_ok=True)
+        with open(root / LOG, "ab") as log, contextlib.suppress(BlockingIOError):
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            log.truncate(0)
+            command = ["nice", "-n", "10", str(root / "scripts" / "compile")]
+            subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    except OSError as error:
+        return f"the compiled one cannot be made: {error}"
+    return f"once the compiled one is made ({LOG}), the next start serves it"
 
 
 @contextlib.contextmanager
@@ -170,7 +193,7 @@ def seconds(target: Path = TARGET) -> float:
 
 def _key(source: Path, listed: Sequence[str], tools: Sequence[str] = ("mypy", "setuptools")) -> str:
     hashed = hashlib.sha256()
-    for path in sorted(source.rglob("*.py*")):
+    for path in sorted((source / "modserve").rglob("*.py*")):
         if path.suffix in (".py", ".pyi"):
             hashed.update(f"{path.relative_to(source)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     versions = [f"{name} {version(name)}" for name in tools]
@@ -207,10 +230,9 @@ def _copy_source(source: Path, target: Path) -> None:
             shutil.copyfile(new, old)
 
 
-def _compiled(root: Path, target: Path, listed: Sequence[str]) -> list[str]:
+def _compiled(target: Path, listed: Sequence[str]) -> list[str]:
     for path in _extension_modules(target):
         path.unlink()
-    _copy_source(root / "src" / "modserve", target / "modserve")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     print(f"compiling {len(listed)} modules of modserve on {cores} cores", file=sys.stderr)
     here = Path.cwd()
@@ -230,40 +252,11 @@ def _extension_modules(target: Path) -> Iterator[Path]:
 def _build(files: Sequence[str], cores: int) -> None:
     """mypyc, the C compiler and the linker, in the working directory."""
     from mypyc.build import mypycify
-    from setuptools import Distribution
-    from setuptools.command.build_ext import build_ext
-    from setuptools.errors import CompileError
+    from setuptools import Extension
 
-    class Parallel(build_ext):  # type: ignore[misc]
-        """Files of a library side by side, where setuptools goes one by one, and only those that have changed."""
-
-        def build_extensions(self) -> None:
-            compiler: Any = self.compiler
-            compile_some = compiler.compile
-
-            def compile_one(source: str, headers: str, options: dict[str, Any]) -> list[str]:
-                """Nothing is done for a file that says what it said when it was last compiled, as do all headers."""
-                objects: list[str] = compiler.object_filenames([source], output_dir=options["output_dir"])
-                parts = (Path(source).read_bytes(), headers, sorted(options.items()), version("mypy"), sys.version)
-                key = hashlib.sha256(repr(parts).encode()).hexdigest()
-                mark = Path(f"{objects[0]}.key")
-                if not (mark.exists() and mark.read_text() == key and Path(objects[0]).exists()):
-                    mark.unlink(missing_ok=True)
-                    compile_some([source], **options)
-                    mark.write_text(key)
-                return objects
-
-            def compile_all(sources: Sequence[str], **options: Any) -> list[str]:
-                headers = hashlib.sha256()
-                for path in sorted(Path().glob("c/**/*.h")):
-                    headers.update(f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-                with ThreadPoolExecutor(cores) as pool:
-                    each = pool.map(lambda source: compile_one(source, headers.hexdigest(), options), sources)
-                    return [file for files in each for file in files]
-
-            compiler.compile = compile_all
-            super().build_extensions()
-
+    with tempfile.TemporaryDirectory() as folder:  # what fails now would fail after mypyc's half minute
+        (source := Path(folder) / "modserve_tried.c").write_text(_TRIED)
+        _compile([Extension("modserve_tried", [str(source)])], 1, Path(folder), inplace=False)
     began = time.perf_counter()
     extensions = mypycify(
         [*_MYPY, *files],
@@ -277,15 +270,60 @@ def _build(files: Sequence[str], cores: int) -> None:
     for extension in extensions:
         extension.extra_compile_args = [*(extension.extra_compile_args or ()), "-Wno-error", *_HIDDEN]
         extension.extra_link_args = [*(extension.extra_link_args or ()), *LINK_OPTIONS]
-        extension.depends.append(__file__)  # other options make other code of the same files
+    _compile(extensions, cores, Path("objects"), inplace=True)
+
+
+_TRIED = "#include <Python.h>\nPyMODINIT_FUNC PyInit_modserve_tried(void) { return NULL; }\n"
+
+
+def _compile(extensions: Sequence[Any], cores: int, objects: Path, inplace: bool) -> None:
+    """The C compiler and the linker. Raises SystemExit where they fail."""
+    from setuptools import Distribution
+    from setuptools.command.build_ext import build_ext
+    from setuptools.errors import CompileError, LinkError
+
+    class Parallel(build_ext):  # type: ignore[misc]
+        """Files of a library side by side, where setuptools goes one by one, and only those that have changed."""
+
+        def build_extensions(self) -> None:
+            compiler: Any = self.compiler
+            compile_some = compiler.compile
+
+            def compile_one(source: str, headers: str, options: dict[str, Any]) -> list[str]:
+                """Nothing is done for a file that says what it said when it was last compiled, as do all headers.
+
+                The versions stand for the headers of Python and of mypyc, whose place is another in each environment.
+                """
+                made: list[str] = compiler.object_filenames([source], output_dir=options["output_dir"])
+                flags = [options["macros"], options["extra_postargs"]]
+                parts = (Path(source).read_bytes(), headers, flags, version("mypy"), sys.version)
+                key = hashlib.sha256(repr(parts).encode()).hexdigest()
+                mark = Path(f"{made[0]}.key")
+                if not (mark.exists() and mark.read_text() == key and Path(made[0]).exists()):
+                    mark.unlink(missing_ok=True)
+                    compile_some([source], **options)
+                    mark.write_text(key)
+                return made
+
+            def compile_all(sources: Sequence[str], **options: Any) -> list[str]:
+                headers = hashlib.sha256()
+                for path in sorted(Path().glob("c/**/*.h")):
+                    headers.update(f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+                with ThreadPoolExecutor(cores) as pool:
+                    each = pool.map(lambda source: compile_one(source, headers.hexdigest(), options), sources)
+                    return [file for files in each for file in files]
+
+            compiler.compile = compile_all
+            super().build_extensions()
+
     command = Parallel(Distribution({"name": "modserve", "ext_modules": extensions, "packages": []}))
-    command.inplace = True
-    command.build_temp = "objects"
+    command.inplace = inplace
+    command.build_lib = command.build_temp = str(objects)
     command.verbose = False
     command.ensure_finalized()
     try:
         command.run()
-    except CompileError as error:
+    except (CompileError, LinkError) as error:
         raise SystemExit(f"the C compiler failed; it said why above: {error}") from None
 
 
@@ -301,12 +339,11 @@ def main() -> None:
     elif words == ["--compiler"]:
         print(compiler())
     elif words == ["--later"]:
-        later()
+        print(later())
     elif words:
         raise SystemExit(__doc__)
     else:
-        make()
-        keep()
+        make(forms=FORMS)
 
 
 if __name__ == "__main__":

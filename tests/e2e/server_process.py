@@ -31,6 +31,8 @@ WORKERS = os.environ.get("MODSERVE_TEST_WORKERS", "")
 """How many workers each server has that the tests start, if not one."""
 
 
+SERVE = (sys.executable, "-m", "modserve", "serve")
+
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 T = TypeVar("T")
@@ -40,7 +42,7 @@ class ServerProcess:
     """Standard output and standard error are one log, in which `wait_for` waits for lines.
 
     `environment` is added to that of the tests, of which what sets options of the server is left out. `before` is the
-    command that the server's command line is given to, which becomes the server.
+    command that the server's command line is given to, which becomes the server; `program` stands before its options.
     """
 
     def __init__(
@@ -49,8 +51,9 @@ class ServerProcess:
         options: Sequence[str] = (),
         environment: Mapping[str, str] = _NOTHING,
         before: Sequence[str] = (),
+        program: Sequence[str] = SERVE,
     ) -> None:
-        command = [*before, sys.executable, "-m", "modserve", "serve"]
+        command = [*before, *program]
         for repository in repositories:
             command += ["--model-repository", str(repository)]
         for port in ("--http-port", "--grpc-port", "--metrics-port"):
@@ -172,9 +175,10 @@ def started(
     options: Sequence[str] = (),
     environment: Mapping[str, str] = _NOTHING,
     before: Sequence[str] = (),
+    program: Sequence[str] = SERVE,
 ) -> Iterator[ServerProcess]:
     """A server from its first moment on; the test ends it, and what it leaves is killed."""
-    server = ServerProcess(repositories, options, environment, before)
+    server = ServerProcess(repositories, options, environment, before, program)
     try:
         yield server
     finally:

@@ -56,7 +56,7 @@ RULES = {
     "resources": rule("core", "mypy_extensions redis"),
     "routing": rule("core", "numpy"),
     "repository": rule("core routing", "boto3 botocore obstore"),
-    "observability": rule("core", "mypy_extensions opentelemetry orjson prometheus_client"),
+    "observability": rule("core", "mypy_extensions opentelemetry orjson"),
     "scheduling": rule("core resources", "mypy_extensions"),
     "execution": rule("core backends.api resources", "mypy_extensions numpy"),
     "models": rule(),
@@ -72,7 +72,7 @@ RULES = {
     "server.local": rule("core observability pb protocol.control repository resources server server.in_process"),
     "frontends": rule(
         "core protocol server pb settings observability.access_log",
-        "fastapi google.protobuf hpack httptools mypy_extensions orjson pydantic starlette uvicorn",
+        "fastapi google.protobuf hpack httptools mypy_extensions orjson pydantic starlette",
     ),
     "process": rule(),
     "process.app": Rule(
@@ -83,7 +83,7 @@ RULES = {
     "process.listeners": rule(
         "core frontends observability process.metrics_page process.ports resources server settings workers"
     ),
-    "process.metrics_page": rule("backends.inventory core form observability server settings", "prometheus_client"),
+    "process.metrics_page": rule("backends.inventory core form observability server settings"),
     "process.model_setup": rule("backends.python.functions backends.registry config core models repository settings"),
     "process.ports": rule("resources.port_owner"),
     "process.reserved_ports": rule("process.ports settings"),

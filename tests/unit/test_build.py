@@ -37,11 +37,14 @@ class Form:
     def compiler(self) -> str:
         return self._compiler
 
-    def make(self, _root: Path, target: Path) -> list[Path]:
+    def make(self, _root: Path, target: Path, forms: Path) -> Path:
         self.targets.append(target)
         if self._failure is not None:
             raise self._failure
-        return [target / "modserve" / "a.so"]
+        return forms / "digest"
+
+    def files(self, form: Path) -> list[Path]:
+        return [form / "modserve" / "a.so"]
 
 
 def wheel(hook: Hook, version: str = "standard") -> dict[str, Any]:
@@ -100,8 +103,9 @@ def test_a_source_that_cannot_be_written_to_is_compiled_elsewhere(
     data = wheel(Hook(tmp_path, form))
     [target] = form.targets
     assert tmp_path not in target.parents
-    assert str(target / "modserve" / "a.so") in data["force_include"]
-    target.rmdir()
+    packed = target.parent / "forms" / "digest" / "modserve" / "a.so"
+    assert data["force_include"][str(packed)] == "modserve/a.so"
+    target.parent.rmdir()
 
 
 # Forms that are kept
@@ -134,9 +138,7 @@ def build(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(compiled_form, "_build", compiled)
 
     def make() -> Path:
-        target = checkout / "build" / "compiled"
-        compiled_form.make(checkout, target)
-        return compiled_form.keep(checkout, target, checkout / "build" / "forms")
+        return compiled_form.make(checkout, checkout / "build" / "compiled", forms=checkout / "build" / "forms")
 
     make.began = began  # type: ignore[attr-defined]
     return make
@@ -175,6 +177,31 @@ def test_the_last_few_forms_are_kept(checkout: Path, build: Any) -> None:
         folders.append(build())
         os.utime(folders[-1], (number, number))
     assert {path.name for path in (checkout / "build" / "forms").iterdir()} == {path.name for path in folders[-3:]}
+
+
+def test_a_source_that_is_edited_while_it_is_compiled_has_no_form(
+    checkout: Path, build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was compiled is the form of the source as it was, also if that comes back."""
+    source = checkout / "src" / "modserve" / "a.py"
+    compile_here = compiled_form._build
+
+    def compiled(files: Any, cores: int) -> None:
+        source.write_text("A = 2\n")
+        compile_here(files, cores)
+
+    monkeypatch.setattr(compiled_form, "_build", compiled)
+    folder = build()
+    assert kept(checkout) is None
+    assert (folder / "modserve" / "a.py").read_text() == "A = 1\n"
+    source.write_text("A = 1\n")
+    assert kept(checkout) == folder
+
+
+def test_a_form_has_what_a_wheel_packs(checkout: Path, build: Any) -> None:
+    folder = build()
+    names = {str(path.relative_to(folder)) for path in compiled_form.files(folder)}
+    assert names == {"modserve/a.so", "modserve/compiled.json", f"{compiled_form.LIBRARY}.so"}
 
 
 def test_of_two_builds_at_once_the_second_finds_the_work_done(

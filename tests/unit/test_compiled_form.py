@@ -151,9 +151,10 @@ def test_the_copy_follows_the_source(tmp_path: Path) -> None:
 
 
 def test_the_key_changes_with_the_source_and_the_list(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("a = 1")
+    (tmp_path / "modserve").mkdir()
+    (source := tmp_path / "modserve" / "a.py").write_text("a = 1")
     first = compiled_form._key(tmp_path, ["a"])
     assert compiled_form._key(tmp_path, ["a"]) == first
     assert compiled_form._key(tmp_path, ["a", "b"]) != first
-    (tmp_path / "a.py").write_text("a = 2")
+    source.write_text("a = 2")
     assert compiled_form._key(tmp_path, ["a"]) != first

@@ -54,8 +54,11 @@ print(*sys.modules)
 
 UNUSED = (
     "fastapi",
+    "http.server",
+    "ml_dtypes",
     "opentelemetry",
     "starlette",
+    "urllib.request",
     "modserve.backends.python.",
     "modserve.commands",
     "modserve.frontends.http.console.",

@@ -1,15 +1,9 @@
-"""The metrics port: a listener of its own, which can be kept inside where the others are open to clients."""
+"""What the metrics port serves: a port of its own, which can be kept inside where the others are open to clients."""
 
-import asyncio
-import contextlib
-import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-import uvicorn
-from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, HTTPScope, Scope
-
-from modserve.frontends import browsers
+from modserve.frontends.http.wire.context import Message
 from modserve.frontends.offload import on_thread
 from modserve.protocol import compression
 from modserve.protocol.accept import weights
@@ -38,56 +32,20 @@ def takes_openmetrics(accept: str, preferred: bool) -> bool:
     return own > 0 and (usual == 0 or (preferred and own >= usual))
 
 
-class MetricsListener:
+class MetricsApplication:
     """Serves what `render` gives at ``/metrics``; ``/`` says so, and other paths are empty, as in Triton."""
 
     def __init__(
         self,
         render: Callable[[], bytes | Awaitable[bytes]],
         content_type: str,
-        address: str,
-        port: int,
-        tasks: asyncio.TaskGroup,
-        reuse_port: bool = False,
         openmetrics: OpenMetrics | None = None,
-        allow_host: frozenset[str] = frozenset(),
     ) -> None:
         self._render = render
         self._content_type = content_type.encode()
-        self._address = address
-        self._port = port
-        self._tasks = tasks
-        self._reuse_port = reuse_port
         self._openmetrics = openmetrics
-        self._allow_host = allow_host | {address}
-        self._server: _Uvicorn | None = None
-        self._serving: asyncio.Task[None] | None = None
 
-    async def start(self) -> int:
-        """Open the port and return its number. Raises OSError."""
-        family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
-        place = (self._address, self._port)
-        listening = socket.create_server(place, family=family, backlog=128, reuse_port=self._reuse_port)
-        config = uvicorn.Config(
-            self._app, interface="asgi3", lifespan="off", log_config=None, access_log=False, ws="none"
-        )
-        self._server = _Uvicorn(config)
-        self._serving = self._tasks.create_task(self._server.serve(sockets=[listening]))
-        port: int = listening.getsockname()[1]
-        return port
-
-    async def stop(self) -> None:
-        if self._server is not None and self._serving is not None:
-            self._server.should_exit = True
-            await self._serving
-
-    async def _app(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        if scope["type"] != "http":
-            return
-        refusal = browsers.name_refusal(_header(scope, b"host").encode("latin-1"), _marks(scope), self._allow_host)
-        if refusal:
-            await _respond(send, 403, [(b"content-type", b"text/plain; charset=utf-8")], refusal.encode())
-            return
+    async def __call__(self, scope: Message, receive: object, send: Callable[[Message], Awaitable[None]]) -> None:
         body, kind = _WHERE if scope["path"] == "/" else b"", self._content_type
         if scope["path"] == "/metrics":
             other = self._openmetrics
@@ -102,26 +60,10 @@ class MetricsListener:
             # The page of a hundred models is a megabyte of text that hardly differs from line to line.
             body = await on_thread(compression.encode, [body], encoding)
             headers.append((b"content-encoding", encoding.encode()))
-        await _respond(send, 200, headers, body)
+        headers.append((b"content-length", b"%d" % len(body)))
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def _respond(send: ASGISendCallable, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-    headers.append((b"content-length", b"%d" % len(body)))
-    await send({"type": "http.response.start", "status": status, "headers": headers, "trailers": False})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-def _marks(scope: HTTPScope) -> dict[bytes, bytes]:
-    return {name: value for name, value in scope["headers"] if name in browsers.MARKS}
-
-
-def _header(scope: HTTPScope, name: bytes) -> str:
+def _header(scope: Message, name: bytes) -> str:
     return b", ".join(value for header, value in scope["headers"] if header == name).decode("latin-1")
-
-
-class _Uvicorn(uvicorn.Server):
-    """Signals are the application's business, not a listener's."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield

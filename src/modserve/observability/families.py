@@ -1,20 +1,17 @@
 """Families of metrics, whose samples are lines of the page as soon as they are made.
 
-A page of 200 models has some 25,000 lines. prometheus_client's samples, each with a mapping of its labels, take as long
-again to make as to write, so that families made here hold text. A `Family` is a `Metric` of prometheus_client without
-samples: its collectors and ours stand side by side in one registry.
+A page of 200 models has some 25,000 lines. Samples that are objects, each with a mapping of its labels, take as long
+again to make as to write, so that families hold text.
 
 Pages are made on a thread, while the event loop goes on. Whoever makes many lines calls `breathe` in between: the
 interpreter's lock is free for a moment then, and the loop need not wait for the 5 ms after which it would get it.
 """
 
+import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TypeAlias
-
-from prometheus_client.metrics_core import Metric
-from prometheus_client.utils import floatToGoString as _untyped_go_string
 
 from modserve.core.statistics.histogram import Exemplar, Histogram
 
@@ -22,7 +19,7 @@ BREATH = 16
 """Histograms, or some hundred lines, after which `breathe` is called."""
 
 _SMALL = 1_000_000
-"""Whole numbers below it are written without an exponent."""
+"""Numbers below it are written without an exponent."""
 
 
 class Labels:
@@ -50,11 +47,15 @@ Rows: TypeAlias = Iterable[tuple[str, float]]
 """Labels as they are written, without braces, and values."""
 
 
-class Family(Metric):
+class Family:
     """One family of the page. `exemplars` are what OpenMetrics has behind some of the `lines`, by their places."""
 
+    __slots__ = ("exemplars", "kind", "lines", "name", "text")
+
     def __init__(self, name: str, kind: str, text: str) -> None:
-        super().__init__(name, text, kind)
+        self.name = name
+        self.kind = kind
+        self.text = text
         self.lines: list[str] = []
         self.exemplars: dict[int, str] = {}
 
@@ -64,6 +65,10 @@ class Family(Metric):
             f"{name}{{{labels}}} {number(value)}" if labels else f"{name} {number(value)}" for labels, value in rows
         ]
         return self
+
+
+Collector: TypeAlias = Callable[[], Iterable[Family]]
+"""Makes families, anew for each page."""
 
 
 def family(name: str, kind: str, text: str, rows: Rows) -> Family:
@@ -127,7 +132,15 @@ def number(value: float) -> str:
     """As Prometheus writes it."""
     if type(value) is int and 0 <= value < _SMALL:
         return f"{value}.0"
-    return str(_untyped_go_string(value))  # type: ignore[no-untyped-call]
+    value = float(value)
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+    text = repr(value)
+    if value < _SMALL or "e" in text:
+        return text
+    whole, _, fraction = text.partition(".")
+    mantissa = f"{whole[0]}.{whole[1:]}{fraction}".rstrip("0").rstrip(".")
+    return f"{mantissa}e+{len(whole) - 1:02d}"
 
 
 def escaped(text: str) -> str:
@@ -141,52 +154,35 @@ def escaped_value(text: str) -> str:
 # The page
 
 
-def render(collected: Iterable[Metric], openmetrics: bool = False) -> bytes:
+def render(collectors: Iterable[Collector], openmetrics: bool = False) -> bytes:
     """The page in Prometheus' text format 0.0.4, or in OpenMetrics. Like Triton's, it has no families without samples.
 
-    prometheus_client's own writer would call every counter ``<name>_total``, unlike Triton. OpenMetrics wants just
-    that, so that counters which Triton calls otherwise are ``unknown`` in it: names are the same in both formats.
+    OpenMetrics wants counters to be called ``<name>_total``. Those that Triton calls otherwise are ``unknown`` in it:
+    names are the same in both formats.
     """
     lines: list[str] = []
-    for each in collected:
+    for each in (each for collect in collectors for each in collect()):
         breathe()
         samples = _lines(each, openmetrics)
         if not samples:
             continue
-        name, kind = _head(each, samples, openmetrics)
-        lines.append(f"# HELP {name} {(escaped_value if openmetrics else escaped)(each.documentation)}")
+        name, kind = _head(each, openmetrics)
+        lines.append(f"# HELP {name} {(escaped_value if openmetrics else escaped)(each.text)}")
         lines.append(f"# TYPE {name} {kind}")
         lines += samples
     lines.append("# EOF\n" if openmetrics else "")
     return "\n".join(lines).encode()
 
 
-def has_exemplars(collected: Iterable[Metric]) -> bool:
-    return any(isinstance(each, Family) and each.exemplars for each in collected)
-
-
-def _head(each: Metric, samples: Sequence[str], openmetrics: bool) -> tuple[str, str]:
+def _head(each: Family, openmetrics: bool) -> tuple[str, str]:
     """The name of a family and its kind."""
-    name, kind = each.name, each.type
-    if kind == "counter":
-        total = name.endswith("_total") or all(sample.startswith(f"{name}_total") for sample in samples)
-        stem = name.removesuffix("_total")
-        if openmetrics:
-            return (stem, kind) if total else (name, "unknown")
-        return f"{stem}_total" if total else name, kind
-    return name, "untyped" if kind == "unknown" and not openmetrics else kind
+    if not openmetrics or each.kind != "counter":
+        return each.name, each.kind
+    stem = each.name.removesuffix("_total")
+    return (stem, each.kind) if stem != each.name else (each.name, "unknown")
 
 
-def _lines(each: Metric, openmetrics: bool) -> Sequence[str]:
-    if not isinstance(each, Family):
-        return list(_written(each))
+def _lines(each: Family, openmetrics: bool) -> Sequence[str]:
     if openmetrics and each.exemplars:
         return [line + each.exemplars.get(place, "") for place, line in enumerate(each.lines)]
     return each.lines
-
-
-def _written(each: Metric) -> Iterator[str]:
-    """The samples of a family of prometheus_client."""
-    for sample in each.samples:
-        labels = labelled(sample.labels)
-        yield f"{sample.name}{f'{{{labels}}}' if labels else ''} {number(sample.value)}"

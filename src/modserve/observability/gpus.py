@@ -10,10 +10,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
-
-from .families import family, labelled
+from .families import Family, family, labelled
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +50,7 @@ _FAMILIES: tuple[tuple[str, str, str, _Read], ...] = (
 )
 
 
-class GpuCollector(Collector):
+class GpuCollector:
     """Reads at each scrape, but not more often than every `interval_ms`. `load` imports the library."""
 
     def __init__(
@@ -71,9 +68,9 @@ class GpuCollector(Collector):
         """Their labels and handles."""
         self._energy_at_first: dict[str, float] = {}
         self._read: float | None = None
-        self._families: list[Metric] = []
+        self._families: list[Family] = []
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Family]:
         if not self._begun:
             self._begun = True
             self._begin()
@@ -97,7 +94,7 @@ class GpuCollector(Collector):
             _log.debug("no metrics of GPUs: %s", error)
             self._gpus = []
 
-    def _current(self) -> Iterator[Metric]:
+    def _current(self) -> Iterator[Family]:
         for name, kind, text, read in _FAMILIES:
             yield family(name, kind, text, self._values(read))
         joules = self._values(lambda nvml, gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3)

@@ -5,10 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
-
-from .families import family
+from .families import Family, family
 
 _PROC = Path("/proc")
 
@@ -20,7 +17,7 @@ class _Times(NamedTuple):
     total: int
 
 
-class MachineCollector(Collector):
+class MachineCollector:
     """Reads at each scrape, but not more often than every `interval_ms`. Has no families where there is no ``/proc``.
 
     The utilisation is that between two readings, as in Triton; the first one counts from when this was made.
@@ -35,7 +32,7 @@ class MachineCollector(Collector):
         self._utilisation = 0.0
         self._first = True
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Family]:
         if self._times is not None:
             text = "Utilization of all cores between the last two readings, from 0 to 1"
             yield family("nv_cpu_utilization", "gauge", text, [("", self._current())])

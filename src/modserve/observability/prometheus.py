@@ -4,10 +4,6 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
-
 from modserve.core.residency import residency
 from modserve.core.servable import Servable, engine_report, resident_bytes
 from modserve.core.statistics.adaptive_statistics import TunerStatistics
@@ -17,7 +13,8 @@ from modserve.core.statistics.model_statistics import FIRST_RESPONSE, ModelStati
 from modserve.core.statistics.summary import LatencySummaries, Summary
 
 from . import families, model_memory
-from .families import Labels, family, histogram_family, labelled, summary_family
+from .families import Collector, Family, Labels, family, histogram_family, labelled, summary_family
+from .process_families import ProcessCollector
 from .server_families import ServerFigures, server_families
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
@@ -208,7 +205,7 @@ QUANTILES: Sequence[str] = ("0.5", "0.9", "0.95", "0.99", "0.999")
 """Those of summaries, as Triton has them if no others are set."""
 
 
-def model_families(servables: Iterable[Servable], quantiles: Sequence[str] = QUANTILES) -> Iterator[Metric]:
+def model_families(servables: Iterable[Servable], quantiles: Sequence[str] = QUANTILES) -> Iterator[Family]:
     """The metric families of the statistics of models."""
     models = [(_labels(servable), servable) for servable in servables]
     for kind, source, singles in _GROUPS:
@@ -227,7 +224,7 @@ def model_families(servables: Iterable[Servable], quantiles: Sequence[str] = QUA
     yield from _summaries(models, quantiles)
 
 
-def _summaries(models: Sequence[tuple[Labels, Servable]], quantiles: Sequence[str]) -> Iterator[Metric]:
+def _summaries(models: Sequence[tuple[Labels, Servable]], quantiles: Sequence[str]) -> Iterator[Family]:
     """Triton's quantiles of the last minute, in microseconds."""
     ranks, now_ns = [float(quantile) for quantile in quantiles], time.monotonic_ns()
     for name, text, read, cached in _SUMMARIES:
@@ -254,7 +251,7 @@ _ENGINE_LABELS = {
 """Labels of an engine → the members of its report."""
 
 
-def _engines(models: Sequence[tuple[Mapping[str, str], Servable]]) -> Iterator[Metric]:
+def _engines(models: Sequence[tuple[Mapping[str, str], Servable]]) -> Iterator[Family]:
     """What runs each model, and of those whose engine was chosen by measuring, what the candidates took."""
     reports = [(labels, report) for labels, model in models if (report := engine_report(model))]
     rows = [(labelled({**labels, **_named(report)}), 1) for labels, report in reports]
@@ -285,7 +282,7 @@ RESERVED = (
 """The beginnings of the names of the server's own metrics, and of those that Triton has."""
 
 
-def engine_families(store: MetricStore) -> Iterator[Metric]:
+def engine_families(store: MetricStore) -> Iterator[Family]:
     """The metric families that engines have made."""
     for name, text, kind, rows in store.read():
         histograms = [(labelled(labels), value) for labels, value in rows if isinstance(value, Histogram)]
@@ -296,14 +293,6 @@ def engine_families(store: MetricStore) -> Iterator[Metric]:
             yield family(name, kind, text, values)
 
 
-class _Collector(Collector):
-    def __init__(self, families: Callable[[], Iterator[Metric]]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterator[Metric]:
-        return self._families()
-
-
 def latencies(counters: bool, histograms: bool) -> frozenset[str]:
     """The families of models' times: the sums, the histograms, or both."""
     sums = [name for name, *_ in (*_COUNTERS, *_CACHE_COUNTERS) if counters]
@@ -311,33 +300,28 @@ def latencies(counters: bool, histograms: bool) -> frozenset[str]:
     return frozenset(name for name in names if "_duration_" in name)
 
 
-def registry(
+def collectors(
     servables: Callable[[], Iterable[Servable]],
     figures: Callable[[], ServerFigures] | None = None,
     engines: MetricStore | None = None,
     left_out: Container[str] = (),
     quantiles: Sequence[str] = QUANTILES,
-) -> CollectorRegistry:
-    """A registry of the metrics of one server, its process and its engines; all of it is read at each scrape.
+) -> list[Collector]:
+    """The collectors of one server, its process and its engines; all of it is read at each scrape.
 
     The families `left_out` are those of models' statistics that the page does not have; `quantiles`, as their labels
     have them, are those of summaries.
     """
-    collectors = CollectorRegistry()
+
+    def models() -> Iterator[Family]:
+        return (each for each in model_families(servables(), quantiles) if each.name not in left_out)
+
+    made: list[Collector] = [models, ProcessCollector().collect]
     if figures is not None:
-        collectors.register(_Collector(lambda: server_families(figures())))
-    collectors.register(
-        _Collector(lambda: (each for each in model_families(servables(), quantiles) if each.name not in left_out))
-    )
-    ProcessCollector(registry=collectors)
+        made.insert(0, lambda: server_families(figures()))
     if engines is not None:
-        collectors.register(_Collector(lambda: engine_families(engines)))
-    return collectors
-
-
-def render(collectors: CollectorRegistry, openmetrics: bool = False) -> bytes:
-    """The page, see `families.render`."""
-    return families.render(collectors.collect(), openmetrics)
+        made.append(lambda: engine_families(engines))
+    return made
 
 
 def _labels(servable: Servable) -> Labels:

@@ -4,15 +4,13 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from prometheus_client.metrics_core import Metric
-
 from modserve.core.configuration.routing_config import RouteFigures, ShadowFigures
 from modserve.core.lifecycle import IndexEntry
 from modserve.core.requests.memory import MemoryBudget
 from modserve.core.residency import NO_MEMORY, MemoryReport
 
 from . import model_memory
-from .families import family, labelled
+from .families import Family, family, labelled
 from .routing_families import routing_families
 from .span_figures import SpanFigures, span_families
 
@@ -60,7 +58,7 @@ UNLOADED_STATE = "UNLOADED"
 """The state on this page of a version that was unloaded on purpose. The index, like Triton's, says UNAVAILABLE."""
 
 
-def server_families(figures: ServerFigures) -> Iterator[Metric]:
+def server_families(figures: ServerFigures) -> Iterator[Family]:
     """The metric families of a server's figures."""
     build = {"version": figures.version, "python": platform.python_version()}
     if figures.form:

@@ -18,12 +18,9 @@ import traceback
 from collections.abc import Iterator
 from typing import Self
 
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
-
 from modserve.core.statistics.histogram import Histogram
 
-from .families import histogram_family
+from .families import Family, histogram_family
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +37,7 @@ _ITS_OWN_DOING = 0.2
 """The part of a stall that must be computing for the process to be the cause."""
 
 
-class Watchdog(Collector):
+class Watchdog:
     """A context that watches the running event loop, and collects its lag for Prometheus. For the loop's thread.
 
     Logs a lag of more than `limit_ms` milliseconds; 0 logs nothing.
@@ -78,7 +75,7 @@ class Watchdog(Collector):
         if self._thread is not None:
             self._thread.join()
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Family]:
         text = "Delay of due callbacks on the event loop"
         yield histogram_family("modserve_event_loop_lag_seconds", text, 1e9, [("", self.lag)])
 

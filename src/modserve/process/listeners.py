@@ -11,14 +11,14 @@ from modserve.core.servable import Finisher, Servable
 from modserve.core.statistics.metrics import MetricStore
 from modserve.frontends.grpc.listener import GrpcListener
 from modserve.frontends.http.wire.listener import HttpListener
-from modserve.frontends.metrics import MetricsListener, OpenMetrics
+from modserve.frontends.metrics import MetricsApplication, OpenMetrics
 from modserve.observability import prometheus
 from modserve.observability.watchdog import Watchdog
 from modserve.resources import open_files
 from modserve.resources.machine_memory import allowed_memory
 from modserve.server import Server
 from modserve.server.local import LocalServer
-from modserve.settings import GrpcSettings, Settings
+from modserve.settings import GrpcSettings, HttpSettings, Settings
 
 from .metrics_page import MetricsPage
 from .ports import opening
@@ -37,6 +37,19 @@ def grpc_settings(settings: Settings) -> GrpcSettings:
     if settings.grpc.max_message is not None:
         return settings.grpc
     return replace(settings.grpc, max_message=min(_LONGEST_GRPC_MESSAGE, allowed_memory() // 8))
+
+
+def metrics_settings(settings: Settings, reuse_port: bool) -> HttpSettings:
+    """How the metrics port is served: as HTTP is, but without TLS and without what concerns inference."""
+    return HttpSettings(
+        address=settings.metrics_address or settings.http.address,
+        port=settings.metrics_port,
+        reuse_port=reuse_port,
+        client_timeout=settings.http.client_timeout,
+        idle_timeout=settings.http.idle_timeout,
+        max_connections=open_files.connections(settings.http.max_connections),
+        allow_host=settings.http.allow_host,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +82,10 @@ class Listeners:
         self._settings = settings
         self._http: HttpListener | None = None
         self._grpc: GrpcListener | None = None
-        self._metrics: MetricsListener | None = None
+        self._metrics: HttpListener | None = None
         ports = self._connections, self._responses
         front: Server = server if member is None else member.server(server)
-        page = self.page = MetricsPage(server, metrics, settings, *ports, [watchdog], self._endings)
+        page = self.page = MetricsPage(server, metrics, settings, *ports, [watchdog.collect], self._endings)
         if settings.http.allow:
             connections = open_files.connections(settings.http.max_connections)
             http = replace(settings.http, max_connections=connections)
@@ -81,16 +94,10 @@ class Listeners:
             self._grpc = GrpcListener(front, settings.grpc.address, settings.grpc.port, grpc_settings(settings))
         if settings.allow_metrics:
             render = page.text if member is None else member.page
-            self._metrics = MetricsListener(
-                render,
-                prometheus.CONTENT_TYPE,
-                settings.metrics_address or settings.http.address,
-                settings.metrics_port,
-                tasks,
-                reuse_port=member is not None,
-                openmetrics=OpenMetrics(partial(render, True), prometheus.OPENMETRICS, page.has_exemplars),
-                allow_host=settings.http.allow_host,
-            )
+            openmetrics = OpenMetrics(partial(render, True), prometheus.OPENMETRICS, page.has_exemplars)
+            app = MetricsApplication(render, prometheus.CONTENT_TYPE, openmetrics)
+            options = metrics_settings(settings, reuse_port=member is not None)
+            self._metrics = HttpListener(front, options.address, options.port, options, tasks, app)
 
     def _connections(self) -> dict[str, int]:
         ports = {"http": self._http, "grpc": self._grpc}
@@ -174,7 +181,7 @@ class Listeners:
         if self._grpc:
             await self._grpc.stop(None)
         if self._metrics:
-            await self._metrics.stop()
+            await self._metrics.close()
         if self._member is not None:
             await self._member.stop()
         await asyncio.to_thread(self._server.tracer.close)

@@ -9,14 +9,13 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
-from prometheus_client.registry import Collector
-
 from modserve.backends.inventory import inventory
 from modserve.core.residency import residency
 from modserve.core.servable import Servable
 from modserve.core.statistics.metrics import MetricStore
 from modserve.form import form
 from modserve.observability import prometheus
+from modserve.observability.families import Collector, render
 from modserve.observability.gpus import GpuCollector
 from modserve.observability.machine import MachineCollector
 from modserve.observability.server_families import ServerFigures
@@ -50,13 +49,12 @@ class MetricsPage:
         left_out = prometheus.latencies("counter_latencies" in off, "histogram_latencies" in off)
         self._summaries = config.get("summary_latencies") == "true"
         quantiles = settings.summary_quantiles or prometheus.QUANTILES
-        self.registry = prometheus.registry(lambda: self._servables, self._state, store, left_out, quantiles)
+        self.collectors = prometheus.collectors(lambda: self._servables, self._state, store, left_out, quantiles)
         if settings.allow_cpu_metrics:
-            self.registry.register(MachineCollector(settings.metrics_interval_ms))
+            self.collectors.append(MachineCollector(settings.metrics_interval_ms).collect)
         if settings.allow_gpu_metrics:
-            self.registry.register(GpuCollector(settings.metrics_interval_ms))
-        for other in others:
-            self.registry.register(other)
+            self.collectors.append(GpuCollector(settings.metrics_interval_ms).collect)
+        self.collectors += others
         self._about: tuple[str, Sequence[tuple[str, str, str]]] | None = None
         self._one = asyncio.Lock()
 
@@ -83,7 +81,7 @@ class MetricsPage:
                 self._about = await asyncio.to_thread(_about)
             self._servables = self._server.ready_models()
             self._figures = self._read(*self._about)
-            return await asyncio.to_thread(prometheus.render, self.registry, openmetrics)
+            return await asyncio.to_thread(render, self.collectors, openmetrics)
 
     def _state(self) -> ServerFigures:
         assert self._figures is not None, "read before each page: this is a bug"

@@ -1,6 +1,5 @@
 """The metrics page: its lines, exactly, and as Prometheus' own parser reads them."""
 
-import asyncio
 import dataclasses
 import itertools
 import platform
@@ -22,8 +21,9 @@ from modserve.core.statistics.adaptive_statistics import TunerStatistics
 from modserve.core.statistics.metrics import MetricStore
 from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics
 from modserve.core.version import ModelId
-from modserve.frontends.metrics import MetricsListener
+from modserve.frontends.metrics import MetricsApplication
 from modserve.observability import prometheus
+from modserve.observability.families import render
 from modserve.observability.server_families import ServerFigures
 from modserve.observability.watchdog import Watchdog
 from modserve.testing import config, inflight
@@ -69,7 +69,7 @@ def used(model_config: ModelConfig, version: int = 1) -> Servable:
 
 
 def page(*servables: Servable) -> str:
-    return prometheus.render(prometheus.registry(lambda: servables)).decode()
+    return render(prometheus.collectors(lambda: servables)).decode()
 
 
 def lines(text: str, name: str) -> list[str]:
@@ -258,20 +258,20 @@ def test_a_model_s_tags_are_labels_with_an_underscore() -> None:
 
 def test_series_vanish_with_their_model() -> None:
     servables = [used(config("stays")), used(config("goes"))]
-    registry = prometheus.registry(lambda: servables)
-    assert b'model="goes"' in prometheus.render(registry)
+    registry = prometheus.collectors(lambda: servables)
+    assert b'model="goes"' in render(registry)
     del servables[1]
-    text = prometheus.render(registry)
+    text = render(registry)
     assert b'model="goes"' not in text
     assert b'model="stays"' in text
 
 
 def test_a_page_is_read_from_the_statistics_each_time() -> None:
     servable = loaded(config("simple"))
-    registry = prometheus.registry(lambda: [servable])
+    registry = prometheus.collectors(lambda: [servable])
     for count in (0, 5):
         servable.statistics.inference_count = count
-        (sample,) = families(prometheus.render(registry).decode())["nv_inference_count"].samples
+        (sample,) = families(render(registry).decode())["nv_inference_count"].samples
         assert sample.value == count
 
 
@@ -290,11 +290,9 @@ WHERE = b"The metrics of this server are at /metrics, for Prometheus.\n"
     ids=lambda value: str(value),
 )
 async def test_the_metrics_port(path: str, body: bytes) -> None:
-    async with asyncio.TaskGroup() as tasks:
-        listener = MetricsListener(lambda: b"page", prometheus.CONTENT_TYPE, "", 0, tasks)
-        transport = httpx.ASGITransport(listener._app)  # type: ignore[arg-type]
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            answer = await client.get(path)
+    transport = httpx.ASGITransport(MetricsApplication(lambda: b"page", prometheus.CONTENT_TYPE))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        answer = await client.get(path)
     assert (answer.status_code, answer.content) == (200, body)
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
 
@@ -305,11 +303,9 @@ async def test_the_metrics_port(path: str, body: bytes) -> None:
 )
 async def test_the_page_is_compressed_for_those_who_take_that(accepted: str, encoding: str | None) -> None:
     text = page(used(config("simple"))).encode()
-    async with asyncio.TaskGroup() as tasks:
-        listener = MetricsListener(lambda: text, prometheus.CONTENT_TYPE, "", 0, tasks)
-        transport = httpx.ASGITransport(listener._app)  # type: ignore[arg-type]
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            answer = await client.get("/metrics", headers={"Accept-Encoding": accepted})
+    transport = httpx.ASGITransport(MetricsApplication(lambda: text, prometheus.CONTENT_TYPE))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        answer = await client.get("/metrics", headers={"Accept-Encoding": accepted})
     assert answer.headers.get("content-encoding") == encoding
     assert answer.content == text
     assert (int(answer.headers["content-length"]) < len(text) / 3) == (encoding is not None)
@@ -330,7 +326,7 @@ def test_metrics_of_engines() -> None:
     metrics.metric("waits_total").increment()
     metrics.metric("level").set(float("inf"))
     metrics.metric("sizes", {"z": "1"}, [0.5, 10]).observe(3)
-    text = prometheus.render(prometheus.registry(list, engines=store)).decode()
+    text = render(prometheus.collectors(list, engines=store)).decode()
     assert text[text.index("# HELP hits") :].splitlines() == [
         r"# HELP hits Line 1\nline \\2",
         "# TYPE hits counter",
@@ -353,11 +349,12 @@ def test_metrics_of_engines() -> None:
     assert (read["hits"].type, read["hits"].documentation) == ("counter", "Line 1\nline \\2")
     assert read["hits"].samples[0].labels == {"what": 'a "b"\n\\', "how": "ü"}
     metrics.close()
-    assert "hits" not in prometheus.render(prometheus.registry(list, engines=store)).decode()
+    assert "hits" not in render(prometheus.collectors(list, engines=store)).decode()
 
 
 def test_engines_cannot_take_the_names_of_the_server() -> None:
-    names = [family.name for family in prometheus.registry(lambda: [used(config("a"))], figures).collect()]
+    made = prometheus.collectors(lambda: [used(config("a"))], figures)
+    names = [family.name for collect in made for family in collect()]
     names += [family.name for family in Watchdog(100).collect()]
     assert len(names) > 40
     assert [name for name in names if not name.startswith(prometheus.RESERVED)] == []
@@ -378,7 +375,7 @@ def figures(**changes: Any) -> ServerFigures:
 
 
 def server_page(**changes: Any) -> str:
-    return prometheus.render(prometheus.registry(list, lambda: figures(**changes))).decode()
+    return render(prometheus.collectors(list, lambda: figures(**changes))).decode()
 
 
 def test_which_server_this_is() -> None:

@@ -180,6 +180,15 @@ def test_lines_that_are_passed_on_are_those_of_the_request(traced: bool) -> None
         assert head.trace_headers == (TraceHeaders(f"00-{number}".encode()) if traced else None)
 
 
+def test_a_port_without_inferences_has_only_requests() -> None:
+    reader = reader_with(HeadMemory(OPTIONS["plain"], MemoryBudget(), inferences=False))
+    for _ in range(2):
+        ((head, *_),) = events(reader, infer())
+        assert isinstance(head, RequestHead)
+        assert (head.model, head.method) == ("", b"POST")
+        assert head.target.endswith(b"/infer")
+
+
 def test_a_trace_of_another_request_is_never_passed_on() -> None:
     reader = reader_with(memory())
     events(reader, infer(traceparent="00-1"))

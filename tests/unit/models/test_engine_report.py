@@ -20,6 +20,7 @@ from modserve.core.tensors.tensor import Array
 from modserve.core.version import ModelId
 from modserve.frontends.http.rest.app import create_app
 from modserve.observability import prometheus
+from modserve.observability.families import render
 from modserve.protocol.control import metadata
 from modserve.repository.succession import Succession
 from modserve.settings import HttpSettings
@@ -152,7 +153,7 @@ async def test_over_http_and_on_the_metrics_page(tmp_path: Path) -> None:
             assert (await client.get("/v2/models/nosuch/engine")).status_code == 404
             assert (await client.get("/v2/models/model/versions/7/engine")).status_code == 404
         assert (await server.infer("model", {"IN": np.zeros((1, 2), np.float32)})).outputs["OUT"].shape == (1, 2)
-        page = prometheus.render(prometheus.registry(server.ready_models)).decode()
+        page = render(prometheus.collectors(server.ready_models)).decode()
     lines = [line for line in page.splitlines() if line.startswith("modserve_engine")]
     engine = 'engine="Abacus",engine_version="1.2",model="model",precision="fp32",version="1"'
     assert lines == [

@@ -22,6 +22,7 @@ from modserve.core.version import ModelId
 from modserve.models.loading.assembly import assemble_model
 from modserve.models.serving.model import OpenedModel
 from modserve.observability import prometheus
+from modserve.observability.families import render
 from modserve.protocol.control.statistics import batches_json
 from modserve.scheduling.adaptive.buckets import FIRST_LESSON
 from modserve.scheduling.scheduler import LoopClock
@@ -86,7 +87,7 @@ async def test_what_is_counted(bench: Bench) -> None:
     assert (bench.model.statistics.elements, bench.model.statistics.padding) == (6, 3)
     shown = json.loads(json.dumps(batches_json(bench.model)))
     assert [(batch["elements"], batch["padding"]) for batch in shown["recent"]] == [(6, 3)]
-    page = prometheus.render(prometheus.registry(lambda: [bench.model])).decode()
+    page = render(prometheus.collectors(lambda: [bench.model])).decode()
     assert 'modserve_batch_elements{kind="useful",model="model",version="1"} 6.0\n' in page
     assert 'modserve_batch_elements{kind="padding",model="model",version="1"} 3.0\n' in page
     assert "# TYPE modserve_batch_elements counter\n" in page
@@ -116,7 +117,7 @@ async def test_choices_are_shown() -> None:
     assert choice["batches"] == {"alone": 2, "equal": 0, "padded": 1}, "one by one until a run time is known"
     assert (choice["trials"], choice["trials_share"], choice["utilisation"]) == (0, 0, 1)
     assert [(cost["rows"], cost["length"]) for cost in choice["costs"]][-1] == (2, 5)
-    page = prometheus.render(prometheus.registry(lambda: [bench.model])).decode()
+    page = render(prometheus.collectors(lambda: [bench.model])).decode()
     assert 'modserve_batches_chosen{kind="padded",model="model",version="1"} 1.0\n' in page
     await bench.model.close()
 

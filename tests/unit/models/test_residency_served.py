@@ -21,6 +21,7 @@ from modserve.core.tensors.tensor import Array
 from modserve.frontends.http.rest.app import create_app
 from modserve.models.residency.on_demand import OnDemandModel
 from modserve.observability import prometheus
+from modserve.observability.families import render
 from modserve.protocol.control import memory, statistics
 from modserve.routing.router import Routed
 from modserve.settings import HttpSettings
@@ -98,7 +99,7 @@ async def test_nothing_of_it_is_there_without_an_option(tmp_path: Path) -> None:
         assert (server.index()[0].reason, residency(server.model("first"))) == ("", None)
         (usage,) = statistics.message(server.models()).model_stats[0].memory_usage
         assert usage.byte_size == server.model("first").statistics.memory >= 0  # which was measured once
-        page = prometheus.render(prometheus.registry(server.ready_models)).decode()
+        page = render(prometheus.collectors(server.ready_models)).decode()
         assert "modserve_model_resident{" not in page
 
 
@@ -169,7 +170,7 @@ async def test_the_figures_of_models_are_shown(tmp_path: Path) -> None:
         model.size = model.held = 12_345
         message = statistics.message(server.models()).model_stats[0]
         assert [(each.type, each.id, each.byte_size) for each in message.memory_usage] == [("CPU", 0, 12_345)]
-        page = prometheus.render(prometheus.registry(server.ready_models)).decode()
+        page = render(prometheus.collectors(server.ready_models)).decode()
         labels = 'model="first",version="1"'
         assert f"modserve_model_resident_bytes{{{labels}}} 12345.0" in page
         assert f"modserve_model_loads_total{{{labels}}} 1.0" in page

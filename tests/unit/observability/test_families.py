@@ -1,14 +1,26 @@
 """The page in its two formats."""
 
 import math
+import os
+import time
+from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import parser
+from prometheus_client.parser import text_string_to_metric_families as parser_of_text
 
 from modserve.core.statistics.histogram import Histogram
-from modserve.observability.families import Labels, family, histogram_family, labelled, number, render, summary_family
+from modserve.observability.families import (
+    Labels,
+    family,
+    histogram_family,
+    labelled,
+    number,
+    render,
+    summary_family,
+)
+from modserve.observability.process_families import ProcessCollector
 
 
 def parse_openmetrics(page: str) -> dict[str, Metric]:
@@ -29,7 +41,8 @@ def test_labels_have_their_places() -> None:
     ("value", "text"),
     [
         *((0, "0.0"), (999_999, "999999.0"), (1_000_000, "1e+06"), (12_345_678, "1.2345678e+07"), (-3, "-3.0")),
-        *((0.25, "0.25"), (True, "1.0"), (math.inf, "+Inf"), (math.nan, "NaN")),
+        *((0.25, "0.25"), (True, "1.0"), (math.inf, "+Inf"), (-math.inf, "-Inf"), (math.nan, "NaN")),
+        *((1_234_567.5, "1.2345675e+06"), (1e10, "1e+10"), (12e14, "1.2e+15"), (1.5e16, "1.5e+16"), (1e-7, "1e-07")),
     ],
 )
 def test_numbers(value: float, text: str) -> None:
@@ -50,7 +63,7 @@ def test_both_formats() -> None:
         histogram_family("times", "Times", 10, [('model="a"', histogram)]),
         summary_family("spread", "A summary", [(Labels({"model": "a"}), 2, 7.0, [("0.5", 3.0), ("0.9", math.nan)])]),
     ]
-    assert render(made).decode().splitlines() == [
+    assert render([lambda: made]).decode().splitlines() == [
         '# HELP nv_count Of "Triton"',
         "# TYPE nv_count counter",
         'nv_count{model="a"} 3.0',
@@ -74,7 +87,7 @@ def test_both_formats() -> None:
         'spread_count{model="a"} 2.0',
         'spread_sum{model="a"} 7.0',
     ]
-    page = render(made, openmetrics=True).decode()
+    page = render([lambda: made], openmetrics=True).decode()
     assert 'le="10.0"} 3.0 # {trace_id="0af7"} 6.0 1700000000.250\n' in page
     assert page.endswith("# EOF\n")
     read = parse_openmetrics(page)
@@ -90,9 +103,42 @@ def test_both_formats() -> None:
     assert [(each.labels, each.value) for each in exemplars] == [({"trace_id": "0af7"}, 6), ({"trace_id": "0af8"}, 100)]
 
 
-def test_collectors_of_the_library_in_both_formats() -> None:
-    registry = CollectorRegistry()
-    ProcessCollector(registry=registry)
-    assert b"# TYPE process_cpu_seconds_total counter\n" in render(registry.collect())
-    read = parse_openmetrics(render(registry.collect(), openmetrics=True).decode())
+PROCESS = "1 (a name) of) S" + " 0" * 10 + " 150 50 0 0 0 0 0 0 1000 4096 3"
+"""As ``/proc/self/stat`` begins: 200 ticks of CPU time, started 1,000 ticks after the machine."""
+
+
+def test_figures_of_the_process(tmp_path: Path) -> None:
+    (tmp_path / "self" / "fd").mkdir(parents=True)
+    (tmp_path / "self" / "fd" / "0").touch()
+    (tmp_path / "self" / "stat").write_text(PROCESS)
+    (tmp_path / "self" / "limits").write_text("Limit  Soft Limit  Hard Limit\nMax open files  1024  4096  files\n")
+    (tmp_path / "stat").write_text("cpu 1 2 3\nbtime 1700000000\n")
+    ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    assert figures(ProcessCollector(tmp_path)) == {
+        "process_virtual_memory_bytes": 4096,
+        "process_resident_memory_bytes": 3 * page,
+        "process_start_time_seconds": 1_700_000_000 + 1000 / ticks,
+        "process_cpu_seconds_total": 200 / ticks,
+        "process_max_fds": 1024,
+        "process_open_fds": 1,
+    }
+    (tmp_path / "self" / "limits").write_text("Max open files  unlimited  unlimited  files\n")
+    assert "process_max_fds" not in figures(ProcessCollector(tmp_path))
+    (tmp_path / "self" / "stat").unlink()
+    assert figures(ProcessCollector(tmp_path)) == {"process_open_fds": 1}
+    assert figures(ProcessCollector(tmp_path / "none")) == {}
+
+
+def test_figures_of_this_process() -> None:
+    found = figures(ProcessCollector())
+    assert len(found) == 6
+    assert abs(found["process_cpu_seconds_total"] - time.process_time()) < 1
+    assert found["process_start_time_seconds"] < time.time()
+    assert b"# TYPE process_cpu_seconds_total counter\n" in render([ProcessCollector().collect])
+    read = parse_openmetrics(render([ProcessCollector().collect], openmetrics=True).decode())
     assert read["process_cpu_seconds"].type == "counter"
+
+
+def figures(collector: ProcessCollector) -> dict[str, float]:
+    page = parser_of_text(render([collector.collect]).decode())
+    return {sample.name: sample.value for each in page for sample in each.samples}

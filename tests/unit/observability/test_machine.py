@@ -20,7 +20,7 @@ class Clock:
 
 
 def values(collector: Any) -> dict[str, float]:
-    lines = render(collector.collect()).decode().splitlines()
+    lines = render([collector.collect]).decode().splitlines()
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
 
 

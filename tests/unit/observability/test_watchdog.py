@@ -3,10 +3,9 @@ import logging
 import time
 
 import pytest
-from prometheus_client import CollectorRegistry
 
-from modserve.observability import prometheus
 from modserve.observability import watchdog as watchdog_module
+from modserve.observability.families import render
 from modserve.observability.watchdog import PERIOD_S, Watchdog
 
 
@@ -64,9 +63,7 @@ async def test_the_metrics_page_has_the_lag() -> None:
     watchdog = Watchdog(limit_ms=0)
     watchdog.lag.observe(1_500_000)
     watchdog.lag.observe(30_000_000_000)
-    registry = CollectorRegistry()
-    registry.register(watchdog)
-    page = prometheus.render(registry).decode()
+    page = render([watchdog.collect]).decode()
     assert "# TYPE modserve_event_loop_lag_seconds histogram\n" in page
     assert 'modserve_event_loop_lag_seconds_bucket{le="0.001"} 0.0\n' in page
     assert 'modserve_event_loop_lag_seconds_bucket{le="0.002"} 1.0\n' in page

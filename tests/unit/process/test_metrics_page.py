@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from modserve import InferenceServer, Settings
 from modserve.core.configuration.trace_settings import TraceLevel
 from modserve.frontends.metrics import takes_openmetrics
+from modserve.observability.families import Collector, Family
 from modserve.process.metrics_page import MetricsPage
 
 IDENTITY = """backend: "identity" max_batch_size: 8
@@ -145,13 +144,12 @@ async def test_build_and_machine(tmp_path: Path) -> None:
 async def test_the_page_is_made_on_a_thread(tmp_path: Path) -> None:
     threads = []
 
-    class Witness(Collector):
-        def collect(self) -> list[Metric]:
-            threads.append(threading.current_thread())
-            return []
+    def collect() -> list[Family]:
+        threads.append(threading.current_thread())
+        return []
 
     write(tmp_path, "m")
-    async with page_of(tmp_path, Witness()) as (_, page):
+    async with page_of(tmp_path, collect) as (_, page):
         threads.clear()
         await asyncio.gather(page.text(), page.text())
     assert len(threads) == 2

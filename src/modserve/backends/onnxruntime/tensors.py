@@ -19,7 +19,8 @@ Value: TypeAlias = Any
 """An `ort.OrtValue`."""
 
 _ELEMENT_TYPES: dict[str, Datatype] = {
-    **{datatype.numpy.name: datatype for datatype in dtypes.BY_NAME.values()},
+    **{datatype.numpy.name: datatype for datatype in dtypes.BY_NAME.values() if datatype is not dtypes.BF16},
+    "bfloat16": dtypes.BF16,  # by name: asking for its NumPy type imports ml_dtypes
     "float": dtypes.FP32,
     "double": dtypes.FP64,
     "string": dtypes.BYTES,

@@ -123,7 +123,7 @@ def test_ends_that_the_client_makes_are_not_counted(loop: Loop) -> None:
 
 def test_the_metrics() -> None:
     figures = ServerFigures("1", True, (), {}, {}, MemoryBudget(), endings={"noise": 3, "protocol": 1})
-    lines = render(list(server_families(figures))).decode().splitlines()
+    lines = render([lambda: server_families(figures)]).decode().splitlines()
     assert 'modserve_grpc_connections_ended_total{reason="noise"} 3.0' in lines
     assert 'modserve_grpc_connections_ended_total{reason="protocol"} 1.0' in lines
 

@@ -121,7 +121,10 @@ class Turns:
 
 
 class HttpContext:
-    """What the connections of a listener share: the server behind them, its limits, and themselves."""
+    """What the connections of a listener share: the server behind them, its limits, and themselves.
+
+    Without `inferences`, those go to the application as all other requests do.
+    """
 
     def __init__(
         self,
@@ -130,6 +133,7 @@ class HttpContext:
         tasks: asyncio.TaskGroup,
         loop: asyncio.AbstractEventLoop,
         options: HttpSettings,
+        inferences: bool = True,
     ) -> None:
         self.server = server
         self.memory = server.memory
@@ -142,7 +146,8 @@ class HttpContext:
         self.turns = Turns(loop)
         self.turn = turn_of(loop)
         self.connections: set[OpenConnection] = set()
-        self.heads = HeadMemory(options, self.memory, server.tracer.propagates or server.access_log is not None)
+        traced = server.tracer.propagates or server.access_log is not None
+        self.heads = HeadMemory(options, self.memory, traced, inferences)
         self.statuses = [0] * STATUSES
         """Responses by their status."""
         self.closing = False

@@ -76,8 +76,12 @@ def read_head(
     cors: bytes,
     options: HttpSettings,
     traced: bool,
+    inferences: bool,
 ) -> tuple[RequestHead, BodyFraming]:
-    """Check a head and understand it, with the headers of traces if they are `traced`. Raises RefusedRequestError."""
+    """Check a head and understand it, with the headers of traces if they are `traced`. Raises RefusedRequestError.
+
+    Without `inferences`, it is none of an inference, whatever its target is.
+    """
     if version not in _VERSIONS:
         raise RefusedRequestError(505, f"HTTP/{version} is not supported on this port, only HTTP/1.1 and HTTP/1.0 are")
     if method == b"CONNECT":
@@ -116,7 +120,7 @@ def read_head(
         _check_browser(method, hosts[0] if hosts else b"", marks, options)
     header_length = single.get(_HEADER_LENGTH)
     framing = BodyFraming(length, expecting, header_length is None or not may_be_binary(lines.target))
-    inference = match_infer(lines.target) if method == b"POST" else None
+    inference = match_infer(lines.target) if inferences and method == b"POST" else None
     restriction = options.restrictions.get("inference")
     if inference is None or (restriction is not None and not restriction.granted(lines.headers)):
         head = RequestHead(method, lines.target, version, lines.headers, lines.as_sent, keep_alive, old, cors)

@@ -58,10 +58,12 @@ class HeadMemory:
     """`exact` holds heads byte for byte, for a connection to look up at once; `recall` knows others by their essence.
 
     Nothing in it differs from what the parser would make of the same bytes. Heads have the headers of traces if they
-    are `traced`.
+    are `traced`. Without `inferences`, none is one of an inference.
     """
 
-    def __init__(self, options: HttpSettings, memory: MemoryBudget, traced: bool = False) -> None:
+    def __init__(
+        self, options: HttpSettings, memory: MemoryBudget, traced: bool = False, inferences: bool = True
+    ) -> None:
         self.exact: dict[bytes, Known] = {}
         self._essences: dict[tuple[bytes, ...], RequestHead] = {}
         self._memory = memory
@@ -69,6 +71,7 @@ class HeadMemory:
         self._alike = options.header_pattern is None
         """Whether heads of one essence are the same: no line of a client's becomes a parameter."""
         self.traced = traced
+        self.inferences = inferences
         restriction = options.restrictions.get("inference")
         self._ordinary = _ORDINARY if restriction is None else _ORDINARY | {restriction.name.lower().encode()}
         names = _any_of(self._ordinary | _UNUSUAL | (trace_context.NAMES if traced else frozenset()))

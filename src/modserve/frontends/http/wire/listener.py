@@ -11,17 +11,23 @@ from modserve.server import Server
 from modserve.settings import HttpSettings
 
 from .connection import HttpConnection
-from .context import HttpContext
+from .context import AsgiApp, HttpContext
 
 _FLUSH = 1.0
 """Seconds for responses on their way when the port closes."""
 
 
 class HttpListener:
-    """Serves `server` on one port. `tasks` is the parent of the application's tasks."""
+    """Serves `server` on one port, or `app` in place of all its calls. `tasks` is the parent of requests' tasks."""
 
     def __init__(
-        self, server: Server, address: str, port: int, options: HttpSettings, tasks: asyncio.TaskGroup
+        self,
+        server: Server,
+        address: str,
+        port: int,
+        options: HttpSettings,
+        tasks: asyncio.TaskGroup,
+        app: AsgiApp | None = None,
     ) -> None:
         self._server = server
         self._address = address
@@ -29,7 +35,8 @@ class HttpListener:
         self._options = options
         self._tasks = tasks
         self._context: HttpContext | None = None
-        self._app: Application | None = None
+        self._calls = Application(server, options) if app is None else None
+        self._app = app or self._calls
         self._socket: asyncio.Server | None = None
 
     @property
@@ -46,8 +53,10 @@ class HttpListener:
     async def start(self) -> int:
         """Open the port and return its number. Raises OSError, or CertificateError."""
         loop = asyncio.get_running_loop()
-        app = self._app = Application(self._server, self._options)
-        context = self._context = HttpContext(self._server, app, self._tasks, loop, self._options)
+        assert self._app is not None, "one of the two: this is a bug"
+        inferences = self._calls is not None
+        context = HttpContext(self._server, self._app, self._tasks, loop, self._options, inferences)
+        self._context = context
         tls: dict[str, Any] = {}
         if self._options.tls is not None:
             certificates = Certificates(self._options.tls).server_context()
@@ -92,8 +101,8 @@ class HttpListener:
     async def close(self) -> None:
         """Stop accepting, end streams, leave time for what has been written, and close what is left."""
         self.stop_accepting()
-        if self._app is not None:
-            self._app.stop_streams()
+        if self._calls is not None:
+            self._calls.stop_streams()
         if (context := self._context) is None:
             return
         try:
