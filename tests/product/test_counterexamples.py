@@ -125,3 +125,17 @@ def test_a_stop_while_a_model_that_has_been_loaded_waits_for_others_to_leave() -
             world.turn()
         world.stop()
         world.cancel()
+
+
+def test_one_who_waits_for_the_same_response_cancels_another() -> None:
+    """It was told of its end a second time, and those behind it never were."""
+    for ways in ("ok", "error"):
+        with World() as world:
+            world.submit("cached", value=1)
+            world.run()  # it runs, and the others wait for its response
+            world.submit("cached", value=1, reaction="cancel")
+            cancelled = world.submit("cached", value=1)
+            world.run()
+            world.finish(how=ways)
+            world.run()
+            assert cancelled.responses == 0

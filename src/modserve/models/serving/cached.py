@@ -8,6 +8,7 @@ each had come alone. Requests with another priority or patience are no part of i
 
 import asyncio
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
@@ -154,9 +155,15 @@ class CachedModel(ModelWrapper):
         inflight.settle(error)
 
     def _all_fail(self, flight: _Flight, error: ModserveError) -> None:
-        for inflight in list(flight.waiting):
-            self._leave(flight, inflight)
+        for inflight in self._leaving(flight):
             self._fail(inflight, error)
+
+    def _leaving(self, flight: _Flight) -> Iterator[Inflight]:
+        """All who wait, who leave one by one: what becomes of one may cancel others."""
+        while flight.waiting:
+            inflight = next(iter(flight.waiting))
+            self._leave(flight, inflight)
+            yield inflight
 
     # What becomes of a flight
 
@@ -188,14 +195,12 @@ class CachedModel(ModelWrapper):
             self._next(flight)
         else:
             del self._flights[flight.place]
-            for inflight in list(flight.waiting):
-                self._leave(flight, inflight)
+            for inflight in self._leaving(flight):
                 self._run(_Flight(flight.place, flight.looked_ns), inflight)
 
     def _land(self, flight: _Flight, response: InferenceResponse) -> None:
         del self._flights[flight.place]
-        for inflight in list(flight.waiting):
-            self._leave(flight, inflight)
+        for inflight in self._leaving(flight):
             self._hit(inflight, response, flight.looked_ns)
 
     def _next(self, flight: _Flight) -> None:
