@@ -9,13 +9,16 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TypeAlias
 
-from modserve.backends.api import BackendInstance, Executor, RequestInstance
+from modserve.backends.api import BackendInstance, Executor, RequestInstance, reuses_outputs
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.version import ModelId
 
 from .inline import InlineRule
 from .job import Job, Work
 from .running import Deliver, RequestProgress
+
+_SHORT_NS = 1_000_000
+"""An execution that takes less may keep others waiting inside the engine, where no other instance can take them."""
 
 
 class Instance(ABC):
@@ -46,6 +49,8 @@ class Instance(ABC):
     """It was lost: it cannot run anything any more. Kept by the pool."""
     open: set[RequestProgress]
     """The requests without a final response, of an engine that responds to each by itself."""
+    typical_ns: int = 2 * _SHORT_NS
+    """How long an execution takes, by the latest ones. Kept by instances with `max_ahead`."""
 
     @property
     @abstractmethod
@@ -68,7 +73,7 @@ class Instance(ABC):
     @property
     def most_places(self) -> int:
         """How many jobs it should take, going by its latest executions."""
-        return self.max_in_flight
+        return self.max_in_flight + (self.max_ahead if self.typical_ns < _SHORT_NS else 0)
 
     @abstractmethod
     def end(self) -> None:
@@ -80,6 +85,12 @@ class Instance(ABC):
 
 
 Done: TypeAlias = Callable[["Instance", Job], None]
+
+
+def most_ahead(config: ModelConfig, engine: Executor) -> int:
+    """How many executions may wait inside the engine: none where batches would be larger in the scheduler's queue."""
+    ahead = config.sequence_batching is None and config.dynamic_batching is None and not reuses_outputs(engine)
+    return int(getattr(engine, "max_ahead", 0)) if ahead else 0
 
 
 def takes_early(config: ModelConfig, engine: Executor) -> bool:
@@ -108,7 +119,8 @@ class ThreadInstance(Instance):
         self._batch_work = Work(model, name, config, engine)
         self.open = self._batch_work.open
         self.ahead = deque()
-        self.takes_early = takes_early(config, engine)
+        self.max_ahead = most_ahead(config, engine)
+        self.takes_early = not self.max_ahead and takes_early(config, engine)
         self._run: Callable[[Job], None]
         if isinstance(engine, RequestInstance):
             self._run = partial(self._run_requests, engine)
@@ -159,7 +171,10 @@ class ThreadInstance(Instance):
                 self._run(job)
         except BaseException as error:
             self._batch_work.failed(job, error)
-        job.timing.compute_end_ns = time.monotonic_ns()
+        timing = job.timing
+        timing.compute_end_ns = time.monotonic_ns()
+        if self.max_ahead:
+            self.typical_ns += (timing.compute_end_ns - timing.compute_start_ns - self.typical_ns) // 8
 
     def _run_batch(self, engine: BackendInstance, job: Job) -> None:
         outputs = engine.execute(*self._batch_work.inputs(job))
@@ -167,8 +182,10 @@ class ThreadInstance(Instance):
         self._batch_work.outputs(job, outputs)
 
     def _run_requests(self, engine: RequestInstance, job: Job) -> None:
-        engine.execute_requests(self._batch_work.requests(job, self._deliver))
+        finals = engine.execute_requests(self._batch_work.requests(job, self._deliver))
         job.timing.compute_output_start_ns = time.monotonic_ns()
+        if finals is not None:
+            self._batch_work.respond(job, finals)
 
 
 class InstanceThread(threading.Thread):

@@ -31,7 +31,7 @@ from modserve.core.errors import unavailable
 from modserve.core.tensors.tensor import Array
 from modserve.core.version import ModelId
 
-from .instance import Done, Instance, takes_early
+from .instance import Done, Instance, most_ahead, takes_early
 from .job import Job, Work
 from .running import Deliver, RequestProgress, RequestReport, Stamp
 
@@ -40,8 +40,6 @@ _log = logging.getLogger(__name__)
 LARGE_BYTES = 256 * 1024
 """Inputs and outputs of this size are merged and taken on a thread: copying them may hold the event loop too long."""
 _LONGEST_DETACH_S = 10.0
-_SHORT_NS = 1_000_000
-"""An execution that takes less may keep others waiting inside the engine, where no other instance can take them."""
 
 OnLost: TypeAlias = Callable[[Instance, InstanceLostError], None]
 Outcome: TypeAlias = Values | Sequence[FinalResponse] | BaseException | None
@@ -72,11 +70,9 @@ class LoopInstance(Instance):
         self.loop = loop
         if config.sequence_batching is None and not reuses_outputs(engine):
             self.max_in_flight = max(1, int(getattr(engine, "max_in_flight", 1)))
-            if config.dynamic_batching is None:  # what waits in the scheduler's queue makes batches larger
-                self.max_ahead = int(getattr(engine, "max_ahead", 0))
+        self.max_ahead = most_ahead(config, engine)
         self.ahead = deque()
         self.takes_early = not (self.max_ahead or reuses_outputs(engine)) and takes_early(config, engine)
-        self._typical_ns = 2 * _SHORT_NS
         self._engine = engine
         # Asked once: to see whether an object has a protocol's methods takes longer than many an execution.
         self._merges = isinstance(engine, AsyncInstance)
@@ -101,10 +97,6 @@ class LoopInstance(Instance):
     @property
     def engine(self) -> Executor:
         return self._engine
-
-    @property
-    def most_places(self) -> int:
-        return self.max_in_flight + (self.max_ahead if self._typical_ns < _SHORT_NS else 0)
 
     @property
     def awaited(self) -> bool:
@@ -227,7 +219,7 @@ class LoopInstance(Instance):
         job = execution.job
         now_ns = job.timing.compute_end_ns = time.monotonic_ns()
         if self.max_ahead:
-            self._typical_ns += (now_ns - job.timing.compute_start_ns - self._typical_ns) // 8
+            self.typical_ns += (now_ns - job.timing.compute_start_ns - self.typical_ns) // 8
             if self._executions:  # the engine begins with what it had ahead
                 timing = next(iter(self._executions)).job.timing
                 timing.compute_start_ns = timing.compute_input_end_ns = now_ns

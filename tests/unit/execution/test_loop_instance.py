@@ -172,7 +172,7 @@ async def test_short_executions_are_sent_ahead_of_their_turn(benches: list[Bench
         latest = under_way()
     assert latest == 3
     instance = bench.pool._instances[0]
-    instance._typical_ns = 5_000_000  # type: ignore[attr-defined]
+    instance.typical_ns = 5_000_000
     assert under_way() == 3  # those places were free already
     assert under_way() <= 2
 

@@ -113,11 +113,15 @@ BYTES.
 class RequestInstance(Protocol):
     """An executor that gets the requests of a batch one by one, and responds to each separately, any number of times.
 
-    With `reuses_outputs`, arguments of `respond` are copied.
+    With `reuses_outputs`, arguments of `respond` are copied. `max_ahead` is as for instances on the event loop.
     """
 
-    def execute_requests(self, requests: Sequence[EngineRequest]) -> None:
-        """Begin to respond, blocking while the instance is busy. Raising fails requests without a final response."""
+    def execute_requests(self, requests: Sequence[EngineRequest]) -> Sequence[FinalResponse] | None:
+        """Begin to respond, blocking while the instance is busy. Raising fails requests without a final response.
+
+        May return the final responses to all of the requests, in their order, if it has given none itself: together
+        they cost the server less. None: it responds, or has responded, to each by itself.
+        """
 
     def close(self) -> None:
         """Release everything. No execution is running; when the process ends, requests may still be open."""

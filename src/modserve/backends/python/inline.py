@@ -9,12 +9,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from modserve.backends.api import EngineRequest, FinalResponse, InstanceHandle, InstanceSpec, ModelSource, RequestsDone
+from modserve.backends.api import EngineRequest, InstanceHandle, InstanceSpec, ModelSource, RequestsDone
 from modserve.core.errors import invalid
 
-from .local import LocalInstance, LocalRequest, as_final
+from .local import LocalInstance
 from .options import EXECUTION_MODE
-from .worker import model as python_model
 from .worker.errors import TritonModelException
 
 _AT_A_TIME = 64
@@ -68,17 +67,6 @@ class InlineInstance(LocalInstance):
             done(error)
         else:
             done(finals)
-
-    def _settle(self, handles: list[LocalRequest], responses: python_model.Responses) -> list[FinalResponse] | None:
-        """All responses go together, which is quicker, unless some are missing, are errors, or were sent before."""
-        finals = []
-        for handle, response in zip(handles, responses, strict=True):
-            if handle.ended or response is None or response.has_error():
-                return super()._settle(handles, responses)
-            finals.append(as_final(response))
-        for handle in handles:
-            handle.ended = True
-        return finals
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)

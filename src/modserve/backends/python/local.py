@@ -101,8 +101,6 @@ class LocalInstance:
 
     # Executions
 
-    # With the final responses of all requests, where `_settle` leaves them to the caller
-
     def _execute(self, requests: Sequence[EngineRequest]) -> list[FinalResponse] | None:
         server = self._server
         server.executing, server.thread = requests, threading.get_ident()
@@ -154,6 +152,18 @@ class LocalInstance:
         )
 
     def _settle(self, handles: "list[LocalRequest]", responses: python_model.Responses) -> list[FinalResponse] | None:
+        """All responses go together, which is quicker, unless some are missing, are errors, or were sent before."""
+        finals = []
+        for handle, response in zip(handles, responses, strict=True):
+            if handle.ended or response is None or response.has_error():
+                self._settle_each(handles, responses)
+                return None
+            finals.append(as_final(response))
+        for handle in handles:
+            handle.ended = True
+        return finals
+
+    def _settle_each(self, handles: "list[LocalRequest]", responses: python_model.Responses) -> None:
         for handle, response in zip(handles, responses, strict=True):
             if handle.ended:
                 continue
@@ -161,7 +171,6 @@ class LocalInstance:
                 self._server.open.add(handle.request)
             else:
                 handle.send(response, True)
-        return None
 
 
 def _fail(handles: "list[LocalRequest]", error: ModserveError) -> None:

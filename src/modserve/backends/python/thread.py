@@ -5,14 +5,18 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from modserve.backends.api import EngineRequest, InstanceSpec
+from modserve.backends.api import EngineRequest, FinalResponse, InstanceSpec
 
 from .local import LocalInstance
+
+_AHEAD = 3
+"""Executions that wait at the thread while they are short: it need not sleep, and give up the lock, for each."""
 
 
 class PythonThreadInstance(LocalInstance):
     """Implements `backends.api.RequestInstance`."""
 
+    max_ahead = _AHEAD
     _thread: "_LoopThread | None" = None
 
     def initialize(self, label: str, spec: InstanceSpec, arguments: Mapping[str, str]) -> None:
@@ -20,11 +24,11 @@ class PythonThreadInstance(LocalInstance):
         if self._model.is_async and self._decoupled:
             self._thread = _LoopThread(label)
 
-    def execute_requests(self, requests: Sequence[EngineRequest]) -> None:
+    def execute_requests(self, requests: Sequence[EngineRequest]) -> Sequence[FinalResponse] | None:
         if self._thread is not None:
             self._thread.start(self._execute_async(requests))
-        else:
-            self._execute(requests)
+            return None
+        return self._execute(requests)
 
     def close(self) -> None:
         try:

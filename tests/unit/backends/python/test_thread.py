@@ -16,10 +16,18 @@ from modserve.core.errors import Code, ModserveError, invalid
 from modserve.core.tensors.tensor import Tensor
 
 
+def run(made: PythonThreadInstance, *requests: FakeRequest) -> None:
+    """A batch, whose responses are delivered as the server does it."""
+    finals = made.execute_requests(engine(*requests))
+    for request, final in zip(requests, finals or (), strict=False):
+        outputs: Any = final.outputs
+        request.respond(outputs, parameters=final.parameters, final=True)
+
+
 def test_requests_of_a_batch(tmp_path: Path) -> None:
     made = instance(PythonThreadInstance, tmp_path)
     requests = [FakeRequest(1, 2), FakeRequest(3, raw=True)]
-    made.execute_requests(engine(*requests))
+    run(made, *requests)
     assert [each.events for each in requests] == [[{"OUT": [2, 4]}], [{"OUT": [6]}]]
     made.close()
 
@@ -39,7 +47,7 @@ def test_what_a_request_says(tmp_path: Path) -> None:
         1, parameters=how, correlation_id=7, sequence_start=True, sequence_end=True, priority=3, timeout_ns=5000
     )
     for request in (plain, whole):
-        made.execute_requests(engine(request))
+        run(made, request)
     assert plain.events == [{}, {"said": repr(("a", 0, 0, 0, 0, "{}", "m", 1, {"OUT"}))}]
     assert whole.events == [{}, {"said": repr(("", 7, 3, 5, 3, '{"own":1}', "m", 1, {"OUT"}))}]
 
