@@ -29,7 +29,7 @@ from onnx import TensorProto, helper, numpy_helper
 import process_tree
 from modserve.execution.placement import available_cores
 from overhead import missing_programs, put_into_report
-from side_by_side.dialects import BINARY, GRPC, V2_BINARY, V2_GRPC
+from side_by_side.dialects import BINARY, GRPC, JSON, V2_BINARY, V2_GRPC, V2_JSON
 from side_by_side.loads import Target, load, probe
 from side_by_side.models import MODELS, ROOT, write_files, write_repository
 from side_by_side.running import free_ports, ready
@@ -37,7 +37,9 @@ from side_by_side.running import free_ports, ready
 PAGE = ROOT / "docs" / "workers.md"
 WIDTH = 4096
 """Of the two square FP32 matrices of the large model: 128 MiB."""
-WAYS = {BINARY: V2_BINARY, GRPC: V2_GRPC}
+WAYS = {(BINARY, "simple"): V2_BINARY, (GRPC, "simple"): V2_GRPC, (JSON, "mlp"): V2_JSON}
+"""Protocols and models. 784 numbers as JSON (`mlp`) cost the server much and the client little: clients leave the
+workers nearly all of the cores."""
 READY_S = 60.0
 
 
@@ -153,16 +155,16 @@ def memory_table(home: Path, counts: Sequence[int], tree: Path) -> list[str]:
 
 def rate_table(options: argparse.Namespace, home: Path, tree: Path) -> list[str]:
     """Servers with each number of workers run all the time, and take turns window by window."""
-    model, counts = MODELS["simple"], options.workers
-    write_files(home / "files", [model])
-    repository = write_repository(home / "simple", home / "files", [model])
-    lines = ["| way | connections | " + " | ".join(map(_workers, counts)) + " |"]
-    lines.append("|---" * (len(counts) + 2) + "|")
+    models, counts = [MODELS[name] for name in dict.fromkeys(name for _, name in WAYS)], options.workers
+    write_files(home / "files", models)
+    repository = write_repository(home / "models", home / "files", models)
+    lines = ["| way | model | connections | " + " | ".join(map(_workers, counts)) + " |"]
+    lines.append("|---" * (len(counts) + 3) + "|")
     with ExitStack() as stack:
         servers = [stack.enter_context(serving(repository, workers, tree)) for workers in counts]
         response = _response_bytes(servers[0])
-        for way, dialect in WAYS.items():
-            request = dialect.write(model)
+        for (way, model), dialect in WAYS.items():
+            request = dialect.write(MODELS[model])
             targets = [Target(each.pid, each.grpc if way == GRPC else each.http, way, response) for each in servers]
             for count in options.connections:
                 seen: list[list[tuple[float, float]]] = [[] for _ in servers]
@@ -179,8 +181,8 @@ def rate_table(options: argparse.Namespace, home: Path, tree: Path) -> list[str]
                     f"{statistics.median(cpu for _, cpu in each):,.0f} µs"
                     for each in seen
                 ]
-                say(f"{way}, {count} connections: {'; '.join(cells)}")
-                lines.append(f"| {way} | {count} | {' | '.join(cells)} |")
+                say(f"{way}, {model}, {count} connections: {'; '.join(cells)}")
+                lines.append(f"| {way} | `{model}` | {count} | {' | '.join(cells)} |")
     return lines
 
 
@@ -213,8 +215,7 @@ def report(options: argparse.Namespace) -> str:
     windows = f"medians of {options.rounds} windows of {options.seconds} s"
     megabytes = 2 * WIDTH * WIDTH * 4 // 2**20
     lines = [
-        f"modserve, {form}, on {shared}. Requests/s of the model `simple`, and CPU of all processes of the server for "
-        f"each; {windows}:",
+        f"modserve, {form}, on {shared}. Requests/s, and CPU of all processes of the server for each; {windows}:",
         "",
         *loads,
         "",
