@@ -49,7 +49,7 @@ class Instance(ABC):
     """It was lost: it cannot run anything any more. Kept by the pool."""
     open: set[RequestProgress]
     """The requests without a final response, of an engine that responds to each by itself."""
-    typical_ns: int = 2 * _SHORT_NS
+    typical_ns: int = 2_000_000
     """How long an execution takes, by the latest ones. Kept by instances with `max_ahead`."""
 
     @property
