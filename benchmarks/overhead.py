@@ -29,6 +29,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import date
 from functools import partial
 from pathlib import Path
 
@@ -41,6 +42,7 @@ try:
 
     import encoder
     from modserve.execution.placement import available_cores
+    from modserve.form import form
     from modserve.pb import inference as pb
 except ModuleNotFoundError as missing:
     raise SystemExit(f"the Python package '{missing.name}' is not installed: pip install '.[dev]'") from None
@@ -720,7 +722,21 @@ def put_into_report(script: str, text: str, report: Path = REPORT) -> None:
     _, closed, after = rest.partition(end)
     if not (found and closed):
         raise SystemExit(f"{report} lacks the marks of {script}")
-    report.write_text(f"{before}{begin}\n{text}\n{end}{after}")
+    report.write_text(f"{before}{begin}\n{text}\n\n{stamp()}\n{end}{after}")
+
+
+def stamp() -> str:
+    """When a table was measured, on which processor, and by which command, which says the form if it is compiled."""
+    words = ["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]
+    compiled = "PYTHONPATH=$(python scripts/compiled_form.py --kept) " if form() == "compiled" else ""
+    return f"*{date.today()}, {_processor()}: `{compiled}{shlex.join(words)}`*"
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        if line := re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            return line[1].strip()
+    return platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

@@ -119,3 +119,19 @@ def test_the_own_process_has_memory_and_time() -> None:
     resident = own.rss_mb()  # first: it may grow
     assert own.peak_mb() >= resident > 0
     assert own.cpu_seconds() > 0
+
+
+def test_a_table_says_when_and_by_which_command_it_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- a.py begins -->\nold\n<!-- a.py ends -->\nafter\n")
+    monkeypatch.setattr("sys.argv", ["/somewhere/a.py", "--runs", "3", "--model", "a b"])
+    monkeypatch.setattr(overhead, "form", lambda: "compiled")
+    overhead.put_into_report("a.py", "new", page)
+    text = page.read_text()
+    assert text.startswith("before\n<!-- a.py begins -->\nnew\n\n*20")
+    command = "python benchmarks/a.py --runs 3 --model 'a b'"
+    assert f": `PYTHONPATH=$(python scripts/compiled_form.py --kept) {command}`*\n<!-- a.py ends -->\nafter" in text
+    monkeypatch.setattr(overhead, "form", lambda: "interpreted")
+    assert overhead.stamp().endswith(f": `{command}`*")
