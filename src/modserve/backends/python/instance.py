@@ -118,7 +118,7 @@ class WorkerInstance:
         self.worker.rename(label)
         properties = self._ask(MessageKind.INITIALIZE, {"decoupled": spec.config.decoupled, "arguments": arguments})
         if properties["is_ready"]:
-            self.check_ready = self._check_ready
+            self.check_ready = functools.partial(self.worker.check_ready, _READY_S)
 
     def _ask(self, kind: int, value: Any, timeout_s: float | None = None) -> Any:
         try:
@@ -152,7 +152,6 @@ class WorkerInstance:
         self._batches.clear()
         self._calls.forget()
         self._handle = self._timer = None
-        self.__dict__.pop("check_ready", None)
 
     def _ended(self, error: InstanceLostError) -> None:
         self._lost = error.message
@@ -160,9 +159,6 @@ class WorkerInstance:
         if self._handle is not None:
             self._handle.lost(error)
         self._open.clear()
-
-    async def _check_ready(self) -> bool:
-        return await self.worker.check_ready(_READY_S)
 
     # Requests
 
