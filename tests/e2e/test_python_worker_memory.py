@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import signal
+import subprocess
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,6 @@ from server_process import eventually
 from modserve.backends.api import InstanceLostError, ModelSource
 from modserve.backends.python.backend import PythonBackend
 from modserve.backends.python.instance import WorkerInstance
-from modserve.backends.python.process import WorkerProcess
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.testing.builders import instance_spec
 
@@ -83,7 +83,8 @@ async def test_nothing_is_left_of_a_worker(tmp_path: Path, no_collector: None, d
     instance.attach(handle)
     _, block = instance.worker.arena.allocate(1 << 20)
     block[:] = 1
-    worker, array = weakref.ref(instance.worker), weakref.ref(block)
+    # Nothing but the worker refers to its process, and compiled classes cannot be referred to weakly.
+    process, array = weakref.ref(instance.worker.process), weakref.ref(block)
     assert isinstance(block, np.ndarray)
     owner = Owner(instance)
     if busy:
@@ -98,7 +99,7 @@ async def test_nothing_is_left_of_a_worker(tmp_path: Path, no_collector: None, d
     await asyncio.to_thread(instance.close)
     del instance, handle, block, owner
     await asyncio.sleep(0)
-    eventually(lambda: worker() is None)  # the thread that has waited for the end may be about to go
+    eventually(lambda: process() is None)  # the thread that has waited for the end may be about to go
     assert array() is None
     eventually(lambda: len(os.listdir("/proc/self/fd")) <= files)
 
@@ -108,16 +109,16 @@ async def test_nothing_is_left_of_a_worker_that_does_not_start(
 ) -> None:
     path = tmp_path / "model.py"
     path.write_text(DIES)
-    workers: list[weakref.ref[WorkerProcess]] = []
-    spawn = WorkerProcess.spawn
+    processes: list[weakref.ref[Any]] = []
 
-    def spawned(worker: WorkerProcess, *arguments: Any) -> None:
-        workers.append(weakref.ref(worker))
-        spawn(worker, *arguments)
+    class Noted(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            processes.append(weakref.ref(self))
 
-    monkeypatch.setattr(WorkerProcess, "spawn", spawned)
+    monkeypatch.setattr(subprocess, "Popen", Noted)
     with pytest.raises(InstanceLostError, match=r"in initialize, its process .* exited with status 3"):
         await asyncio.to_thread(make, path, asyncio.get_running_loop())
     await asyncio.sleep(0)
-    (worker,) = workers
-    eventually(lambda: worker() is None)
+    (process,) = processes
+    eventually(lambda: process() is None)

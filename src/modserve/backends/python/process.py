@@ -295,20 +295,19 @@ class WorkerProcess:
         """The socket has closed: the process has ended, or is about to."""
         questions, self._questions = self._questions, deque()
         self.end()
-
-        def tell(how: str) -> None:
-            error = InstanceLostError(how)
-            for question in questions:
-                question.set_exception(error)
-            self.on_end(error)
-
-        def wait() -> None:
-            how = self._ended_how()
-            with contextlib.suppress(RuntimeError):  # the event loop has closed
-                self.loop.call_soon_threadsafe(tell, how)
-
         # Not one of the event loop's own threads, on which others' large tensors wait.
-        threading.Thread(target=wait, name=f"end-{self.process.pid}", daemon=True).start()
+        threading.Thread(target=self._wait, args=(questions,), name=f"end-{self.process.pid}", daemon=True).start()
+
+    def _wait(self, questions: "deque[Future[Any]]") -> None:
+        how = self._ended_how()
+        with contextlib.suppress(RuntimeError):  # the event loop has closed
+            self.loop.call_soon_threadsafe(self._tell, questions, how)
+
+    def _tell(self, questions: "deque[Future[Any]]", how: str) -> None:
+        error = InstanceLostError(how)
+        for question in questions:
+            question.set_exception(error)
+        self.on_end(error)
 
     def _ended_how(self) -> str:
         """Wait for the end; says how it came about. On any thread."""
@@ -368,13 +367,9 @@ class WorkerProcess:
 
     def _end_on_loop(self) -> None:
         ended = threading.Event()
-
-        def end() -> None:
-            self.end()
-            ended.set()
-
         try:
-            self.loop.call_soon_threadsafe(end)
+            self.loop.call_soon_threadsafe(self.end)
+            self.loop.call_soon_threadsafe(ended.set)
         except RuntimeError:
             return  # the event loop has closed
         while not ended.wait(1.0) and not self.loop.is_closed():
