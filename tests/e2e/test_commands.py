@@ -134,6 +134,17 @@ def test_loading(server: ServerProcess) -> None:
     assert "model 'repaet' does not exist; did you mean 'repeat'?" in run(server, "load", "repaet", code=1)
 
 
+@pytest.mark.parametrize("over", ["HTTP", "gRPC"])
+def test_an_unload_names_what_goes_with_the_model(server: ServerProcess, over: str) -> None:
+    words = [f"--url=grpc://127.0.0.1:{server.grpc_port}"] if over == "gRPC" else []
+    text = run(server, "unload", "digits", *words)
+    assert text == "digits: unloaded, and with it digits_pipeline, which needs it\n"
+    assert run(server, "load", "digits", *words).startswith("digits: version 1 READY, version 2 READY, after ")
+    text = run(server, "unload", "digits_pipeline", "--dependents", *words)
+    run(server, "load", "digits_pipeline", *words)
+    assert text == "digits_pipeline: unloaded, and with it digits_resize\n", "digits was loaded by name, too"
+
+
 def test_top(server: ServerProcess) -> None:
     text = run(server, "top", "--count=2", "--interval=0.1")
     assert text.count(" in flight, ") == 2
