@@ -39,5 +39,5 @@ def test_a_model_of_which_a_version_stays() -> None:
 
 
 def test_the_steps_of_an_ensemble() -> None:
-    states = {name: "UNAVAILABLE unloaded" for name in ("first", "step")}
+    states = dict.fromkeys(("first", "step"), "UNAVAILABLE unloaded")
     assert unloaded_with("first", BEFORE, after(**states), dependents=True) == ["step"]
