@@ -95,7 +95,7 @@ def shifted_by_one_pixel(images: Floats, labels: Labels) -> tuple[Floats, Labels
 
 
 def picture_of(digit: int, digits: Digits) -> Image.Image:
-    """The first picture of a digit that nothing was trained on: black ink on white paper, 160 x 160, as photos in RGB."""
+    """The first held-out picture of a digit: black ink on white paper, 160 x 160, in RGB as photos are."""
     index = int(np.flatnonzero(digits.test_labels == digit)[0])
     ink = digits.test_images[index].reshape(SIDE, SIDE) / INK
     paper = Image.fromarray(np.round(255 * (1 - ink)).astype(np.uint8))
