@@ -160,7 +160,7 @@ def _commands(commands: Commands) -> str:
     """The commands, each with its line, under their headings."""
     heads = {name: f"  modserve {name} {command.words}".rstrip() for name, command in commands.items()}
     width = max(map(len, heads.values()), default=0)
-    lines = []
+    lines: list[str] = []
     for name, command in commands.items():
         if command.section:
             lines += [f"{command.section}:"] if not lines else ["", f"{command.section}:"]
