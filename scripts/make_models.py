@@ -1,4 +1,4 @@
-"""Write the ONNX files of the example model repository.
+"""Write the ONNX files of the example model repository, and a picture to send to it.
 
 The classifiers are trained here, on the 1,797 real digits that come with scikit-learn. Seeds are fixed and one thread
 computes, so the same library versions write the same bytes. The files beside them (config.pbtxt, labels.txt) are
@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import train_test_split
@@ -91,6 +92,14 @@ def shifted_by_one_pixel(images: Floats, labels: Labels) -> tuple[Floats, Labels
     corners = [(1, 1), (0, 1), (2, 1), (1, 0), (1, 2)]
     moved = [framed[:, top : top + SIDE, left : left + SIDE].reshape(images.shape) for top, left in corners]
     return np.concatenate(moved), np.tile(labels, len(corners))
+
+
+def picture_of(digit: int, digits: Digits) -> Image.Image:
+    """The first held-out picture of a digit: black ink on white paper, 160 x 160, in RGB as photos are."""
+    index = int(np.flatnonzero(digits.test_labels == digit)[0])
+    ink = digits.test_images[index].reshape(SIDE, SIDE) / INK
+    paper = Image.fromarray(np.round(255 * (1 - ink)).astype(np.uint8))
+    return paper.resize((SIDE * 20, SIDE * 20), Image.Resampling.BICUBIC).convert("RGB")
 
 
 def simple_model() -> onnx.ModelProto:
@@ -186,7 +195,9 @@ def save(model: onnx.ModelProto, path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Write the ONNX files of the example model repository.")
+    parser = argparse.ArgumentParser(
+        description="Write the ONNX files and the picture of the example model repository."
+    )
     parser.add_argument(
         "--output", type=Path, default=Path("model_repository"), metavar="DIR", help="default: %(default)s"
     )
@@ -195,6 +206,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     save(simple_model(), output / "simple" / "1" / "model.onnx")
     save(resize_model(), output / "digits_resize" / "1" / "model.onnx")
     digits = split_digits()
+    picture = output / "digits_pipeline" / "seven.png"
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    picture_of(7, digits).save(picture, optimize=True)
+    print(f"{picture}: {picture.stat().st_size:,} bytes")
     with threadpool_limits(limits=1):
         classifiers = [train_regression(digits), train_network(digits)]
     for version, classifier in enumerate(classifiers, start=1):

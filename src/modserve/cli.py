@@ -49,9 +49,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "--version" in words:
         print(f"modserve {__version__} ({form()})")
         return 0
-    if "--help" in words or "-h" in words:
-        print(usage.parser(COMMANDS).format_help(), end="")
+    if "--help-all" in words:
+        print(usage.full_page(COMMANDS), end="")
         return 0
+    for index, word in enumerate(words):
+        if word.partition("=")[0] in ("--help", "-h"):
+            return print_help(word.partition("=")[2] or "".join(words[index + 1 : index + 2]))
     worker = None
     if words[:1] == ["worker"]:  # the supervisor's own, and not for people
         worker, words = WorkerIdentity.parse(words[1]), words[2:]
@@ -73,6 +76,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if line.settings.supervise:
         supervise(line.settings, words)
     return run(line.settings, line.warnings)
+
+
+def print_help(topic: str) -> int:
+    """Print the page of a topic or of a command, and without either the first page; returns the exit code."""
+    topic = topic.lower()
+    if topic in COMMANDS:
+        return run_command(topic, ["--help"])
+    if topic in usage.topics():
+        print(usage.topic_page(topic), end="")
+        return 0
+    if topic.startswith("-") or topic in ("", "serve"):
+        print(usage.first_page(COMMANDS), end="")
+        return 0
+    listed = ", ".join(usage.topics())
+    hint = did_you_mean(topic, [*usage.topics(), *COMMANDS])
+    print(
+        f"modserve: there is no help for '{topic}'{hint or f'; the topics are {listed}, and the commands'}",
+        file=sys.stderr,
+    )
+    return 2
 
 
 def wrong_file(settings: Settings) -> str:

@@ -138,6 +138,20 @@ def test_the_tolerance(tmp_path: Path, other: ServerProcess) -> None:
     assert f"\n2 models loaded and compared with {url} (4 responses): 4 problems in 2 models" in run.stdout
 
 
+def test_no_response_compared_is_no_success(tmp_path: Path, other: ServerProcess) -> None:
+    """The only model is decoupled, so nothing could differ but its configuration."""
+    copy_example(tmp_path / "models", "repeat", "repeat")
+    url = f"127.0.0.1:{other.http_port}"
+    run = check(tmp_path, "models", "--against", url)
+    assert run.returncode == 2, run.stdout
+    assert "note: version 1 is decoupled: its responses are not compared\n" in run.stdout
+    assert run.stdout.splitlines()[-1] == (
+        f"1 model loaded and compared with {url} (0 responses): no verdict, because no response was compared, 2 notes"
+    )
+    run = check(tmp_path, "models", "--against", url, "--json")
+    assert (run.returncode, json.loads(run.stdout)["ok"]) == (2, False)
+
+
 def test_nobody_is_there(folder: Path) -> None:
     for url, text in (
         ("http://127.0.0.1:1", "modserve: cannot reach a server at http://127.0.0.1:1: "),

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageDraw
 from repositories import EXAMPLES
 from server_process import ServerProcess, serving
 
+PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
 HEADER = "--header=admin: secret"
 ROW = list(range(1, 17))
 
@@ -34,12 +36,13 @@ def run(server: ServerProcess, *words: str, code: int = 0, header: str = HEADER)
     return out
 
 
-def start(server: ServerProcess, *words: str) -> "subprocess.Popen[str]":
+def start(server: ServerProcess, *words: str, folder: Path | None = None) -> "subprocess.Popen[str]":
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MODSERVE_")}
     environment["MODSERVE_URL"] = f"http://127.0.0.1:{server.http_port}"
     environment["MODSERVE_METRICS_URL"] = f"http://127.0.0.1:{server.metrics_port}"
     return subprocess.Popen(
         [sys.executable, "-m", "modserve", *words],
+        cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -116,14 +119,21 @@ def test_an_inference_that_fails(server: ServerProcess) -> None:
     assert "modserve: 'modserve models' lists" in run(server, "infer", "nosuch", "a=1", code=1)
 
 
-def test_a_picture(server: ServerProcess, tmp_path: Path) -> None:
-    file = tmp_path / "seven.png"
-    image = Image.new("RGB", (120, 160), "white")
-    ImageDraw.Draw(image).line([(25, 25), (95, 25), (50, 140)], "black", 16)
-    image.save(file)
-    text = run(server, "infer", "digits_pipeline", f"@{file}", "--classes=1")
-    assert f"{file}: 120 x 160 RGB → 120 x 160 L, HW" in text
-    assert ":7:seven" in text
+def test_the_picture_of_the_page(server: ServerProcess, tmp_path: Path) -> None:
+    """Its lines work as they stand, in a folder that has the example models."""
+    (tmp_path / "model_repository").symlink_to(EXAMPLES)
+    blocks = re.findall(r"^\$ (modserve infer digits_pipeline .*)\n((?:(?![$`]).*\n)*)", PAGE.read_text(), re.MULTILINE)
+    assert len(blocks) == 2
+    for line, shown in blocks:
+        done = start(server, *shlex.split(line)[1:], HEADER, folder=tmp_path)
+        out, _ = done.communicate(timeout=60)
+        assert done.returncode == 0, out
+        assert timeless(out) == timeless(shown)
+    assert np.load(tmp_path / "p.npy").argmax() == 7
+
+
+def timeless(text: str) -> str:
+    return re.sub(r"(?<= after )[\d.]+ \w+$", "…", text, flags=re.MULTILINE)
 
 
 def test_loading(server: ServerProcess) -> None:
@@ -132,6 +142,17 @@ def test_loading(server: ServerProcess) -> None:
     assert "'modserve models' lists" in run(server, "infer", "repeat", "IN=1", code=1)
     assert run(server, "load", "repeat").startswith("repeat: version 1 READY, after ")
     assert "model 'repaet' does not exist; did you mean 'repeat'?" in run(server, "load", "repaet", code=1)
+
+
+@pytest.mark.parametrize("over", ["HTTP", "gRPC"])
+def test_an_unload_names_what_goes_with_the_model(server: ServerProcess, over: str) -> None:
+    words = [f"--url=grpc://127.0.0.1:{server.grpc_port}"] if over == "gRPC" else []
+    text = run(server, "unload", "digits", *words)
+    assert text == "digits: unloaded, and with it digits_pipeline, which needs it\n"
+    assert run(server, "load", "digits", *words).startswith("digits: version 1 READY, version 2 READY, after ")
+    text = run(server, "unload", "digits_pipeline", "--dependents", *words)
+    run(server, "load", "digits_pipeline", *words)
+    assert text == "digits_pipeline: unloaded, and with it digits_resize\n", "digits was loaded by name, too"
 
 
 def test_top(server: ServerProcess) -> None:

@@ -10,10 +10,11 @@ import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
+from PIL import Image
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 
-from make_models import Digits, resize_model, simple_model, split_digits
+from make_models import Digits, picture_of, resize_model, simple_model, split_digits
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
 MODELS = [("simple", 1), ("digits", 1), ("digits", 2), ("digits_resize", 1)]
@@ -104,6 +105,12 @@ def test_simple_adds_and_subtracts(rows: int) -> None:
 @pytest.mark.parametrize(("name", "make"), [("simple", simple_model), ("digits_resize", resize_model)])
 def test_script_still_writes_the_model_that_lies_there(name: str, make: Callable[[], onnx.ModelProto]) -> None:
     assert onnx.load(REPOSITORY / name / "1" / "model.onnx") == make()
+
+
+def test_script_still_draws_the_picture_that_lies_there(digits: Digits) -> None:
+    with Image.open(REPOSITORY / "digits_pipeline" / "seven.png") as picture:
+        drawn = np.asarray(picture_of(7, digits), np.int16)
+        assert np.abs(np.asarray(picture, np.int16) - drawn).max() <= 1, "versions of Pillow may round differently"
 
 
 @pytest.mark.parametrize("scale", [3, 8, 20])

@@ -92,16 +92,19 @@ def test_a_file_is_loaded_by_name_in_mode_explicit(tmp_path: Path) -> None:
 def test_what_is_no_model(tmp_path: Path) -> None:
     copy_example(tmp_path / "models", "simple", "simple")
     (tmp_path / "weights.safetensors").touch()
+    (tmp_path / "train.py").write_text("import pathlib\npathlib.Path('trained').touch()\ndef predict(x): ...\n")
     (tmp_path / "empty").mkdir()
     shutil.copy(SIMPLE, tmp_path / "simple.onnx")
     said = {
         "absent.onnx": f"there is no file '{tmp_path}/absent.onnx'",
         "weights.safetensors": "is a file of weights without the model's graph",
+        "train.py": f"'{tmp_path}/train.py' defines no model, and is not run: expected a class TritonPythonModel",
         "empty": "is not a model: no engine recognises a file in it by its name",
         "models": f"'{tmp_path}/models' is a repository, with models in it: modserve serve --model-repository",
         "x=models/simple": "is called 'simple' after its directory, not 'x'",
     }
     for word, text in said.items():
         assert text in failed(word, folder=tmp_path)
+    assert not (tmp_path / "trained").exists()
     assert "two models are called 'simple'" in failed("simple.onnx", "models/simple", folder=tmp_path)
     assert "Unexpected argument: nothing" in failed("nothing", folder=tmp_path)

@@ -4,8 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
+from server_process import serving
 
 from modserve.commands import table
+from modserve.commands.tune.repository import model_repository
 
 CONFIG = """
 backend: "identity"
@@ -40,6 +42,22 @@ def test_a_model_that_waits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_a_model_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert table.run("tune", ["m", f"--model-repository={tmp_path}", "--goal-ms=10"]) == 2
     assert "model 'm' does not exist in" in capsys.readouterr().err
+
+
+def test_the_repository_is_that_of_the_running_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repository = tmp_path / "of the server"
+    (repository / "slow" / "1").mkdir(parents=True)
+    (repository / "slow" / "config.pbtxt").write_text(CONFIG)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with serving(repository) as server:
+        monkeypatch.setenv("MODSERVE_URL", f"http://localhost:{server.http_port}")
+        assert model_repository("slow", "") == repository
+        assert table.run("tune", ["sloww", "--goal-ms=10"]) == 2
+    said = capsys.readouterr().err
+    assert f"model 'sloww' does not exist in '{repository}', the current folder, 'models' or 'model_repository'" in said
 
 
 def test_a_model_that_does_not_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

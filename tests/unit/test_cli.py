@@ -5,6 +5,7 @@ import gc
 import io
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.form import form
 from modserve.observability.logging import Logs
 from modserve.process import app
-from modserve.settings import OPTIONS
+from modserve.settings import OPTIONS, usage
 from modserve.testing import config
 
 Started = list[tuple[Settings, tuple[str, ...]]]
@@ -80,11 +81,37 @@ def test_engines_takes_no_options(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["serve", "--help"], ["--nosuch", "--help"]])
-def test_help(started: Started, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["-h"], ["serve", "--help"], ["--nosuch", "--help", "--http-port=1"]]
+)
+def test_help(
+    started: Started, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     assert cli.main(arguments) == 0
     text = capsys.readouterr().out
     assert text.startswith("usage: modserve")
+    begin, end = text.index("\ncommon options:\n"), text.index("\nmore options (")
+    options = re.findall(r"^  --([\w-]+)", text[begin:end], re.MULTILINE)
+    assert len(options) == 15
+    assert set(options) <= {"config", *OPTIONS}
+    assert end < text.index("\ncommands for models:\n"), "the options come first"
+    assert " --http-port N Port that HTTP listens on; 0 takes a free one. [default: 8000] " in " ".join(text.split())
+    assert "\n  --help-all              Print all options and exit.\n" in text
+    assert "\nexamples:\n  modserve --model-repository models\n" in text
+    assert "modserve --version" not in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert len(text.splitlines()) < 100
+    for name, command in COMMANDS.items():
+        assert f"\n  modserve {name} {command.words} ".replace("  ", " ") in text.replace("  ", " ")
+        assert command.summary in text
+    assert not started
+
+
+@pytest.mark.parametrize("arguments", [["--help-all"], ["serve", "--help-all"]])
+def test_help_with_all_options(started: Started, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert cli.main(arguments) == 0
+    text = capsys.readouterr().out
     said = " ".join(text.split())
     for option in OPTIONS.values():
         assert f" --{option.name} " in said
@@ -94,17 +121,48 @@ def test_help(started: Started, capsys: pytest.CaptureFixture[str], arguments: l
     assert "  --http-port N\n" in text
     assert "  --log-file FILE\n" in text
     assert "  --supervise [true|false]\n" in text
-    assert max(map(len, text.splitlines())) <= 100
     assert (
         "        Port that HTTP listens on; 0 takes a free one.\n        [default: 8000] [env: MODSERVE_HTTP_PORT]\n"
     ) in text
     assert "        Serve gRPC.\n        [default: true] [env: MODSERVE_ALLOW_GRPC]\n" in text
-    assert "\nexamples:\n  modserve --model-repository models\n" in text
-    assert "modserve --version" in text
-    for name, command in COMMANDS.items():
-        assert f"\n  modserve {name} {command.words} ".replace("  ", " ") in text.replace("  ", " ")
-        assert command.summary in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert "\ncommands for models:\n" in text
     assert not started
+
+
+def test_each_option_is_on_the_page_of_one_topic(capsys: pytest.CaptureFixture[str]) -> None:
+    topics = list(usage.topics())
+    assert topics == ["server", "limits", "memory", "http", "grpc", "metrics", "log", "traces"]
+    assert not set(topics) & COMMANDS.keys()
+    options = []
+    for topic in topics:
+        assert cli.main(["--help", topic]) == 0
+        page = capsys.readouterr().out
+        options += re.findall(r"^  --([\w-]+)", page, re.MULTILINE)
+        assert cli.main(["serve", f"--help={topic.upper()}"]) == 0
+        assert capsys.readouterr().out == page
+    assert options == list(OPTIONS)
+
+
+def test_help_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    pages = []
+    for words in (["--help", "tune"], ["tune", "--help"]):
+        assert cli.main(words) == 0
+        pages.append(capsys.readouterr().out)
+    assert pages[0] == pages[1]
+    assert pages[0].startswith("usage: modserve tune ")
+
+
+@pytest.mark.parametrize(
+    ("topic", "hint"),
+    [
+        ("htpp", "; did you mean 'http'?"),
+        ("xyzzy", "; the topics are server, limits, memory, http, grpc, metrics, log, traces"),
+    ],
+)
+def test_help_that_there_is_not(capsys: pytest.CaptureFixture[str], topic: str, hint: str) -> None:
+    assert cli.main(["--help", topic]) == 2
+    assert f"modserve: there is no help for '{topic}'{hint}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

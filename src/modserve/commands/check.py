@@ -33,7 +33,7 @@ PARSER = parser(
   modserve check model_repository --load
   modserve check model_repository --against http://triton:8000
   modserve check --config modserve.yaml --json""",
-    "0 no problems (there may be notes), 1 problems, 2 the check or comparison failed",
+    "0 no problems (there may be notes), 1 problems, 2 the check failed, or compared no response",
     usage="DIR … [--load] [--against URL] [--json]",
 )
 PARSER.add_argument(
@@ -91,6 +91,8 @@ def work(options: Namespace) -> int:
     else:
         places = {str(path.absolute()): str(path) for path in settings.repositories if isinstance(path, Path)}
         print("\n".join(lines(report, places, colours=takes_colours())))
+    if report.inconclusive:
+        return CANNOT_CHECK
     return 1 if report.problems else 0
 
 
@@ -119,10 +121,11 @@ def lines(report: CheckReport, places: Mapping[str, str] = _NOWHERE, *, colours:
     wrong = sum(bool(model.problems) for model in report.models)
     done = "loaded" if report.loaded else "checked"
     if report.against:
-        responses = plural(sum(model.compared for model in report.models), "response")
-        done = f"loaded and compared with {report.against} ({responses})"
+        done = f"loaded and compared with {report.against} ({plural(report.compared, 'response')})"
     head = f"{plural(len(report.models), 'model')} {done}: "
-    if not wrong:
+    if report.inconclusive:
+        head += _coloured("no verdict, because no response was compared", RED if colours else "")
+    elif not wrong:
         head += _coloured("no problems", GREEN if colours else "")
     else:
         head += f"{_coloured(plural(report.problems, 'problem'), RED if colours else '')} in {plural(wrong, 'model')}"
@@ -151,7 +154,7 @@ def _coloured(text: str, colour: str) -> str:
 def to_json(report: CheckReport) -> dict[str, Any]:
     """The report for programs. Names stay; more may be added."""
     return {
-        "ok": not report.problems,
+        "ok": not report.problems and not report.inconclusive,
         "loaded": report.loaded,
         "against": report.against or None,
         "problems": report.problems,

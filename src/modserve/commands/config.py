@@ -7,8 +7,10 @@ from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from modserve.backends.registry import BackendRegistry
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import ModserveError
 from modserve.models.loading.loader import Loader, LoaderOptions
 from modserve.models.loading.one_file import StandaloneModel, model_file, repository_of
@@ -53,7 +55,7 @@ def work(options: Namespace) -> int:
     logging.getLogger().addHandler(logging.NullHandler())
     try:
         with stdout_as_stderr():
-            text = make(file, None if options.max_batch_size is None else int(options.max_batch_size))
+            text = make(file, None if options.max_batch_size is None else int(options.max_batch_size)).text
     except ModserveError as error:
         for finding in findings(error, str(options.file)):
             print_error(f"{options.file}: {finding.text}")
@@ -69,31 +71,39 @@ def work(options: Namespace) -> int:
     return 0
 
 
-def make(file: StandaloneModel, max_batch_size: int | None = None) -> str:
-    """The text of a configuration. Raises what the load raises, with the names of the file's own folder."""
+class WrittenConfig(NamedTuple):
+    text: str
+    config: ModelConfig
+    """As a server with this model reads it, unless it was made for another `max_batch_size`."""
+
+
+def make(file: StandaloneModel, max_batch_size: int | None = None) -> WrittenConfig:
+    """The configuration of a file. Raises what the load raises, with the names of the file's own folder."""
     with repository_of(file) as directory, ThreadPoolExecutor(1) as executor:
         registry = BackendRegistry()
         loader = Loader(registry, LoaderOptions(cores=1), executor)
         try:
-            config = asyncio.run(_completed(loader, directory, file, max_batch_size or 0))
+            message, config = asyncio.run(_completed(loader, directory, file, max_batch_size or 0))
         except ModserveError as error:
             places = {str(directory / file.name / "1"): str(file.folder), str(directory / file.name): str(file.folder)}
             for place, own in places.items():
                 error.message = error.message.replace(place, own)
             raise
-    if max_batch_size == 0 and config.max_batch_size:
-        _take_whole_shapes(config)
-    return written(config, file, registry.get(config.backend).default_model_filename)
+    if max_batch_size == 0 and message.max_batch_size:
+        _take_whole_shapes(message)
+    return WrittenConfig(written(message, file, registry.get(message.backend).default_model_filename), config)
 
 
-async def _completed(loader: Loader, directory: Path, file: StandaloneModel, max_batch_size: int) -> pb.ModelConfig:
+async def _completed(
+    loader: Loader, directory: Path, file: StandaloneModel, max_batch_size: int
+) -> tuple[pb.ModelConfig, ModelConfig]:
     """The configuration that a server would make of a file, by loading it."""
     draft = pb.ModelConfig(default_model_filename=file.filename, max_batch_size=max_batch_size)
     listing = replace(LocalRepository(directory, outside_links=True).read(file.name), content=str(draft).encode())
     blueprint = await loader.inspect(listing)
     servable = await blueprint.load(listing.path, 1)
     try:
-        return pb.ModelConfig.FromString(servable.config_message)
+        return pb.ModelConfig.FromString(servable.config_message), servable.config
     finally:
         await servable.drain()
         await servable.close()

@@ -87,7 +87,7 @@ _LIBRARIES = {
 def settings_remarks(remarks: Sequence[str]) -> Iterator[Check]:
     """Options and variables that have no effect."""
     for remark in remarks:
-        yield _check("settings", remark, "'modserve --help' lists all options and variables")
+        yield _check("settings", remark, "'modserve --help-all' lists all options and variables")
 
 
 def ports(settings: Settings, probe: Callable[[str, int], None] | None = None) -> Iterator[Check]:

@@ -32,7 +32,8 @@ omit NAME= if the model has one input; '@file.npz' has all inputs by name. Write
 with @ as @@. 'modserve models MODEL' lists a model's inputs.""",
     """\
   modserve infer simple INPUT0=1 INPUT1=1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16
-  modserve infer digits_pipeline photo=@seven.png --output probabilities=probabilities.npy
+  modserve infer digits_pipeline @model_repository/digits_pipeline/seven.png --classes 2
+  modserve infer digits_pipeline photo=@photo.jpg --output probabilities=probabilities.npy
   modserve infer resnet @cat.jpg --pixels imagenet --classes 5
   modserve infer simple --sample --grpc --json""",
     "0 success, 1 failure (the reason is printed), 2 wrong command line",

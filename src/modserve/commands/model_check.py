@@ -99,6 +99,16 @@ class CheckReport:
         return sum(len(model.problems) for model in self.models)
 
     @property
+    def compared(self) -> int:
+        """How many responses were compared with the other server's."""
+        return sum(model.compared for model in self.models)
+
+    @property
+    def inconclusive(self) -> bool:
+        """Whether nothing differs only because no response was compared."""
+        return bool(self.against) and not self.compared and not self.problems
+
+    @property
     def notes(self) -> int:
         return len(self.remarks) + sum(len(model.notes) for model in self.models)
 

@@ -1,21 +1,23 @@
 """``modserve unload MODEL``: unload models of a running server."""
 
 from argparse import Namespace
+from collections.abc import Sequence
 from contextlib import closing
 
 from modserve.client.transport import UNLOAD
+from modserve.core.lifecycle import LifecycleState
 
 from .destination import destination
 from .models import chosen
 from .remote_server import connect
-from .server_status import index
+from .server_status import IndexRow, index
 from .syntax import add_destination, parser
 from .terminal import each
 
 PARSER = parser(
     "unload",
     "Unloads models of a running server, which must run with --model-control-mode explicit.\n"
-    "The server still answers accepted requests.",
+    "The server still answers accepted requests. Ensembles that need a model are unloaded with it.",
     "  modserve unload simple\n  modserve unload digits_pipeline --dependents",
     "0 unloaded, 1 not unloaded (the reason is printed), 2 wrong command line",
 )
@@ -29,8 +31,31 @@ def work(options: Namespace) -> int:
     with closing(connect(destination(options))) as server:
 
         def unload(name: str) -> str:
-            chosen(index(server), [name])  # servers accept unknown names
+            before = index(server)
+            chosen(before, [name])  # servers accept unknown names
             server.call(UNLOAD, name, parameters={"unload_dependents": options.dependents})
-            return f"{name}: unloaded"
+            gone = unloaded_with(name, before, index(server), dependents=options.dependents)
+            if not gone:
+                return f"{name}: unloaded"
+            why = "" if options.dependents else f", which need{'s' * (len(gone) == 1)} it"
+            return f"{name}: unloaded, and with it {', '.join(gone)}{why}"
 
         return each(options.names, unload)
+
+
+def unloaded_with(
+    name: str, before: Sequence[IndexRow], after: Sequence[IndexRow], *, dependents: bool = False
+) -> list[str]:
+    """The other models that an unload call took out of service, from the index before and after it.
+
+    Without `dependents` these are ensembles that need the model, and the reason of their state says so once they have
+    finished their requests. What other clients unloaded meanwhile is not among them.
+    """
+    served = {row.model for row in before if row.state == _READY}
+    still = {row.model for row in after if row.state == _READY}
+    rows = (row for row in after if row.model in served - still - {name})
+    return sorted({row.model for row in rows if dependents or row.state == _UNLOADING or _NEEDS in row.reason})
+
+
+_READY, _UNLOADING = LifecycleState.READY.name, LifecycleState.UNLOADING.name
+_NEEDS = " depends on "

@@ -11,13 +11,17 @@ _LONGEST = 100
 
 def owner(port: int, proc: Path = _PROC) -> str:
     """The process that listens on a TCP port, such as ``process 4711 (python -m modserve)``; empty if nobody tells."""
+    process = listener(port, proc)
+    return f"process {process.name} ({_command(process)})" if process is not None else ""
+
+
+def listener(port: int, proc: Path = _PROC) -> Path | None:
+    """The folder in /proc of the process that listens on a TCP port; None if nobody does, or another user."""
     sockets = set(_listening(port, proc))
     if not sockets:
-        return ""
-    for process in sorted(_processes(proc), key=lambda each: int(each.name)):
-        if sockets & set(_open_sockets(process)):
-            return f"process {process.name} ({_command(process)})"
-    return ""
+        return None
+    processes = sorted(_processes(proc), key=lambda each: int(each.name))
+    return next((process for process in processes if sockets & set(_open_sockets(process))), None)
 
 
 def _listening(port: int, proc: Path) -> Iterator[str]:

@@ -41,7 +41,7 @@ class Settings(BaseModel):
         "Directory of models, or s3://, gs://, as:// or an archive at http(s)://; may be repeated.",
         "",
         Option("Same as --model-repository.", "model-store", value="DIR", several=True),
-        section="models and server",
+        section="server and models",
         value="DIR",
         several=True,
     )

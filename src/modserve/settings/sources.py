@@ -202,7 +202,7 @@ def _resolved(spelling: str) -> str:
 def _hint(name: str, dashes: str = "") -> str:
     """The end of an error that says which working option was probably meant."""
     name = _NICKNAMES.get(name, name)
-    return did_you_mean(name, _WORKING, dashes) or "; 'modserve --help' lists all options"
+    return did_you_mean(name, _WORKING, dashes) or "; 'modserve --help-all' lists all options"
 
 
 # The environment

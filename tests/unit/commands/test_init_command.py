@@ -1,7 +1,10 @@
 """``modserve init``: what it writes has no problems and serves; nothing is written over."""
 
 import asyncio
+import json
 import logging
+import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from mistakes import EXAMPLES
+from onnx import TensorProto, helper
 
 from modserve import InferenceServer, Settings, cli
 from modserve.core.tensors.tensor import Array
@@ -80,11 +84,28 @@ def test_a_model_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert files(here / "mine") == ["adder/1/model.onnx", "adder/config.pbtxt"]
     text = (here / "mine" / "adder" / "config.pbtxt").read_text()
     assert text.startswith("# The configuration of model 'adder', made from model.onnx by 'modserve init'.")
-    assert "modserve bench adder" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "\n  modserve bench adder\n" in said
+    [call] = re.findall(r"^then call it:\n  (curl localhost:8000/v2/models/adder/infer -d .*)$", said, re.MULTILINE)
+    body = json.loads(shlex.split(call)[-1])
+    assert {each["name"]: each["shape"] for each in body["inputs"]} == {"INPUT0": [1, 16], "INPUT1": [1, 16]}
     assert cli.main(["check", "mine"]) == 0
     ones = np.ones((1, 16), np.int32)
     response = asyncio.run(served("mine", "adder", {"INPUT0": ones, "INPUT1": ones}))
     assert response["OUTPUT0"].tolist() == [[2] * 16]
+
+
+def test_a_model_file_whose_data_is_too_long_to_show(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "large.onnx").write_bytes(onnx_identity([1, 3, 224, 224]))
+    assert cli.main(["init", "large", "--from", "large.onnx"]) == 0
+    assert "\nthen call it:\n  modserve infer large --sample\n" in capsys.readouterr().out
+
+
+def onnx_identity(shape: list[int]) -> bytes:
+    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "large", tensors[:1], tensors[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(model.SerializeToString())
 
 
 def test_weights_beside_a_file_come_with_it(here: Path) -> None:

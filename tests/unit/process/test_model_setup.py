@@ -25,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_model(tmp_path / "models", "resnet", 'backend: "onnxruntime"')
     (tmp_path / "models" / "resnet" / "1" / "model.onnx").touch()
     for file in ("bert.onnx", "trees.ubj", "graph.xml", "net.pt", "lines.py", "a=b.onnx", "a:b.onnx", "model.txt"):
-        (tmp_path / file).touch()
+        (tmp_path / file).write_text("class TritonPythonModel: ..." if file.endswith(".py") else "")
     (tmp_path / "flowers.savedmodel").mkdir()
     (tmp_path / "export").mkdir()
     (tmp_path / "export" / "saved_model.pb").touch()

@@ -5,12 +5,15 @@ import logging
 import re
 import shutil
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from modserve.backends.registry import BackendRegistry
+from modserve.client.address import PORTS
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import invalid
 from modserve.models.loading.one_file import StandaloneModel, model_file
+from modserve.process.console import HttpAddress, example_call
 
 from .. import config
 from ..stdout import stdout_as_stderr
@@ -53,10 +56,15 @@ def work(options: Namespace) -> int:
         raise UsageError(f"option '--from': file '{path}' does not exist, and is none of {kinds}")
     if make is not None:
         written = _write(repository, {repository / path: text for path, text in make(options.name).items()})
+        calls = {"then call it:": call(options.name)}
     else:
-        written = _copy(repository / options.name, path)
+        written, model = _copy(repository / options.name, path)
+        calls = {
+            "then call it:": _call_of(model),
+            "and measure it, with generated data:": f"modserve bench {model.name}",
+        }
     print("\n".join(f"wrote {file}" for file in written))
-    print("\n".join(_next(options.name, repository, has_data=make is not None)))
+    print("\n".join(_next(repository, calls)))
     return 0
 
 
@@ -74,7 +82,7 @@ def _write(repository: Path, files: dict[Path, str]) -> list[Path]:
     return [path for path in files if path.is_file()]
 
 
-def _copy(model: Path, source: Path) -> list[Path]:
+def _copy(model: Path, source: Path) -> tuple[list[Path], ModelConfig]:
     """The model of a file: a copy in version 1, and the configuration that its engine makes of it."""
     _refuse(model)
     file = model_file(source, BackendRegistry().names)
@@ -85,9 +93,15 @@ def _copy(model: Path, source: Path) -> list[Path]:
         for each in _belonging(file, source):
             (shutil.copytree if each.is_dir() else shutil.copy2)(each, folder / each.name)
         with stdout_as_stderr():
-            text = config.make(StandaloneModel(model.name, folder.absolute(), file.filename, True, file.backend))
-        (model / "config.pbtxt").write_text(text.replace("modserve config", "modserve init", 1), "utf-8")
-    return [model / "config.pbtxt", *sorted(path for path in folder.iterdir())]
+            made = config.make(StandaloneModel(model.name, folder.absolute(), file.filename, True, file.backend))
+        (model / "config.pbtxt").write_text(made.text.replace("modserve config", "modserve init", 1), "utf-8")
+    return [model / "config.pbtxt", *sorted(path for path in folder.iterdir())], made.config
+
+
+def _call_of(model: ModelConfig) -> str:
+    """A call with data for the inputs, by curl where it fits on a screen."""
+    line = example_call([model], HttpAddress("localhost", PORTS["http"]))
+    return line if " -d " in line else f"modserve infer {model.name} --sample"
 
 
 def _belonging(file: StandaloneModel, source: Path) -> Iterator[Path]:
@@ -123,11 +137,13 @@ def _all_or_nothing(*models: Path) -> Iterator[None]:
         raise
 
 
-def _next(name: str, repository: Path, *, has_data: bool) -> Iterator[str]:
+def _next(repository: Path, calls: Mapping[str, str]) -> Iterator[str]:
+    """The next steps; `calls` are those of the model, by what they are for."""
     yield ""
     yield "serve it:"
     yield f"  modserve serve --model-repository {repository}"
-    yield "then call it:" if has_data else "then measure it, with generated data:"
-    yield from (f"  {line}" for line in (call(name) if has_data else f"modserve bench {name}").splitlines())
+    for head, text in calls.items():
+        yield head
+        yield from (f"  {line}" for line in text.splitlines())
     yield "after a change, check it:"
     yield f"  modserve check {repository}"

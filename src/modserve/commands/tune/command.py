@@ -18,7 +18,8 @@ from ..bench.plan import add_data, add_goal, add_rules, count, data_options, rea
 from ..bench.profiler import LatencyGoal
 from ..bench.session import loop_factory
 from ..remote_server import connect
-from ..syntax import FAILED, INTERRUPTED, Parser, UsageError, option, parser, positive, print_error
+from ..syntax import FAILED, INTERRUPTED, URL_VARIABLE, Parser, UsageError, option, parser, positive, print_error
+from .repository import model_repository
 from .search import CoordinateSearch
 from .servers import CONFIG_FILE, ModelCopy, serving
 from .show import finals, remarks, table, trial_line
@@ -33,6 +34,7 @@ better than the best one so far is dropped after a second or two."""
 _CODES = """0 done, 2 wrong command line, 130 ended by Ctrl-C (results so far), 1 otherwise:
             the model does not load, or nothing meets the goal"""
 _EXAMPLES = """\
+  modserve tune resnet50 --goal-ms 50
   modserve tune resnet50 --model-repository models --goal-ms 50 --output config.pbtxt
   modserve tune encoder --model-repository models --goal-ms 20 --budget-secs 600 --html tuned.html"""
 
@@ -40,7 +42,12 @@ _EXAMPLES = """\
 def tune_parser() -> Parser:
     made = parser("tune", _DESCRIPTION, _EXAMPLES, _CODES)
     made.add_argument("model", metavar="MODEL", help="Its name.")
-    option(made, "--model-repository DIR", "Local directory that contains the model.", required=True)
+    option(
+        made,
+        "--model-repository DIR",
+        "Local directory that contains the model. [default: a repository of the server on this machine that "
+        f"{URL_VARIABLE} names, else the current folder, models or model_repository in it]",
+    )
     add_goal(made, required=True)
     option(
         made,
@@ -74,11 +81,11 @@ PARSER = tune_parser()
 
 def work(options: Namespace) -> int:
     """Runs the command; returns the exit code."""
-    model = Path(options.model_repository) / options.model
-    if not model.is_dir():
-        raise UsageError(f"model '{options.model}' does not exist in '{options.model_repository}'")
+    repository = model_repository(options.model, options.model_repository)
     if options.output and Path(options.output).exists():
         raise UsageError(f"option '--output': '{options.output}' already exists; remove it, or name another file")
+    model = repository / options.model
+    print(f"model '{options.model}' of {repository}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="modserve-tune-") as directory:
         copies = ModelCopy(Path(directory) / "first", model), ModelCopy(Path(directory) / "second", model)
         setup, dimensions = _look(options, model, copies[0])
@@ -104,7 +111,7 @@ def _look(options: Namespace, model: Path, copy: ModelCopy) -> tuple[TuneSetup, 
         if file.exists():
             text_format.Parse(file.read_text("utf-8"), config)
     except (text_format.ParseError, UnicodeDecodeError, OSError) as error:
-        raise invalid(f"cannot read '{file}': {error}; 'modserve check {options.model_repository}' says more") from None
+        raise invalid(f"cannot read '{file}': {error}; 'modserve check {model.parent}' says more") from None
     server_options = shlex.split(options.server_options)
     with serving(copy, server_options, options.load_secs) as place:
         server = connect(place)

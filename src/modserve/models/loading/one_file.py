@@ -38,7 +38,8 @@ class StandaloneModel(NamedTuple):
 def model_file(path: Path, installed: Collection[str]) -> StandaloneModel:
     """What `path` is: a file of a known format, or a folder that has one, such as a SavedModel.
 
-    Raises INVALID_ARG for what is not there, and for what no engine takes; `installed` are the backends that are there.
+    Raises INVALID_ARG for what is not there, for what no engine takes, and for Python that defines no model: serving it
+    would run any script. `installed` are the backends that are there.
     """
     path = path.absolute()
     if not os.path.exists(path):  # which takes names that are too long
@@ -57,9 +58,22 @@ def model_file(path: Path, installed: Collection[str]) -> StandaloneModel:
         kind = BY_SUFFIX.get(path.suffix.lower())
         why = "; 'modserve engines' lists the formats" if kind is None else f": {advice(filename, kind, installed)}"
         raise invalid(f"no engine takes '{path}'{why}")
+    if ours[0].backend == "python":
+        _check_that_it_is_a_model(folder / filename)
     in_repository = parse_directory(folder.name) is not None
     name = folder.parent.name if in_repository else path.stem
     return StandaloneModel(name, folder, filename, in_repository, ours[0].backend)
+
+
+def _check_that_it_is_a_model(file: Path) -> None:
+    from ..diagnosis.python_source import why_no_model
+
+    try:
+        why = why_no_model(file)
+    except OSError as error:
+        raise invalid(f"cannot read '{file}': {error.strerror}") from error
+    if why:
+        raise invalid(f"'{file}' {why}")
 
 
 def is_model_directory(path: Path) -> bool:

@@ -1,0 +1,89 @@
+"""Which repository has the model to tune: the named one, one of a server on this machine, or the current folder's."""
+
+import contextlib
+import ipaddress
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from modserve.client.address import Address
+from modserve.core.version import parse_directory
+from modserve.resources.port_owner import listener
+from modserve.settings import OptionError, Settings, from_command_line
+
+from ..destination import address
+from ..syntax import DEFAULT_URL, URL_VARIABLE, UsageError
+
+_USUAL = (".", "models", "model_repository")
+"""Repositories in the current folder: itself, that of ``modserve init``, and that of the documentation."""
+
+
+def model_repository(model: str, option: str) -> Path:
+    """The directory of an `option`; without one, the first usual one that has the model. Raises UsageError."""
+    if option:
+        if not (Path(option) / model).is_dir():
+            raise UsageError(f"model '{model}' does not exist in '{option}'")
+        return Path(option)
+    url = os.environ.get(URL_VARIABLE) or DEFAULT_URL
+    served, files = local_repositories(address(url))
+    file = files.get(model)
+    if file is not None and parse_directory(file.parent.name) is not None and file.parents[1].name == model:
+        return file.parents[2]
+    for place in (*served, *map(Path, _USUAL)):
+        if (place / model).is_dir():
+            return place
+    if file is not None:
+        raise UsageError(
+            f"the server at {url} serves model '{model}' from {file}, which is in no repository: "
+            f"'modserve init {model} --from {file}' puts a copy into ./models"
+        )
+    looked = [f"'{place}'" for place in served] + ["the current folder", *(f"'{name}'" for name in _USUAL[1:])]
+    raise UsageError(
+        f"model '{model}' does not exist in {', '.join(looked[:-1])} or {looked[-1]}; "
+        "'--model-repository DIR' names the directory that contains it"
+    )
+
+
+def local_repositories(server: Address, process: Path | None = None) -> tuple[Sequence[Path], Mapping[str, Path]]:
+    """The local repositories of a server on this machine, and its model files by name.
+
+    They come from the command line, variables and option file of its process, whose folder in /proc is `process`: no
+    server tells its clients where its files are. Without a process to read, nothing.
+    """
+    if process is None:
+        process = listener(server.port) if _is_local(server.host) else None
+    if process is None:
+        return (), {}
+    try:
+        words = _texts(process / "cmdline")
+        variables = dict(each.split("=", 1) for each in _texts(process / "environ") if "=" in each)
+        with contextlib.chdir(process / "cwd"):
+            settings = from_command_line(list(_options(words)), variables).settings
+            places = [place.resolve() for place in settings.repositories if isinstance(place, Path)]
+            return places, _files(settings)
+    except (OSError, OptionError, ValueError):  # of another user, gone, or no server of ours
+        return (), {}
+
+
+def _files(settings: Settings) -> Mapping[str, Path]:
+    return {name or path.stem: path.resolve() for name, path in settings.model_file}
+
+
+def _texts(file: Path) -> list[str]:
+    return os.fsdecode(file.read_bytes()).split("\0")[:-1]
+
+
+def _options(words: Sequence[str]) -> Iterator[str]:
+    """What follows ``modserve``, ``modserve serve`` or ``modserve worker IDENTITY serve``. Raises ValueError."""
+    begin = [Path(word).name for word in words].index("modserve") + 1
+    if words[begin : begin + 1] == ["worker"]:
+        begin += 2
+    if words[begin : begin + 1] == ["serve"]:
+        begin += 1
+    yield from words[begin:]
+
+
+def _is_local(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
