@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from axe import violations
 from chromium import SECONDS, asked_of, chromium, emulate_scheme, log
 from console_page import opened, row_of, sent, text_of, text_of_row, until
 from repositories import EXAMPLES, write_accumulator, write_identity
@@ -298,6 +299,8 @@ def test_behind_restrictions_and_of_two_workers(browser: webdriver.Chrome) -> No
         until(lambda: text_of(browser, "#live") == "not allowed")
         assert "expecting header 'admin-key'" in text_of(browser, "#notice")
         assert "need the header 'admin-key'" in text_of(browser, "#log-note")
+        assert not browser.find_element(By.ID, "log").is_displayed()
+        assert violations(browser) == []
         browser.find_element(By.CSS_SELECTOR, "#secret-fields input").send_keys(KEY, Keys.ENTER)
         until(lambda: text_of(browser, "#live") == "connected")
         until(lambda: browser.find_element(By.ID, "log").is_displayed())
