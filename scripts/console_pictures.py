@@ -1,4 +1,6 @@
-"""Write the pictures of docs/console/ anew: the console of a server at work, in light and dark, in Debian's Chromium.
+"""Write the pictures of docs/console/ anew: the console of a server at work, and its API docs, in Debian's Chromium.
+
+Each is in light, in dark, and as on a phone.
 
     python scripts/console_pictures.py [SECONDS]
 
@@ -24,6 +26,7 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "console"
 WIDTH, MOST_BYTES = 1280, 150_000
+PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
 sys.path.insert(0, str(ROOT / "tests" / "e2e"))
 
 TUNED = """
@@ -128,12 +131,21 @@ def main(seconds: float) -> None:
                 time.sleep(1.5)
                 return browser.get_screenshot_as_png()
 
+            def on_a_phone(name: str, scheme: str) -> None:
+                """What its screen shows of the page."""
+                emulate_scheme(browser, scheme)
+                browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
+                time.sleep(1.5)
+                keep(name, browser.get_screenshot_as_png())
+                browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
             emulate_scheme(browser, "light")
             browser.get(page)
             time.sleep(seconds)
             for scheme in ("light", "dark"):
                 emulate_scheme(browser, scheme)
                 keep(f"overview-{scheme}", whole())
+            on_a_phone("overview-phone", "light")
             wait = WebDriverWait(browser, 30)
             for model, scheme in (("text_encoder", "light"), ("photos", "dark")):
                 emulate_scheme(browser, scheme)
@@ -147,6 +159,15 @@ def main(seconds: float) -> None:
                 wait.until(lambda _: browser.find_elements(By.CSS_SELECTOR, "[data-output]"))
                 whole()
                 keep(f"model-{scheme}", browser.find_element(By.ID, "detail").screenshot_as_png)
+            browser.execute_script("document.getElementById('detail').scrollIntoView()")
+            on_a_phone("model-phone", "dark")
+            browser.get(f"{page}docs")
+            browser.set_window_size(WIDTH, 1300)
+            for scheme in ("light", "dark"):
+                emulate_scheme(browser, scheme)
+                time.sleep(1.5)
+                keep(f"docs-{scheme}", browser.get_screenshot_as_png())
+            on_a_phone("docs-phone", "light")
 
 
 if __name__ == "__main__":

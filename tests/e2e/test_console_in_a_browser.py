@@ -5,19 +5,20 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlsplit
 
 import pytest
+from axe import violations
 from chromium import SECONDS, asked_of, chromium, emulate_scheme, log
+from console_page import opened, row_of, sent, text_of, text_of_row, until
 from repositories import EXAMPLES, write_accumulator, write_identity
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select
 from server_process import ServerProcess, serving
 from wire import HOST, Answer, assert_serving, http
@@ -68,62 +69,14 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chro
         yield running
 
 
-def opened(browser: webdriver.Chrome, server: ServerProcess, model: str = "", version: str = "1") -> webdriver.Chrome:
-    """The console, with figures; with the section of a model, if one is named."""
-    browser.get("about:blank")
-    place = f"#{urlencode({'model': model, 'version': version})}" if model else ""
-    browser.get(f"http://{HOST}:{server.http_port}/{place}")
-    until(lambda: browser.find_elements(By.CSS_SELECTOR, "body[data-ready]"))
-    if model:
-        until(lambda: browser.find_elements(By.CSS_SELECTOR, "#detail form, #detail [data-verb]"))
-    return browser
-
-
-def until(fact: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not fact():
-        assert time.monotonic() < deadline, f"not true within {SECONDS} s"
-        time.sleep(0.05)
-
-
-_ROW = """return [...document.querySelectorAll("#rows tr")].find(
-    (row) => row.querySelector("button").textContent === arguments[0]);"""
-
-
 def facts_of(browser: webdriver.Chrome) -> str:
     """Of the model whose section is open."""
     return text_of(browser, "#detail .facts").replace("\n", " ")
 
 
-def text_of(browser: webdriver.Chrome, selector: str) -> str:
-    return browser.find_element(By.CSS_SELECTOR, selector).text
-
-
-def row_of(browser: webdriver.Chrome, name: str) -> WebElement:
-    row: WebElement = browser.execute_script(_ROW, name)
-    return row
-
-
-def text_of_row(browser: webdriver.Chrome, name: str) -> str:
-    """In one step: the row may be another one the next moment."""
-    text: str = browser.execute_script(
-        f"return (() => {{ {_ROW} }})()?.innerText || ''".replace("arguments[0]", json.dumps(name))
-    )
-    return text
-
-
 def infer(server: ServerProcess, model: str = "simple", times: int = 1) -> Answer:
     body = json.dumps(http(server.http_port, "GET", f"/docs/examples/{model}").json["infer"]).encode()
     return [http(server.http_port, "POST", f"/v2/models/{model}/infer", body) for _ in range(times)][-1]
-
-
-def sent(browser: webdriver.Chrome) -> WebElement:
-    """Press the button of the form; the result, when it is complete."""
-    button = "#detail form button[type=submit]"
-    until(lambda: browser.find_elements(By.CSS_SELECTOR, button))
-    browser.find_element(By.CSS_SELECTOR, button).click()
-    until(lambda: text_of(browser, "#detail .result > p") not in ("", "…"))
-    return browser.find_element(By.CSS_SELECTOR, "#detail .result")
 
 
 def png(width: int, height: int, colour: tuple[int, int, int]) -> bytes:
@@ -148,8 +101,8 @@ def test_requests_are_seen_as_they_come_and_nobody_else_is_asked(
         infer(server, times=20)
         seen = cell.text not in ("0", "–")
     assert seen
-    assert text_of(browser, "#live") == "live"
-    assert text_of(browser, "#phase") in ("ready", "not ready")
+    assert text_of(browser, "#live") == "connected"
+    assert text_of(browser, "#phase") in ("server ready", "server not ready: 1 of 13 versions")
     tile = browser.find_element(By.CSS_SELECTOR, "#tiles .chart path.line.a").get_attribute("d") or ""
     assert tile.startswith("M"), "the chart has a line"
     addresses = asked_of(browser)
@@ -182,7 +135,7 @@ def test_a_request_is_made_of_the_metadata_and_a_mistake_is_explained(
     result = sent(browser)
     assert result.text.startswith("200 in ")
     assert "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16" in result.text
-    size = browser.find_element(By.CSS_SELECTOR, '[data-input="INPUT0"] input[aria-label^="the shape"]')
+    size = browser.find_element(By.CSS_SELECTOR, '[data-input="INPUT0"] input[aria-label^="Shape"]')
     size.clear()
     size.send_keys("1, 15")
     assert "16" in sent(browser).text
@@ -254,7 +207,7 @@ def test_caches_and_sequences_are_shown(server: ServerProcess, browser: webdrive
 
 def test_a_tuner_is_shown_with_its_decisions(server: ServerProcess, browser: webdriver.Chrome) -> None:
     opened(browser, server, "tuned")
-    until(lambda: "goal: p99 below 20 ms" in text_of(browser, "#detail").replace("\n", " "))
+    until(lambda: "p99 goal 20 ms" in text_of(browser, "#detail").replace("\n", " "))
     infer(server, "tuned", 320)
     until(lambda: browser.find_elements(By.CSS_SELECTOR, "#detail table tbody tr"))
 
@@ -268,7 +221,7 @@ def test_the_log_is_changed(server: ServerProcess, browser: webdriver.Chrome) ->
         level.send_keys(value, Keys.ENTER)
         until(lambda: str(http(server.http_port, "GET", "/v2/logging").json["log_verbose_level"]) == value)  # noqa: B023
         until(
-            lambda: text_of(browser, "#log-note") == "Changed."
+            lambda: text_of(browser, "#log-note") == "Applied."
         )  # before that, the response would overwrite what is typed
 
 
@@ -317,7 +270,7 @@ def test_pausing_ends_the_stream(server: ServerProcess, browser: webdriver.Chrom
     descriptors = Path(f"/proc/{server.pid}/fd")
     before = len(os.listdir(descriptors))
     browser.find_element(By.ID, "pause").click()
-    until(lambda: text_of(browser, "#live") == "live")
+    until(lambda: text_of(browser, "#live") == "connected")
     assert len(os.listdir(descriptors)) <= before + 3
 
 
@@ -329,7 +282,7 @@ def test_a_server_that_stops_and_comes_back(repository: Path, browser: webdriver
     until(lambda: text_of(browser, "#live") == "not connected")
     assert "The page tries again" in text_of(browser, "#notice")
     with serving(EXAMPLES, options=[*options, f"--http-port={port}"]) as second:
-        until(lambda: text_of(browser, "#live") == "live")
+        until(lambda: text_of(browser, "#live") == "connected")
         assert_serving(second)
         assert not browser.find_element(By.ID, "notice").is_displayed()
 
@@ -346,17 +299,19 @@ def test_behind_restrictions_and_of_two_workers(browser: webdriver.Chrome) -> No
         until(lambda: text_of(browser, "#live") == "not allowed")
         assert "expecting header 'admin-key'" in text_of(browser, "#notice")
         assert "need the header 'admin-key'" in text_of(browser, "#log-note")
+        assert not browser.find_element(By.ID, "log").is_displayed()
+        assert violations(browser) == []
         browser.find_element(By.CSS_SELECTOR, "#secret-fields input").send_keys(KEY, Keys.ENTER)
-        until(lambda: text_of(browser, "#live") == "live")
+        until(lambda: text_of(browser, "#live") == "connected")
         until(lambda: browser.find_element(By.ID, "log").is_displayed())
         assert "--model-control-mode=explicit" in text_of(browser, "#control-note")
         row_of(browser, "simple").find_element(By.TAG_NAME, "button").click()
         for _ in range(8):
             assert "OUTPUT0" in sent(browser).text
-        until(lambda: "succeeded since its load 8" in facts_of(browser))
+        until(lambda: "succeeded since load 8" in facts_of(browser))
         assert not browser.find_element(By.CSS_SELECTOR, '[data-verb="load"]').is_enabled()
         assert "this server has none" in text_of(browser, "#action-note")
-        assert "workers 2 of 2 serve" in text_of(browser, "#facts").replace("\n", " ")
+        assert "workers 2 of 2 serving" in text_of(browser, "#facts").replace("\n", " ")
         until(lambda: browser.find_elements(By.CSS_SELECTOR, "#failure-rows tr"))
         assert "6 HTTP nosuch 404" in text_of(browser, "#failure-rows")
 

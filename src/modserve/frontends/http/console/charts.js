@@ -1,33 +1,66 @@
 // Small charts of the last minutes, one point a second.
 
 const POINTS = 180;
-const FEWEST = 60; // points that there is room for from the beginning
+const SPANS = [30, 60, 120, POINTS]; // seconds that a chart may cover
 const WIDTH = 360;
-const HEIGHT = 70;
+const HEIGHT = 72;
+const STEPS = [1, 2, 4, 5, 10]; // where a scale may end, times a power of ten: half of it is round too
+
+const perSecond = (value) => (value === null ? NOTHING : `${number(value)}/s`);
+
+// What is drawn, of the server and of a model: the title, how the scale is written, and each line's name and legend.
+const CHARTS = {
+  requests: ["Requests per second", number, ["all", perSecond], ["failed", (value) => `${number(value)} failed`]],
+  latency: ["Latency", milliseconds, ["p50", (value) => `p50 ${milliseconds(value)}`],
+    ["p99", (value) => `p99 ${milliseconds(value)}`]],
+  queue: ["Queue / in flight", number, ["queued", (value) => `${number(value)} queued`],
+    ["in flight", (value) => `${number(value)} in flight`]],
+  batch: ["Mean batch size", number, ["size", number]],
+  batches: ["Batches per second", number, ["batches", perSecond]],
+  cache: ["Cache hit rate", percent, ["hits", percent]],
+  cpu: ["CPU", number, ["cores", (value) => `${number(value)} ${value === 1 ? "core" : "cores"}`]],
+  memory: ["Memory", bytes, ["process", (value) => `process ${bytes(value)}`],
+    ["requests", (value) => `requests ${bytes(value)}`]],
+};
+
+// The round number at or above a value at which its scale ends.
+function topOf(most) {
+  const power = 10 ** Math.floor(Math.log10(most));
+  return power * STEPS.find((step) => step * power >= most * 0.9999);
+}
 
 class Chart {
-  // `names` are those of one or two lines; `show` writes a value.
-  constructor(title, names, show) {
+  constructor(kind) {
+    const [title, show, ...series] = CHARTS[kind];
     this.title = title;
-    this.names = names;
     this.show = show;
-    this.lines = names.map(() => []);
-    this.most = 1;
+    this.series = series;
+    this.lines = series.map(() => []);
+    this.fixed = kind === "cache" ? 1 : 0; // a share has the same scale always
+    this.top = 1;
     this.at = -1;
-    this.value = element("span", { class: "value" }, NOTHING);
-    this.greatest = element("span");
-    this.begin = element("span");
-    this.svg = drawn("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
+    this.when = element("span", { class: "soft" });
+    this.values = series.map(() => element("span"));
+    this.ticks = [0, 1, 2].map(() => element("span"));
+    this.times = [0, 1].map(() => element("span"));
+    // A slider over the points, so that the arrow keys read them as the pointer does.
+    this.svg = drawn("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "slider", tabindex: 0 });
     this.under = drawn("path", { class: "under" });
-    this.paths = names.map((_, index) => drawn("path", { class: `line ${"ab"[index]}` }));
+    this.paths = series.map((_, index) => drawn("path", { class: `line ${"ab"[index]}` }));
     this.cursor = drawn("line", { class: "cursor", y1: 0, y2: HEIGHT, visibility: "hidden" });
-    const axis = drawn("line", { class: "axis", x1: 0, x2: WIDTH, y1: HEIGHT - 1, y2: HEIGHT - 1 });
-    this.svg.append(axis, this.under, ...this.paths, this.cursor);
+    const across = [0.5, HEIGHT / 2, HEIGHT - 0.5].map((y) => drawn("line", { class: "grid", x1: 0, x2: WIDTH, y1: y, y2: y }));
+    const down = [0.5, WIDTH / 2, WIDTH - 0.5].map((x) => drawn("line", { class: "grid", x1: x, x2: x, y1: 0, y2: HEIGHT }));
+    this.svg.append(...across, ...down, this.under, ...this.paths, this.cursor);
     this.element = element("figure", { class: "chart" },
-      element("figcaption", {}, element("span", {}, title), this.value), this.svg,
-      element("div", { class: "scale" }, this.begin, this.greatest, element("span", {}, "now")));
+      element("figcaption", {}, element("span", {}, title),
+        element("span", { class: "legend" }, this.when, ...this.values.map((value, index) => element("span", {},
+          ...(series.length > 1 ? [element("i", { class: `key ${"ab"[index]}` })] : []), value)))),
+      element("div", { class: "plot" }, element("div", { class: "ticks", "aria-hidden": "true" }, ...this.ticks), this.svg,
+        element("div", { class: "times", "aria-hidden": "true" }, ...this.times, element("span", {}, "now"))));
     this.svg.addEventListener("pointermove", (event) => this.point(event));
-    this.svg.addEventListener("pointerleave", () => this.point(null));
+    this.svg.addEventListener("pointerleave", () => this.moveTo(-1));
+    this.svg.addEventListener("keydown", (event) => this.key(event));
+    this.svg.addEventListener("blur", () => this.moveTo(-1));
     this.label();
   }
 
@@ -41,26 +74,26 @@ class Chart {
   }
 
   fill(rows) {
-    this.lines = this.names.map((_, index) => rows.map((row) => row[index]));
+    this.lines = this.series.map((_, index) => rows.map((row) => row[index]));
   }
 
   draw() {
     const values = this.lines.flat().filter((value) => value !== null);
-    const most = Math.max(...values, 0);
-    this.most = most || 1;
+    this.top = this.fixed || topOf(Math.max(...values, 0) || 1);
     this.lines.forEach((line, index) => this.paths[index].setAttribute("d", this.path(line)));
     const area = this.path(this.lines[0]);
     const closed = area && !this.lines[0].includes(null);
     this.under.setAttribute("d", closed
       ? `${area}L${WIDTH},${HEIGHT}L${this.x(this.lines[0], 0)},${HEIGHT}Z` : "");
-    write(this.begin, this.span < 120 ? `${this.span} s ago` : `${Math.round(this.span / 60)} min ago`);
-    write(this.greatest, values.length ? `at most ${this.show(most)}` : "nothing yet");
+    [this.top, this.top / 2, 0].forEach((value, index) => write(this.ticks[index], values.length ? this.show(value) : ""));
+    [this.span, this.span / 2].forEach((seconds, index) => write(this.times[index],
+      seconds % 60 ? `−${seconds} s` : `−${seconds / 60} min`));
     this.read();
   }
 
   // How many points there is room for.
   get span() {
-    return Math.max(FEWEST, this.lines[0].length);
+    return SPANS.find((span) => span >= this.lines[0].length);
   }
 
   x(line, index) {
@@ -75,7 +108,7 @@ class Chart {
         pen = "M";
         return;
       }
-      const y = (HEIGHT - 2 - (value / this.most) * (HEIGHT - 6)).toFixed(1);
+      const y = (HEIGHT - 1 - (value / this.top) * (HEIGHT - 2)).toFixed(1);
       // A value between two gaps is a line of its own width.
       text += `${pen}${this.x(line, index)},${y}${pen === "M" ? "h.1" : ""}`;
       pen = "L";
@@ -84,38 +117,64 @@ class Chart {
   }
 
   point(event) {
-    if (event === null) {
-      this.at = -1;
-    } else {
-      const box = this.svg.getBoundingClientRect();
-      this.at = Math.round(((event.clientX - box.left) / box.width) * (this.span - 1));
+    const box = this.svg.getBoundingClientRect();
+    this.moveTo(Math.round(((event.clientX - box.left) / box.width) * (this.span - 1)));
+  }
+
+  key(event) {
+    const [first, last] = [this.span - this.lines[0].length, this.span - 1];
+    const at = this.at < 0 ? last : this.at;
+    const goal = { ArrowLeft: at - 1, ArrowDown: at - 1, ArrowRight: at + 1, ArrowUp: at + 1, PageDown: at - 10,
+      PageUp: at + 10, Home: first, End: last }[event.key];
+    if (event.key === "Escape" || goal !== undefined) {
+      event.preventDefault();
+      this.moveTo(goal === undefined ? -1 : Math.max(first, Math.min(last, goal)));
+      this.label();
     }
+  }
+
+  moveTo(at) {
+    this.at = at;
     this.read();
   }
 
-  // The value line: of the point under the pointer, or the last one.
+  // The legend: of the point that is pointed at, or of the last one.
   read() {
-    const length = this.lines[0].length;
-    const index = this.at < 0 ? length - 1 : this.at - (this.span - length);
+    const { length } = this.lines[0];
+    const index = this.index;
     this.cursor.setAttribute("visibility", this.at < 0 || index < 0 ? "hidden" : "visible");
     if (this.at >= 0) {
       const x = ((this.at / (this.span - 1)) * WIDTH).toFixed(1);
       this.cursor.setAttribute("x1", x);
       this.cursor.setAttribute("x2", x);
     }
-    const texts = this.lines.map((line) => this.show(line[index] ?? null));
-    const named = this.names.length > 1 ? texts.map((text, each) => `${this.names[each]} ${text}`) : texts;
-    const when = this.at < 0 || index < 0 ? "" : `${length - 1 - index} s ago: `;
-    write(this.value, when + named.join(" · "));
+    write(this.when, this.at < 0 || index < 0 ? "" : `${length - 1 - index} s ago:`);
+    this.texts(index).forEach((text, each) => write(this.values[each], text));
+  }
+
+  get index() {
+    const { length } = this.lines[0];
+    return this.at < 0 ? length - 1 : this.at - (this.span - length);
+  }
+
+  texts(index) {
+    return this.lines.map((line, each) => this.series[each][1](line[index] ?? null));
   }
 
   // What the chart says to those who do not see it; not each second, which nobody could listen to.
   label() {
-    const lines = this.lines.map((line, index) => {
+    const most = this.lines.map((line, index) => {
       const values = line.filter((value) => value !== null);
-      return values.length ? `${this.names[index]} now ${this.show(line.at(-1))}, at most ${this.show(Math.max(...values))}`
-        : `${this.names[index]}: nothing yet`;
+      const [name] = this.series[index];
+      return values.length ? `${name} at most ${this.show(Math.max(...values))}` : `${name}: no values yet`;
     });
-    this.svg.setAttribute("aria-label", `${this.title} in the last three minutes: ${lines.join("; ")}`);
+    const { index, span } = this;
+    const ago = Math.max(0, this.lines[0].length - 1 - index);
+    for (const [name, value] of Object.entries({
+      label: `${this.title}, the last three minutes: ${most.join("; ")}`, valuemin: 1 - span, valuemax: 0, valuenow: -ago,
+      valuetext: `${ago ? `${ago} seconds ago` : "now"}: ${this.texts(index).join(", ")}`,
+    })) {
+      this.svg.setAttribute(`aria-${name}`, value);
+    }
   }
 }

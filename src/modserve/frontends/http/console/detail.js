@@ -4,10 +4,13 @@ let chosen = null; // { name, version } of the model that is open
 let detail = null; // the parts of its section
 
 const REASONS = {
-  full: "full", preferred: "a preferred size", delay: "the queue delay was over", idle_instance: "an instance was free",
-  shape: "others have another shape", deadline: "a deadline was near", single: "the model takes one request at a time",
-  no_gain: "more would gain nothing", refused: "the engine refused it",
+  full: "full", preferred: "preferred size", delay: "queue delay over", idle_instance: "instance free",
+  shape: "different shape next", deadline: "deadline near", single: "one request at a time", no_gain: "no gain in waiting",
+  refused: "refused by the engine",
 };
+
+// The charts of a model, and the fields of their lines.
+const DRAWN = { requests: ["requests", "failed"], latency: ["p50", "p99"], queue: ["pending", "in_flight"], batch: ["batch"] };
 
 const pathOf = (row) => `v2/models/${encodeURIComponent(row.name)}${row.version ? `/versions/${encodeURIComponent(row.version)}` : ""}`;
 const currentRow = () => chosen && allRows().find((row) => row.name === chosen.name && row.version === chosen.version);
@@ -57,40 +60,36 @@ function openDetail() {
   const reason = element("p", { class: "notice" });
   const actions = element("div", { class: "fields" });
   const outcome = element("p", { role: "status", "aria-live": "polite", class: "soft" });
-  const charts = {
-    requests: new Chart("Requests a second", ["all", "failed"], number),
-    latency: new Chart("Latency", ["p50", "p99"], milliseconds),
-    queue: new Chart("Requests that wait, and in flight", ["waiting", "in flight"], number),
-    batch: new Chart("Mean batch size", ["size"], number),
-  };
+  const charts = Object.fromEntries(Object.keys(DRAWN).map((kind) => [kind, new Chart(kind)]));
   const block = (name, ...content) => element("div", { hidden: true }, element("h3", {}, name), ...content);
   const bars = () => element("dl", { class: "bars" });
   const [closed, sizes, failures] = [bars(), bars(), bars()];
   const facts = element("dl", { class: "facts" });
   const decisions = element("tbody");
   const tunerFacts = element("dl", { class: "facts" });
-  const engine = element("pre");
-  const engineBlock = element("details", {}, element("summary", {}, "What its engine says"), engine);
+  const engine = element("pre", { tabindex: "0", "aria-label": "Engine details" });
+  const engineBlock = element("details", {}, element("summary", {}, "Engine details"), engine);
   engineBlock.addEventListener("toggle", () => { if (engineBlock.open) { showEngine(engine, row); } });
   detail = {
     key: row.key, state, reason, actions, charts, facts, engineBlock,
-    closed: [block("Why batches did not grow any more", closed), closed],
+    closed: [block("Why batches were closed", closed), closed],
     sizes: [block("Batch sizes", sizes), sizes],
     failures: [block("Failures by reason", failures), failures],
-    tuner: [block("The tuner", tunerFacts, element("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "the tuner's decisions" },
-      element("table", {}, element("thead", {}, element("tr", {}, ...["decided", "because", "p99", "items/s", "delay", "batch size"]
-        .map((name) => element("th", { scope: "col" }, name)))), decisions))), tunerFacts, decisions],
-    before: {}, loaded: null,
+    tuner: [block("Tuner", tunerFacts, element("details", { open: !narrow.matches }, element("summary", {}, "Latest decisions"),
+      element("div", { class: "wide" }, element("table", {}, element("thead", {}, element("tr", {},
+        ...["time", "reason", "p99", "items/s", "delay", "batch size"].map((name) => element("th", { scope: "col" }, name)))),
+      decisions)))), tunerFacts, decisions],
+    before: {}, tiles: element("div", { class: "tiles" }, ...Object.values(charts).map((chart) => chart.element)),
   };
   section.replaceChildren(
     element("div", { class: "head" }, title, state, close), reason, facts, actions, outcome,
-    element("div", { class: "tiles" }, ...Object.values(charts).map((chart) => chart.element)),
+    detail.tiles,
     element("div", { class: "columns" }, detail.closed[0], detail.sizes[0], detail.failures[0]),
     detail.tuner[0], engineBlock, requestForm(row));
   addActions(row, actions, outcome);
   section.hidden = false;
   refreshDetail();
-  section.scrollIntoView({ block: "nearest" });
+  section.scrollIntoView({ block: "start" });
   title.focus({ preventScroll: true });
 }
 
@@ -107,7 +106,7 @@ function addActions(row, place, outcome) {
   const why = whyNot("model-repository")
     || (allowed.model_control === "explicit" ? ""
       : `Loading and unloading needs --model-control-mode=explicit; this server has ${allowed.model_control}.`);
-  for (const [verb, text] of [["load", row.total ? "Load again" : "Load"], ["unload", "Unload"]]) {
+  for (const [verb, text] of [["load", row.total ? "Reload" : "Load"], ["unload", "Unload"]]) {
     const button = element("button", { type: "button", disabled: Boolean(why) || (verb === "unload" && !row.total),
       "data-verb": verb, "aria-describedby": "action-note" }, text);
     button.addEventListener("click", () => act(row, verb, button, outcome));
@@ -121,10 +120,10 @@ async function act(row, verb, button, outcome) {
     return;
   }
   button.disabled = true;
-  write(outcome, verb === "load" ? "The model is being loaded…" : "The model is being unloaded…");
+  write(outcome, verb === "load" ? "Loading…" : "Unloading…");
   try {
     await post(`v2/repository/models/${encodeURIComponent(row.name)}/${verb}`, {});
-    write(outcome, verb === "load" ? "It is loaded." : "It takes no more requests.");
+    write(outcome, verb === "load" ? "Loaded." : "Unloaded.");
   } catch (error) {
     write(outcome, error.message);
   }
@@ -143,7 +142,7 @@ function refreshDetail() {
       choose(loaded.name, loaded.version); // it was not loaded, and now it is
     } else if (detail) {
       detail.state.className = "badge soft";
-      write(detail.state, "not there any more");
+      write(detail.state, "gone");
     }
     return;
   }
@@ -164,16 +163,16 @@ function refreshDetail() {
   writeFacts(detail.facts, [
     ["engine", row.engine || NOTHING], ["instances", instances(row)],
     ["load time", row.load_ms ? milliseconds(row.load_ms) : NOTHING], ["memory", row.memory < 0 ? "not measured" : bytes(row.memory)],
-    ...(row.total ? [["succeeded since its load", number(total.success)], ["inferences", number(total.inferences)],
-      ["p50 since its load", milliseconds(p50)], ["p99 since its load", milliseconds(p99)]] : []),
-    ...(row.total && total.cache.length ? [["cache hits", number(total.cache[0])], ["misses", number(total.cache[1])],
-      ["hits a second", number(row.hits)]] : []),
+    ...(row.total ? [["succeeded since load", number(total.success)], ["inferences", number(total.inferences)],
+      ["p50 since load", milliseconds(p50)], ["p99 since load", milliseconds(p99)]] : []),
+    ...(row.total && total.cache.length ? [["cache hits", number(total.cache[0])], ["cache misses", number(total.cache[1])],
+      ["cache hits/s", number(row.hits)]] : []),
     ...(row.sequences >= 0 ? [["open sequences", number(row.sequences)]] : []),
-    ...(total.restarts ? [["instances made anew", number(total.restarts)]] : []),
+    ...(total.restarts ? [["instances restarted", number(total.restarts)]] : []),
   ]);
+  detail.tiles.hidden = !row.total && !row.history.length;
   const pick = (...names) => row.history.map((point) => names.map((name) => point[HISTORY.indexOf(name)]));
-  for (const [name, fields] of [["requests", ["requests", "failed"]], ["latency", ["p50", "p99"]],
-    ["queue", ["pending", "in_flight"]], ["batch", ["batch"]]]) {
+  for (const [name, fields] of Object.entries(DRAWN)) {
     detail.charts[name].fill(pick(...fields));
     detail.charts[name].draw();
   }
@@ -211,7 +210,7 @@ function refreshTuner(row) {
     return;
   }
   const micro = (value) => milliseconds(value / 1000);
-  writeFacts(facts, [["goal: p99 below", micro(row.tuner.goal_us)], ["p99", micro(row.tuner.p99_us)],
+  writeFacts(facts, [["p99 goal", micro(row.tuner.goal_us)], ["p99", micro(row.tuner.p99_us)],
     ["queue delay", micro(row.tuner.delay_us)], ["batch size", number(row.tuner.batch_size)]]);
   if (detail.decisions === row.tuner) {
     return;

@@ -1,28 +1,29 @@
 // The table of all model versions, also of those that are in the repositories and not loaded.
 
 const MOST_ROWS = 300;
+const MOST_REASON = 4000; // characters; the section of a model has the rest
 const COLUMNS = [
-  // name in a row or what computes it, title, how it is shown, whether it is a number
-  ["name", "model", (row) => row.name, false],
-  ["version", "version", (row) => row.version || NOTHING, true],
-  ["state", "state", null, false],
-  ["engine", "engine", (row) => row.engine || NOTHING, false],
-  ["instances", "instances", (row) => instances(row), true],
-  ["requests", "requests/s", (row) => (row.total ? number(row.requests) : NOTHING), true],
-  ["p50", "p50", (row) => milliseconds(row.p50), true],
-  ["p99", "p99", (row) => milliseconds(row.p99), true],
-  ["pending", "queue", (row) => (row.total ? number(row.pending) : NOTHING), true],
-  ["batch", "batch", (row) => number(row.batch), true],
-  ["failed", "errors/s", (row) => (row.total ? number(row.failed) : NOTHING), true],
-  ["memory", "memory", (row) => bytes(row.memory), true],
-  ["load_ms", "load time", (row) => (row.load_ms ? milliseconds(row.load_ms) : NOTHING), true],
+  // name in a row, title, how it is shown, whether it is a number, the narrowest screen that has it (see the style)
+  ["name", "model", (row) => row.name, false, ""],
+  ["version", "version", (row) => row.version || NOTHING, true, "medium"],
+  ["state", "state", (row) => row.state || "not loaded", false, ""],
+  ["engine", "engine", (row) => row.engine || NOTHING, false, "large"],
+  ["instances", "instances", (row) => instances(row), true, "large"],
+  ["requests", "requests/s", (row) => (row.total ? number(row.requests) : NOTHING), true, ""],
+  ["p50", "p50", (row) => milliseconds(row.p50), true, "medium"],
+  ["p99", "p99", (row) => milliseconds(row.p99), true, "small"],
+  ["pending", "queue", (row) => (row.total ? number(row.pending) : NOTHING), true, "medium"],
+  ["batch", "batch", (row) => number(row.batch), true, "large"],
+  ["failed", "errors/s", (row) => (row.total ? number(row.failed) : NOTHING), true, "medium"],
+  ["memory", "memory", (row) => bytes(row.memory), true, "large"],
+  ["load_ms", "load time", (row) => (row.load_ms ? milliseconds(row.load_ms) : NOTHING), true, "large"],
 ];
 const LIVE_COLUMNS = new Set(["requests", "p50", "p99", "pending", "batch", "failed"]);
 const TITLES = {
-  memory: "What the model holds, as measured when it was loaded; an estimate where several loaded at the same time",
-  instances: "Executions that may run at the same time; lost ones are about to be made anew",
-  batch: "Mean batch size of the last second",
-  p50: "Of the last second", p99: "Of the last second",
+  memory: "Measured while the model was loaded; an estimate if several were loaded at the same time",
+  instances: "Executions that may run at the same time; lost ones are being restarted",
+  batch: "Mean batch size in the last second",
+  p50: "In the last second", p99: "In the last second",
 };
 
 const absent = new Map(); // models in the repositories that are not loaded, by key
@@ -73,28 +74,37 @@ function compared(a, b) {
 function newRow(row) {
   const open = element("button", { type: "button", class: "link" }, row.name);
   open.addEventListener("click", () => choose(row.name, row.version));
-  const state = element("span");
-  const why = element("span", { class: "why" });
-  const cells = COLUMNS.map(([name, , , numeric]) => {
-    if (name === "name") {
-      return element("th", { scope: "row" }, open);
-    }
-    return name === "state" ? element("td", { class: "state" }, state, why) : element("td", { class: numeric ? "number" : "text" });
-  });
-  return { tr: element("tr", {}, ...cells), cells, state, why };
+  const version = element("span", { class: "soft narrow" }, row.version ? `version ${row.version}` : "");
+  const cells = COLUMNS.map(([name, , , numeric, least]) => (name === "name" ? element("th", { scope: "row" }, open, version)
+    : element("td", { class: `${numeric ? "number" : "text"} ${least}` })));
+  return { tr: element("tr", {}, ...cells), cells, why: null };
 }
 
 function writeRow(made, row) {
   COLUMNS.forEach(([name, , show], index) => {
-    if (name === "state") {
-      made.state.className = isUnloaded(row) ? "soft" : stateClass(row);
-      write(made.state, row.state || "not loaded");
-      write(made.why, row.reason || "");
-    } else if (name !== "name") {
+    if (name !== "name") {
       write(made.cells[index], show(row));
     }
+    if (name === "state") {
+      made.cells[index].className = `state ${isUnloaded(row) ? "soft" : stateClass(row)}`;
+    }
   });
+  writeReason(made, row.reason || "");
   made.tr.className = chosen && chosen.name === row.name && chosen.version === row.version ? "chosen" : "";
+}
+
+// In a row of its own below that of the version, as wide as the table.
+function writeReason(made, reason) {
+  if (!reason) {
+    made.why?.remove();
+    made.why = null;
+    return;
+  }
+  made.why ??= element("tr", { class: "why" }, element("td", { colspan: COLUMNS.length }));
+  write(made.why.firstChild, reason.length > MOST_REASON ? `${reason.slice(0, MOST_REASON)}…` : reason);
+  if (made.tr.nextSibling !== made.why) {
+    made.tr.after(made.why);
+  }
 }
 
 // Which rows there are, and in which order: not each second, since they would jump from under the pointer.
@@ -107,11 +117,13 @@ function arrange() {
   for (const [key, made] of shownRows) {
     if (!keys.has(key)) {
       made.tr.remove();
+      made.why?.remove();
       shownRows.delete(key);
     }
   }
   const body = byId("rows");
-  shown.forEach((row, index) => {
+  let index = 0;
+  shown.forEach((row) => {
     let made = shownRows.get(row.key);
     if (!made) {
       made = newRow(row);
@@ -121,6 +133,7 @@ function arrange() {
       body.insertBefore(made.tr, body.children[index] || null);
     }
     writeRow(made, row);
+    index += made.why ? 2 : 1;
   });
   const ready = rows.filter((row) => row.state === "READY").length;
   const hidden = chosenRows.length - shown.length;
@@ -162,10 +175,10 @@ function sortBy(name) {
 }
 
 function makeTable() {
-  for (const [name, title, , numeric] of COLUMNS) {
+  for (const [name, title, , numeric, least] of COLUMNS) {
     const button = element("button", { type: "button", title: TITLES[name] || false }, title);
     button.addEventListener("click", () => sortBy(name));
-    byId("heads").append(element("th", { scope: "col", class: numeric ? "number" : "", "data-name": name }, button));
+    byId("heads").append(element("th", { scope: "col", class: `${numeric ? "number" : ""} ${least}`, "data-name": name }, button));
   }
   byId("heads").firstChild.setAttribute("aria-sort", "ascending");
   byId("filter").addEventListener("input", arrange);

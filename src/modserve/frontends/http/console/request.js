@@ -76,18 +76,18 @@ function inputFields(spec, example, large) {
   const shape = example ? example.shape : spec.shape.map((size) => Math.abs(Number(size)));
   const layout = layoutOf(shape);
   const isText = spec.datatype === "BYTES";
-  const sources = isText ? { text: "one text", values: "values, as JSON", file: "a file, as it is" }
-    : { values: "values, as JSON", zeros: "zeros", ones: "ones", random: "random numbers from 0 to 1",
-      ...(layout && layout.height > 1 ? { picture: "a picture, 0 to 255", unit: "a picture, 0 to 1" } : {}) };
+  const sources = isText ? { text: "text", values: "JSON values", file: "file, as raw bytes" }
+    : { values: "JSON values", zeros: "zeros", ones: "ones", random: "random, 0 to 1",
+      ...(layout && layout.height > 1 ? { picture: "picture, 0 to 255", unit: "picture, 0 to 1" } : {}) };
   const first = large && !isText ? "zeros" : isText && sizeOf(shape) === 1 ? "text" : "values";
   const use = element("input", { type: "checkbox" });
   use.checked = Boolean(example) || large;
-  const source = element("select", { "aria-label": `where the data of ${spec.name} come from` },
+  const source = element("select", { "aria-label": `Data source of ${spec.name}` },
     ...Object.entries(sources).map(([value, text]) => element("option", { value, selected: value === first }, text)));
-  const size = element("input", { autocomplete: "off", size: 14, "aria-label": `the shape of ${spec.name}` });
+  const size = element("input", { autocomplete: "off", size: 14, "aria-label": `Shape of ${spec.name}` });
   size.value = shape.join(", ");
-  const data = element("textarea", { spellcheck: "false", "aria-label": `the data of ${spec.name}` });
-  const file = element("input", { type: "file", "aria-label": `a file for ${spec.name}` });
+  const data = element("textarea", { spellcheck: "false", "aria-label": `Data of ${spec.name}` });
+  const file = element("input", { type: "file", "aria-label": `File for ${spec.name}` });
   const values = example ? example.data : [];
   const refresh = () => {
     const kind = source.value;
@@ -185,7 +185,7 @@ function shownOutput(output) {
   }
   const picture = pictureOf(output);
   const values = element("pre", { tabindex: "0" }, textOf(output));
-  place.append(...(picture ? [picture, element("details", {}, element("summary", {}, "Its values"), values)] : [values]));
+  place.append(...(picture ? [picture, element("details", {}, element("summary", {}, "Values"), values)] : [values]));
   return place;
 }
 
@@ -226,7 +226,7 @@ function textOf(output) {
       most = value > values[most] ? index : most;
     });
     const exact = (value) => Number(value.toPrecision(6));
-    rows.push(`least ${exact(values[least])} at ${least}, greatest ${exact(values[most])} at ${most}, of ${values.length.toLocaleString("en")}`);
+    rows.push(`minimum ${exact(values[least])} at ${least}, maximum ${exact(values[most])} at ${most}, of ${values.length.toLocaleString("en")} values`);
   }
   return rows.join("\n");
 }

@@ -9,16 +9,7 @@ function whyNot(category) {
   return header && !secrets()[header] ? `Calls of category '${category}' need the header '${header}': type its value above.` : "";
 }
 
-const tiles = {
-  requests: new Chart("Requests a second", ["all", "failed"], number),
-  latency: new Chart("Latency", ["p50", "p99"], milliseconds),
-  queue: new Chart("Requests that wait, and in flight", ["waiting", "in flight"], number),
-  batch: new Chart("Mean batch size", ["size"], number),
-  batches: new Chart("Batches a second", ["batches"], number),
-  cache: new Chart("Cache: share of hits", ["hits"], percent),
-  cpu: new Chart("CPU of the server, in cores", ["cores"], number),
-  memory: new Chart("Memory", ["process", "requests"], bytes),
-};
+const tiles = Object.fromEntries(Object.keys(CHARTS).map((kind) => [kind, new Chart(kind)]));
 
 function refreshServer() {
   const { requests, failed, p50, p99, pending, in_flight: inFlight, batch, batches, hits, misses, cpu } = server;
@@ -32,16 +23,18 @@ function refreshServer() {
   }
   const { workers, sequences } = server;
   writeFacts(byId("facts"), [
-    ...(workers ? [["workers", `${workers.serving} of ${workers.count} serve${workers.restarts ? `, started anew ${workers.restarts} times` : ""}; all figures are theirs together`]] : []),
+    ...(workers ? [["workers", `${workers.serving} of ${workers.count} serving${workers.restarts ? `, ${workers.restarts} restarts` : ""}; all figures are their sum`]] : []),
     ...(sequences >= 0 ? [["open sequences", number(sequences)]] : []),
-    ["memory that requests may hold", server.request_memory_limit ? bytes(server.request_memory_limit) : "any amount"],
-    ...(server.model_memory_limit ? [["models hold", `${bytes(server.model_memory)} of ${bytes(server.model_memory_limit)}`]] : []),
-    ["failed since the start", number(server.failures)],
+    ["memory limit for requests", server.request_memory_limit ? bytes(server.request_memory_limit) : "none"],
+    ...(server.model_memory_limit ? [["memory of models", `${bytes(server.model_memory)} of ${bytes(server.model_memory_limit)}`]] : []),
+    ["failed since start", number(server.failures)],
   ]);
   const phase = byId("phase");
   phase.hidden = false;
   phase.className = `badge ${server.ready ? "good" : "busy"}`;
-  write(phase, server.ready ? "ready" : server.phase === "running" ? "not ready" : server.phase);
+  const down = [...models.values()].filter((row) => row.state !== "READY" && !isUnloaded(row)).length;
+  const notReady = down ? `not ready: ${down} of ${models.size} versions` : "not ready";
+  write(phase, `server ${server.ready ? "ready" : server.phase === "running" ? notReady : server.phase}`);
   if (server.failures !== failuresShown) {
     showFailures(server.failures);
   }
@@ -63,7 +56,7 @@ async function showFailures(count) {
     const failures = await ask("console/failures");
     failuresShown = count;
     byId("failures").hidden = !failures.length;
-    write(byId("failures-note"), failures.length ? "Requests that failed alike are one line." : "None since the server started.");
+    write(byId("failures-note"), failures.length ? "Equal failures share a line." : "None since the server started.");
     byId("failure-rows").replaceChildren(...failures.map((failure) => element("tr", {},
       element("td", { title: new Date(failure.last_ms).toISOString() }, ago(failure.last_ms)),
       element("td", { class: "number" }, failure.count.toLocaleString("en")),
@@ -111,7 +104,7 @@ async function changeLog(event) {
   write(byId("log-note"), "");
   try {
     writeLog(await post("v2/logging", said));
-    write(byId("log-note"), "Changed.");
+    write(byId("log-note"), "Applied.");
   } catch (error) {
     write(byId("log-note"), error.message);
   }

@@ -46,6 +46,11 @@ function begin() {
   }
 }
 
+// On a narrow screen the models come first, to the eye and to a screen reader.
+const narrow = matchMedia("(max-width: 48rem)");
+const place = () => (narrow.matches ? byId("models").after(byId("overview")) : byId("detail").before(byId("overview")));
+narrow.addEventListener("change", place);
+place();
 byId("tiles").append(...Object.values(tiles).map((chart) => chart.element));
 makeTable();
 setTheme(keptTheme());

@@ -80,7 +80,7 @@ async function followOnce(signal) {
     if (name === "end") {
       return content.reason;
     }
-    say("live", "good");
+    say("connected", "good");
     byId("notice").hidden = true;
     apply(name, content);
   }
@@ -147,7 +147,7 @@ function visibilityChanged() {
 function setPaused(value) {
   paused = value;
   byId("pause").setAttribute("aria-pressed", String(paused));
-  write(byId("pause"), paused ? "Go on" : "Pause");
+  write(byId("pause"), paused ? "Resume" : "Pause");
   if (paused) {
     stopFollowing();
     say("paused");
