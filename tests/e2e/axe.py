@@ -2,6 +2,8 @@
 
 import shutil
 import subprocess
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +27,16 @@ def script() -> str:
         if shutil.which("npm") is None:
             pytest.skip("npm is not installed")
         _PLACE.mkdir(parents=True, exist_ok=True)
-        command = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(_PLACE), PACKAGE]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        except subprocess.TimeoutExpired:
-            pytest.skip("npm's registry does not answer")
-        if done.returncode:
-            pytest.skip(f"npm's registry cannot be reached: {done.stderr[-200:]}")
+        with tempfile.TemporaryDirectory(dir=_PLACE.parent) as folder:  # files of tests run side by side
+            command = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", folder, PACKAGE]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            except subprocess.TimeoutExpired:
+                pytest.skip("npm's registry does not answer")
+            if done.returncode:
+                pytest.skip(f"npm's registry cannot be reached: {done.stderr[-200:]}")
+            with suppress(OSError):  # another was first
+                (Path(folder) / "node_modules").rename(_PLACE / "node_modules")
     return source.read_text("utf-8")
 
 
