@@ -11,7 +11,7 @@ model; `finish` it with the engine's description of the model. All of them raise
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from google.protobuf import text_format
@@ -62,8 +62,11 @@ class Complete:
     message: pb.ModelConfig
     """The configuration as clients see it, with the settings that modserve does not act on."""
     warnings: list[str]
+    """What has no effect, or not the usual one."""
+    defaults: list[str]
+    """What the server filled in, and a user may want to know."""
     notes: list[Problem]
-    """The warnings, with their places in the draft's source."""
+    """Both, with their places in the draft's source."""
 
 
 def check(
@@ -127,7 +130,11 @@ def finish(
     elif not message.input and not message.output:
         problems.add((), f"must specify 'input' and 'output' for '{message.name}': its backend cannot determine them")
     problems.raise_if_any()
-    return Complete(features.to_model_config(message, context), message, problems.warnings, problems.notes)
+    config = features.to_model_config(message, context)
+    known = draft.message.max_batch_size or (description is not None and description.max_batch_size)
+    if config.batching and not known:
+        config = replace(config, default_batch_size=True)
+    return Complete(config, message, problems.warnings, problems.defaults, problems.notes)
 
 
 def from_json(text: str) -> str:

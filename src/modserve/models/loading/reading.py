@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -37,6 +37,8 @@ class LoaderOptions:
     """The CPU cores to share out over all CPU instances."""
     auto_complete: bool = True
     backend_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    shared_options: Collection[str] = ()
+    """The names of options that are set for all backends, also for those that do not know them."""
     caches: VersionCaches = field(default_factory=VersionCaches)
     """For the models that ask for it."""
     limiter: RateLimiter | None = None
