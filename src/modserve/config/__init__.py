@@ -10,7 +10,7 @@ model; `finish` it with the engine's description of the model. All of them raise
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 from modserve.core.configuration.model_config import ModelConfig, ModelDescription
 from modserve.pb import inference as pb
 from modserve.pb.json_message import to_json
+from modserve.routing.reading import missing
 
 from . import complete, features
 from .draft import Draft, decode, parse, read, read_override
@@ -48,6 +49,7 @@ __all__ = [
     "printable",
     "read",
     "read_override",
+    "routing_note",
     "to_text",
     "validate_composition",
     "version_filenames",
@@ -86,6 +88,13 @@ def check(
     features.validate(draft.identified, ModelContext(draft.name, partial=auto_complete, files=files), problems)
     on_notes(problems.notes)
     problems.raise_if_any()
+
+
+def routing_note(draft: Draft, versions: Collection[int]) -> Problem | None:
+    """A note on a configured routing to versions that are not among those to serve; None if there is none."""
+    routing = features.routing.routing(draft.message)
+    reason = "" if routing is None else missing(routing, versions)
+    return Problem(reason, draft.source.locate(("parameters", "routing"))) if reason else None
 
 
 def finish(

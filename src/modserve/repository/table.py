@@ -129,6 +129,11 @@ class ModelTable:
         """The READY versions in ascending order; none for an unknown model."""
         return list(self.models[name].served.values()) if name in self.models else []
 
+    def present_versions(self, name: str) -> list[int]:
+        """The versions that are READY or loading; none for an unknown model."""
+        rows = self.models[name].versions.items() if name in self.models else ()
+        return [number for number, row in rows if row.servable or row.state.state is LifecycleState.LOADING]
+
     def finishing(self, name: str, version: int | None) -> Servable | None:
         """The servables that have open sequences, READY or not, as one; of one version, or of all for None."""
         model = self.models.get(name)

@@ -180,6 +180,16 @@ class LocalServer:
         return self.routings.report(name, lambda version: self._trouble(name, version))
 
     async def set_routing(self, name: str, document: object) -> None:
+        self.check_routing(name, document)
+        await self.apply_routing(name, document)
+
+    def check_routing(self, name: str, document: object) -> None:
+        """Raises INVALID_ARG for a routing to versions that are not there."""
+        self._table.latest(name)
+        self.routings.check_versions(name, document, self._table.present_versions(name))
+
+    async def apply_routing(self, name: str, document: object) -> None:
+        """As `set_routing`, also with versions that have gone since they were checked."""
         self._check_running()
         self.routings.set(name, self._table.latest(name), document)
         self._table.rank(name)

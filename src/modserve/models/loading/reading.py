@@ -88,6 +88,9 @@ class ModelReader:
             backend, config = self.backend(draft)
             cpu_instances, only_reads = self._count_cpu(draft), bool(getattr(backend, "in_place", ()))
         versions = self._selected(draft, listing)
+        if note := model_config.routing_note(draft, versions):
+            self._options.on_notes(draft.name, draft.source, [note])
+            _log.warning("%s", draft.source.headline(note))
         needs = config.ensemble.needs if config.ensemble is not None else {}
         return Design(draft, versions, needs, cpu_instances * len(versions), only_reads)
 
