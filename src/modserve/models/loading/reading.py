@@ -121,7 +121,7 @@ class ModelReader:
         versions = tried(self._selected) or ()
         filename = "" if engine is None else engine.default_model_filename
         config, names, guard = draft.provisional(), self._registry.names, self._options.guard
-        refusal = getattr(engine, "refusal", None)
+        refusal = self._refusal(draft, engine)
         files = tried(lambda *_: examination.of_files(listing.path, versions, config, filename, names, refusal))
         contents = tried(lambda *_: examination.of_contents(listing.path, versions, draft, engine, guard))
         return [*failures, *(files or ()), *(contents or ())]
@@ -130,9 +130,18 @@ class ModelReader:
         """What is wrong with the files of a version, as far as that shows before an engine opens them."""
         backend, config = self.backend(draft)
         filename, names, guard = backend.default_model_filename, self._registry.names, self._options.guard
-        refusal = getattr(backend, "refusal", None)
+        refusal = self._refusal(draft, backend)
         files = examination.of_files(path, (version,), config, filename, names, refusal)
         return [*files, *examination.of_contents(path, (version,), draft, backend, guard)]
+
+    def _refusal(
+        self, draft: model_config.Draft, backend: Backend | None
+    ) -> Callable[[str, Path], ModserveError | None] | None:
+        refusal = getattr(backend, "refusal", None)
+        if refusal is None:
+            return None
+        options = self._options.backend_options.get(draft.backend, {})
+        return lambda model, path: refusal(model, path, options)
 
     def _selected(self, draft: model_config.Draft, listing: Listing) -> tuple[int, ...]:
         """The versions to serve. Raises INVALID_ARG if there are none."""
