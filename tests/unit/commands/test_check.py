@@ -190,7 +190,10 @@ def test_types_that_skops_does_not_trust_are_refused_before_anything_is_loaded(
 
 def test_a_configured_routing_to_a_version_that_is_not_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     routing = 'parameters { key: \'routing\' value { string_value: \'{"split": {"1": 9, "2": 1}}\' } }'
-    files = {"fine/config.pbtxt": f"version_policy {{ all {{ }} }}\n{routing}\n", "fine/1/model.onnx": MODEL}
+    files: dict[str, str | bytes] = {
+        "fine/config.pbtxt": f"version_policy {{ all {{ }} }}\n{routing}\n",
+        "fine/1/model.onnx": MODEL,
+    }
     write(folder / "model_repository", files)
     code, out = said(capsys, "model_repository")
     assert code == 0

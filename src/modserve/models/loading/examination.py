@@ -52,8 +52,8 @@ def of_files(
                 )
         elif wrong := file_contents.problem(path):
             failures.append(invalid(wrong))
-        elif refusal is not None and (failure := refusal(config.name, path)):
-            failures.append(failure)
+        elif refusal is not None and (refused := refusal(config.name, path)):
+            failures.append(refused)
     return failures
 
 
