@@ -149,7 +149,7 @@ class FleetServer:
 
     async def set_routing(self, name: str, document: object) -> None:
         self._server.check_routing(name, document)
-        await self._change("apply_routing", name, document)
+        await self._change("set_routing", name, document, True)
 
     async def change_log_settings(self, change: Mapping[str, Any]) -> None:
         await self._change("change_log_settings", change)

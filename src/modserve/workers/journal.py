@@ -29,7 +29,7 @@ _KINDS = {SystemRegion: "system region", CudaRegion: "cuda region"}
 _SUBJECTS: Mapping[str, Callable[..., tuple[str, str]]] = {
     "load_model": lambda name, *_: ("model", name),
     "unload_model": lambda name, *_: ("model", name),
-    "apply_routing": lambda name, _: ("routing", name),
+    "set_routing": lambda name, *_: ("routing", name),
     "change_log_settings": lambda _: ("log", ""),
     "change_trace_settings": lambda _, model: ("trace", model),
     "register_region": lambda region, _: (_KINDS[type(region)], region.name),
@@ -74,7 +74,7 @@ class Journal:
             lost = [routing] if routing is not None and change.method == "unload_model" else []
             return [self._models.get(name) or self._as_it_is(name), *lost]
         if kind == "routing":
-            return [self._routings.get(name) or ServerChange("apply_routing", (name, None))]
+            return [self._routings.get(name) or ServerChange("set_routing", (name, None))]
         if kind == "log":
             return [self._log_settings()]
         if kind == "trace":

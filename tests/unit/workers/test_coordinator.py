@@ -205,7 +205,7 @@ def test_regions_are_known_by_their_kind() -> None:
 def test_a_routing_lasts_until_it_is_deleted_or_its_model_unloaded() -> None:
     journal = Journal(None)  # type: ignore[arg-type]
     documents: tuple[object, ...] = (None, {"split": {}}, {})
-    nothing, first, second = (ServerChange("apply_routing", ("m", document)) for document in documents)
+    nothing, first, second = (ServerChange("set_routing", ("m", document)) for document in documents)
     journal.record(LOAD, [])
     assert journal.before(first) == [nothing]
     journal.record(first, journal.before(first), "1")

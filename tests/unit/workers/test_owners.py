@@ -46,7 +46,7 @@ def test_a_text_is_another_sequence_than_its_number() -> None:
         (ServerChange("change_log_settings", ({},)), ("log", "")),
         (ServerChange("change_trace_settings", ({}, "")), ("trace", "")),
         (ServerChange("change_trace_settings", ({}, "m")), ("trace", "m")),
-        (ServerChange("apply_routing", ("m", None)), ("routing", "m")),
+        (ServerChange("set_routing", ("m", None)), ("routing", "m")),
         (ServerChange("register_region", (SystemRegion("r", "k", 0, 1), b"")), ("system region", "r")),
         (ServerChange("unregister_region", (CudaRegion, "")), ("cuda region", "")),
     ],
