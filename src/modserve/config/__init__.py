@@ -137,13 +137,26 @@ def finish(
     if description is not None:
         features.compare(message, description, problems, shapes=fits)  # else each tensor would repeat the problem
     elif not message.input and not message.output:
-        problems.add((), f"must specify 'input' and 'output' for '{message.name}': its backend cannot determine them")
+        problems.add((), _no_tensors(message))
     problems.raise_if_any()
     config = features.to_model_config(message, context)
     known = draft.message.max_batch_size or (description is not None and description.max_batch_size)
     if config.batching and not known:
         config = replace(config, default_batch_size=True)
     return Complete(config, message, problems.warnings, problems.defaults, problems.notes)
+
+
+def _no_tensors(message: pb.ModelConfig) -> str:
+    what = f"must specify 'input' and 'output' for '{message.name}': its backend cannot determine them"
+    if message.backend != "python":
+        return what
+    return (
+        f"{what}. The class in model.py may add them in auto_complete_config; or write {message.name}/config.pbtxt, "
+        "with your names, types and dims (-1 is any size):\n"
+        '    backend: "python"\n'
+        '    input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]\n'
+        '    output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]'
+    )
 
 
 def from_json(text: str) -> str:

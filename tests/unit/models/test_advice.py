@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from modserve.backends import catalogue
 from modserve.core.files.config_file import misspelt_config
 from modserve.models.diagnosis import advice
 
@@ -230,6 +231,17 @@ def test_names_of_backends(name: str, expected: str) -> None:
 def test_no_backend_is_suggested_that_cannot_be_there() -> None:
     assert advice.backend_name("onnx", ["identity"]) == ""
     assert advice.backend_name("pytorch", ["identity", "pytorch_lite"]).startswith("It needs PyTorch")
+
+
+def test_an_engine_that_only_an_environment_of_a_model_may_have_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = ["mlflow", "onnxruntime", "python"]
+    assert "mlflow" in catalogue.available(installed)
+    monkeypatch.setattr(catalogue, "is_installed", lambda module: module != "mlflow")
+    assert "mlflow" not in advice.layout(made(tmp_path, {"x.txt": b""}), installed)
+    monkeypatch.setattr(catalogue, "is_installed", lambda module: True)
+    assert "'mlflow' takes <version>/MLmodel" in advice.layout(tmp_path / "resnet", installed)
 
 
 def test_options_of_backends_that_are_not_there() -> None:
