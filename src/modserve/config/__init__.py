@@ -18,6 +18,7 @@ from google.protobuf import text_format
 from google.protobuf.message import Message
 
 from modserve.core.configuration.model_config import ModelConfig, ModelDescription
+from modserve.core.files.config_file import python_tensors
 from modserve.pb import inference as pb
 from modserve.pb.json_message import to_json
 from modserve.routing.reading import missing
@@ -137,7 +138,7 @@ def finish(
     if description is not None:
         features.compare(message, description, problems, shapes=fits)  # else each tensor would repeat the problem
     elif not message.input and not message.output:
-        problems.add((), _no_tensors(message))
+        problems.add((), _no_tensors(message, auto_complete))
     problems.raise_if_any()
     config = features.to_model_config(message, context)
     known = draft.message.max_batch_size or (description is not None and description.max_batch_size)
@@ -146,17 +147,12 @@ def finish(
     return Complete(config, message, problems.warnings, problems.defaults, problems.notes)
 
 
-def _no_tensors(message: pb.ModelConfig) -> str:
+def _no_tensors(message: pb.ModelConfig, auto_complete: bool) -> str:
     what = f"must specify 'input' and 'output' for '{message.name}': its backend cannot determine them"
     if message.backend != "python":
         return what
-    return (
-        f"{what}. The class in model.py may add them in auto_complete_config; or write {message.name}/config.pbtxt, "
-        "with your names, types and dims (-1 is any size):\n"
-        '    backend: "python"\n'
-        '    input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]\n'
-        '    output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]'
-    )
+    condition = "" if auto_complete else "without --disable-auto-complete-config, "
+    return f"{what}; {condition}{python_tensors(message.name)}"
 
 
 def from_json(text: str) -> str:

@@ -178,6 +178,17 @@ def test_a_pickle_is_refused_before_anything_is_loaded(folder: Path, capsys: pyt
     assert (code, out) == (0, "1 model checked: no problems (files read, nothing loaded; --load loads)\n")
 
 
+def test_a_python_model_without_tensors_is_told_what_to_write(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+    write(folder / "model_repository", {"m/1/model.py": text})
+    code, out = said(capsys, "model_repository", "--load")
+    assert code == 0
+    assert "note: model 'm' has no inputs and no outputs: neither its configuration nor the auto_complete_config" in out
+    assert (
+        '; or write m/config.pbtxt, with your names, types and dims (-1 is any size):\n    backend: "python"\n' in out
+    )
+
+
 def test_types_that_skops_does_not_trust_are_refused_before_anything_is_loaded(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

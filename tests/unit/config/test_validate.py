@@ -223,9 +223,10 @@ def test_an_ensemble_has_no_backend(backend: str) -> None:
 
 def test_a_python_model_without_tensors_is_told_what_to_write() -> None:
     with pytest.raises(ModserveError) as caught:
-        finish("", backend="python")
+        finish("", backend="python", auto_complete=False)
     first, *lines = caught.value.message.partition("must specify ")[2].splitlines()
-    assert "may add them in auto_complete_config; or write foo/config.pbtxt, " in first
+    assert "; without --disable-auto-complete-config, the class in its model.py may add them in auto_complete" in first
+    assert "; or write foo/config.pbtxt, " in first
     config = finish("\n".join(lines), backend="").config
     assert (config.backend, len(config.inputs), len(config.outputs)) == ("python", 1, 1)
 
