@@ -203,7 +203,7 @@ def _foreign(files: Iterable[str], installed: Collection[str]) -> list[str]:
 
 
 def _takes(installed: Collection[str]) -> str:
-    installed = [name for name in installed if name not in BY_BACKEND or BY_BACKEND[name].runs_here]
+    installed = [name for name in installed if name not in BY_BACKEND or BY_BACKEND[name].runs_locally]
     files: dict[str, list[str]] = {}
     for row in FORMATS:
         if row.backend in installed:
