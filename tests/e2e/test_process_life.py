@@ -123,10 +123,8 @@ def test_while_a_model_loads(repository: Path) -> None:
         assert http(server.http_port, "GET", "/v2/models/sluggish/ready").status == 400
         answer = http_infer(server.http_port, Ask(model="sluggish", version="1"))
         assert answer.status == 503
-        assert answer.json == {
-            "error": "Request for unknown model: 'sluggish' version 1 is not at ready state: it is still loading"
-        }
-        loading = "Request for unknown model: 'sluggish' has no available versions: it is still loading"
+        assert answer.json == {"error": "model 'sluggish' version 1 is not at ready state: it is still loading"}
+        loading = "model 'sluggish' has no available versions: it is still loading"
         for answer in (
             http_infer(server.http_port, Ask(model="sluggish")),
             http(server.http_port, "GET", "/v2/models/sluggish"),

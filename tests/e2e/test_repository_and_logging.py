@@ -18,7 +18,7 @@ START = {
     "log_format": "ISO8601",
 }
 NO_CONTROL = (
-    "explicit model load / unload is not allowed if polling is enabled: the model control mode of this server is "
+    "explicit model load / unload is not allowed: the model control mode of this server is "
     "'none', start it with --model-control-mode=explicit"
 )
 

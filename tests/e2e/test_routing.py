@@ -313,6 +313,11 @@ def shadowed(server: ServerProcess) -> dict[str, int]:
         ({"split": {"beta": 1}}, 'routing.split is "beta", expected a label of routing.labels, which has none,'),
         ({"labels": {"Beta": 1}}, "routing.labels has the label 'Beta', expected a lower-case letter"),
         ({"weights": {}}, "routing has the unknown member 'weights', known are: labels, split"),
+        (
+            {"labels": {"canary": 7}, "split": {"1": 9, "canary": 1}},
+            "model 'plain': routing.labels.canary is version 7, which is not there; the versions are: 1, 2",
+        ),
+        ({"allow_missing": 1}, "routing.allow_missing is 1, expected true or false"),
         ([1], "attempt to access JSON non-object as object"),
     ],
 )
@@ -321,6 +326,13 @@ def test_what_is_wrong_is_refused(server: ServerProcess, document: object, text:
     assert answer.status == 400
     assert text in answer.json["error"]
     assert call(server, "GET", "/v2/models/plain/routing").status == 404
+
+
+def test_a_version_that_is_to_come_is_accepted_where_the_routing_says_so(server: ServerProcess) -> None:
+    answer = route(server, "plain", {"split": {"1": 9, "7": 1}, "allow_missing": True})
+    assert answer["routes"][1]["not_ready"]
+    assert version(infer(server, "plain")) == "1"
+    call(server, "DELETE", "/v2/models/plain/routing")
 
 
 def test_reloads_under_a_routing(server: ServerProcess, repository: Path) -> None:

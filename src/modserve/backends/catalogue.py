@@ -43,9 +43,14 @@ class Engine:
         return next((engine for name in self.stand_ins if (engine := BY_BACKEND[name]).installed), None)
 
     @property
+    def runs_locally(self) -> bool:
+        """Whether the server's own environment has what runs models: the library, or a stand-in."""
+        return self.installed or self.stand_in is not None
+
+    @property
     def usable(self) -> bool:
-        """Whether the backend can run models here, by its own library or by a stand-in."""
-        return self.installed or self.elsewhere or self.stand_in is not None
+        """Whether the backend can run models, in the server's own environment or in one of the model's."""
+        return self.runs_locally or self.elsewhere
 
     @property
     def version(self) -> str:

@@ -4,6 +4,7 @@ import inspect
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from functools import lru_cache
 from importlib.metadata import EntryPoints, entry_points
@@ -31,6 +32,15 @@ def _nothing() -> None:
 
 after_import: Callable[[], None] = _nothing
 """Called on the loading thread when a backend has been imported. Set by a process that is the server's own."""
+
+
+_imports: dict[str, tuple[int, int]] = {}
+"""When the import of each backend began and ended, in the time of `time.monotonic_ns`; the end is 0 until it has."""
+
+
+def imports_since(since_ns: int) -> list[str]:
+    """The backends whose import ran after this moment, or runs. An import may keep all other threads waiting."""
+    return [name for name, (_, end_ns) in list(_imports.items()) if not end_ns or end_ns > since_ns]
 
 
 def installed_backends() -> EntryPoints:
@@ -97,6 +107,8 @@ class BackendRegistry:
                 f"backend '{name}' needs {engine.library}, which is not installed here: {engine.install}; installed "
                 f"backends are: {', '.join(self.names)}"
             )
+        begin_ns = time.monotonic_ns()
+        _imports[name] = begin_ns, 0
         try:
             backend = cast(Backend, entry.load()())
             after_import()
@@ -110,6 +122,8 @@ class BackendRegistry:
                 what += f", which needs {engine.library}{version}"
                 text += f"; to reinstall it: {engine.install.replace('install', 'install --force-reinstall', 1)}"
             raise internal(f"{what}: {text}") from error
+        finally:
+            _imports[name] = begin_ns, time.monotonic_ns()
 
 
 def new_instance(model: BackendModel, spec: InstanceSpec) -> Executor:

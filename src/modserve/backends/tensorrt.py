@@ -3,6 +3,7 @@
 A plan is compiled for one kind of GPU by one version of TensorRT, and nothing else can run it.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,9 +26,9 @@ class TensorRtBackend(NoCode):
         name, path = source.config.name, source.path
         if not path.exists():
             raise invalid(f"unable to find model file '{path}' for model '{name}'")
-        raise self.refusal(name, path)
+        raise self.refusal(name, path, source.options)
 
-    def refusal(self, model: str, path: Path) -> ModserveError:
+    def refusal(self, model: str, path: Path, backend_options: Mapping[str, str]) -> ModserveError:
         """Why a plan is not served, and what is; `modserve check` says it without opening anything."""
         return unsupported(
             f"model '{model}': '{path}' is a TensorRT engine, which needs an NVIDIA GPU of the kind that it was "

@@ -129,7 +129,9 @@ def lines(report: CheckReport, places: Mapping[str, str] = _NOWHERE, *, colours:
         head += _coloured("no problems", GREEN if colours else "")
     else:
         head += f"{_coloured(plural(report.problems, 'problem'), RED if colours else '')} in {plural(wrong, 'model')}"
-    yield head + (f", {plural(report.notes, 'note')}" if report.notes else "")
+    head += f", {plural(report.notes, 'note')}" if report.notes else ""
+    # Problems are to be mended first; without any, the line must not claim more than was done.
+    yield head if wrong or report.loaded or not report.models else f"{head} (files read, nothing loaded; --load loads)"
 
 
 def _all(model: ModelReport) -> Iterator[tuple[str, str, Finding]]:

@@ -4,22 +4,22 @@ import json
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from modserve.client.address import PORTS
 from modserve.client.values import ClientCall, ModelMetadata, Result, TensorMetadata
 from modserve.core.requests.request import ParameterValue
 from modserve.core.tensors import dtypes
-from modserve.core.tensors.tensor import Array
+from modserve.core.tensors.tensor import Array, Tensor
 from modserve.pb import inference as pb
 
 from . import infer_images, infer_output
 from .destination import Destination, destination
 from .errors import RefusedError
-from .infer_values import InputSpec, parameter, sample, tensors
+from .infer_values import InputSpec, parameter, remark_on_sizes, sample, tensors
 from .remote_server import RemoteServer, connect
-from .syntax import UsageError, add_destination, add_json, option, parser
+from .syntax import UsageError, add_destination, add_json, add_shape, option, parser
 
 PARSER = parser(
     "infer",
@@ -43,6 +43,7 @@ PARSER.add_argument("values", nargs="*", metavar="NAME=VALUE", help="Inputs.")
 _GROUP = PARSER.add_argument_group("the request")
 option(_GROUP, "--version N", "The version. [default: the latest ready one]", type=int)
 _GROUP.add_argument("--sample", action="store_true", help="Generate data for all other inputs.")
+add_shape(_GROUP)
 option(_GROUP, "--outputs NAME,…", "The outputs to request. [default: all]")
 option(_GROUP, "--classes K", "Return the K best classes of each output.", type=int, default=0)
 option(_GROUP, "--request-id TEXT", "The request id, which appears in the response and in logs.")
@@ -115,8 +116,7 @@ def _call(server: RemoteServer, options: Namespace) -> ClientCall:
         )
     pictures = _Pictures(server, options)
     values = tensors(options.values, inputs, pictures.decode)
-    if options.sample:
-        values |= {each.name: sample(each, options.model) for each in inputs if each.name not in values}
+    values |= _samples(options, [each for each in inputs if each.name not in values])
     return ClientCall(
         options.model,
         options.version,
@@ -126,6 +126,22 @@ def _call(server: RemoteServer, options: Namespace) -> ClientCall:
         parameters(options),
         classes=options.classes,
     )
+
+
+def _samples(options: Namespace, inputs: Sequence[InputSpec]) -> dict[str, Tensor]:
+    """Generated data for these inputs, if asked for; sizes that are made up are said to be so."""
+    shapes = dict(options.shape)
+    if shapes and not options.sample:
+        raise UsageError("option '--shape' is for '--sample'")
+    if absent := shapes.keys() - {each.name for each in inputs}:
+        raise UsageError(f"option '--shape': no data is generated for '{min(absent)}'")
+    if not options.sample:
+        return {}
+    samples = {each.name: sample(each, options.model, shapes.get(each.name)) for each in inputs}
+    remark = remark_on_sizes(samples, [each for each in inputs if each.name not in shapes])
+    if remark and not options.json:
+        print(remark, file=sys.stderr)
+    return samples
 
 
 def _input(row: TensorMetadata) -> InputSpec:

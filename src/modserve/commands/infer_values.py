@@ -263,16 +263,36 @@ def _columns(file: str, text: str) -> Array:
     return array[0] if len(rows) == 1 else array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
 
 
-def sample(spec: InputSpec, model: str) -> Tensor:
-    """Made-up data that most models take. Raises INVALID_ARG."""
+def sample(spec: InputSpec, model: str, shape: Shape | None = None) -> Tensor:
+    """Made-up data that most models take. `shape` may leave out the batch. Raises INVALID_ARG."""
     from modserve.core.tensors.sample_data import Sizes, generator, likely
 
     dims = spec.shape[1:] if spec.shape[:1] == (-1,) else spec.shape
-    shape = Sizes("", model).resolve(spec.name, dims)
-    whole = (1, *shape) if len(dims) < len(spec.shape) else shape
+    if shape is None:
+        shape = Sizes("", model).resolve(spec.name, dims)
+    whole = (1, *shape) if len(shape) < len(spec.shape) else shape
+    if len(whole) != len(spec.shape) or any(
+        size not in (-1, ours) for size, ours in zip(spec.shape, whole, strict=True)
+    ):
+        raise invalid(f"option '--shape': input '{spec.name}' has shape {list(spec.shape)}, got {list(shape)}")
     return Tensor.from_array(
         likely(spec.name, spec.datatype, whole, generator(), whole[-1] if whole else 1), spec.datatype
     )
+
+
+def remark_on_sizes(samples: Mapping[str, Tensor], inputs: Sequence[InputSpec]) -> str:
+    """Which sizes of samples are made up, and what sets them; empty if the model has no variable dimension there."""
+    made_up = []
+    for spec in inputs:
+        dims = spec.shape[1:] if spec.shape[:1] == (-1,) else spec.shape
+        if spec.name in samples and -1 in dims:
+            shape = samples[spec.name].shape[len(spec.shape) - len(dims) :]
+            made_up.append((spec, ",".join(map(str, shape))))
+    if not made_up:
+        return ""
+    listed = " and ".join(f"'{spec.name}' {list(spec.shape)}" for spec, _ in made_up)
+    shapes = " ".join(f"--shape {spec.name}:{sizes}" for spec, sizes in made_up)
+    return f"the variable sizes of {listed} are made up; other ones: {shapes}"
 
 
 def parameter(text: str) -> tuple[str, bool | int | float | str]:

@@ -8,7 +8,7 @@ import sys
 import textwrap
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from modserve.core.errors import ModserveError
 from modserve.settings.options import did_you_mean
@@ -17,6 +17,7 @@ DEFAULT_URL = "http://localhost:8000"
 URL_VARIABLE = "MODSERVE_URL"
 FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
 _WIDTH = 100
+T = TypeVar("T")
 _OPTION = re.compile(r"^--[\w-]+")
 
 
@@ -150,6 +151,39 @@ def number_type(expected: str, accepts: Callable[[float], bool]) -> Callable[[st
         raise argparse.ArgumentTypeError(f"expected {expected}, got: {text}")
 
     return number
+
+
+def reading(read: Callable[[str], T]) -> Callable[[str], T]:
+    """For argparse: a value that `read` refuses, saying what it expects."""
+
+    def wrapped(text: str) -> T:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"expected {error}, got: {text}") from None
+
+    return wrapped
+
+
+def add_shape(group: argparse._ActionsContainer) -> None:
+    """Adds ``--shape``, for generated data."""
+    option(
+        group,
+        "--shape NAME:SIZES",
+        "Shape of an input with variable dimensions, without the batch: image:3,224,224.",
+        type=reading(_named_shape),
+        action="append",
+        default=[],
+    )
+
+
+def _named_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """``name:3,224,224``, or with ``x`` between the sizes."""
+    name, _, sizes = text.rpartition(":")
+    parts = sizes.replace("x", ",").split(",")
+    if not name or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+        raise ValueError("NAME:SIZE,SIZE,…")
+    return name, tuple(map(int, parts))
 
 
 positive = number_type("a number above 0", lambda value: 0 < value < 1e6)

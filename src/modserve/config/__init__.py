@@ -10,16 +10,18 @@ model; `finish` it with the engine's description of the model. All of them raise
 """
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from google.protobuf import text_format
 from google.protobuf.message import Message
 
 from modserve.core.configuration.model_config import ModelConfig, ModelDescription
+from modserve.core.files.config_file import python_tensors
 from modserve.pb import inference as pb
 from modserve.pb.json_message import to_json
+from modserve.routing.reading import missing
 
 from . import complete, features
 from .draft import Draft, decode, parse, read, read_override
@@ -48,6 +50,7 @@ __all__ = [
     "printable",
     "read",
     "read_override",
+    "routing_note",
     "to_text",
     "validate_composition",
     "version_filenames",
@@ -62,8 +65,11 @@ class Complete:
     message: pb.ModelConfig
     """The configuration as clients see it, with the settings that modserve does not act on."""
     warnings: list[str]
+    """What has no effect, or not the usual one."""
+    defaults: list[str]
+    """What the server filled in, and a user may want to know."""
     notes: list[Problem]
-    """The warnings, with their places in the draft's source."""
+    """Both, with their places in the draft's source."""
 
 
 def check(
@@ -83,6 +89,13 @@ def check(
     features.validate(draft.identified, ModelContext(draft.name, partial=auto_complete, files=files), problems)
     on_notes(problems.notes)
     problems.raise_if_any()
+
+
+def routing_note(draft: Draft, versions: Collection[int]) -> Problem | None:
+    """A note on a configured routing to versions that are not among those to serve; None if there is none."""
+    routing = features.routing.routing(draft.message)
+    reason = "" if routing is None else missing(routing, versions)
+    return Problem(reason, draft.source.locate(("parameters", "routing"))) if reason else None
 
 
 def finish(
@@ -125,9 +138,21 @@ def finish(
     if description is not None:
         features.compare(message, description, problems, shapes=fits)  # else each tensor would repeat the problem
     elif not message.input and not message.output:
-        problems.add((), f"must specify 'input' and 'output' for '{message.name}': its backend cannot determine them")
+        problems.add((), _no_tensors(message, auto_complete))
     problems.raise_if_any()
-    return Complete(features.to_model_config(message, context), message, problems.warnings, problems.notes)
+    config = features.to_model_config(message, context)
+    known = draft.message.max_batch_size or (description is not None and description.max_batch_size)
+    if config.batching and not known:
+        config = replace(config, default_batch_size=True)
+    return Complete(config, message, problems.warnings, problems.defaults, problems.notes)
+
+
+def _no_tensors(message: pb.ModelConfig, auto_complete: bool) -> str:
+    what = f"must specify 'input' and 'output' for '{message.name}': its backend cannot determine them"
+    if message.backend != "python":
+        return what
+    condition = "" if auto_complete else "without --disable-auto-complete-config, "
+    return f"{what}; {condition}{python_tensors(message.name)}"
 
 
 def from_json(text: str) -> str:

@@ -102,7 +102,7 @@ def _batching(message: pb.ModelConfig, description: ModelDescription, problems: 
         return message.max_batch_size <= 0
     if message.max_batch_size == 0 and description.default_max_batch_size > 0:
         message.max_batch_size = description.default_max_batch_size
-        problems.warn(
+        problems.fill_in(
             ("max_batch_size",),
             f"max_batch_size of model '{message.name}' is set to {message.max_batch_size}: the model can batch, and "
             "its configuration does not set it",

@@ -97,10 +97,9 @@ def not_ready(name: str, version: int, why: str = "") -> ModserveError:
 
 
 def still_loading(name: str, version: int | None) -> ModserveError:
-    """UNAVAILABLE, unlike in Triton, so that clients try again."""
-    if version is not None:
-        return not_ready(name, version, STILL_LOADING)
-    return unavailable(no_available_versions(name, STILL_LOADING).message)
+    """UNAVAILABLE, unlike in Triton, so that clients try again. Triton's text, but that it calls the model unknown."""
+    failure = no_available_versions(name, STILL_LOADING) if version is None else not_ready(name, version, STILL_LOADING)
+    return unavailable(failure.message.replace("Request for unknown model: ", "model ", 1))
 
 
 def _because(why: str) -> str:

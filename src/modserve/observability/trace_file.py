@@ -67,27 +67,59 @@ def _write(file: int, data: bytes, position: int) -> int:
 
 
 class TraceFiles:
-    """The files of one server: the main file `path`, and indexed files ``path.0``, ``path.1``, ..."""
+    """The files of one server: the main file `path`, and indexed files ``path.0``, ``path.1``, ...
+
+    A file that will have an index when it is complete has the main file's name until then, if that name is free.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._main: JsonArray | None = None
+        self._unfinished: JsonArray | None = None
+        """The file with the main one's name that has no index yet."""
         self._next = 0
 
     def main(self) -> JsonArray:
+        """Raises OSError."""
         if self._main is None:
+            self._free_name()
             self._main = JsonArray(self._path)
         return self._main
 
     def indexed(self) -> JsonArray:
+        return JsonArray(self._next_path())
+
+    def unfinished(self) -> JsonArray:
+        """A new file for `complete` or `merge`."""
+        if self._main is not None or self._unfinished is not None:
+            return self.indexed()
+        self._unfinished = JsonArray(self._path)
+        return self._unfinished
+
+    def complete(self, array: JsonArray) -> None:
+        """Closes a file, which has an index then. Raises OSError."""
+        if array is self._unfinished:
+            self._free_name()
+        array.close()
+
+    def _next_path(self) -> str:
         self._next += 1
-        return JsonArray(f"{self._path}.{self._next - 1}")
+        return f"{self._path}.{self._next - 1}"
+
+    def _free_name(self) -> None:
+        array, self._unfinished = self._unfinished, None
+        if array is not None and array.end:
+            array.move(self._next_path())
 
     def merge(self, array: JsonArray) -> None:
-        """Moves the content of an indexed file into the main one, and frees the index if it is the last.
+        """Moves the content of a file without traces to come into the main one, and frees its index if it is the last.
 
-        Raises OSError. Nothing is lost then: the indexed file stays.
+        Raises OSError. Nothing is lost then: the file stays.
         """
+        if array is self._unfinished:
+            self._main, self._unfinished = array, None
+            return
+        self._free_name()
         last = array.path == f"{self._path}.{self._next - 1}"
         if self._main is None:
             array.move(self._path)
@@ -100,8 +132,9 @@ class TraceFiles:
             self._next -= 1
 
     def close(self) -> None:
-        if self._main is not None:
-            self._main.close()
+        for array in (self._main, self._unfinished):
+            if array is not None:
+                array.close()
 
 
 class TraceOutput:
@@ -123,13 +156,14 @@ class TraceOutput:
             self._files.main().append((records,))
             return
         if self._array is None:
-            self._array = self._files.indexed()
+            self._array = self._files.indexed() if self._keep else self._files.unfinished()
         self._array.append((records,))
 
     def finish(self) -> None:
-        if self._array is not None:
-            self._array.close()
-            self._array = None
+        """Raises OSError."""
+        array, self._array = self._array, None
+        if array is not None:
+            self._files.complete(array)
 
     def end(self) -> None:
         """Raises OSError."""
@@ -137,7 +171,7 @@ class TraceOutput:
             return
         array, self._array = self._array, None
         if self._keep or not array.end:
-            array.close()
+            self._files.complete(array)
         else:
             self._files.merge(array)
 

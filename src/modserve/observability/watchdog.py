@@ -6,7 +6,7 @@ liveness probes. A timer beats on the loop every `PERIOD_S`; the loop's lag is h
 A thread watches the beats. When one is overdue by the limit, the thread logs what the loop's thread is doing at that
 moment. When the beat comes, the loop logs how late it was, and how much of that time its own thread was computing. A
 stall without computing is caused by the machine (a stopped process, a throttled container), or by a thread that keeps
-the interpreter lock.
+the interpreter lock, as the import of an engine's library does.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Self
 
 from modserve.core.statistics.histogram import Histogram
@@ -40,13 +40,15 @@ _ITS_OWN_DOING = 0.2
 class Watchdog:
     """A context that watches the running event loop, and collects its lag for Prometheus. For the loop's thread.
 
-    Logs a lag of more than `limit_ms` milliseconds; 0 logs nothing.
+    Logs a lag of more than `limit_ms` milliseconds; 0 logs nothing. `imports` has the engines whose import ran after a
+    moment of `time.monotonic_ns`: a lag in which the loop's own thread hardly computed is theirs, and no warning.
     """
 
-    def __init__(self, limit_ms: int) -> None:
+    def __init__(self, limit_ms: int, imports: Callable[[int], Collection[str]] = lambda since_ns: ()) -> None:
         self.lag = Histogram([bound * _MS for bound in _BOUNDS_MS])
         """Nanoseconds by which beats were late."""
         self._limit_ns = limit_ms * _MS
+        self._imports = imports
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._thread: threading.Thread | None = None
@@ -96,7 +98,11 @@ class Watchdog:
     def _report(self, lag_ns: int) -> None:
         own_ns = time.thread_time_ns() - self._thread_cpu_ns
         process_ns = time.process_time_ns() - self._process_cpu_ns
-        if max(own_ns, process_ns) < _ITS_OWN_DOING * lag_ns:
+        engines = self._imports(self._beat_ns) if own_ns < _ITS_OWN_DOING * lag_ns else ()
+        if engines:
+            listed = ", ".join(f"'{name}'" for name in engines)
+            _log.info("the event loop waited %.3f s for the import of %s", lag_ns / 1e9, listed)
+        elif max(own_ns, process_ns) < _ITS_OWN_DOING * lag_ns:
             _log.warning(
                 "the process did not run for %.3f s: it was stopped, or the machine or container gave it no CPU time",
                 lag_ns / 1e9,
@@ -124,6 +130,8 @@ class Watchdog:
             if now_ns - beat_ns < overdue_ns or beat_ns == self._logged_beat_ns or slept_ns > overdue_ns:
                 continue
             computed_ns = time.process_time_ns() - self._process_cpu_ns
+            if self._imports(beat_ns):
+                continue  # the loop's stack says nothing of it; the end of the lag is logged
             if now_ns - self._logged_ns < _PAUSE_NS or computed_ns < _ITS_OWN_DOING * limit_ns:
                 continue
             self._logged_beat_ns, self._logged_ns = beat_ns, now_ns

@@ -229,7 +229,7 @@ async def serve(
         allocator.tune(library)
     with ExitStack() as stack:
         stack.enter_context(background_threads(server.cores))
-        watchdog = Watchdog(settings.event_loop_warning_ms)
+        watchdog = Watchdog(settings.event_loop_warning_ms, backends.registry.imports_since)
         async with asyncio.TaskGroup() as tasks:
             listeners = Listeners(server, server.engine_metrics, settings, tasks, watchdog, member)
             if member is not None:

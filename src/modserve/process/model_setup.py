@@ -122,6 +122,7 @@ def loader_options(settings: Settings, backends: Iterable[str], cores: int) -> L
         cores=cores,
         auto_complete=not settings.disable_auto_complete_config,
         backend_options=backend_options(settings, backends),
+        shared_options=frozenset(settings.backend_config.get("", ())),
         measured=settings.default_backend == "auto",
         guard=Guard(settings.require_digests, settings.deny_code),
         warm_up=WarmUpMode(settings.warmup),

@@ -260,10 +260,12 @@ class ModelControl:
         task.result()
 
     def _check_explicit(self) -> None:
-        if self._options.mode is not ControlMode.EXPLICIT:
+        mode = self._options.mode
+        if mode is not ControlMode.EXPLICIT:
+            polling = " if polling is enabled" if mode is ControlMode.POLL else ""  # Triton says so in mode none, too
             raise unavailable(
-                "explicit model load / unload is not allowed if polling is enabled: the model control mode of this "
-                f"server is '{self._options.mode.value}', start it with --model-control-mode=explicit"
+                f"explicit model load / unload is not allowed{polling}: the model control mode of this server is "
+                f"'{mode.value}', start it with --model-control-mode=explicit"
             )
 
     # Polling

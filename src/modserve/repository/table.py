@@ -78,8 +78,7 @@ class ModelTable:
         model = self.models.get(name)
         if model is None and self._expected is None:
             return unavailable(
-                f"Request for unknown model: '{name}' is not found: the server is starting and has not scanned "
-                "its model repositories yet"
+                f"model '{name}' is not found: the server is starting and has not scanned its model repositories yet"
             )
         if self._is_coming(name):
             return still_loading(name, version)
@@ -128,6 +127,13 @@ class ModelTable:
     def ready_versions(self, name: str) -> list[Servable]:
         """The READY versions in ascending order; none for an unknown model."""
         return list(self.models[name].served.values()) if name in self.models else []
+
+    def check_routing(self, name: str, document: object) -> None:
+        """Raises INVALID_ARG for a routing to versions that are neither READY nor loading. Raises as `latest` does."""
+        self.latest(name)
+        rows = self.models[name].versions.items()
+        present = [number for number, row in rows if row.servable or row.state.state is LifecycleState.LOADING]
+        self.routings.check_versions(name, document, present)
 
     def finishing(self, name: str, version: int | None) -> Servable | None:
         """The servables that have open sequences, READY or not, as one; of one version, or of all for None."""

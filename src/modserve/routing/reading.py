@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from modserve.core.configuration.model_config import ModelConfig
@@ -21,7 +21,7 @@ _MOST_COPIES = 1000
 _MAX_WEIGHT = 1e9
 _MAX_SECONDS = 86400.0
 
-_MEMBERS = ("labels", "split", "sticky", "shadow", "rollback")
+_MEMBERS = ("labels", "split", "sticky", "shadow", "rollback", "allow_missing")
 
 
 def read_text(text: str) -> Routing:
@@ -40,7 +40,28 @@ def read(document: object) -> Routing:
     split = _split(top.get("split", {}), labels)
     shadow = _shadow(top["shadow"], labels, split) if "shadow" in top else None
     rollback = _rollback(top["rollback"], split) if "rollback" in top else None
-    return Routing(labels, split, _sticky(top.get("sticky", "")), shadow, rollback, top)
+    allow_missing = top.get("allow_missing", False)
+    if not isinstance(allow_missing, bool):
+        raise _wrong("routing.allow_missing", allow_missing, "true or false")
+    return Routing(labels, split, _sticky(top.get("sticky", "")), shadow, rollback, allow_missing, top)
+
+
+def missing(routing: Routing, versions: Collection[int]) -> str:
+    """Where a routing names a version that is not one of `versions`, and what would be right; empty if nowhere."""
+    if routing.allow_missing:
+        return ""
+    named = {f"routing.labels.{label}": version for label, version in routing.labels.items()}
+    named |= {f"routing.split.{route}": routing.version(route) for route in routing.split}
+    if routing.shadow is not None:
+        named["routing.shadow.version"] = routing.version(routing.shadow.route)
+    for place, version in named.items():
+        if version not in versions:
+            listed = ", ".join(map(str, sorted(versions))) or "none"
+            return (
+                f"{place} is version {version}, which is not there; the versions are: {listed}. "
+                '"allow_missing": true accepts versions that are to come'
+            )
+    return ""
 
 
 def check(routing: Routing, config: ModelConfig) -> None:

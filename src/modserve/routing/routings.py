@@ -2,11 +2,11 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from modserve.core.configuration.routing_config import RouteFigures, Routing, ShadowFigures
-from modserve.core.errors import ModserveError, not_found
+from modserve.core.errors import ModserveError, invalid, not_found
 from modserve.core.requests.memory import MemoryBudget
 from modserve.core.servable import SequenceKeeper, Servable
 
@@ -62,6 +62,12 @@ class Routings:
         else:
             self._routers[name] = router
         return router
+
+    def check_versions(self, name: str, document: object, versions: Collection[int]) -> None:
+        """Raises INVALID_ARG for a routing to other versions than `versions`, unless it allows missing ones."""
+        reason = "" if document is None else reading.missing(reading.read(document), versions)
+        if reason:
+            raise invalid(f"model '{name}': {reason}")
 
     def set(self, name: str, latest: Servable, document: object) -> None:
         """Route as `document` says, which is JSON; None goes back to the configuration's routing, if it has one.

@@ -79,7 +79,7 @@ class LocalServer:
         """The model versions that keep the server from being ready."""
         self.sequence_keepers = manager.table.keepers
         """All that have sequences which have begun, whether they are READY or not."""
-        self.routings = manager.table.routings
+        self.routings, self.check_routing = manager.table.routings, manager.table.check_routing
         self._control = ModelControl(manager, repositories, control or ControlOptions())
         self._strict_readiness = strict_readiness
         self._logs = services.logs
@@ -179,15 +179,17 @@ class LocalServer:
         self._table.get(name, None)
         return self.routings.report(name, lambda version: self._trouble(name, version))
 
-    async def set_routing(self, name: str, document: object) -> None:
+    async def set_routing(self, name: str, document: object, checked: bool = False) -> None:
         self._check_running()
+        if not checked:  # versions may have gone since they were
+            self.check_routing(name, document)
         self.routings.set(name, self._table.latest(name), document)
         self._table.rank(name)
 
-    def _trouble(self, name: str, version: int) -> str:
+    def _trouble(self, name: str, version: int | None) -> str:
         """Why a version takes no requests; empty if it does."""
         try:
-            return self._table.get(name, version).unready_reason or ""
+            return self.model(name, version).unready_reason or ""
         except ModserveError as error:
             return error.message
 
@@ -227,12 +229,7 @@ class LocalServer:
         return Readiness(True) if self.ready else Readiness(False, self.unready_reasons())
 
     async def model_trouble(self, name: str, version: int | None) -> str | None:
-        if await self.check_model_ready(name, version):
-            return None
-        try:
-            return self.model(name, version).unready_reason or ""
-        except ModserveError as error:
-            return error.message
+        return None if await self.check_model_ready(name, version) else self._trouble(name, version)
 
     # What there is
 

@@ -148,7 +148,8 @@ class FleetServer:
         await self._change("unload_model", name, unload_dependents)
 
     async def set_routing(self, name: str, document: object) -> None:
-        await self._change("set_routing", name, document)
+        self._server.check_routing(name, document)
+        await self._change("set_routing", name, document, True)
 
     async def change_log_settings(self, change: Mapping[str, Any]) -> None:
         await self._change("change_log_settings", change)

@@ -29,7 +29,7 @@ _KINDS = {SystemRegion: "system region", CudaRegion: "cuda region"}
 _SUBJECTS: Mapping[str, Callable[..., tuple[str, str]]] = {
     "load_model": lambda name, *_: ("model", name),
     "unload_model": lambda name, *_: ("model", name),
-    "set_routing": lambda name, _: ("routing", name),
+    "set_routing": lambda name, *_: ("routing", name),
     "change_log_settings": lambda _: ("log", ""),
     "change_trace_settings": lambda _, model: ("trace", model),
     "register_region": lambda region, _: (_KINDS[type(region)], region.name),

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
@@ -15,7 +16,7 @@ from modserve.backends import catalogue
 from modserve.backends.api import InstanceSpec, Placement
 from modserve.backends.identity import IdentityBackend
 from modserve.backends.onnxruntime.backend import OnnxRuntimeBackend
-from modserve.backends.registry import GROUP, BackendRegistry, new_instance
+from modserve.backends.registry import GROUP, BackendRegistry, imports_since, new_instance
 from modserve.core.configuration.model_config import InstanceKind, ModelConfig
 from modserve.core.errors import Code, ModserveError
 from modserve.testing import PuppetBackend, config, instance_spec
@@ -196,13 +197,16 @@ def test_an_import_that_takes_long_holds_up_no_other_backend(elsewhere: Path, mo
     )
     gate = SimpleNamespace(begun=threading.Event(), go_on=threading.Event())
     monkeypatch.setitem(sys.modules, "acme_gate", gate)
-    registry = BackendRegistry()
+    registry, before_ns = BackendRegistry(), time.monotonic_ns()
     with ThreadPoolExecutor(2) as threads:
         imports = [threads.submit(registry.get, "broken") for _ in range(2)]
         assert gate.begun.wait(30)
+        assert "broken" in imports_since(time.monotonic_ns())
         assert isinstance(registry.get("identity"), IdentityBackend)
         gate.go_on.set()
         assert imports[0].result(30) is imports[1].result(30)
+    assert "broken" not in imports_since(time.monotonic_ns())
+    assert "broken" in imports_since(before_ns)
 
 
 class Made:

@@ -22,7 +22,7 @@ def test_two_models_are_never_read_at_the_same_time(monkeypatch: pytest.MonkeyPa
         inside[0] -= 1
         return object()
 
-    monkeypatch.setattr(files, "_from_skops", read)
+    monkeypatch.setattr(files, "_create", read)
     monkeypatch.setattr(files, "_compare_versions", lambda *_: None)
     never = threading.Event()
     permissions: Any = None

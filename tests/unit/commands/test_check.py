@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import pickle
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,10 @@ from typing import Any
 
 import mistakes
 import pytest
+import skops.io
 from mistakes import EXAMPLES, MISTAKES, MODEL, Mistake, write
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
 
 from modserve import cli
 from modserve.commands import check
@@ -73,7 +77,8 @@ def test_the_page_shows_nothing_else() -> None:
 def test_the_examples_have_no_problems(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     code, out = said(capsys, str(EXAMPLES), *options)
     assert code == 0
-    assert out == f"5 models {'loaded' if options else 'checked'}: no problems\n"
+    end = "loaded: no problems" if options else "checked: no problems (files read, nothing loaded; --load loads)"
+    assert out == f"5 models {end}\n"
 
 
 def test_for_programs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,6 +167,50 @@ def test_a_plan_is_refused_before_anything_is_loaded(folder: Path, capsys: pytes
     code, out = said(capsys, "model_repository")
     assert (code, out.count("error: ")) == (1, 1)
     assert "is a TensorRT engine, which needs an NVIDIA GPU" in out
+
+
+def test_a_pickle_is_refused_before_anything_is_loaded(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(folder / "model_repository", {"digits/1/model.joblib": pickle.dumps(LogisticRegression())})
+    code, out = said(capsys, "model_repository")
+    assert (code, out.count("error: ")) == (1, 1)
+    assert "is a pickle, and loading a pickle runs its code. If you trust its author, allow pickles with" in out
+    code, out = said(capsys, "model_repository", "--backend-config=sklearn,allow-pickle=1")
+    assert (code, out) == (0, "1 model checked: no problems (files read, nothing loaded; --load loads)\n")
+
+
+def test_a_python_model_without_tensors_is_told_what_to_write(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+    write(folder / "model_repository", {"m/1/model.py": text})
+    code, out = said(capsys, "model_repository", "--load")
+    assert code == 0
+    assert "note: model 'm' has no inputs and no outputs: neither its configuration nor the auto_complete_config" in out
+    assert (
+        '; or write m/config.pbtxt, with your names, types and dims (-1 is any size):\n    backend: "python"\n' in out
+    )
+
+
+def test_types_that_skops_does_not_trust_are_refused_before_anything_is_loaded(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forest = RandomForestClassifier(n_estimators=1).fit([[0.0], [1.0]], [0, 1])
+    write(folder / "model_repository", {"forest/1/model.skops": skops.io.dumps(forest)})
+    code, out = said(capsys, "model_repository")
+    assert code == 1
+    assert "allow them with --backend-config=sklearn,trusted=sklearn.tree._tree.Tree" in out
+
+
+def test_a_configured_routing_to_a_version_that_is_not_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    routing = 'parameters { key: \'routing\' value { string_value: \'{"split": {"1": 9, "2": 1}}\' } }'
+    files: dict[str, str | bytes] = {
+        "fine/config.pbtxt": f"version_policy {{ all {{ }} }}\n{routing}\n",
+        "fine/1/model.onnx": MODEL,
+    }
+    write(folder / "model_repository", files)
+    code, out = said(capsys, "model_repository")
+    assert code == 0
+    assert ":2:1: note: routing.split.2 is version 2, which is not there; the versions are: 1. " in out
+    write(folder / "model_repository", {"fine/2/model.onnx": MODEL})
+    assert "note" not in said(capsys, "model_repository")[1]
 
 
 def test_each_version_s_problems_are_said_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -307,7 +356,10 @@ def test_digests(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
     sums = {name: hashlib.sha256((root / name).read_bytes()).hexdigest() for name in SIMPLE}
     (root / "SHA256SUMS").write_text("".join(f"{digest}  {name}\n" for name, digest in sums.items()))
-    assert said(capsys, "model_repository", "--require-digests") == (0, "1 model checked: no problems\n")
+    assert said(capsys, "model_repository", "--require-digests") == (
+        0,
+        "1 model checked: no problems (files read, nothing loaded; --load loads)\n",
+    )
     (root / "simple" / "1" / "model.onnx").write_bytes(MODEL + b"\0")
     code, out = said(capsys, "model_repository")
     assert code == 1

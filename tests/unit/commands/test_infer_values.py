@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modserve.commands.infer_values import InputSpec, parameter, sample, tensors
+from modserve.commands.infer_values import InputSpec, parameter, remark_on_sizes, sample, tensors
 from modserve.core.errors import ModserveError
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
@@ -206,6 +206,29 @@ def test_a_file_that_is_not_there() -> None:
 
 
 # Others
+
+
+def test_made_up_sizes_are_said_to_be_so() -> None:
+    inputs = [
+        spec(dtypes.FP32, -1, 3, -1, -1, name="image"),
+        spec(dtypes.FP32, -1, 16),
+        spec(dtypes.INT64, 1, -1, name="ids"),
+    ]
+    samples = {each.name: sample(each, "m") for each in inputs}
+    assert remark_on_sizes(samples, inputs) == (
+        "the variable sizes of 'image' [-1, 3, -1, -1] and 'ids' [1, -1] are made up; other ones: --shape "
+        "image:3,224,224 --shape ids:1,64"
+    )
+    assert remark_on_sizes(samples, inputs[1:2]) == ""
+
+
+def test_samples_of_other_sizes() -> None:
+    image = spec(dtypes.FP32, -1, 3, -1, -1, name="image")
+    assert sample(image, "m", (3, 48, 320)).shape == (1, 3, 48, 320)
+    assert sample(image, "m", (2, 3, 48, 320)).shape == (2, 3, 48, 320)
+    for wrong in ((4, 48, 320), (48, 320), (1, 1, 3, 48, 320)):
+        with pytest.raises(ModserveError, match=r"option '--shape': input 'image' has shape \[-1, 3, -1, -1\], got "):
+            sample(image, "m", wrong)
 
 
 def test_made_up_data() -> None:

@@ -43,9 +43,26 @@ def test_an_empty_configuration() -> None:
         optimization { input_pinned_memory { enable: true } output_pinned_memory { enable: true } }
         dynamic_batching { preferred_batch_size: 4 }
     """)
-    assert complete.warnings == [
-        f"{PATH}: max_batch_size of model 'foo' is set to 4: the model can batch, and its configuration does not set it"
+    assert complete.defaults == [
+        "max_batch_size of model 'foo' is set to 4: the model can batch, and its configuration does not set it"
     ]
+    assert complete.warnings == []
+
+
+@pytest.mark.parametrize(
+    ("text", "description", "expected"),
+    [
+        ("", BATCHING, True),
+        ("max_batch_size: 4", BATCHING, False),
+        ("", replace(BATCHING, max_batch_size=4), False),
+        ("", FIXED, False),
+    ],
+)
+def test_whether_the_batch_size_is_a_default(text: str, description: ModelDescription, expected: bool) -> None:
+    config = finish(text, description).config
+
+    assert config.default_batch_size is expected
+    assert bool(config.batch_size_remedy()) is expected
 
 
 def test_the_values_of_a_full_configuration() -> None:

@@ -327,6 +327,15 @@ CHAIN = (Step("a", None, {"x": "IN"}, {"y": "mid"}), Step("b", None, {"x": "mid"
             id="batch size",
         ),
         pytest.param(
+            ensemble(A, max_batch_size=8),
+            [model(max_batch_size=4, default_batch_size=True)],
+            "ensemble e allows maximum batch size 8, but it contains model a which only allows maximum batch size to "
+            "be 4\n4 is the default of backend 'identity': no configuration of model 'a' sets max_batch_size. Write "
+            "max_batch_size: 8 into its config.pbtxt, or start the server with "
+            "--backend-config=identity,default-max-batch-size=8",
+            id="batch size by default",
+        ),
+        pytest.param(
             ensemble(Step("a", None, {"z": "IN"}, {"y": "OUT"})),
             [model()],
             "in ensemble e, ensemble tensor IN is mapping to non-existing input z in model a",

@@ -91,10 +91,8 @@ MISTAKES = {
         "1:5: unknown field '1'",
     ],
     # JSON
-    '{ "name": "foo" }': [
-        "1:1: expected a field name, found '{'; the fields of a model are not inside braces",
-        "1:3: field names are written without quotes: name",
-    ],
+    "{ name: 'foo' }": ["1:1: expected a field name, found '{'; the fields of a model are not inside braces"],
+    '"name": "foo"': ["1:1: field names are written without quotes: name"],
     # Colons and values
     "name 'foo'": ["1:6: expected ':' after 'name', found the string 'foo'"],
     "name = 'foo'": ["1:6: expected ':' after 'name', found '='"],
@@ -192,6 +190,19 @@ def test_caret_stands_below_tabs_and_in_a_cut_line() -> None:
     shown, caret = report(f"{long} nam: 'x' {long}").splitlines()[-2:]
     assert len(shown) < 140
     assert shown[caret.index("^") :].startswith("nam:")
+
+
+@pytest.mark.parametrize(
+    ("text", "position"),
+    [
+        ('{"name": "foo", "max_batch_size": 8, "input": [{"name": "x", "data_type": "TYPE_FP32"}]}', "1:1"),
+        ('\n  {\n  "name": "foo",\n  "max_batch_size": 8\n}\n', "2:3"),
+        ("{}", "1:1"),
+    ],
+)
+def test_json_is_one_mistake(text: str, position: str) -> None:
+    (problem,) = headlines(text)
+    assert problem.startswith(f"{position}: the file is JSON, but a config.pbtxt is protobuf text: without the braces")
 
 
 def test_a_report_has_an_end() -> None:

@@ -221,6 +221,16 @@ def test_an_ensemble_has_no_backend(backend: str) -> None:
     assert "pair" not in caught.value.message
 
 
+def test_a_python_model_without_tensors_is_told_what_to_write() -> None:
+    with pytest.raises(ModserveError) as caught:
+        finish("", backend="python", auto_complete=False)
+    first, *lines = caught.value.message.partition("must specify ")[2].splitlines()
+    assert "; without --disable-auto-complete-config, the class in its model.py may add them in auto_complete" in first
+    assert "; or write foo/config.pbtxt, " in first
+    config = finish("\n".join(lines), backend="").config
+    assert (config.backend, len(config.inputs), len(config.outputs)) == ("python", 1, 1)
+
+
 def test_tensors_must_be_told_if_the_engine_can_not() -> None:
     assert problems("") == ["must specify 'input' and 'output' for 'foo': its backend cannot determine them"]
     assert finish("output { name: 'a' data_type: TYPE_FP32 dims: 1 }").config.inputs == ()

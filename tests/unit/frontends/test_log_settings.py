@@ -141,7 +141,7 @@ async def test_the_index_over_grpc(server: LocalServer, ready: bool, versions: l
 # Load and unload
 
 NO_CONTROL = (
-    "explicit model load / unload is not allowed if polling is enabled: the model control mode of this server is "
+    "explicit model load / unload is not allowed: the model control mode of this server is "
     "'none', start it with --model-control-mode=explicit"
 )
 TOO_LONG = b'{"parameters":{"config":"%b"}}' % (b"x" * MAX_JSON)

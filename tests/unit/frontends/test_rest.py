@@ -150,7 +150,8 @@ async def test_what_there_is_not(client: httpx.AsyncClient, path: str, status: i
 )
 async def test_paths_that_are_none(client: httpx.AsyncClient, path: str) -> None:
     answer = await client.get(path)
-    assert (answer.status_code, answer.content) == (404, b'{"error":"Not Found"}')
+    hint = f"; did you mean '{path[:-1]}'?" if path.startswith("/v2") and path.endswith("/") else ""
+    assert (answer.status_code, answer.json()) == (404, {"error": f"Not Found{hint}"})
     assert answer.headers["content-type"] == "application/json"
 
 
@@ -200,18 +201,17 @@ async def test_readiness_tells_what_is_in_the_way(tmp_path: Path) -> None:
         answer = await client.get("/v2/models/simple/ready")
         assert (answer.status_code, answer.json()["error"]) == (
             400,
-            "Model version not ready: Request for unknown model: 'simple' has no available versions: it is still "
-            "loading",
+            "Model version not ready: model 'simple' has no available versions: it is still loading",
         )
         answer = await client.post("/v2/models/simple/versions/3/infer", content=JSON_BODY)
         assert (answer.status_code, answer.json()["error"]) == (
             503,
-            "Request for unknown model: 'simple' version 3 is not at ready state: it is still loading",
+            "model 'simple' version 3 is not at ready state: it is still loading",
         )
         answer = await client.get("/v2/models/simple")
         assert (answer.status_code, answer.json()["error"]) == (
             503,
-            "Request for unknown model: 'simple' has no available versions: it is still loading",
+            "model 'simple' has no available versions: it is still loading",
         )
 
         loader.go.set()

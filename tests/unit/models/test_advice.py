@@ -1,9 +1,11 @@
 """What people are told about models that do not load, by what lies in their directory."""
 
+import logging
 from pathlib import Path
 
 import pytest
 
+from modserve.backends import catalogue
 from modserve.core.files.config_file import misspelt_config
 from modserve.models.diagnosis import advice
 
@@ -231,6 +233,17 @@ def test_no_backend_is_suggested_that_cannot_be_there() -> None:
     assert advice.backend_name("pytorch", ["identity", "pytorch_lite"]).startswith("It needs PyTorch")
 
 
+def test_an_engine_that_only_an_environment_of_a_model_may_have_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = ["mlflow", "onnxruntime", "python"]
+    assert "mlflow" in catalogue.available(installed)
+    monkeypatch.setattr(catalogue, "is_installed", lambda module: module != "mlflow")
+    assert "mlflow" not in advice.layout(made(tmp_path, {"x.txt": b""}), installed)
+    monkeypatch.setattr(catalogue, "is_installed", lambda module: True)
+    assert "'mlflow' takes <version>/MLmodel" in advice.layout(tmp_path / "resnet", installed)
+
+
 def test_options_of_backends_that_are_not_there() -> None:
     found = advice.absent_backends(["", "onnxruntime", "pytorch", "onnx"], INSTALLED)
     assert [text.partition(",")[0] for text in found] == ["--backend-config=pytorch", "--backend-config=onnx"]
@@ -244,10 +257,30 @@ def test_options_of_backends_that_are_not_there() -> None:
 def test_options_that_a_backend_does_not_know() -> None:
     known = {"default-max-batch-size": "", "intra_op_thread_count": "", "old-one": "it is always on"}
     options = ["default-max-batch-size", "intra_op_threads", "old-one", "auto-complete-config", "nosuch"]
-    assert advice.unknown_options("engine", options, known) == [
+    lines = advice.unknown_options("engine", options, known)
+    assert {level for level, _ in lines} == {logging.WARNING}
+    assert [line for _, line in lines] == [
         "backend option 'intra_op_threads' of backend 'engine' has no effect: backend 'engine' does not know it; did "
         "you mean 'intra_op_thread_count'?",
         "backend option 'old-one' of backend 'engine' has no effect: it is always on",
         "backend option 'auto-complete-config' of backend 'engine' has no effect: use --disable-auto-complete-config",
         "backend option 'nosuch' of backend 'engine' has no effect: backend 'engine' does not know it",
+    ]
+
+
+def test_an_option_for_all_backends_is_no_reason_to_warn_where_one_does_not_know_it() -> None:
+    shared = ["default-max-batch-size", "auto-complete-config", "thread-cont"]
+    known = {"thread-count": "", "shm-default-byte-size": ""}
+    assert advice.unknown_options("engine", shared, known, shared) == [
+        (logging.INFO, "backend option 'default-max-batch-size', set for all backends: 'engine' has none such"),
+        (
+            logging.WARNING,
+            "backend option 'auto-complete-config' of backend 'engine' has no effect: use "
+            "--disable-auto-complete-config",
+        ),
+        (
+            logging.WARNING,
+            "backend option 'thread-cont' of backend 'engine' has no effect: backend 'engine' does not know it; did "
+            "you mean 'thread-count'?",
+        ),
     ]

@@ -111,6 +111,51 @@ def test_indexed_files(tmp_path: Path) -> None:
     files.close()
 
 
+def test_a_file_that_will_have_an_index_has_its_name_from_the_first_trace_on(tmp_path: Path) -> None:
+    files = TraceFiles(str(tmp_path / "a"))
+    output = TraceOutput(files, indexed=True, keep=False)
+    output.append(b"1")
+    assert names(tmp_path) == {"a": [1]}
+    output.append(b"2")
+    output.finish()
+    assert names(tmp_path) == {"a.0": [1, 2]}
+    output.append(b"3")
+    assert names(tmp_path) == {"a": [3], "a.0": [1, 2]}
+    output.end()
+    output.append(b"4")
+    output.end()
+    assert names(tmp_path) == {"a": [3, 4], "a.0": [1, 2]}
+    files.close()
+
+
+def test_two_files_that_will_have_an_index(tmp_path: Path) -> None:
+    files = TraceFiles(str(tmp_path / "a"))
+    first, second, always = (TraceOutput(files, indexed=limited, keep=False) for limited in (True, True, False))
+    first.append(b"1")
+    second.append(b"2")
+    assert names(tmp_path) == {"a": [1], "a.0": [2]}
+    second.end()
+    assert names(tmp_path) == {"a": [2], "a.1": [1]}
+    first.append(b"3")
+    always.append(b"4")
+    assert names(tmp_path) == {"a": [2, 4], "a.1": [1, 3]}
+    first.end()
+    assert names(tmp_path) == {"a": [2, 4, 1, 3]}
+    files.close()
+
+
+def test_the_name_is_free_for_traces_without_an_index(tmp_path: Path) -> None:
+    files = TraceFiles(str(tmp_path / "a"))
+    limited, always = (TraceOutput(files, indexed=each, keep=False) for each in (True, False))
+    limited.append(b"1")
+    always.append(b"2")
+    limited.append(b"3")
+    assert names(tmp_path) == {"a": [2], "a.0": [1, 3]}
+    limited.finish()
+    assert names(tmp_path) == {"a": [2], "a.0": [1, 3]}
+    files.close()
+
+
 def test_a_slow_disk_costs_traces_not_memory(caplog: pytest.LogCaptureFixture) -> None:
     writer = Writer()
     go, done = threading.Event(), []

@@ -1,5 +1,6 @@
 import asyncio
 import logging
+import re
 import time
 
 import pytest
@@ -47,6 +48,27 @@ async def test_a_loop_that_only_waits_is_not_blamed_for_the_machine(caplog: pyte
         await beats(watchdog, 2)
     assert "the process did not run for" in caplog.text
     assert "the event loop was held" not in caplog.text
+
+
+async def test_the_import_of_an_engine_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with Watchdog(40, lambda since_ns: ["pytorch"]) as watchdog:
+        await beats(watchdog, 1)
+        time.sleep(0.3)  # noqa: ASYNC251 - the loop stands still without computing, as if another thread had the lock
+        await beats(watchdog, 2)
+    assert re.search(r"the event loop waited 0\.\d+ s for the import of 'pytorch'", caplog.text)
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
+async def test_computing_on_the_loop_during_an_import_is_named(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog_module, "_ITS_OWN_DOING", 0.0)  # a busy machine must not hide it
+    with Watchdog(40, lambda since_ns: ["pytorch"]) as watchdog:
+        await beats(watchdog, 1)
+        compute(0.3)
+        await beats(watchdog, 2)
+    assert "the event loop was held for" in caplog.text
 
 
 async def test_without_a_limit_it_only_counts(caplog: pytest.LogCaptureFixture) -> None:

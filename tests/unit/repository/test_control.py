@@ -19,7 +19,7 @@ from modserve.testing import write_model
 
 EXPLICIT, POLL = ControlOptions(ControlMode.EXPLICIT), ControlOptions(ControlMode.POLL, poll_seconds=0)
 ALL = ControlOptions(ControlMode.EXPLICIT, ("*",))
-NOT_ALLOWED = "explicit model load / unload is not allowed if polling is enabled"
+NOT_ALLOWED = "explicit model load / unload is not allowed"
 
 
 class Bench:
@@ -230,15 +230,17 @@ async def test_a_refused_load(
     assert (bench.table.index(), bench.loader.order) == ([], [])
 
 
-@pytest.mark.parametrize("options", [ControlOptions(), POLL], ids=["none", "poll"])
-async def test_calls_are_for_mode_explicit(tmp_path: Path, options: ControlOptions) -> None:
+@pytest.mark.parametrize(
+    ("options", "polling"), [(ControlOptions(), ""), (POLL, " if polling is enabled")], ids=["none", "poll"]
+)
+async def test_calls_are_for_mode_explicit(tmp_path: Path, options: ControlOptions, polling: str) -> None:
     bench = Bench(tmp_path, options)
     await bench.control.start()
     for call in (bench.control.load("a"), bench.control.unload("a")):
         with pytest.raises(ModserveError) as caught:
             await call
         assert caught.value.code is Code.UNAVAILABLE
-        assert caught.value.message.startswith(f"{NOT_ALLOWED}: the model control mode of this server is '")
+        assert caught.value.message.startswith(f"{NOT_ALLOWED}{polling}: the model control mode of this server is '")
     assert bench.ready == [("a", 1), ("b", 1)]
 
 

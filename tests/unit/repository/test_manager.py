@@ -115,11 +115,11 @@ async def test_states_while_loading(bench: Bench) -> None:
     assert len(bench.table.unready()) == 2
     assert bench.refusal("a", 2) == (
         Code.UNAVAILABLE,
-        "Request for unknown model: 'a' version 2 is not at ready state: it is still loading",
+        "model 'a' version 2 is not at ready state: it is still loading",
     )
     assert bench.refusal("a", None) == (
         Code.UNAVAILABLE,
-        "Request for unknown model: 'a' has no available versions: it is still loading",
+        "model 'a' has no available versions: it is still loading",
     )
     bench.loader.finish("a", 2)
     await turns(lambda: ("a", 2) in bench.states() and bench.states()["a", 2] is READY)
@@ -136,7 +136,7 @@ async def test_a_model_is_loading_from_the_moment_it_is_wanted(bench: Bench) -> 
     bench.table.expect(None)
     code, message = bench.refusal("a", None)
     assert code is Code.UNAVAILABLE
-    assert message.startswith("Request for unknown model: 'a' is not found: the server is starting and has not scanned")
+    assert message.startswith("model 'a' is not found: the server is starting and has not scanned")
     with pytest.raises(ModserveError) as caught:
         bench.table.state("a", None)
     assert caught.value.code is Code.UNAVAILABLE
@@ -153,7 +153,7 @@ async def test_a_model_is_loading_from_the_moment_it_is_wanted(bench: Bench) -> 
     assert bench.states() == {("a", 1): LOADING, ("b", None): UNAVAILABLE}
     assert bench.refusal("a", 7) == (
         Code.UNAVAILABLE,
-        f"Request for unknown model: 'a' version 7 is not at ready state: {still}",
+        f"model 'a' version 7 is not at ready state: {still}",
     )
     # `b` is done for, while `a` is still being loaded.
     assert bench.refusal("b", None)[0] is Code.NOT_FOUND

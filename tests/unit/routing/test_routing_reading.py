@@ -50,7 +50,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "no object": ([], "routing is [], expected a JSON object"),
     "unknown": (
         {"weights": 1},
-        "routing has the unknown member 'weights', known are: labels, split, sticky, shadow, rollback",
+        "routing has the unknown member 'weights', known are: labels, split, sticky, shadow, rollback, allow_missing",
     ),
     "labels": ({"labels": 1}, "routing.labels is 1, expected a JSON object"),
     "label": (

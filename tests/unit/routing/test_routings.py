@@ -159,6 +159,38 @@ def test_labels() -> None:
         assert caught.value is failure
 
 
+@pytest.mark.parametrize(
+    ("document", "versions", "place"),
+    [
+        (SPLIT, [1], "routing.labels.canary is version 2, which is not there; the versions are: 1."),
+        (
+            {"split": {"1": 1, "3": 1}},
+            [1, 2],
+            "routing.split.3 is version 3, which is not there; the versions are: 1, 2.",
+        ),
+        (
+            {"split": {"1": 1}, "shadow": {"version": 2, "share": 1}},
+            [1],
+            "routing.shadow.version is version 2, which is not there; the versions are: 1.",
+        ),
+        (
+            {"labels": {"new": 3}},
+            [2, 1],
+            "routing.labels.new is version 3, which is not there; the versions are: 1, 2.",
+        ),
+    ],
+)
+def test_versions_that_are_not_there(document: dict[str, Any], versions: list[int], place: str) -> None:
+    routings = Routings()
+    with pytest.raises(ModserveError) as caught:
+        routings.check_versions("m", document, versions)
+    assert caught.value.code is Code.INVALID_ARG
+    assert caught.value.message == f"model 'm': {place} \"allow_missing\": true accepts versions that are to come"
+    routings.check_versions("m", {**document, "allow_missing": True}, versions)
+    routings.check_versions("m", document, [1, 2, 3])
+    routings.check_versions("m", None, [])
+
+
 async def test_who_borrows_a_routed_model_keeps_all_its_versions() -> None:
     table, served = ModelTable(), versions()
     table.models["m"] = ModelRow(versions={number: Row(servable=servable) for number, servable in served.items()})

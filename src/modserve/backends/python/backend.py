@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from modserve.backends.api import AsyncRequestInstance, InstanceSpec, ModelSource, RequestInstance
 from modserve.core.configuration.model_config import DescribedTensor, ModelConfig, ModelDescription
 from modserve.core.errors import invalid, unavailable
+from modserve.core.files.config_file import python_tensors
 from modserve.core.tensors import dtypes
 
 from . import environment, options
@@ -100,8 +101,9 @@ class PythonModel:
             return None
         _log.warning(
             "model '%s' has no inputs and no outputs: neither its configuration nor the auto_complete_config "
-            "of its model.py adds any",
+            "of its model.py adds any; %s",
             self._name,
+            python_tensors(self._name),
         )
         return ModelDescription((), ())
 

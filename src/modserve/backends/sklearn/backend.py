@@ -24,7 +24,7 @@ from ..options import default_max_batch_size
 from ..tensors import object_array, texts_of
 from . import options
 from .acceleration import AcceleratedForest, accelerated, computable
-from .files import PICKLES, load
+from .files import PICKLES, check, load
 from .options import METHODS
 from .shapes import Features, as_tensor, features_of, frame, inputs_of, output_of, sample
 
@@ -49,6 +49,14 @@ class SklearnBackend:
 
     def code_in(self, config: ModelConfig, path: Path) -> str:
         return f"'{path.name}' is a pickle, and loading a pickle runs its code" if path.suffix in PICKLES else ""
+
+    def refusal(self, model: str, path: Path, backend_options: Mapping[str, str]) -> ModserveError | None:
+        """Why `open` refuses a file, as far as that shows without loading it."""
+        try:
+            check(path, model, options.permissions(backend_options))
+        except ModserveError as error:
+            return error
+        return None
 
     def open(self, source: ModelSource) -> "SklearnModel":
         for warning in options.warnings(source.config):

@@ -1,16 +1,12 @@
 """The command line of ``modserve bench``."""
 
 import math
-from argparse import ArgumentTypeError, Namespace, _ActionsContainer
-from collections.abc import Callable
+from argparse import Namespace, _ActionsContainer
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
-
-from modserve.core.tensors.tensor import Shape
 
 from ..destination import Destination, destination
-from ..syntax import Parser, UsageError, add_destination, number_type, option, parser, positive
+from ..syntax import Parser, UsageError, add_destination, add_shape, number_type, option, parser, positive, reading
 from .inputs import DataOptions
 from .profiler import LatencyGoal, MeasurementRules
 from .ranges import read_range, whole_range
@@ -30,34 +26,11 @@ _EXAMPLES = """\
   modserve bench simple --url grpc://127.0.0.1:8001 --rate 1000:5000:1000
   modserve bench resnet50 --shape image:3,224,224 --goal-ms 50 --html report.html"""
 
-T = TypeVar("T")
-
-
-def reading(read: Callable[[str], T]) -> Callable[[str], T]:
-    """For argparse: a value that `read` refuses, saying what it expects."""
-
-    def wrapped(text: str) -> T:
-        try:
-            return read(text)
-        except ValueError as error:
-            raise ArgumentTypeError(f"expected {error}, got: {text}") from None
-
-    return wrapped
-
 
 def count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text)):
         raise ValueError("a whole number above 0")
     return int(text)
-
-
-def _dims(text: str) -> tuple[str, Shape]:
-    """``name:3,224,224``, or with ``x`` between the sizes."""
-    name, _, sizes = text.rpartition(":")
-    parts = sizes.replace("x", ",").split(",")
-    if not name or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
-        raise ValueError("NAME:SIZE,SIZE,…")
-    return name, tuple(map(int, parts))
 
 
 def _input_file(text: str) -> tuple[str, Path]:
@@ -151,14 +124,7 @@ def add_goal(group: _ActionsContainer, *, required: bool = False) -> None:
 def add_data(made: Parser) -> None:
     data = made.add_argument_group("the data")
     option(data, "-b, --batch-size N", "Rows per request. [default: 1]", type=reading(count), default=1)
-    option(
-        data,
-        "--shape NAME:SIZES",
-        "Shape of an input with variable dimensions, without the batch: image:3,224,224.",
-        type=reading(_dims),
-        action="append",
-        default=[],
-    )
+    add_shape(data)
     option(
         data,
         "--input-data WHAT",

@@ -14,11 +14,22 @@ from google.protobuf import text_format
 from modserve.core.errors import invalid
 from modserve.pb import inference as pb
 
-from ..bench.plan import add_data, add_goal, add_rules, count, data_options, reading, rules
+from ..bench.plan import add_data, add_goal, add_rules, count, data_options, rules
 from ..bench.profiler import LatencyGoal
 from ..bench.session import loop_factory
 from ..remote_server import connect
-from ..syntax import FAILED, INTERRUPTED, URL_VARIABLE, Parser, UsageError, option, parser, positive, print_error
+from ..syntax import (
+    FAILED,
+    INTERRUPTED,
+    URL_VARIABLE,
+    Parser,
+    UsageError,
+    option,
+    parser,
+    positive,
+    print_error,
+    reading,
+)
 from .repository import model_repository
 from .search import CoordinateSearch
 from .servers import CONFIG_FILE, ModelCopy, serving

@@ -49,9 +49,10 @@ def _inferred(config: ModelConfig, spec: TensorSpec, dims: Shape) -> _Inferred:
 def _check_step(config: ModelConfig, step: Step, model: ModelConfig, inferred: dict[str, _Inferred]) -> None:
     here, there = f"in ensemble {config.name}", f"in model {model.name}"
     if model.max_batch_size and model.max_batch_size < config.max_batch_size:
+        size = str(config.max_batch_size)
         raise invalid(
-            f"ensemble {config.name} allows maximum batch size {config.max_batch_size}, but it contains model "
-            f"{model.name} which only allows maximum batch size to be {model.max_batch_size}"
+            f"ensemble {config.name} allows maximum batch size {size}, but it contains model {model.name} which only "
+            f"allows maximum batch size to be {model.max_batch_size}{model.batch_size_remedy(size)}"
         )
     for name, tensor in step.inputs.items():
         if name not in model.inputs_by_name:

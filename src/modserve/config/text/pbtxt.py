@@ -14,6 +14,8 @@ from .tokens import tokenize
 
 _FOREIGN = re.compile("[\udc80-\udcff]")
 """A byte that is not UTF-8, as Python's error handler `surrogateescape` decodes it."""
+_JSON_NAME = re.compile(r"""\s*(?:"[^"\n]*"\s*:|\}\s*$)""")
+"""What follows the first brace of an object in JSON."""
 _UTF_16 = ("\udcff\udcfe", "\udcfe\udcff")
 """The byte order marks that a file in UTF-16 begins with."""
 
@@ -22,9 +24,9 @@ def parse(text: str, path: Path, name: str) -> tuple[pb.ModelConfig, SourceText]
     """The message in the file at `path`, of the model `name`. Bytes that are not UTF-8 are lone surrogates in `text`.
 
     Raises INVALID_ARG with all problems of syntax and all unknown fields and values; of a text that is not UTF-8, with
-    the bytes alone that are to blame.
+    the bytes alone that are to blame; of JSON, with one problem.
     """
-    Problems(name, SourceText(path, text), _foreign_bytes(text)).raise_if_any()
+    Problems(name, SourceText(path, text), [*_foreign_bytes(text), *_json(text)]).raise_if_any()
     walk = walker.walk(text, pb.ModelConfig.DESCRIPTOR)
     source = SourceText(path, text, walk.positions)
     message = pb.ModelConfig()
@@ -49,6 +51,20 @@ def _foreign_bytes(text: str) -> Iterator[Problem]:
             if (byte := _FOREIGN.search(token.text)) is not None:
                 problem = f"byte 0x{ord(byte[0]) - 0xDC00:02x} is not UTF-8; save the file as UTF-8"
                 yield Problem(problem, Position(token.line, token.column + byte.start()))
+
+
+def _json(text: str) -> Iterator[Problem]:
+    """One problem for a file that is JSON, as the walker would have one for each of its names."""
+    begin = len(text) - len(text.lstrip())
+    if text[begin : begin + 1] == "{" and _JSON_NAME.match(text, begin + 1):
+        before = text[:begin]
+        position = Position(before.count("\n") + 1, begin - before.rfind("\n"))
+        yield Problem(
+            "the file is JSON, but a config.pbtxt is protobuf text: without the braces around it, and with names "
+            'without quotes. {"max_batch_size": 8} is written as max_batch_size: 8, and {"input": [{"name": "x"}]} '
+            'as input [ { name: "x" } ]',
+            position,
+        )
 
 
 def _parse(text: str, message: pb.ModelConfig) -> tuple[str, Position | None]:

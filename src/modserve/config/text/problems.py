@@ -29,6 +29,8 @@ class Problem(NamedTuple):
     text: str
     position: Position | None = None
     """None for a problem of the file as a whole."""
+    default: bool = False
+    """A note on a value that the server filled in, and that is likely to be right."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class SourceText:
         return None
 
     def headline(self, problem: Problem) -> str:
+        if problem.default and problem.position is None:
+            return problem.text  # it names the model, and there may be no file
         place = "" if problem.position is None else f":{problem.position.line}:{problem.position.column}"
         return f"{self.label or self.path}{place}: {problem.text}"
 
@@ -91,8 +95,13 @@ class Problems:
 
     @property
     def warnings(self) -> list[str]:
-        """The notes as lines for the log."""
-        return list(map(self._source.headline, self.notes))
+        """The notes on what has no effect, or not the usual one, as lines for the log."""
+        return [self._source.headline(note) for note in self.notes if not note.default]
+
+    @property
+    def defaults(self) -> list[str]:
+        """The notes on values that the server filled in, as lines for the log."""
+        return [self._source.headline(note) for note in self.notes if note.default]
 
     def add(self, path: FieldPath, text: str) -> None:
         """Adds a problem of a field; an empty path stands for the whole file."""
@@ -104,6 +113,10 @@ class Problems:
 
     def warn(self, path: FieldPath, text: str) -> None:
         self.notes.append(Problem(text, self._source.locate(path)))
+
+    def fill_in(self, path: FieldPath, text: str) -> None:
+        """Adds a note on a value that the server filled in."""
+        self.notes.append(Problem(text, self._source.locate(path), default=True))
 
     def raise_if_any(self) -> None:
         """Raises ConfigurationError with all problems, by position; those of the whole file come last."""

@@ -155,6 +155,8 @@ class ModelConfig:
     platform: str = ""
     max_batch_size: int = 0
     """0: the model's tensors have no batch dimension. Otherwise the first dimension is one, and this its cap."""
+    default_batch_size: bool = False
+    """Neither the configuration nor the model says `max_batch_size`: it is the backend's default."""
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     version_policy: VersionPolicy = field(default_factory=lambda: VersionPolicy(latest=1))
@@ -245,6 +247,16 @@ class ModelConfig:
     def served_platform(self) -> str:
         """What model metadata calls the platform: the legacy name where the configuration has one, else the backend."""
         return self.platform or self.backend
+
+    def batch_size_remedy(self, size: str = "N") -> str:
+        """How to allow batches of `size`, as a line behind an error; empty unless `max_batch_size` is a default."""
+        if not self.default_batch_size:
+            return ""
+        return (
+            f"\n{self.max_batch_size} is the default of backend '{self.backend}': no configuration of model "
+            f"'{self.name}' sets max_batch_size. Write max_batch_size: {size} into its config.pbtxt, or start the "
+            f"server with --backend-config={self.backend},default-max-batch-size={size}"
+        )
 
     def full_dims(self, spec: TensorSpec) -> Shape:
         """The dims clients see: with -1 in front for the batch dimension of a batching model."""

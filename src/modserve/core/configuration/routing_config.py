@@ -48,6 +48,8 @@ class Routing:
     """The request parameter whose equal values go to the same version; empty: each request goes by the weights."""
     shadow: Shadow | None = None
     rollback: Rollback | None = None
+    allow_missing: bool = False
+    """Its versions may be missing when it is set."""
     document: Mapping[str, Any] = field(default_factory=dict)
     """The same as it was written, in values that JSON has."""
 

@@ -18,3 +18,14 @@ def misspelt_config(directory: Path) -> str:
         return ""
     near = [name for name in names if name.lower() in (*_MISSPELT, CONFIG_FILE)]
     return f"'{directory / near[0]}' is not read: a model's configuration is called '{CONFIG_FILE}'" if near else ""
+
+
+def python_tensors(model: str) -> str:
+    """How a model of the Python backend gets inputs and outputs, with a configuration to copy."""
+    return (
+        f"the class in its model.py may add them in auto_complete_config; or write {model}/{CONFIG_FILE}, with your "
+        "names, types and dims (-1 is any size):\n"
+        '    backend: "python"\n'
+        '    input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]\n'
+        '    output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]'
+    )

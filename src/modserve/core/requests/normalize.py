@@ -207,7 +207,7 @@ class Signature:
         if batch_size > config.max_batch_size:
             raise invalid(
                 f"{request.label}inference request batch-size must be <= {config.max_batch_size} for '{config.name}', "
-                f"got {batch_size}{self._lacks_rows(request)}"
+                f"got {batch_size}{self._lacks_rows(request) or config.batch_size_remedy()}"
             )
         return batch_size
 

@@ -4,6 +4,7 @@ Everything here only looks at what lies in a directory and returns text; an empt
 """
 
 import difflib
+import logging
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -76,18 +77,28 @@ def absent_backends(configured: Iterable[str], installed: Collection[str]) -> li
     return warnings
 
 
-def unknown_options(backend: str, options: Iterable[str], known: Mapping[str, str]) -> list[str]:
-    """Warnings for options of a backend on which nothing acts. `known`: option → why it has no effect, or nothing."""
-    warnings = []
+def unknown_options(
+    backend: str, options: Iterable[str], known: Mapping[str, str], shared: Collection[str] = ()
+) -> list[tuple[int, str]]:
+    """Log lines, with their levels, on options of a backend on which nothing acts.
+
+    `known`: option → why it has no effect, or nothing. `shared` are set for all backends, so that one which does not
+    know them is no reason to warn, unless it knows an option that is spelt almost alike.
+    """
+    lines = []
     for key in options:
         why = known.get(key) if key in known else _GLOBAL_OPTIONS.get(key)
         if why == "":
             continue
         if why is None:
-            near = difflib.get_close_matches(key, [each for each, reason in known.items() if not reason], n=1)
+            names, cutoff = [each for each, reason in known.items() if not reason], 0.8 if key in shared else 0.6
+            near = difflib.get_close_matches(key, names, n=1, cutoff=cutoff)
+            if key in shared and not near:
+                lines.append((logging.INFO, f"backend option '{key}', set for all backends: '{backend}' has none such"))
+                continue
             why = f"backend '{backend}' does not know it" + (f"; did you mean '{near[0]}'?" if near else "")
-        warnings.append(f"backend option '{key}' of backend '{backend}' has no effect: {why}")
-    return warnings
+        lines.append((logging.WARNING, f"backend option '{key}' of backend '{backend}' has no effect: {why}"))
+    return lines
 
 
 def layout(directory: Path, installed: Collection[str]) -> str:
@@ -192,6 +203,7 @@ def _foreign(files: Iterable[str], installed: Collection[str]) -> list[str]:
 
 
 def _takes(installed: Collection[str]) -> str:
+    installed = [name for name in installed if name not in BY_BACKEND or BY_BACKEND[name].runs_locally]
     files: dict[str, list[str]] = {}
     for row in FORMATS:
         if row.backend in installed:

@@ -202,6 +202,8 @@ class Opener:
         self._options.on_notes(draft.name, draft.source, complete.notes)
         for warning in complete.warnings:
             _log.warning("%s", warning)
+        for remark in complete.defaults:
+            _log.info("%s", remark)
 
     def _completed(
         self,
@@ -235,8 +237,8 @@ class Opener:
             return
         from ..diagnosis import advice
 
-        for warning in advice.unknown_options(name, options, known):
-            _log.warning("%s", warning)
+        for level, line in advice.unknown_options(name, options, known, self._options.shared_options):
+            _log.log(level, "%s", line)
 
 
 def close_untaken(

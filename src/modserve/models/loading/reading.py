@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -37,6 +37,8 @@ class LoaderOptions:
     """The CPU cores to share out over all CPU instances."""
     auto_complete: bool = True
     backend_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    shared_options: Collection[str] = ()
+    """The names of options that are set for all backends, also for those that do not know them."""
     caches: VersionCaches = field(default_factory=VersionCaches)
     """For the models that ask for it."""
     limiter: RateLimiter | None = None
@@ -86,6 +88,9 @@ class ModelReader:
             backend, config = self.backend(draft)
             cpu_instances, only_reads = self._count_cpu(draft), bool(getattr(backend, "in_place", ()))
         versions = self._selected(draft, listing)
+        if note := model_config.routing_note(draft, versions):
+            self._options.on_notes(draft.name, draft.source, [note])
+            _log.warning("%s", draft.source.headline(note))
         needs = config.ensemble.needs if config.ensemble is not None else {}
         return Design(draft, versions, needs, cpu_instances * len(versions), only_reads)
 
@@ -116,7 +121,7 @@ class ModelReader:
         versions = tried(self._selected) or ()
         filename = "" if engine is None else engine.default_model_filename
         config, names, guard = draft.provisional(), self._registry.names, self._options.guard
-        refusal = getattr(engine, "refusal", None)
+        refusal = self._refusal(draft, engine)
         files = tried(lambda *_: examination.of_files(listing.path, versions, config, filename, names, refusal))
         contents = tried(lambda *_: examination.of_contents(listing.path, versions, draft, engine, guard))
         return [*failures, *(files or ()), *(contents or ())]
@@ -125,9 +130,18 @@ class ModelReader:
         """What is wrong with the files of a version, as far as that shows before an engine opens them."""
         backend, config = self.backend(draft)
         filename, names, guard = backend.default_model_filename, self._registry.names, self._options.guard
-        refusal = getattr(backend, "refusal", None)
+        refusal = self._refusal(draft, backend)
         files = examination.of_files(path, (version,), config, filename, names, refusal)
         return [*files, *examination.of_contents(path, (version,), draft, backend, guard)]
+
+    def _refusal(
+        self, draft: model_config.Draft, backend: Backend | None
+    ) -> Callable[[str, Path], ModserveError | None] | None:
+        refusal = getattr(backend, "refusal", None)
+        if refusal is None:
+            return None
+        options = self._options.backend_options.get(draft.backend, {})
+        return lambda model, path: refusal(model, path, options)
 
     def _selected(self, draft: model_config.Draft, listing: Listing) -> tuple[int, ...]:
         """The versions to serve. Raises INVALID_ARG if there are none."""

@@ -1,6 +1,7 @@
 """What a model takes: every check of a request, with Triton's words, and the request in the model's own shapes."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -302,6 +303,12 @@ def test_unknown_output() -> None:
 def test_an_output_asked_for_twice() -> None:
     message = refusal(SIMPLE, {"A": ints(1, 16)}, outputs=("NOSUCH", "OUT", "OUT"), id="my-id")
     assert message == "[request id: my-id] output 'OUT' already exists in request"
+
+
+def test_a_batch_size_that_is_a_default() -> None:
+    message = refusal(replace(SIMPLE, default_batch_size=True), {"A": ints(9, 16), "B": ints(9, 16)})
+    assert message.startswith(f"{TOO_LARGE}9\n8 is the default of backend ")
+    assert message.endswith(",default-max-batch-size=N")
 
 
 # Each request has one fault less than the one before it, so the messages show which check comes first.

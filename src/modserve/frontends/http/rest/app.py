@@ -307,7 +307,13 @@ async def _http_error(request: Request, error: Exception) -> Response:
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         headers["Allow"] = ", ".join(middleware.allowed(request.scope))
-    return Response(infer_response.encode_message(str(error.detail)), error.status_code, headers, MIME_JSON)
+    text = str(error.detail)
+    if error.status_code == HTTPStatus.NOT_FOUND and error.detail == HTTPStatus.NOT_FOUND.phrase:
+        from .near_paths import near_path
+
+        meant = near_path(request.scope["path"], request.app.router.routes)
+        text += f"; did you mean '{meant}'?" if meant else ""
+    return Response(infer_response.encode_message(text), error.status_code, headers, MIME_JSON)
 
 
 def _modserve_error(server: Server) -> Callable[[Request, Exception], Awaitable[Response]]:

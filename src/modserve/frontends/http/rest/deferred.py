@@ -21,7 +21,7 @@ class DeferredRoutes(BaseRoute):
     """Stands for the routes that `make` returns, at the same place in the order of routes: those of some paths."""
 
     def __init__(self, paths: re.Pattern[str], make: Callable[[], Sequence[BaseRoute]]) -> None:
-        self._paths = paths
+        self.paths = paths
         self._make = make
 
     @cached_property
@@ -32,7 +32,7 @@ class DeferredRoutes(BaseRoute):
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """What the routes themselves say of a path that looks like one of theirs."""
         best: tuple[Match, Scope] = Match.NONE, {}
-        if self._paths.match(scope["path"]) is None:
+        if self.paths.match(scope["path"]) is None:
             return best
         for route in self.made:
             match, matched = route.matches(scope)
