@@ -31,8 +31,6 @@ WORKERS = os.environ.get("MODSERVE_TEST_WORKERS", "")
 """How many workers each server has that the tests start, if not one."""
 
 
-SERVE = (sys.executable, "-m", "modserve", "serve")
-
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 T = TypeVar("T")
@@ -51,9 +49,10 @@ class ServerProcess:
         options: Sequence[str] = (),
         environment: Mapping[str, str] = _NOTHING,
         before: Sequence[str] = (),
-        program: Sequence[str] = SERVE,
+        program: Sequence[str] = (),
     ) -> None:
-        command = [*before, *program]
+        # Tests put another interpreter into `sys.executable`.
+        command = [*before, *(program or (sys.executable, "-m", "modserve", "serve"))]
         for repository in repositories:
             command += ["--model-repository", str(repository)]
         for port in ("--http-port", "--grpc-port", "--metrics-port"):
@@ -175,7 +174,7 @@ def started(
     options: Sequence[str] = (),
     environment: Mapping[str, str] = _NOTHING,
     before: Sequence[str] = (),
-    program: Sequence[str] = SERVE,
+    program: Sequence[str] = (),
 ) -> Iterator[ServerProcess]:
     """A server from its first moment on; the test ends it, and what it leaves is killed."""
     server = ServerProcess(repositories, options, environment, before, program)

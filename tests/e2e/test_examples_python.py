@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import minilm
@@ -60,8 +61,8 @@ def speech() -> Iterator[Example]:
 def functions() -> Iterator[Example]:
     folder = EXAMPLES / "function"
     models = [f"{folder}/places.py:distance", f"nearest={folder}/places.py:Nearest", f"{folder}/places.py:route"]
-    with serving(options=models) as server:
-        yield Example(folder, server, load(folder / "client.py"))
+    with serving(options=models) as server, ExitStack() as clients:
+        yield Example(folder, server, load(folder / "client.py"), clients)
 
 
 _BLOCK = re.compile(r"^```(sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
