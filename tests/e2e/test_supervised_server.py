@@ -1,6 +1,5 @@
 """A server that crashes is there again at once, and a server that is told to stop stops."""
 
-import ctypes
 import os
 import re
 import signal
@@ -159,15 +158,12 @@ def test_the_server_ends_with_its_supervisor() -> None:
 
 def test_orphans_are_reaped() -> None:
     """As process 1 of a container has to; here those of its descendants become its children without that."""
-
-    def adopt() -> None:
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-
+    adopt = "import ctypes, os, sys; ctypes.CDLL(None).prctl(int(sys.argv[1]), 1); os.execv(sys.argv[2], sys.argv[2:])"
     script = "(sleep 0.2 & echo $!); exec cat"
-    command = [sys.executable, *arguments(LogSettings(), ["/bin/sh", "-c", script])]
-    with subprocess.Popen(
-        command, preexec_fn=adopt, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as supervisor:
+    supervise = [sys.executable, *arguments(LogSettings(), ["/bin/sh", "-c", script])]
+    # By a program of its own: a `preexec_fn` runs in a fork, which gRPC ends where it was at work in this process.
+    command = [sys.executable, "-c", adopt, str(PR_SET_CHILD_SUBREAPER), *supervise]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as supervisor:
         assert supervisor.stdin is not None
         assert supervisor.stdout is not None
         orphan = int(supervisor.stdout.readline())
