@@ -4,6 +4,7 @@ from pathlib import Path
 
 from modserve.config.features.unsupported import SETTINGS
 from modserve.settings import OPTIONS
+from modserve.settings.options import Option
 from modserve.settings.triton_options import WITHOUT_EFFECT
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -16,14 +17,47 @@ END = "<!-- End of the tables. -->\n"
 
 
 def tables() -> str:
-    """The options by section, with their defaults and their help."""
+    """The options by section, with their defaults and their help; those that HTTP and gRPC share have a table first."""
+    shared = pairs()
+    elsewhere = {option.name for pair in shared for option in pair}
     lines = []
     for option in OPTIONS.values():
+        if option.section == "HTTP":
+            lines += head("HTTP and gRPC")
+            lines += [
+                row(http, f"`--{http.name}`, `--{grpc.name} {grpc.value}`", of_both(http)) for http, grpc in shared
+            ]
         if option.section:
-            lines += ["", f"| {option.section} | default | meaning |", "|---|---|---|"]
-        name = f"--{option.name} {option.value}".replace("|", "\\|")
-        lines.append(f"| `{name}` | {option.default_in_words} | {option.help} |")
+            lines += head(option.section)
+        if option.name not in elsewhere:
+            lines.append(row(option, f"`--{option.name} {option.value}`", option.help))
     return "\n".join([*lines, "", ""])
+
+
+def head(section: str) -> list[str]:
+    return ["", f"| {section} | default | meaning |", "|---|---|---|"]
+
+
+def row(option: Option, names: str, meaning: str) -> str:
+    names = names.replace("|", "\\|")
+    return f"| {names} | {option.default_in_words} | {meaning} |"
+
+
+def pairs() -> list[tuple[Option, Option]]:
+    """Options of HTTP and of gRPC that differ in nothing but the protocol."""
+    grpc = {option.paths[0][1]: option for option in OPTIONS.values() if option.paths[0][0] == "grpc"}
+    return [
+        (option, other)
+        for option in OPTIONS.values()
+        if option.paths[0][0] == "http" and (other := grpc.get(option.paths[0][1]))
+        if other.help in (option.help, option.help.replace("HTTP", "gRPC"))
+        if other.default_in_words == option.default_in_words
+    ]
+
+
+def of_both(http: Option) -> str:
+    """The help of a pair: where only HTTP is named, either protocol is meant."""
+    return http.help if "gRPC" in http.help else http.help.replace("HTTP", "HTTP / gRPC")
 
 
 def without_effect() -> str:
