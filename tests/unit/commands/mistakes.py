@@ -1,4 +1,4 @@
-"""Ten mistakes that people make in model repositories: what docs/check.md shows, and the command says."""
+"""Mistakes that people make in model repositories: what docs/check.md shows, and the command says."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +15,8 @@ class Mistake(NamedTuple):
     """What lies in model_repository. The page shows the first of them if it is a text."""
     options: tuple[str, ...] = ()
     code: int = 1
+    on_page: bool = True
+    """Whether docs/check.md shows it. docs/configuration.md has the others, with pictures."""
 
 
 MISTAKES = (
@@ -31,6 +33,7 @@ instance_group [ { count: "two" } ]
 """,
             "resnet/1/model.onnx": MODEL,
         },
+        on_page=False,
     ),
     Mistake(
         "A missing closing bracket",
@@ -43,10 +46,12 @@ max_batch_size: 8
 """,
             "simple/1/model.onnx": MODEL,
         },
+        on_page=False,
     ),
     Mistake(
         "A copied folder with the old name inside",
         {"simple_v2/config.pbtxt": 'name: "simple"\nbackend: "onnxruntime"\n', "simple_v2/1/model.onnx": MODEL},
+        on_page=False,
     ),
     Mistake(
         "A model file with another name",
@@ -116,6 +121,7 @@ output [ { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 16 ] } ]
             "simple/1/model.onnx": MODEL,
         },
         ("--load",),
+        on_page=False,
     ),
     Mistake(
         "Settings without effect",
@@ -132,6 +138,8 @@ optimization {
         code=0,
     ),
 )
+
+ON_PAGE = [mistake for mistake in MISTAKES if mistake.on_page]
 
 
 def write(directory: Path, files: Mapping[str, str | bytes]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import mistakes
 import pytest
 import skops.io
-from mistakes import EXAMPLES, MISTAKES, MODEL, Mistake, write
+from mistakes import EXAMPLES, MISTAKES, MODEL, ON_PAGE, Mistake, write
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 
@@ -54,7 +54,7 @@ def document(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.title)
+@pytest.mark.parametrize("mistake", ON_PAGE, ids=lambda mistake: mistake.title)
 def test_the_page_shows_what_the_command_says(
     mistake: Mistake, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,7 +70,7 @@ def test_the_page_shows_what_the_command_says(
 
 
 def test_the_page_shows_nothing_else() -> None:
-    assert PAGE.read_text("utf-8").count("\n### ") == len(MISTAKES) > 10
+    assert PAGE.read_text("utf-8").count("\n### ") == len(ON_PAGE) == len(MISTAKES) - 4 > 6
 
 
 @pytest.mark.parametrize("options", [[], ["--load"]], ids=["checked", "loaded"])
