@@ -39,9 +39,9 @@ def fields() -> str:
     """The fields of a configuration that are not acted on, by effect and reason."""
     names: dict[tuple[str, str], list[str]] = {}
     for setting in sorted(SETTINGS, key=lambda setting: not setting.fails):
-        verdict = "the model does not load" if setting.fails else "a warning"
+        verdict = "error" if setting.fails else "warning"
         but = ", ".join(sorted(setting.supported_by))
-        effect = f"{verdict}{f', except for backend {but}' if but else ''}"
+        effect = f"{verdict}{f', except for {but}' if but else ''}"
         names.setdefault((effect, setting.why), []).append(f"`{setting.path}`")
     rows = [f"| {', '.join(paths)} | {effect} | {why} |" for (effect, why), paths in names.items()]
     return "\n".join(["", "| field | effect | reason |", "|---|---|---|", *rows, "", ""])
