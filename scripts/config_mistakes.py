@@ -270,11 +270,9 @@ def section() -> str:
     for number, mistake in enumerate(MISTAKES, 1):
         (shown,) = re.findall(r"<desc>(.*?)</desc>", mistake.picture.read_text("utf-8"), re.DOTALL)
         first = unescape(shown).partition("error: ")[2].partition("\n")[0]
-        alt = re.sub(r"([\[\]\\])", r"\\\1", first)
+        alt = re.sub(r"([\[\]\\])", r"\\\1", textwrap.shorten(first, 110, placeholder=" …"))
         link = f"configuration/{mistake.picture.name}"
-        parts.append(
-            f"### {number}. {mistake.title}\n\n![modserve check says: {alt}]({link})\n\n{_filled(mistake.remedy)}\n"
-        )
+        parts.append(f"### {number}. {mistake.title}\n\n![{alt}]({link})\n\n{_filled(mistake.remedy)}\n")
     return "\n".join(["", *parts, ""])
 
 
