@@ -12,7 +12,7 @@ MODEL = (EXAMPLES / "simple" / "1" / "model.onnx").read_bytes()
 class Mistake(NamedTuple):
     title: str
     files: Mapping[str, str | bytes]
-    """What lies in model_repository. The page shows the first of them if it is a text."""
+    """What lies in model_repository. The page shows the first of them if it has three lines or more."""
     options: tuple[str, ...] = ()
     code: int = 1
     on_page: bool = True

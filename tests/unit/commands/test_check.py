@@ -66,7 +66,7 @@ def test_the_page_shows_what_the_command_says(
     assert f"### {mistake.title}\n" in page
     assert f"```\n$ modserve check {' '.join(['model_repository', *mistake.options])}\n{shown}```\n" in page
     text = next(iter(mistake.files.values()))
-    assert isinstance(text, bytes) or f"```\n{text}```\n" in page
+    assert isinstance(text, bytes) or text.count("\n") < 3 or f"```\n{text}```\n" in page
 
 
 def test_the_page_shows_nothing_else() -> None:
