@@ -36,12 +36,17 @@ CATEGORIES: Mapping[str, Calls] = {
     ),
     "metadata": Calls(
         ("ServerMetadata", "ModelMetadata"),
-        paths=("/v2", "/v2/models", "/v1/models", "/docs/examples/{model}"),
+        paths=("/v2", "/v2/models", "/v1/models", "/docs/examples/{model}", "/info"),
         model_paths=("", "/engine"),
         v1_paths=("/metadata",),
     ),
     "inference": Calls(
         ("ModelInfer", "ModelStreamInfer"),
+        paths=(
+            *(f"{prefix}/v1/{call}" for prefix in ("", "/openai") for call in ("embeddings", "rerank")),
+            "/v2/rerank",
+            *(f"/{call}" for call in ("embed", "rerank", "predict", "similarity", "tokenize", "decode")),
+        ),
         model_paths=("/infer", "/infer_stream", "/generate", "/generate_stream"),
         v1_paths=(":predict", ":classify", ":regress", ":explain"),
     ),

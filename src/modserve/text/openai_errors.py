@@ -10,7 +10,7 @@ _TYPES: Final[Mapping[int, str]] = {401: "authentication_error", 403: "permissio
 """HTTP status → type. Of others, those below 500 are mistakes of the client."""
 
 
-class FieldError(ModserveError):
+class RequestFieldError(ModserveError):
     """A mistake of the client's, in one field of its request: `param` names it, as in ``input[3]``.
 
     `slug` is what OpenAI calls the code, such as ``model_not_found``; empty for none.
@@ -22,7 +22,7 @@ class FieldError(ModserveError):
         self.slug = slug
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(FieldError, code=self.code), (self.message, self.param, self.slug)
+        return partial(RequestFieldError, code=self.code), (self.message, self.param, self.slug)
 
 
 def error_type(status: int) -> str:
@@ -32,7 +32,7 @@ def error_type(status: int) -> str:
 
 def error_body(error: ModserveError, status: int) -> dict[str, Any]:
     """The body of a response with this HTTP status, and the data of an event that ends a stream."""
-    param, slug = (error.param, error.slug) if isinstance(error, FieldError) else ("", "")
+    param, slug = (error.param, error.slug) if isinstance(error, RequestFieldError) else ("", "")
     return {
         "error": {
             "message": error.message,

@@ -34,9 +34,12 @@ from . import control, deferred, generate, infer_stream, middleware
 from .deferred import DeferredRoutes
 from .disconnect import unless_disconnected
 from .identified import Identified, begun, note_of
-from .messages import V1, add_model_route, infer_head, json_response, new_router
+from .messages import QUERY, V1, add_model_route, infer_head, json_response, new_router
 from .schemas import INFER_BODY, SCHEMAS, response_of, responses_of
 from .streams import Streams
+
+_TEXTS = r"(/openai)?/v1/(embeddings|rerank)$|/v2/rerank$|/(embed|rerank|predict|similarity|tokenize|decode|info)$"
+"""Paths of the calls of texts."""
 
 
 class _VersionConvertor(Convertor[int]):
@@ -55,10 +58,13 @@ register_url_convertor("version", _VersionConvertor())
 
 
 class _App(FastAPI):
-    """An application that ignores queries, as Triton does: FastAPI would take parameters from them."""
+    """An application that ignores queries, as Triton does: FastAPI would take parameters from them.
+
+    The calls that have some find them elsewhere in the scope.
+    """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await super().__call__({**scope, "query_string": b""}, receive, send)
+        await super().__call__({**scope, "query_string": b"", QUERY: scope["query_string"]}, receive, send)
 
     def openapi(self) -> dict[str, Any]:
         """FastAPI's document, with the request body it does not know of, since ``infer`` reads that by itself."""
@@ -133,7 +139,12 @@ def _doors(app: FastAPI, context: CallContext) -> list[BaseRoute]:
 
         return routes.router(server, options).routes
 
-    doors = {r"/v1(/|$)": v1, r"/docs(/|$)|/openapi\.json$": docs}
+    def texts() -> Sequence[BaseRoute]:
+        from modserve.frontends.http.text import routes
+
+        return routes.router(context).routes
+
+    doors = {_TEXTS: texts, r"/v1(/|$)": v1, r"/docs(/|$)|/openapi\.json$": docs}
     if options.console:
         doors[r"/console(/|$)"] = console
     return [DeferredRoutes(re.compile(paths), make) for paths, make in doors.items()]
