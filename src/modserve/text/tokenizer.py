@@ -102,7 +102,7 @@ def shares(lengths: Sequence[int], room: int) -> list[int]:
     if first + second <= room:
         return [first, second]
     shorter = min(first, second, room // 2)
-    return [room - shorter, shorter] if first >= second else [shorter, room - shorter]
+    return [room - shorter, shorter] if first > second else [shorter, room - shorter]
 
 
 def load(folder: Path) -> Tokenizer:
