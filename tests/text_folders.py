@@ -21,6 +21,7 @@ MODULES = [
 def tokenizer() -> Tokenizer:
     """Words in lower case, between [CLS] and [SEP]; the second of a pair has type 1. Its file pads and cuts to 4."""
     whole = Tokenizer(models.WordLevel(IDS, unk_token="[UNK]"))
+    whole.add_special_tokens([*SPECIAL])
     whole.normalizer = normalizers.Lowercase()
     whole.pre_tokenizer = pre_tokenizers.Whitespace()
     whole.post_processor = processors.TemplateProcessing(

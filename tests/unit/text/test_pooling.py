@@ -12,7 +12,7 @@ RNG = np.random.default_rng(3)
 TOKENS = RNG.normal(size=(7, 5)).astype(np.float32)
 
 
-def _padded(tokens: NDArray[np.float32], name: str, skip: int) -> NDArray[Any]:
+def _padded(tokens: NDArray[np.float32], name: str, skip: int) -> Any:
     """With a mask, in float64, three rows of padding behind, and the first `skip` tokens masked."""
     vectors = np.vstack([tokens, np.full((3, tokens.shape[1]), 99.0)]).astype(np.float64)
     mask = np.array([0.0] * skip + [1.0] * (len(tokens) - skip) + [0.0] * 3)[:, None]
