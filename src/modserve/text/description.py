@@ -53,7 +53,7 @@ _DEFAULT_LENGTH: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
-class TextModel:
+class TextDescription:
     """How the texts of a model are handled."""
 
     task: TextTask
@@ -95,7 +95,7 @@ def is_text_model(folder: Path) -> bool:
     return (folder / TOKENIZER).is_file()
 
 
-def describe(folder: Path, settings: TextSettings) -> TextModel | None:
+def describe(folder: Path, settings: TextSettings) -> TextDescription | None:
     """The model in `folder`; None if its files are those of one that writes texts.
 
     Raises INTERNAL for files that are there and cannot be used.
@@ -116,7 +116,7 @@ def describe(folder: Path, settings: TextSettings) -> TextModel | None:
         default_prompt = ""
     labels = _labels(config, folder)
     flag = pooling_config.get("include_prompt")
-    return TextModel(
+    return TextDescription(
         task=task,
         pooling=settings.pooling if settings.pooling is not None else _pooling(pooling_config),
         normalize=settings.normalize if settings.normalize is not None else (modules is None or "Normalize" in kinds),

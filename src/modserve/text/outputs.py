@@ -11,7 +11,7 @@ from modserve.core.configuration.text_settings import TextTask
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
 
-from .description import TextModel, no_text_model
+from .description import TextDescription, no_text_model
 from .pooling import POOLINGS, Vectors, pool, shortened
 from .tokenizer import Tokens
 
@@ -31,7 +31,7 @@ class TensorPlan:
     Raises INVALID_ARG for a model whose tensors are not those of a text model.
     """
 
-    def __init__(self, config: ModelConfig, text: TextModel) -> None:
+    def __init__(self, config: ModelConfig, text: TextDescription) -> None:
         self._masked = config.padding is not None and config.padding.mask
         self._inputs = {_role(config, spec): spec for spec in config.inputs}
         strange = [spec.name for role, spec in self._inputs.items() if not role and not spec.optional]
@@ -91,7 +91,7 @@ def _role(config: ModelConfig, spec: TensorSpec) -> str:
     return spec.name if fits and spec.name in (*_BY_PLACE, _POSITIONS) else ""
 
 
-def _chosen(config: ModelConfig, text: TextModel) -> TensorSpec:
+def _chosen(config: ModelConfig, text: TextDescription) -> TensorSpec:
     outputs = config.outputs_by_name
     if text.output:
         if text.output not in outputs:

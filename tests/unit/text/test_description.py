@@ -8,13 +8,13 @@ import pytest
 
 from modserve.core.configuration.text_settings import NO_TEXT_SETTINGS, TextSettings, TextTask
 from modserve.core.errors import Code, ModserveError
-from modserve.text.description import TextModel, describe, is_text_model
+from modserve.text.description import TextDescription, describe, is_text_model
 from text_folders import MODULES, write_folder
 
 POOLING = "1_Pooling/config.json"
 
 
-def described(folder: Path, files: dict[str, Any], settings: TextSettings = NO_TEXT_SETTINGS) -> TextModel:
+def described(folder: Path, files: dict[str, Any], settings: TextSettings = NO_TEXT_SETTINGS) -> TextDescription:
     text = describe(write_folder(folder, files), settings)
     assert text is not None
     return text

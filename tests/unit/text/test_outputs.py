@@ -14,7 +14,7 @@ from modserve.core.configuration.text_settings import NO_TEXT_SETTINGS, TextTask
 from modserve.core.errors import ModserveError
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
-from modserve.text.description import TextModel, describe
+from modserve.text.description import TextDescription, describe
 from modserve.text.outputs import TensorPlan, labelled, scores
 from modserve.text.tokenizer import Tokens
 from text_folders import write_folder
@@ -24,7 +24,7 @@ PAIR = Tokens(np.array([2, 5, 3]), np.array([0, 0, 1]))
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> TextModel:
+def text(tmp_path: Path) -> TextDescription:
     described = describe(write_folder(tmp_path), NO_TEXT_SETTINGS)
     assert described is not None
     return described
@@ -49,7 +49,7 @@ def values(plan: TensorPlan, tokens: Tokens = TOKENS) -> dict[str, Any]:
     return {name: tensor.array.tolist() for name, tensor in plan.inputs(tokens).items()}
 
 
-def test_the_inputs(text: TextModel) -> None:
+def test_the_inputs(text: TextDescription) -> None:
     plan = TensorPlan(config_of([*BERT, "position_ids"], HIDDEN), text)
     assert values(plan) == {
         "input_ids": [[2, 5, 3]],
@@ -60,23 +60,23 @@ def test_the_inputs(text: TextModel) -> None:
     assert values(plan, PAIR)["token_type_ids"] == [[0, 0, 1]]
 
 
-def test_the_server_makes_the_mask_where_it_pads(text: TextModel) -> None:
+def test_the_server_makes_the_mask_where_it_pads(text: TextDescription) -> None:
     padding = Padding({"input_ids": 0, "token_type_ids": 0, "attention_mask": 0}, mask="attention_mask")
     assert set(values(TensorPlan(config_of(BERT, HIDDEN, padding=padding), text))) == {"input_ids", "token_type_ids"}
 
 
-def test_the_datatype_is_the_models(text: TextModel) -> None:
+def test_the_datatype_is_the_models(text: TextDescription) -> None:
     config = config_of(["input_ids"], HIDDEN)
     config = replace(config, inputs=(TensorSpec("input_ids", dtypes.INT32, (-1,)),))
     assert TensorPlan(config, text).inputs(TOKENS)["input_ids"].datatype is dtypes.INT32
 
 
-def test_the_numbered_inputs_of_torchscript(text: TextModel) -> None:
+def test_the_numbered_inputs_of_torchscript(text: TextDescription) -> None:
     plan = TensorPlan(config_of(["INPUT__0", "INPUT__1"], {"OUTPUT__0": (-1, 4)}), text)
     assert values(plan) == {"INPUT__0": [[2, 5, 3]], "INPUT__1": [[1, 1, 1]]}
 
 
-def test_an_optional_input_of_another_kind_is_left_out(text: TextModel) -> None:
+def test_an_optional_input_of_another_kind_is_left_out(text: TextDescription) -> None:
     config = config_of(["input_ids"], HIDDEN)
     extra = TensorSpec("past", dtypes.FP32, (-1,), optional=True)
     assert set(values(TensorPlan(replace(config, inputs=(*config.inputs, extra)), text))) == {"input_ids"}
@@ -94,7 +94,7 @@ REFUSED: dict[str, tuple[list[str], Mapping[str, tuple[int, ...]], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_model_that_is_none(text: TextModel, name: str) -> None:
+def test_a_model_that_is_none(text: TextDescription, name: str) -> None:
     inputs, outputs, message = REFUSED[name]
     with pytest.raises(ModserveError, match=message):
         TensorPlan(config_of(inputs, outputs), text)
@@ -115,32 +115,32 @@ CHOSEN: dict[str, tuple[TextTask, Mapping[str, tuple[int, ...]], str]] = {
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_the_output(text: TextModel, name: str) -> None:
+def test_the_output(text: TextDescription, name: str) -> None:
     task, outputs, expected = CHOSEN[name]
     plan = TensorPlan(config_of(BERT, outputs), replace(text, task=task))
     assert plan.output.name == expected
 
 
-def test_an_output_by_its_name(text: TextModel) -> None:
+def test_an_output_by_its_name(text: TextDescription) -> None:
     config = config_of(BERT, {"last_hidden_state": (-1, 4), "pooler_output": (4,)})
     assert TensorPlan(config, replace(text, output="pooler_output")).output.name == "pooler_output"
     with pytest.raises(ModserveError, match="it has no output 'nothing'"):
         TensorPlan(config, replace(text, output="nothing"))
 
 
-def test_layers_that_no_file_has_are_refused_unless_the_model_has_them(text: TextModel) -> None:
+def test_layers_that_no_file_has_are_refused_unless_the_model_has_them(text: TextDescription) -> None:
     dense = replace(text, dense=True)
     with pytest.raises(ModserveError, match=r"modules\.json has more layers"):
         TensorPlan(config_of(BERT, HIDDEN), dense)
     assert TensorPlan(config_of(BERT, {**HIDDEN, "sentence_embedding": (4,)}), dense).pools is False
 
 
-def test_an_unknown_pooling(text: TextModel) -> None:
+def test_an_unknown_pooling(text: TextDescription) -> None:
     with pytest.raises(ModserveError, match="it has the pooling 'attention'; known are: cls, max"):
         TensorPlan(config_of(BERT, HIDDEN), replace(text, pooling=("attention",)))
 
 
-def test_vectors(text: TextModel) -> None:
+def test_vectors(text: TextDescription) -> None:
     tokens = np.array([[[1, 0, 0, 0], [3, 4, 0, 0]]], np.float32)
     plan = TensorPlan(config_of(BERT, HIDDEN), text)
     assert (plan.pools, plan.width) == (True, 4)

@@ -27,7 +27,7 @@ from modserve.text.openai_errors import RequestFieldError
 from modserve.text.pooling import Vectors
 from modserve.text.tokenizer import Text, Tokens
 
-from .models import TextHandle, TextModels
+from .models import TextHandle, TextVersions
 
 Result = TypeVar("Result")
 
@@ -58,7 +58,7 @@ class TextCall:
 
     context: CallContext
     request: Request
-    models: TextModels
+    models: TextVersions
     body: dict[str, Any]
     memory: RequestMemory
     now_ns: int
@@ -158,7 +158,7 @@ def write(content: object) -> bytes:
     return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-async def begin(context: CallContext, request: Request, models: TextModels) -> TextCall:
+async def begin(context: CallContext, request: Request, models: TextVersions) -> TextCall:
     """Read the body of a call. Raises INVALID_ARG for one that is no JSON object, or too long."""
     now_ns = time.monotonic_ns()
     memory = RequestMemory(context.server.memory, asyncio.get_running_loop())

@@ -15,7 +15,7 @@ from modserve.core.version import ModelId
 from modserve.frontends import offload
 from modserve.server import Server
 from modserve.text import description, tokenizer
-from modserve.text.description import TextModel, no_text_model
+from modserve.text.description import TextDescription, no_text_model
 from modserve.text.openai_errors import RequestFieldError
 from modserve.text.outputs import TensorPlan
 from modserve.text.tokenizer import Tokenizer
@@ -33,7 +33,7 @@ class TextHandle:
     name: str
     handle: Handle
     servable: Servable
-    text: TextModel
+    text: TextDescription
     tokenizer: Tokenizer
     plan: TensorPlan
 
@@ -54,7 +54,7 @@ class _Entry:
         self.tokenizer: asyncio.Future[Tokenizer | ModserveError] | None = None
         self._plan: tuple[ModelConfig, TensorPlan] | None = None
 
-    def plan(self, text: TextModel) -> TensorPlan:
+    def plan(self, text: TextDescription) -> TensorPlan:
         """For the configuration as it is now: it may change in place. Raises as `TensorPlan`."""
         config = self.servable.config
         if self._plan is None or self._plan[0] is not config:
@@ -65,7 +65,7 @@ class _Entry:
         return self.servable is servable and self.settings == servable.config.text
 
 
-class TextModels:
+class TextVersions:
     """For the event loop's thread."""
 
     def __init__(self, server: Server) -> None:
@@ -147,12 +147,12 @@ class TextModels:
             folder = self._server.folder(servable.id)
             if folder is not None and servable.id.name not in names:
                 outcome = await asyncio.shield(self._entry(servable.id).text)
-                if isinstance(outcome, TextModel) and (not tasks or outcome.task in tasks):
+                if isinstance(outcome, TextDescription) and (not tasks or outcome.task in tasks):
                     names[servable.id.name] = None
         return [*names]
 
 
-def _described(folder: Path, name: str, settings: TextSettings) -> TextModel:
+def _described(folder: Path, name: str, settings: TextSettings) -> TextDescription:
     if not description.is_text_model(folder):
         raise no_text_model(name, f"there is no {description.TOKENIZER} beside its file")
     text = description.describe(folder, settings)

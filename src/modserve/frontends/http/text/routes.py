@@ -17,7 +17,7 @@ from modserve.text import openai_errors
 
 from . import calls, openai, rerank, tei
 from .calls import TextCall
-from .models import TextModels
+from .models import TextVersions
 
 Work: TypeAlias = Callable[[TextCall], Awaitable[bytes]]
 ErrorForm: TypeAlias = Callable[[ModserveError, int], tuple[int, dict[str, Any]]]
@@ -63,7 +63,7 @@ _CALLS: Final = (
 
 def router(context: CallContext) -> APIRouter:
     """The routes of all calls of texts."""
-    router, models = new_router("text"), TextModels(context.server)
+    router, models = new_router("text"), TextVersions(context.server)
     for call in _CALLS:
         errors = errors_of(*call.dialect.statuses, body=call.dialect.body)
         options: dict[str, Any] = {"responses": {200: response_of(call.answer), **errors}}
@@ -74,7 +74,7 @@ def router(context: CallContext) -> APIRouter:
     return router
 
 
-def _handler(context: CallContext, models: TextModels, row: _Call) -> Callable[[Request], Awaitable[Response]]:
+def _handler(context: CallContext, models: TextVersions, row: _Call) -> Callable[[Request], Awaitable[Response]]:
     async def serve(request: Request) -> bytes:
         call = await calls.begin(context, request, models)
         try:
