@@ -67,8 +67,8 @@ def engines_table(entries: Sequence[BackendEntry]) -> str:
         if not each.installed and (not index or entries[index - 1].installed):
             out += ["", "Not installed:"]
         out.append(line)
-        if each.install:
-            out.append(f"    {'or by its own library: ' if each.installed else ''}{each.install}")
+        prefix = "or by its own library: " if each.installed else ""
+        out += [f"    {prefix}{command}" for command in each.install.splitlines()]
     return "\n".join(out)
 
 

@@ -61,7 +61,7 @@ def backend_name(name: str, installed: Collection[str]) -> str:
     if not meant or meant in installed:
         return hint if meant else ""
     engine = BY_BACKEND[meant]
-    return f"{hint} It needs {engine.library}: {engine.install}".strip() if engine.install else ""
+    return f"{hint} It needs {engine.library}: {engine.install_text}".strip() if engine.install else ""
 
 
 def absent_backends(configured: Iterable[str], installed: Collection[str]) -> list[str]:
