@@ -1,7 +1,7 @@
 """What each extra costs: megabytes on disk, seconds to install, and seconds until its engine can load a model.
 
     python benchmarks/extras.py                      # prints the table; it downloads several GB
-    python benchmarks/extras.py --cpu torch==2.13.0  # also PyTorch's CPU build, by the requirement for which pip takes it
+    python benchmarks/extras.py --cpu torch==2.13.0  # with the CPU build of PyTorch: the words for which pip takes it
     python benchmarks/extras.py --write              # and puts it into docs/engines.md
     python benchmarks/extras.py --only openvino
 
