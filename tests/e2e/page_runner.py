@@ -12,17 +12,19 @@ from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
 
-from kept_logging import kept_logging
-from pages import ROOT, SHELLS, Block, Step, alike, blocks, steps
+from pages import ROOT, SHELLS, Block, Step, alike, blocks, exact, steps
 from server_process import LOADED, ServerProcess, started
 from wire import HOST, SECONDS
 
+from kept_logging import kept_logging
 from modserve import cli
 
 CURLRC = "fail\nsilent\nshow-error\n"
 """What makes curl tell a refusal by its exit status, and nothing but refusals on standard error."""
 ELSEWHERE = "http://triton:8000"
 """The address on pages of another server than the reader's."""
+BESIDE = "18100"
+"""A port on pages that another server has."""
 CLONE = "/path/to/modserve"
 _SHELL = re.compile(r"[|&;<>]|\$\(|^\s*(export|cd) ")
 _PORTS = re.compile(r"\blocalhost:(800[012])\b")
@@ -32,7 +34,8 @@ class PageRunner:
     """Runs the blocks of one page, in order.
 
     `shared` is the server for pages that start none. `skipped` says whether a command cannot run here, `shortened`
-    adds words to one that would run for long, and `loose` says whether the numbers that a command prints may differ.
+    adds words to one that would run for long, and `normal` is what the output of a command is compared by. With
+    `separate`, servers end with the block that starts them. `warnings` is a pattern of those that servers may log.
     """
 
     def __init__(
@@ -43,7 +46,9 @@ class PageRunner:
         *,
         skipped: Callable[[str], bool] = lambda command: False,
         shortened: Callable[[str], str] = lambda command: command,
-        loose: Callable[[str], bool] = lambda command: False,
+        normal: Callable[[str], Callable[[str], str]] = lambda command: exact,
+        separate: bool = False,
+        warnings: str = "",
     ) -> None:
         self.place = place
         self.commands = 0
@@ -51,7 +56,9 @@ class PageRunner:
         self._shared = shared
         self._skipped = skipped
         self._shortened = shortened
-        self._loose = loose
+        self._normal = normal
+        self._separate = separate
+        self._warnings = warnings
         self._server: ServerProcess | None = None
         programs = place / ".bin"
         programs.mkdir(exist_ok=True)
@@ -75,6 +82,8 @@ class PageRunner:
             for step in steps(block):
                 if not self._skipped(step.command):
                     self.run_step(step)
+            if self._separate:
+                self.stop()
 
     def run_step(self, step: Step) -> None:
         """Fails unless the command prints what is shown; where nothing is, unless it succeeds."""
@@ -84,7 +93,7 @@ class PageRunner:
         if step.shown is None:
             assert code == 0, where
         else:
-            assert alike(printed, step.shown, not self._loose(step.command)), f"{where}\nbut shown is:\n{step.shown}"
+            assert alike(printed, step.shown, self._normal(step.command)), f"{where}\nbut shown is:\n{step.shown}"
             assert code == 0 or step.shown.strip(), where
 
     def stop(self) -> None:
@@ -92,7 +101,8 @@ class PageRunner:
         if self._server is not None:
             server, self._server = self._server, None
             server.stop()
-            trouble = [line for line in server.log.splitlines() if " WARNING " in line]
+            lines = [line for line in server.log.splitlines() if " WARNING " in line]
+            trouble = [line for line in lines if not (self._warnings and re.search(self._warnings, line))]
             assert not trouble, trouble
 
     def _ports(self) -> dict[str, int]:
@@ -105,18 +115,20 @@ class PageRunner:
         if _PORTS.search(text):
             ports = self._ports()
             text = _PORTS.sub(lambda match: f"{HOST}:{ports[match[1]]}", text)
+        if BESIDE in text:
+            text = text.replace(BESIDE, str(self._ports()["8000"]))
         return text.replace(CLONE, str(ROOT))
 
     def _there(self, text: str) -> str:
         """What was printed, with the addresses of the page."""
-        if self._server is None:
-            text = text.replace(f"http://{HOST}:{self._shared().http_port}", ELSEWHERE) if HOST in text else text
-        for port, number in self._ports().items() if HOST in text else ():
-            text = text.replace(f"{HOST}:{number}", f"localhost:{port}")
+        if HOST in text:
+            for port, number in self._ports().items():
+                text = text.replace(f"{HOST}:{number}", f"localhost:{port}")
         return text
 
     def _run(self, command: str) -> tuple[int, str]:
         """Exit code and output."""
+        command = command.replace("\\\n", "")
         words = shlex.split(command, comments=True)
         is_server = words[0] == "modserve" and (words[1] == "serve" or words[1].startswith("--"))
         if is_server and "--version" not in words:
@@ -131,7 +143,7 @@ class PageRunner:
     def _inside(self, words: Sequence[str]) -> tuple[int, str]:
         """Python's own programs run in this process: engines take seconds to import."""
         printed = io.StringIO()
-        variables = {"MODSERVE_URL": self._url()} if words[0] == "modserve" and words[1] in _CLIENTS else {}
+        variables = self._addresses() if words[0] == "modserve" and words[1] in _CLIENTS else {}
         with ExitStack() as stack:
             for context in (redirect_stdout(printed), redirect_stderr(printed), chdir(self.place), kept_logging()):
                 stack.enter_context(context)  # type: ignore[arg-type]
@@ -146,13 +158,16 @@ class PageRunner:
             exec(compile(program, words[1], "exec"), {"__name__": "__main__"})
         return 0, printed.getvalue()
 
-    def _url(self) -> str:
-        return f"http://{HOST}:{self._ports()['8000']}"
+    def _addresses(self) -> dict[str, str]:
+        """The variables that stand for the ports which commands call by default."""
+        names = {"MODSERVE_URL": "8000", "MODSERVE_METRICS_URL": "8002"}
+        return {name: f"http://{HOST}:{self._ports()[port]}" for name, port in names.items()}
 
     def _shell(self, command: str) -> tuple[int, str]:
-        variables = {"CURL_HOME": str(self.place), "PATH": f"{self.place / '.bin'}:{os.environ['PATH']}"}
+        home = str(self.place)
+        variables = {"HOME": home, "CURL_HOME": home, "PATH": f"{self.place / '.bin'}:{os.environ['PATH']}"}
         if "modserve" in command:
-            variables["MODSERVE_URL"] = self._url()
+            variables |= self._addresses()
         done = subprocess.run(
             ["bash", "-ec", command],
             cwd=self.place,
@@ -173,7 +188,7 @@ class PageRunner:
             started(options=[*options, "--event-loop-warning-ms=0"], directory=self.place)
         )
         server.wait_for(LOADED)
-        server.wait_for("^Try it:$")
+        assert "UNAVAILABLE" not in server.wait_for("^Try it:$|UNAVAILABLE")[0], server.log
         self._server = server
         lines = [line for line in server.log.splitlines() if not re.match(r"\d{4}-\d\d-\d\dT", line)]
         for port, number in self._ports().items():

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,16 +62,15 @@ def steps(block: Block) -> list[Step]:
     if block.language != "console":
         commands = list(_commands(block.text))
         alone = len(commands) == 1
-        found = [Step(block.line + line, command, block.output if alone else None) for line, command in commands]
-        return found
-    found = []
+        return [Step(block.line + line, command, block.output if alone else None) for line, command in commands]
+    console = []
     shows = False
     for match in re.finditer(r"^\$ (.*?)(?=^\$ |\Z)", block.text, re.MULTILINE | re.DOTALL):
-        line, command = next(_commands(match[1]))
+        _line, command = next(_commands(match[1]))
         shown = match[1].removeprefix(command).lstrip("\n")
         shows = shows or bool(shown)
-        found.append(Step(block.line + 1 + block.text.count("\n", 0, match.start()), command, shown))
-    return found if shows else [step._replace(shown=None) for step in found]
+        console.append(Step(block.line + 1 + block.text.count("\n", 0, match.start()), command, shown))
+    return console if shows else [step._replace(shown=None) for step in console]
 
 
 def _commands(text: str) -> Iterator[tuple[int, str]]:
@@ -102,21 +101,33 @@ def _complete(command: str) -> bool:
 
 
 _DURATION = re.compile(r"\b\d+(?:\.\d+)? ?(?:ns|us|µs|ms|s)\b")
-_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+_NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
+_CHECK = re.compile(r"^(?:ok|warning|problem) +(\S+(?: \S+)*)  ", re.MULTILINE)
 
 
-def alike(printed: str, shown: str, figures: bool = True) -> bool:
-    """Whether what was printed is what is shown, but for durations and the width of columns; ``…`` is anything.
-
-    Without `figures`, all other numbers may differ as well, and a figure may be missing.
-    """
-    printed, shown = (_normal(text, figures) for text in (printed, shown))
-    return re.fullmatch(re.escape(shown).replace("…", ".*"), printed, re.DOTALL) is not None
+def exact(text: str) -> str:
+    """A text but for durations and the width of columns."""
+    text = re.sub(r"-{3,}", "---", re.sub(r" {2,}", "  ", _DURATION.sub("0 s", text.strip())))
+    return re.sub(r" +$", "", text, flags=re.MULTILINE)
 
 
-def _normal(text: str, figures: bool) -> str:
-    text = _DURATION.sub("0 s", text.strip())
-    if not figures:
-        text = re.sub(r"0 s ago|0 s", "0", text)
-        text = re.sub(r"(?<= )-(?=\s|$)", "0", _NUMBER.sub("0", text), flags=re.MULTILINE)
-    return re.sub(r" +$", "", re.sub(r"-{3,}", "---", re.sub(r" {2,}", "  ", text)), flags=re.MULTILINE)
+def without_figures(text: str) -> str:
+    """A text but for its numbers, of which a table may have none, and for plurals."""
+    text = _NUMBER.sub("0", exact(text).replace("0 s ago", "0").replace("0 s", "0"))
+    text = re.sub(r"(?<=  )-(?= |$)", "0", text, flags=re.MULTILINE)
+    return re.sub(r"\b0 (\w+)s\b", r"0 \1", text)
+
+
+def rows(text: str) -> str:
+    """The lines of a table that is sorted by its figures."""
+    return "\n".join(sorted(without_figures(text).splitlines()))
+
+
+def checks(text: str) -> str:
+    """What `modserve doctor` looks at, without what it sees."""
+    return "\n".join(_CHECK.findall(text))
+
+
+def alike(printed: str, shown: str, normal: Callable[[str], str] = exact) -> bool:
+    """Whether what was printed is what is shown, both made `normal`; ``…`` is anything."""
+    return re.fullmatch(re.escape(normal(shown)).replace("…", ".*"), normal(printed), re.DOTALL) is not None

@@ -4,8 +4,9 @@ The pages and their blocks are found, so that a new one runs or fails. `NOT_HERE
 test, each with the reason.
 """
 
+import functools
 import re
-import shutil
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -15,7 +16,8 @@ from pathlib import Path
 import pytest
 import readme_picture
 from page_runner import PageRunner
-from pages import PAGES, ROOT, SHELLS, Block, alike, blocks, steps
+from page_settings import EXPLICIT, SETTINGS, Setting, examples, reset
+from pages import PAGES, ROOT, SHELLS, Block, alike, blocks, checks, exact, rows, steps, without_figures
 from repositories import EXAMPLES
 from server_process import ServerProcess, serving
 from wire import http
@@ -23,6 +25,7 @@ from wire import http
 pytestmark = pytest.mark.slow
 
 NOT_HERE: Mapping[str, str] = {
+    "MODELS=/path/to/models EXTRAS=all docker ": "tests of the image are scripts/image's",
     "docker ": "tests of the image are scripts/image's",
     "kubectl ": "there is no cluster; tests/deploy has the manifests",
     "pip install ": "the environment of the tests has it",
@@ -33,26 +36,31 @@ NOT_HERE: Mapping[str, str] = {
     "scripts/compile": "takes minutes; tests/e2e/test_fresh_clone.py does",
     "python benchmarks/": "measures for minutes",
     "TRITON_SERVER_CMD=": "measures for minutes, with a Triton",
+    "modserve tune ": "tries configurations for a minute; tests/e2e/test_tune_command.py does",
     "modserve --model-repository=s3://": "needs a bucket; tests/e2e/test_remote_repositories.py has one",
     "export AWS_ACCESS_KEY_ID=": "needs a bucket; tests/e2e/test_remote_repositories.py has one",
 }
 """Beginnings of commands."""
 
-FIGURES: tuple[str, ...] = ("modserve status", "modserve models", "modserve top", "modserve doctor")
+COMPARED: Mapping[str, Callable[[str], str]] = {
+    "modserve status": without_figures,
+    "modserve models": without_figures,
+    "modserve top": rows,
+    "modserve doctor": checks,
+}
 """Beginnings of commands that print figures of a server that has been used, or of a machine."""
 
-SHORTENED: Mapping[str, str] = {"modserve bench ": " --seconds 0.1 --warmup 0"}
+SHORTENED: Mapping[str, str] = {
+    "modserve bench ": " --window-secs 0.05 --windows 1 --stability 1000 --warm-up-secs 0.01"
+}
 """Words that are added to commands which would run for long."""
-
-NOT_YET: Mapping[str, int] = {}
-"""Pages that do not run yet, with the number of their blocks for a shell. It only ever shrinks."""
 
 
 def number_of_blocks(page: str) -> int:
     return sum(block.language in SHELLS for block in blocks((ROOT / page).read_text("utf-8")))
 
 
-RUN = [page for page in PAGES if page not in NOT_YET and number_of_blocks(page)]
+RUN = [page for page in PAGES if number_of_blocks(page)]
 
 
 def reason(command: str) -> str:
@@ -64,69 +72,54 @@ def shortened(command: str) -> str:
     return command + "".join(words for beginning, words in SHORTENED.items() if command.startswith(beginning))
 
 
-# What pages presuppose ------------------------------------------------------------------------------------------------
+def normal(command: str) -> Callable[[str], str]:
+    return next((each for beginning, each in COMPARED.items() if command.startswith(beginning)), exact)
 
 
-def examples(place: Path) -> None:
-    """The example models, as `model_repository` and as `models`."""
-    for name in ("model_repository", "models"):
-        shutil.copytree(EXAMPLES, place / name)
-
-
-def an_empty_directory(place: Path) -> None:
-    pass
-
-
-def a_clone(place: Path) -> None:
-    (place / EXAMPLES.name).symlink_to(EXAMPLES)
-
-
-PRESUPPOSED: Mapping[str, Callable[[Path], None]] = {
-    "README.md": a_clone,
-    "docs/tutorials/pytorch-user.md": an_empty_directory,
-    "docs/tutorials/scikit-learn-user.md": an_empty_directory,
-    "docs/tutorials/triton-user.md": an_empty_directory,
-}
-"""If not the examples."""
+# Who follows a page ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], ServerProcess]]:
-    """The server of pages that start none, which starts when it is needed: all examples, and what pages change."""
-    place = tmp_path_factory.mktemp("shared")
-    servers: list[ServerProcess] = []
+def shared() -> Iterator[Callable[[], ServerProcess]]:
+    """The server of pages that start none, which starts when it is needed: it has all examples."""
     with ExitStack() as stack:
+        yield functools.cache(lambda: stack.enter_context(serving(EXAMPLES, options=EXPLICIT)))
 
-        def server() -> ServerProcess:
-            if not servers:
-                options = ["--model-control-mode=explicit", "--load-model=*"]
-                options.append(f"--trace-config=triton,file={place / 'trace.json'}")
-                servers.append(stack.enter_context(serving(EXAMPLES, options=options)))
-            return servers[0]
 
-        yield server
+def page_runner(place: Path, running: ExitStack, shared: Callable[[], ServerProcess], setting: Setting) -> PageRunner:
+    return PageRunner(
+        place,
+        running,
+        shared,
+        skipped=lambda command: bool(reason(command)),
+        shortened=shortened,
+        normal=normal,
+        separate=setting.separate,
+        warnings=setting.warnings,
+    )
 
 
 @pytest.fixture
 def runner(tmp_path: Path, shared: Callable[[], ServerProcess]) -> Iterator[PageRunner]:
     with ExitStack() as running:
-        yield PageRunner(
-            tmp_path,
-            running,
-            shared,
-            skipped=lambda command: bool(reason(command)),
-            shortened=shortened,
-            loose=lambda command: command.startswith(FIGURES),
-        )
+        yield page_runner(tmp_path, running, shared, Setting())
 
 
 # The pages ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("page", RUN)
-def test_page(runner: PageRunner, page: str) -> None:
-    PRESUPPOSED.get(page, examples)(runner.place)
-    runner.follow((ROOT / page).read_text("utf-8"))
+def test_page(tmp_path: Path, shared: Callable[[], ServerProcess], page: str) -> None:
+    setting = SETTINGS.get(page, Setting())
+    setting.files(tmp_path)
+    with ExitStack() as running:
+        server = shared
+        if setting.options:
+            server = functools.cache(lambda: running.enter_context(serving(EXAMPLES, options=setting.options)))
+        if setting.server is not None:
+            setting.server(server())
+            running.callback(reset, server())
+        page_runner(tmp_path, running, server, setting).follow((ROOT / page).read_text("utf-8"))
 
 
 def test_the_picture_on_the_front_page(runner: PageRunner) -> None:
@@ -152,14 +145,32 @@ def commands() -> list[str]:
 
 
 def test_each_entry_of_the_tables_is_about_a_command() -> None:
-    beginnings = [*NOT_HERE, *FIGURES, *SHORTENED]
+    beginnings = [*NOT_HERE, *COMPARED, *SHORTENED]
     matches = Counter(each for each in beginnings for command in commands() if command.startswith(each))
     assert [each for each in beginnings if not matches[each]] == []
 
 
-def test_the_pages_that_do_not_run_yet_have_no_new_blocks() -> None:
-    assert {page: number_of_blocks(page) for page in NOT_YET} == NOT_YET
-    assert all(NOT_YET.values()) and set(PRESUPPOSED) <= set(PAGES)
+def test_what_does_not_run_here_names_what_there_is() -> None:
+    """Programs and their options, and extras of the package."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    for command in filter(reason, commands()):
+        for extra in re.findall(r"modserve\[(\S+?)\]", command):
+            assert set(extra.split(",")) <= set(extras), command
+        for program, options in re.findall(r"((?:scripts|benchmarks)/[\w.]+)(.*)", command.partition("#")[0]):
+            text = (ROOT / program).read_text("utf-8")
+            assert [option for option in re.findall(r"--[a-z-]+", options) if f'"{option}"' not in text] == [], command
+
+
+def test_commands_stand_in_blocks_that_run() -> None:
+    """A block without a language has output, or text that is no program."""
+    for page in PAGES:
+        for block in blocks((ROOT / page).read_text("utf-8")):
+            runs = re.search(r"^(\$ |curl |modserve \w+ -|pip install )", block.text, re.MULTILINE)
+            assert block.language in SHELLS or not runs, f"{page}:{block.line}"
+
+
+def test_settings_are_those_of_pages_that_run() -> None:
+    assert set(SETTINGS) <= set(RUN)
 
 
 def test_no_block_is_overlooked() -> None:
@@ -177,10 +188,12 @@ def test_what_counts_as_alike() -> None:
     assert alike("a\nb 0.12 s\n", "a\nb 1.345 s")
     assert alike('{"a":1,"b":[1]}', '{"a":…}')
     assert alike("a    b\n----- --", "a  b\n--- --")
-    assert alike("12 of 3.5 MiB, -", "1,024 of 7 MiB, 3", figures=False)
+    assert alike("12 of 3.5 MiB  -", "1,024 of 7 MiB  3", without_figures)
+    assert alike("ok       GPU  none\nok  clock  1", "warning  GPU  A100\n  → x\nok  clock  2", checks)
     assert not alike("a\nb", "a")
     assert not alike("12", "13")
-    assert not alike("12 requests", "12 errors", figures=False)
+    assert not alike("12 requests", "12 errors", without_figures)
+    assert not alike("ok  GPU  none", "ok  clock  2", checks)
 
 
 def test_the_steps_of_a_block() -> None:
