@@ -1,4 +1,4 @@
-"""docs/library.md as it stands: every block is run. `test_readme_library.py` checks their types."""
+"""docs/library.md as it stands: every block is run. `test_library_types.py` checks their types."""
 
 import os
 import re

@@ -13,10 +13,10 @@ from wire import http
 
 pytestmark = pytest.mark.slow
 
-ROUNDS = int(os.environ.get("UNLOAD_ROUNDS", "200"))
+ROUNDS = int(os.environ.get("UNLOAD_ROUNDS", "100"))
 MEGABYTES = 50
 FIRST = 10
-MORE = 1.1
+MORE = 1.05
 
 
 def write_heavy(folder: Path) -> None:

@@ -15,6 +15,9 @@ _MOST_ELEMENTS = 256
 _MOST_REPEATED = 100
 """Characters of a reason that the log has in full."""
 
+_DEFAULT_URL = "http://localhost:8000"
+"""Of the commands."""
+
 _ANY_ADDRESS = frozenset({"", "0.0.0.0", "::"})
 
 
@@ -28,12 +31,24 @@ class HttpAddress:
 
     def curl(self, path: str) -> str:
         """The curl command for a path, without a body."""
-        host = "localhost" if self.address in _ANY_ADDRESS else self.address
         scheme = "https://" if self.tls else ""
         options = " -k" if self.tls else ""
-        if ":" in host:
-            return f"curl -g{options} {shlex.quote(f'{scheme}[{host}]:{self.port}{path}')}"
-        return f"curl{options} {scheme}{host}:{self.port}{path}"
+        if ":" in self._host:
+            options = f" -g{options}"
+        return f"curl{options} {shlex.quote(f'{scheme}{self._host}:{self.port}{path}')}"
+
+    def infer(self, model: str) -> str:
+        """The command that sends `model` a generated request."""
+        scheme, options = ("https", " --insecure") if self.tls else ("http", "")
+        url = f"{scheme}://{self._host}:{self.port}"
+        if url != _DEFAULT_URL:
+            options = f" --url {shlex.quote(url)}{options}"
+        return f"modserve infer {shlex.quote(model)} --sample{options}"
+
+    @property
+    def _host(self) -> str:
+        host = "localhost" if self.address in _ANY_ADDRESS else self.address
+        return f"[{host}]" if ":" in host else host
 
 
 def models_table(entries: Sequence[IndexEntry], *, logged: bool = False) -> str:
@@ -80,17 +95,18 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def example_call(models: Sequence[ModelConfig], place: HttpAddress) -> str:
-    """A curl line that works when pasted, for the model that is easiest to call; empty if there is no model.
+    """A line that works when pasted, for the model that is easiest to call; empty if there is no model.
 
-    If even its inputs would not fit on a screen, the line requests the model's metadata.
+    It is curl's, or modserve's if not even that model's inputs fit on a screen, or a picture's sizes are for the client
+    to choose.
     """
     if not models:
         return ""
     by_name = {model.name: model for model in models}
     config = min(models, key=lambda model: _effort(model, by_name))
+    if examples.elements(config) > _MOST_ELEMENTS or _of_any_picture(config):
+        return place.infer(config.name)
     path = f"/v2/models/{quote(config.name, safe='')}"
-    if examples.elements(config) > _MOST_ELEMENTS:
-        return place.curl(path)
     call = "infer_stream" if examples.decoupled(config, by_name) else "infer"
     text = json.dumps(examples.infer(config, by_name), separators=(",", ":"))
     return f"{place.curl(f'{path}/{call}')} -d {shlex.quote(text)}"
@@ -110,6 +126,7 @@ def _effort(config: ModelConfig, by_name: Mapping[str, ModelConfig]) -> tuple[ob
     """Smallest for the model that is easiest to call: of fixed sizes, without sequences, with one response."""
     return (
         examples.elements(config) > _MOST_ELEMENTS,
+        _of_any_picture(config),
         bool(examples.sequences(config, by_name)),
         examples.decoupled(config, by_name),
         any(size < 0 for spec in config.inputs for size in spec.dims),
@@ -117,3 +134,8 @@ def _effort(config: ModelConfig, by_name: Mapping[str, ModelConfig]) -> tuple[ob
         examples.elements(config),
         config.name,
     )
+
+
+def _of_any_picture(config: ModelConfig) -> bool:
+    """Of which one point would be a request as well, and tell nothing."""
+    return any(sum(size < 0 for size in spec.dims) > 1 for spec in config.inputs)

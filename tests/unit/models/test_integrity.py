@@ -60,21 +60,25 @@ class Bench:
         lines = [f"{sha256((self.model / path).read_bytes())}  {prefix}{path}\n" for path in paths]
         (folder / "SHA256SUMS").write_text("".join(lines))
 
-    def load(self, guard: Guard = LOOSE, version: int = 1, config: str | None = None) -> None:
-        """Load a version and close it again. Raises what the load raises."""
+    def load(
+        self, guard: Guard = LOOSE, version: int = 1, config: str | None = None, place: Path | None = None
+    ) -> None:
+        """Load a version, of its directory or of another `place`, and close it again. Raises what the load raises."""
         with ThreadPoolExecutor(1) as executor:
             loader = Loader(BackendRegistry({"puppet": self.backend}), LoaderOptions(4, guard=guard), executor)
             listing = replace(LocalRepository(self.root).read("model"), config=config)
 
             async def load() -> None:
                 blueprint = await loader.inspect(replace(listing, versions=(version,)))
-                await (await blueprint.load(listing.path, version)).close()
+                await (await blueprint.load(place or listing.path, version)).close()
 
             asyncio.run(load())
 
-    def refusal(self, guard: Guard = LOOSE, version: int = 1, config: str | None = None) -> ModserveError:
+    def refusal(
+        self, guard: Guard = LOOSE, version: int = 1, config: str | None = None, place: Path | None = None
+    ) -> ModserveError:
         with pytest.raises(ModserveError) as caught:
-            self.load(guard, version, config)
+            self.load(guard, version, config, place)
         assert (self.backend.open_models, self.backend.open_instances) == (0, 0)
         return caught.value
 
@@ -275,3 +279,18 @@ def test_a_folder_that_is_a_model_counts_as_a_whole(bench: Bench) -> None:
     inner.touch()
     bench.backend.meanwhile = lambda: inner.write_text("1")
     assert f"'{inner}' has changed" in bench.refusal().message
+
+
+def test_the_folder_of_a_file_without_a_repository_is_somebody_elses(bench: Bench, tmp_path: Path) -> None:
+    folder = tmp_path / "anybody"
+    (bench.model / "1").rename(folder)
+    log, side = folder / "log", folder / "weights.bin"
+    for each in (log, side):
+        each.touch()
+    alone = bench.root / "alone"
+    alone.mkdir()
+    (alone / "1").symlink_to(folder)
+    bench.backend.meanwhile = lambda: log.write_text("loading")
+    bench.load(place=alone)
+    bench.backend.meanwhile = lambda: side.write_text("more")
+    assert f"'{alone / '1' / side.name}' has changed" in bench.refusal(place=alone).message

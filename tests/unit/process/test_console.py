@@ -192,9 +192,19 @@ def test_the_line_exactly() -> None:
     )
 
 
-def test_a_large_model_is_asked_for_its_metadata() -> None:
-    model = with_input(dtypes.FP32, dims=(3, 224, 224), name="image")
-    assert example_call([model], LOCAL) == f"curl 127.0.0.1:8000/v2/models/{model.name}"
+@pytest.mark.parametrize("dims", [(3, 224, 224), (3, -1, -1)], ids=str)
+@pytest.mark.parametrize(
+    ("place", "options"),
+    [
+        (HttpAddress("0.0.0.0", 8000), ""),
+        (HttpAddress("0.0.0.0", 81), " --url http://localhost:81"),
+        (HttpAddress("::1", 81, tls=True), " --url 'https://[::1]:81' --insecure"),
+    ],
+    ids=["default", "port", "tls"],
+)
+def test_what_is_too_large_to_type_is_generated(dims: Shape, place: HttpAddress, options: str) -> None:
+    model = with_input(dtypes.FP32, dims)
+    assert example_call([model], place) == f"modserve infer {model.name} --sample{options}"
 
 
 @pytest.mark.parametrize(
@@ -264,6 +274,7 @@ PREFERENCES = [
     config("any size", inputs=(TensorSpec("A", dtypes.INT32, (-1,)),)),
     config("streamed", decoupled=True, inputs=(TensorSpec("A", dtypes.INT32, (1,)),)),
     sequential("sequence"),
+    config("picture", inputs=(TensorSpec("A", dtypes.INT32, (-1, -1)),)),
     config("large", inputs=(TensorSpec("A", dtypes.INT32, (1000,)),)),
 ]
 """The first of some that are there is the example."""
@@ -272,7 +283,8 @@ PREFERENCES = [
 def test_the_example_is_the_model_whose_answer_says_most() -> None:
     for place in range(len(PREFERENCES)):
         there = PREFERENCES[place:]
-        chosen = unquote(urlsplit("http://" + shlex.split(example_call(there[::-1], LOCAL))[1]).path).split("/")[3]
+        command, *words = shlex.split(example_call(there[::-1], LOCAL))
+        chosen = words[1] if command == "modserve" else unquote(urlsplit("http://" + words[0]).path).split("/")[3]
         assert chosen == there[0].name
 
 

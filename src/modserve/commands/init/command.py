@@ -60,7 +60,7 @@ def work(options: Namespace) -> int:
     else:
         written, model = _copy(repository / options.name, path)
         calls = {
-            "then call it:": _call_of(model),
+            "then call it:": example_call([model], HttpAddress("localhost", PORTS["http"])),
             "and measure it, with generated data:": f"modserve bench {model.name}",
         }
     print("\n".join(f"wrote {file}" for file in written))
@@ -96,12 +96,6 @@ def _copy(model: Path, source: Path) -> tuple[list[Path], ModelConfig]:
             made = config.make(StandaloneModel(model.name, folder.absolute(), file.filename, True, file.backend))
         (model / "config.pbtxt").write_text(made.text.replace("modserve config", "modserve init", 1), "utf-8")
     return [model / "config.pbtxt", *sorted(path for path in folder.iterdir())], made.config
-
-
-def _call_of(model: ModelConfig) -> str:
-    """A call with data for the inputs, by curl where it fits on a screen."""
-    line = example_call([model], HttpAddress("localhost", PORTS["http"]))
-    return line if " -d " in line else f"modserve infer {model.name} --sample"
 
 
 def _belonging(file: StandaloneModel, source: Path) -> Iterator[Path]:

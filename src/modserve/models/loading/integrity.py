@@ -168,15 +168,19 @@ def _without_digest(name: str, version: int, directory: Path, absent: list[str])
 
 
 def _marks(directory: Path, version: int, file: Path, *, alone: bool) -> Marks:
-    """The state of what an engine opens: the model's file or folder, and unless `alone`, the files beside it."""
+    """The state of what an engine opens: the model's file or folder, and unless `alone`, the files beside it.
+
+    The folder of a file that is in no repository may be anybody's: there, files whose names begin alike count.
+    """
     marks: Marks = {}
     if file.is_file():
         _note(marks, [(str(file), file.stat())])
     if alone:
         return marks
     folder = directory / str(version)
+    stem = file.name.partition(".")[0] if folder.is_symlink() and len(os.listdir(directory)) == 1 else ""
     with suppress(OSError), os.scandir(folder) as entries:
-        _note(marks, ((entry.path, entry.stat()) for entry in entries if entry.is_file()))
+        _note(marks, ((each.path, each.stat()) for each in entries if each.name.startswith(stem) and each.is_file()))
     if file.is_dir() and file != folder:
         _note(marks, ((str(file / each.path), each.status) for each in walk(file) if not each.is_directory))
     return marks
