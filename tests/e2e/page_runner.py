@@ -146,7 +146,7 @@ class PageRunner:
         variables = self._addresses() if words[0] == "modserve" and words[1] in _CLIENTS else {}
         with ExitStack() as stack:
             for context in (redirect_stdout(printed), redirect_stderr(printed), chdir(self.place), kept_logging()):
-                stack.enter_context(context)  # type: ignore[arg-type]
+                stack.enter_context(context)
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
             stack.enter_context(patch.dict(os.environ, variables))
