@@ -27,6 +27,8 @@ BESIDE = "18100"
 """A port on pages that another server has."""
 CLONE = "/path/to/modserve"
 _SHELL = re.compile(r"[|&;<>]|\$\(|^\s*(export|cd) ")
+_FAILURE = re.compile(r"^modserve: |\berror\b|\bproblem\b", re.MULTILINE)
+"""What a page shows of a command that is meant to fail."""
 _PORTS = re.compile(r"\blocalhost:(800[012])\b")
 
 
@@ -86,7 +88,7 @@ class PageRunner:
                 self.stop()
 
     def run_step(self, step: Step) -> None:
-        """Fails unless the command prints what is shown; where nothing is, unless it succeeds."""
+        """Fails unless the command prints what is shown, and succeeds unless a failure is shown."""
         code, printed = self._run(self._shortened(step.command))
         self.commands += 1
         where = f"line {step.line}: $ {step.command}\n{printed}"
@@ -94,7 +96,7 @@ class PageRunner:
             assert code == 0, where
         else:
             assert alike(printed, step.shown, self._normal(step.command)), f"{where}\nbut shown is:\n{step.shown}"
-            assert code == 0 or step.shown.strip(), where
+            assert code == 0 or _FAILURE.search(step.shown), where
 
     def stop(self) -> None:
         """As Ctrl-C; the server must have logged no error and no warning."""

@@ -229,6 +229,7 @@ def test_output_is_the_block_below() -> None:
         ("```sh\ncurl localhost:8000/v2\n```\n\n```json\n{}\n```\n", "but shown is"),
         ("```console\n$ modserve models nosuch\n```\n", "nosuch"),
         ("```console\n$ modserve models simple\nmodel …\n$ false\n```\n", "false"),
+        ("```console\n$ modserve models nosuch\n…\n```\n", "nosuch"),
         ("```python\n# a.py\nprint(1)\n```\n```console\n$ python a.py\n2\n```\n", "but shown is"),
     ],
 )
