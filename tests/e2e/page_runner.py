@@ -37,7 +37,8 @@ class PageRunner:
 
     `shared` is the server for pages that start none. `skipped` says whether a command cannot run here, `shortened`
     adds words to one that would run for long, and `normal` is what the output of a command is compared by. With
-    `separate`, servers end with the block that starts them. `warnings` is a pattern of those that servers may log.
+    `separate`, servers end with the block that starts them. `warnings` is a pattern of those that servers may log;
+    `prepared` uses each server that the page starts before its reader does.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class PageRunner:
         normal: Callable[[str], Callable[[str], str]] = lambda command: exact,
         separate: bool = False,
         warnings: str = "",
+        prepared: Callable[[ServerProcess], None] = lambda server: None,
     ) -> None:
         self.place = place
         self.commands = 0
@@ -61,6 +63,7 @@ class PageRunner:
         self._normal = normal
         self._separate = separate
         self._warnings = warnings
+        self._prepared = prepared
         self._server: ServerProcess | None = None
         programs = place / ".bin"
         programs.mkdir(exist_ok=True)
@@ -192,6 +195,7 @@ class PageRunner:
         server.wait_for(LOADED)
         assert "UNAVAILABLE" not in server.wait_for("^Try it:$|UNAVAILABLE")[0], server.log
         self._server = server
+        self._prepared(server)
         lines = [line for line in server.log.splitlines() if not re.match(r"\d{4}-\d\d-\d\dT", line)]
         for port, number in self._ports().items():
             lines = [line.replace(f"0.0.0.0:{number}", f"0.0.0.0:{port}") for line in lines]

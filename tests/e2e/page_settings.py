@@ -108,14 +108,11 @@ def call(server: ServerProcess, path: str, body: object) -> None:
 
 
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=*")
-WITHOUT_REPEAT = (
-    "--model-control-mode=explicit",
-    *(f"--load-model={each.name}" for each in EXAMPLES.iterdir() if each.name != "repeat"),
-)
 
 
 class Setting(NamedTuple):
-    """What a page presupposes: files in the directory, and what has been done to the server.
+    """What a page presupposes: files in the directory, and what has been done to the shared server, or to one that the
+    page has `started`.
 
     `options`: those of a server for the page alone. `separate`: its blocks are about servers of their own. `warnings`:
     what the page says that they log.
@@ -123,6 +120,7 @@ class Setting(NamedTuple):
 
     files: Callable[[Path], None] = examples
     server: Callable[[ServerProcess], None] | None = None
+    started: Callable[[ServerProcess], None] = lambda server: None
     options: Sequence[str] = ()
     separate: bool = False
     warnings: str = ""
@@ -133,7 +131,7 @@ SETTINGS: Mapping[str, Setting] = {
     "docs/access.md": Setting(a_certificate),
     "docs/bench.md": Setting(server=with_resnet, options=EXPLICIT),
     "docs/check.md": Setting(an_option_file),
-    "docs/commands.md": Setting(server=used, options=WITHOUT_REPEAT),
+    "docs/commands.md": Setting(started=used),
     "docs/configuration.md": Setting(other_models),
     "docs/loading.md": Setting(other_models, options=EXPLICIT, separate=True),
     "docs/tracing.md": Setting(options=(*EXPLICIT, f"--trace-config=triton,file={os.devnull}")),

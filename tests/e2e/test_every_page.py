@@ -32,11 +32,10 @@ NOT_HERE: Mapping[str, str] = {
     "python3 -m venv ": "the environment of the tests stands for it",
     "python -m venv phoenix": "installs a server of somebody else, of a gigabyte",
     "git clone ": "tests/e2e/test_fresh_clone.py does",
-    "scripts/serve": "tests/e2e/test_fresh_clone.py does",
+    "scripts/": "tests/e2e/test_fresh_clone.py starts a server and compiles",
     ". .venv/bin/activate": "tests/e2e/test_fresh_clone.py does",
     "python examples/text_embeddings/": "reads 90 MB of weights; tests/e2e/test_examples_python.py does",
     "modserve serve --model-repository examples/text_embeddings/": "needs these weights",
-    "scripts/compile": "takes minutes; tests/e2e/test_fresh_clone.py does",
     "python benchmarks/": "measures for minutes",
     "TRITON_SERVER_CMD=": "measures for minutes, with a Triton",
     "modserve tune ": "tries configurations for a minute; tests/e2e/test_tune_command.py does",
@@ -104,6 +103,7 @@ def page_runner(place: Path, running: ExitStack, shared: Callable[[], ServerProc
         normal=normal,
         separate=setting.separate,
         warnings=setting.warnings,
+        prepared=setting.started,
     )
 
 
