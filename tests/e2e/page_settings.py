@@ -19,7 +19,7 @@ from server_process import ServerProcess
 from wire import http
 
 
-def write_picture_model(file: Path) -> None:
+def write_image_model(file: Path) -> None:
     """As a network for pictures of any size, but tiny: the mean of each channel."""
     graph = helper.make_graph(
         [helper.make_node("ReduceMean", ["image", "axes"], ["means"], keepdims=0)],
@@ -67,7 +67,7 @@ def an_option_file(place: Path) -> None:
 def other_models(place: Path) -> None:
     """A network for pictures, and a forest."""
     examples(place)
-    write_picture_model(place / "resnet50.onnx")
+    write_image_model(place / "resnet50.onnx")
     write_forest(place / "trees.ubj")
 
 
@@ -86,7 +86,7 @@ def without_repeat(server: ServerProcess) -> None:
 def with_resnet(server: ServerProcess) -> None:
     with TemporaryDirectory() as folder:
         file = Path(folder) / "model.onnx"
-        write_picture_model(file)
+        write_image_model(file)
         parameters = {"config": "{}", "file:1/model.onnx": base64.b64encode(file.read_bytes()).decode()}
     body = json.dumps({"parameters": parameters}).encode()
     assert http(server.http_port, "POST", "/v2/repository/models/resnet50/load", body).status == 200

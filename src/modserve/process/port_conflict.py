@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from .ports import PortError, Refusal
+from .ports import PortError, RefusedPort
 
 _STEP = 10
 """Between a port that is in use and the next that is tried, so that the three of a server stay together."""
@@ -74,7 +74,7 @@ def _without_ports(words: Sequence[str], ports: Sequence[str]) -> Iterator[str]:
             yield word
 
 
-def _free_ports(refusals: Sequence[Refusal]) -> list[str]:
+def _free_ports(refusals: Sequence[RefusedPort]) -> list[str]:
     """An option with a free port for each refusal."""
     ports: list[int] = []
     for refusal in refusals:
@@ -93,7 +93,7 @@ def _is_free(address: str, port: int) -> bool:
         return False
 
 
-def _modserve_at(refusal: Refusal) -> str:
+def _modserve_at(refusal: RefusedPort) -> str:
     """The URL of the modserve server that answers on an HTTP port; empty if none does."""
     if refusal.name != "HTTP":
         return ""

@@ -11,7 +11,7 @@ from modserve.resources.port_owner import owner
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusedPort:
     """The port of the front end `name` that cannot be opened. `user` names the process that has it, if known."""
 
     name: str
@@ -33,12 +33,12 @@ class Refusal:
 class PortError(Exception):
     """Ports cannot be opened; the text says which, why, and which options change that."""
 
-    def __init__(self, refusals: Sequence[Refusal]) -> None:
+    def __init__(self, refusals: Sequence[RefusedPort]) -> None:
         super().__init__(_text(refusals))
         self.refusals = tuple(refusals)
 
 
-def _text(refusals: Sequence[Refusal]) -> str:
+def _text(refusals: Sequence[RefusedPort]) -> str:
     first, *others = refusals
     if others and all(each.in_use and each.user == first.user for each in refusals):
         places = listed([f"{each.place} ({each.name})" for each in refusals])
@@ -73,14 +73,14 @@ def opening(name: str, address: str, port: int) -> Iterator[None]:
         in_use = error.errno == errno.EADDRINUSE
         user = owner(port) if in_use else ""
         text = advice.format(name.lower(), _by(user))
-        raise PortError([Refusal(name, address, port, text, in_use, user)]) from error
+        raise PortError([RefusedPort(name, address, port, text, in_use, user)]) from error
 
 
 class PortOpenings:
     """Opens the ports of several front ends, so that one PortError names all that are refused."""
 
     def __init__(self) -> None:
-        self._refusals: list[Refusal] = []
+        self._refusals: list[RefusedPort] = []
 
     @property
     def failed(self) -> bool:

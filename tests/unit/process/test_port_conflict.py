@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from modserve.process.port_conflict import advice, command
-from modserve.process.ports import PortError, PortOpenings, Refusal, opening
+from modserve.process.ports import PortError, PortOpenings, RefusedPort, opening
 
 LOOPBACK = "127.0.0.1"
 
@@ -72,8 +72,8 @@ def test_all_ports_in_one_sentence() -> None:
 
 def test_ports_with_different_reasons() -> None:
     refusals = [
-        Refusal("HTTP", "::", 80, "this user may not open it"),
-        Refusal("gRPC", LOOPBACK, 8001, "the port is in use", True),
+        RefusedPort("HTTP", "::", 80, "this user may not open it"),
+        RefusedPort("gRPC", LOOPBACK, 8001, "the port is in use", True),
     ]
     error = PortError(refusals)
     assert (
@@ -118,7 +118,7 @@ def test_no_port_is_offered_twice() -> None:
 
 
 def test_a_port_above_which_there_is_none() -> None:
-    error = PortError([Refusal("HTTP", LOOPBACK, 65530, "the port is in use", True)])
+    error = PortError([RefusedPort("HTTP", LOOPBACK, 65530, "the port is in use", True)])
     assert advice(error, []).endswith("modserve serve --http-port=0")
 
 
