@@ -383,7 +383,6 @@ async def test_the_documentation(client: httpx.AsyncClient) -> None:
     expected = {
         "/": "get",
         "/v1/models": "get",
-        f"{model}:explain": "post",
         **{
             prefix + suffix: method
             for prefix in (model, f"{model}/versions/{{version}}", f"{model}/labels/{{label}}")
@@ -391,8 +390,6 @@ async def test_the_documentation(client: httpx.AsyncClient) -> None:
                 ("", "get"),
                 ("/metadata", "get"),
                 (":predict", "post"),
-                (":classify", "post"),
-                (":regress", "post"),
             )
         },
     }

@@ -15,6 +15,7 @@ from modserve.settings import LoopLimits
 
 from .messages import json_response, new_router, read_body
 from .schemas import SCHEMAS, body_of, errors_of, members_of, responses_of
+from .tags import LOGGING, REPOSITORY, ROUTING, SHARED_MEMORY, TRACE
 
 _LOG_SETTINGS = tuple(SCHEMAS["LogSettings"]["properties"])
 _TRACE_SETTINGS = tuple(SCHEMAS["TraceSettings"]["properties"])
@@ -27,7 +28,7 @@ def _post(router: APIRouter, path: str, handler: Callable[..., Any], responses: 
 
 def repository_router(server: Server, max_json: int, limits: LoopLimits) -> APIRouter:
     """With Triton's paths, of which those with a repository's name serve the index only."""
-    router = new_router("model repository")
+    router = new_router(REPOSITORY)
 
     async def index(request: Request) -> Response:
         """Every model version with its state; `ready` asks for those that are READY only."""
@@ -52,16 +53,18 @@ def repository_router(server: Server, max_json: int, limits: LoopLimits) -> APIR
         await server.unload_model(model, dependents)
         return Response(media_type=MIME_JSON)
 
-    for prefix, refusals in (("/v2/repository", (400, 503)), ("/v2/repository/{repository}", (501,))):
+    for prefix in ("/v2/repository", "/v2/repository/{repository}"):
         _post(router, f"{prefix}/index", index, responses_of("[IndexedVersion]", 400, 503), "ready")
-        for suffix, handler in (("load", load), ("unload", unload)):
-            _post(router, f"{prefix}/models/{{model}}/{suffix}", handler, errors_of(*refusals), "parameters")
+    for suffix, handler in (("load", load), ("unload", unload)):
+        _post(router, f"/v2/repository/models/{{model}}/{suffix}", handler, errors_of(400, 503), "parameters")
+        path = f"/v2/repository/{{repository}}/models/{{model}}/{suffix}"  # which only says that it is not supported
+        router.add_api_route(path, handler, methods=["POST"], include_in_schema=False)
     return router
 
 
 def logging_router(server: Server, max_json: int) -> APIRouter:
     """The settings of the log."""
-    router = new_router("logging")
+    router = new_router(LOGGING)
 
     async def log_settings() -> Response:
         """What is logged, and how."""
@@ -80,7 +83,7 @@ def logging_router(server: Server, max_json: int) -> APIRouter:
 
 def trace_router(server: Server, max_json: int) -> APIRouter:
     """The settings of traces: those of one model, or of all models that have none of their own."""
-    router = new_router("trace")
+    router = new_router(TRACE)
 
     async def settings(model: str = "") -> Response:
         """Which requests are traced, and what of them: those of a model, or of all without their own."""
@@ -101,7 +104,7 @@ def trace_router(server: Server, max_json: int) -> APIRouter:
 
 def shared_memory_router(server: Server, max_json: int) -> APIRouter:
     """A call without a region's name is about all regions; there is none to register without."""
-    router = new_router("shared memory")
+    router = new_router(SHARED_MEMORY)
 
     async def register_system(request: Request, region: str = "") -> Response:
         """Make POSIX shared memory known by a name, which tensors of requests can then refer to."""
@@ -126,10 +129,12 @@ def shared_memory_router(server: Server, max_json: int) -> APIRouter:
 
         status.__doc__ = f"The registered regions of {where} memory."
         listed = responses_of(f"[{kind.__name__}Status]", 404)
-        for prefix in (f"/v2/{name}sharedmemory", f"/v2/{name}sharedmemory/region/{{region}}"):
+        every, one = f"/v2/{name}sharedmemory", f"/v2/{name}sharedmemory/region/{{region}}"
+        for prefix in (every, one):
             router.add_api_route(f"{prefix}/status", status, responses=listed)
-            _post(router, f"{prefix}/register", register, errors_of(400, 501, 503), *members)
             _post(router, f"{prefix}/unregister", unregister, errors_of(501))
+        _post(router, f"{one}/register", register, errors_of(400, 501, 503), *members)
+        router.add_api_route(f"{every}/register", register, methods=["POST"], include_in_schema=False)  # needs a name
 
     add(SystemRegion, "system", "system", register_system, "key", "offset", "byte_size")
     add(CudaRegion, "cuda", "GPU", register_cuda, "raw_handle", "device_id", "byte_size")
@@ -138,7 +143,7 @@ def shared_memory_router(server: Server, max_json: int) -> APIRouter:
 
 def routing_router(server: Server, max_json: int) -> APIRouter:
     """The routing between the versions of a model: an extension of ours."""
-    router = new_router("routing")
+    router = new_router(ROUTING)
 
     async def routing(model: str) -> Response:
         """How requests that name no version are divided between the model's versions, and what came of it."""

@@ -83,7 +83,7 @@ _BODIES: dict[str, tuple[str, str]] = {
     "SystemRegionStatus": ("name: string, key: string, offset: integer, byte_size: integer", ""),
     "TensorData": (
         "name: string, shape: [integer], datatype: string, parameters?: object, data?: [any]",
-        "A tensor with its elements, nested in any way or flat, or ``binary_data_size`` among its parameters.",
+        "A tensor with its elements, nested in any way or flat, or `binary_data_size` among its parameters.",
     ),
     "TensorMetadata": (
         "name: string, datatype: string, shape: [integer]",
@@ -137,9 +137,15 @@ def response_of(name: str, description: str = "Successful Response") -> dict[str
 _ERRORS = {
     400: "The request is wrong",
     404: "There is no such model or version",
+    429: "Too many requests wait: try again",
+    500: "The model failed",
     501: "Not supported",
     503: "Not ready, or too busy: try again",
 }
+
+
+FAILURES = (400, 404, 429, 500, 503)
+"""The statuses of an inference that fails."""
 
 
 def errors_of(*statuses: int) -> dict[int | str, dict[str, Any]]:

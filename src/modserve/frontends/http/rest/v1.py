@@ -17,9 +17,10 @@ from modserve.protocol.http import v1_models
 from modserve.server import Server
 
 from .disconnect import unless_disconnected
-from .messages import V1, json_response, new_router
+from .messages import json_response, new_router
 from .predict import respond
-from .schemas import SCHEMAS, body_of, errors_of, response_of, responses_of
+from .schemas import FAILURES, SCHEMAS, body_of, response_of, responses_of
+from .tags import V1
 
 _MODEL = "/v1/models/{model}"
 _VERSION = _MODEL + "/versions/{version:version}"
@@ -66,22 +67,15 @@ def _add_inference(router: APIRouter, context: CallContext) -> None:
             f"{path}:predict",
             handler,
             methods=["POST"],
-            responses=responses_of("PredictResponseBody", 400, 404, 501, 503),
+            responses=responses_of("PredictResponseBody", *FAILURES, 501),
             openapi_extra=body_of(SCHEMAS["PredictRequestBody"]),
         )
-    records, explainer = "Refused: no model here takes tf.Example records.", "Refused: no model here has an explainer."
-    for path, method, why in (
-        *((path, method, records) for path in (_MODEL, _VERSION, _LABEL) for method in ("classify", "regress")),
-        (_MODEL, "explain", explainer),
+    # No model takes tf.Example records or has an explainer: these calls only say so, and are not in the document.
+    for path, method in (
+        *((path, method) for path in (_MODEL, _VERSION, _LABEL) for method in ("classify", "regress")),
+        (_MODEL, "explain"),
     ):
-        router.add_api_route(
-            f"{path}:{method}",
-            refusal(method),
-            methods=["POST"],
-            name=method,
-            description=why,
-            responses=errors_of(404, 501, 503),
-        )
+        router.add_api_route(f"{path}:{method}", refusal(method), methods=["POST"], include_in_schema=False)
 
 
 def _add_models(router: APIRouter, server: Server) -> None:
