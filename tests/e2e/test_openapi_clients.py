@@ -22,8 +22,8 @@ def test_inferences_by_a_generated_client(server: ServerProcess, tmp_path: Path)
         "id": "mine",
         "infer": {"OUTPUT0Output": list(range(1, 17)), "OUTPUT1Output": list(range(-1, 15))},
         "generate": [list(range(2, 18)), list(range(-2, 14))],
-        "error": "[request id: <id_unknown>] expected 2 inputs but got 1 inputs for model 'simple'. Got input(s) ['INPUT0'], "
-        "but missing required input(s) ['INPUT1']. Please provide all required input(s).",
+        "error": "[request id: <id_unknown>] expected 2 inputs but got 1 inputs for model 'simple'. Got input(s) "
+        "['INPUT0'], but missing required input(s) ['INPUT1']. Please provide all required input(s).",
         "digits": {"label": [[2, 1], 2], "probabilities": [[2, 10], 20]},
         "ready": True,
     }

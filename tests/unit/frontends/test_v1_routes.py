@@ -378,7 +378,8 @@ async def test_a_model_that_is_named_like_a_call(tmp_path: Path) -> None:
 
 
 async def test_the_documentation(client: httpx.AsyncClient) -> None:
-    paths = (await client.get("/openapi.json")).json()["paths"]
+    document = (await client.get("/openapi.json")).json()
+    paths = document["paths"]
     model = "/v1/models/{model}"
     expected = {
         "/": "get",
@@ -398,5 +399,7 @@ async def test_the_documentation(client: httpx.AsyncClient) -> None:
         path: [method] for path, method in expected.items()
     }
     schema = paths[f"{model}:predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert set(schema["properties"]) == {"signature_name", "instances", "inputs"}
+    assert schema == {"$ref": "#/components/schemas/PredictRequestBody"}
+    members = document["components"]["schemas"]["PredictRequestBody"]["properties"]
+    assert set(members) == {"signature_name", "instances", "inputs"}
     assert all(call["description"] for methods in found.values() for call in methods.values())

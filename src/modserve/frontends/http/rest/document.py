@@ -12,6 +12,9 @@ from .tags import TAGS
 _VALIDATION = "422"
 """FastAPI's own status for parameters that it refuses; here a path with such parameters is none."""
 
+_HIGHEST = 2**63 - 1
+"""Of the numbers of versions."""
+
 _BODIES: Mapping[str, object] = {
     "/v2/repository/index": {"ready": True},
     "/v2/repository/{repository}/index": {"ready": True},
@@ -41,7 +44,11 @@ def complete(document: dict[str, Any]) -> None:
 
 def _parameter(name: str) -> dict[str, Any]:
     """A part of a path. There are no other parameters: queries are ignored."""
-    schema = {"type": "integer", "minimum": 1} if name == "version" else {"type": "string", "minLength": 1}
+    schema = (
+        {"type": "integer", "minimum": 1, "maximum": _HIGHEST}
+        if name == "version"
+        else {"type": "string", "minLength": 1}
+    )
     return {"name": name, "in": "path", "required": True, "schema": schema}
 
 

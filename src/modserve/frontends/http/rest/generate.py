@@ -20,7 +20,7 @@ from modserve.protocol.json.json_text import MIME_JSON
 
 from .disconnect import unless_disconnected
 from .messages import add_model_route, deadline_ns, forwarded_headers, new_router, read_body
-from .schemas import FAILURES, SCHEMAS, body_of, errors_of, responses_of
+from .schemas import FAILURES, body_of, errors_of, responses_of
 from .streams import HttpStream, Streams, respond
 from .tags import INFERENCE
 
@@ -65,7 +65,7 @@ def router(context: CallContext, streams: Streams) -> APIRouter:
         options = {
             "response_class": kind,
             "responses": responses,
-            "openapi_extra": body_of(SCHEMAS["GenerateRequestBody"]),
+            "openapi_extra": body_of("GenerateRequestBody"),
         }
         add_model_route(router, context.server, suffix, handler, methods=["POST"], **options)
     return router

@@ -19,7 +19,7 @@ from modserve.server import Server
 from .disconnect import unless_disconnected
 from .messages import json_response, new_router
 from .predict import respond
-from .schemas import FAILURES, SCHEMAS, body_of, response_of, responses_of
+from .schemas import FAILURES, body_of, response_of, responses_of
 from .tags import V1
 
 _MODEL = "/v1/models/{model}"
@@ -68,7 +68,7 @@ def _add_inference(router: APIRouter, context: CallContext) -> None:
             handler,
             methods=["POST"],
             responses=responses_of("PredictResponseBody", *FAILURES, 501),
-            openapi_extra=body_of(SCHEMAS["PredictRequestBody"]),
+            openapi_extra=body_of("PredictRequestBody"),
         )
     # No model takes tf.Example records or has an explainer: these calls only say so, and are not in the document.
     for path, method in (
