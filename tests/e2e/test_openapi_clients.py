@@ -12,9 +12,9 @@ def test_inferences_by_a_generated_client(server: ServerProcess, tmp_path: Path)
     address = f"http://{HOST}:{server.http_port}"
     (tmp_path / "config.yml").write_text("post_hooks: []\n")  # which format the code
     for model in ("simple", "digits"):
-        command = [PYTHON, "-m", "openapi_python_client", "generate", "--meta=none", "--fail-on-warning"]
-        command += [f"--url={address}/v2/models/{model}/openapi.json", f"--output-path={tmp_path / model}"]
-        done = run_client([*command, f"--config={tmp_path / 'config.yml'}"])
+        options = ["--meta=none", "--fail-on-warning", f"--config={tmp_path / 'config.yml'}"]
+        options += [f"--url={address}/v2/models/{model}/openapi.json", f"--output-path={tmp_path / model}"]
+        done = run_client([PYTHON, "-m", "openapi_python_client", "generate", *options])
         assert done.returncode == 0, done.stdout + done.stderr
     done = run_client([PYTHON, Path(__file__).with_name("openapi_calls.py"), tmp_path, address])
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from urllib.parse import quote
 
 from modserve.core.configuration.model_config import ModelConfig, TensorSpec
-from modserve.core.tensors import dtypes
 from modserve.protocol import examples
 from modserve.protocol.examples import JsonObject, Models
 
@@ -30,6 +29,9 @@ _COUNTING: Mapping[str, str] = {
     "string": 'np.array([f"text {{index}}" for index in range({count})], object).reshape({shape})',
 }
 """By `Datatype.json_kind`: what computes the elements of the first input of an example."""
+
+_DTYPES: Mapping[str, str] = {"BYTES": "object", "BF16": "ml_dtypes.bfloat16"}
+"""The types of arrays that are none of numpy's numbers, by datatype."""
 
 _QUEUE = "import queue\n\n"
 _TENSORS = """\
@@ -81,8 +83,7 @@ def python(config: ModelConfig, models: Models) -> str:
         call = f"    for result in client.stream({arguments}):\n{_printed(config, '        print(result[{}])')}"
     else:
         call = f"    result = client.infer({arguments})\n{_printed(config, '    print(result[{}])')}"
-    numpy = "import numpy as np\n" if "np." in inputs else ""
-    return f'{numpy}import modserve\n\nwith modserve.connect("http://localhost:8000") as client:\n{call}'
+    return f'{_imports(inputs)}import modserve\n\nwith modserve.connect("http://localhost:8000") as client:\n{call}'
 
 
 def tritonclient(config: ModelConfig, models: Models) -> str:
@@ -95,7 +96,7 @@ def tritonclient(config: ModelConfig, models: Models) -> str:
     )
     head = (
         f"# pip install 'tritonclient[{kind}]'\n"
-        f"{_QUEUE if stream else ''}import numpy as np\nimport tritonclient.{kind} as {module}\n\n"
+        f"{_QUEUE if stream else ''}{_imports(values)}import tritonclient.{kind} as {module}\n\n"
         f"values = {{\n{values}}}\n{_TENSORS.format(module=module)}\n"
     )
     parameters = "".join(f", {name}={value!r}" for name, value in examples.parameters(config, models).items())
@@ -120,6 +121,11 @@ def tritonclient(config: ModelConfig, models: Models) -> str:
         f"{_printed(config, '            print(result.as_numpy({}))')}"
         '        final = result.get_response().parameters["triton_final_response"].bool_param\n'
     )
+
+
+def _imports(code: str) -> str:
+    lines = (("ml_dtypes.", "import ml_dtypes\n"), ("np.", "import numpy as np\n"))
+    return "".join(line for name, line in lines if name in code)
 
 
 def _printed(config: ModelConfig, line: str) -> str:
@@ -148,15 +154,13 @@ def _client_value(config: ModelConfig, spec: TensorSpec) -> str:
     """A list, from which the client makes what the model takes; an array of more elements."""
     if math.prod(examples.shape(config, spec)) <= MOST_LISTED:
         return repr(examples.nested(config, spec))
-    array = _array(config, spec)
-    return f"{array}.tolist()" if spec.datatype.own_numpy is None else array
+    return _array(config, spec)
 
 
 def _array(config: ModelConfig, spec: TensorSpec) -> str:
-    """An expression for a numpy array; BF16 elements are FP32 there."""
-    shape = examples.shape(config, spec)
-    numpy = spec.datatype.own_numpy
-    dtype = "object" if spec.datatype is dtypes.BYTES else f"np.{'float32' if numpy is None else numpy.name}"
+    """An expression for a numpy array."""
+    shape, numpy = examples.shape(config, spec), spec.datatype.own_numpy
+    dtype = _DTYPES.get(spec.datatype.name) or f"np.{numpy}"
     count = math.prod(shape)
     if count <= MOST_LISTED:
         return f"np.array({examples.nested(config, spec)!r}, {dtype})"
