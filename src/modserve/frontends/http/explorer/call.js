@@ -75,8 +75,13 @@ async function readInto(response, answer) {
   answer.textContent = streamed ? text : readable(text);
 }
 
+function firstSentence(text) {
+  return text.split(/(?<=[.?]) /)[0];
+}
+
 function operationForm(path, method, operation, schemas) {
-  const form = element("form", {}, element("p", {}, ...marked(operation.description || "")));
+  const description = operation.description || "";
+  const form = element("form", {}, element("p", {}, ...marked(description.replace(firstSentence(description), ""))));
   const inputs = parameterFields(path);
   form.append(element("div", { class: "fields" },
     ...Object.entries(inputs).map(([name, input]) => element("label", {}, `${name} `, input))));
@@ -130,7 +135,7 @@ function callElement(path, method, operation, schemas) {
   const summary = element("summary", {},
     element("span", { class: `method ${method}` }, method.toUpperCase()),
     element("span", { class: "path" }, path),
-    element("span", { class: "summary" }, ...marked((operation.description || "").split(". ")[0])));
+    element("span", { class: "summary" }, ...marked(firstSentence(operation.description || ""))));
   const call = element("details", { class: "call", "data-path": path, "data-method": method }, summary);
   call.addEventListener("toggle", () => {
     if (call.open && call.children.length === 1) {

@@ -56,6 +56,11 @@ function tensorRows(metadata, schemas) {
       element("td", {}, `[${tensor.shape.join(", ")}]`))));
 }
 
+function explain(trouble) {
+  byId("model-note").textContent = trouble;
+  byId("model-note").hidden = !trouble;
+}
+
 async function showModel() {
   const name = encodeURIComponent(byId("name").value);
   const turn = ++newestModel;
@@ -75,8 +80,7 @@ async function showModel() {
   }
   snippets = programs;
   byId("document").setAttribute("href", `v2/models/${name}/openapi.json`);
-  byId("model-note").textContent = trouble;
-  byId("model-note").hidden = !trouble;
+  explain(trouble);
   byId("tensors").hidden = !rows.length;
   byId("tensors").tBodies[0].replaceChildren(...rows);
   showSnippet();

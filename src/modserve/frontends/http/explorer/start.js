@@ -1,20 +1,23 @@
 // What the page looks up when it is opened.
 
 async function findModels() {
+  let trouble = "No model is READY.";
+  models = [];
   try {
     const body = JSON.stringify({ ready: true });
     models = await fetched("v2/repository/index", { method: "POST", body });
   } catch {
     try {
       models = (await fetched("v2/models")).models.map((name) => ({ name, version: "1" }));
-    } catch {
-      models = [];
+    } catch (error) {
+      trouble = error.message;
     }
   }
   const names = [...new Set(models.map((model) => model.name))];
   byId("models").replaceChildren(...names.map((name) => element("option", { value: name })));
   byId("name").replaceChildren(...names.map((name) => element("option", {}, name)));
-  byId("model").hidden = !names.length;
+  byId("chosen").hidden = !names.length;
+  explain(names.length ? "" : trouble);
   if (names.length) {
     byId("name").value = names.includes(preferred) ? preferred : names.includes("simple") ? "simple" : names[0];
     prefer(byId("name").value);
