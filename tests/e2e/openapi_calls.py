@@ -2,7 +2,7 @@
 
     openapi_calls.py FOLDER ADDRESS
 
-FOLDER has the packages, each with the name of its model. Runs in the environment of `scripts/clients`.
+FOLDER has the packages, each with the name of its model and `_client`. Runs in the environment of `scripts/clients`.
 """
 
 import importlib
@@ -16,7 +16,7 @@ sys.path.insert(0, FOLDER)
 
 
 def part(model: str, name: str) -> ModuleType:
-    return importlib.import_module(f"{model}.{name}")
+    return importlib.import_module(f"{model}_client.{name}")
 
 
 def call(model: str, call: str, body: object) -> Any:

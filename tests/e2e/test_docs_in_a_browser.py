@@ -210,6 +210,7 @@ def test_nothing_overlaps_or_scrolls_sideways(server: ServerProcess, browser: we
     assert browser.execute_script("return document.documentElement.scrollWidth - innerWidth") <= 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_rule_of_axe_is_broken(
@@ -229,7 +230,7 @@ def test_no_rule_of_axe_is_broken(
 def test_an_inference_by_keyboard_alone(server: ServerProcess, browser: webdriver.Chrome) -> None:
     opened(browser, server)
     press(browser, Keys.TAB)
-    names = []
+    names: list[str] = []
     while browser.switch_to.active_element.get_attribute("role") != "tab":
         assert len(names) < 10, names
         names.append(browser.switch_to.active_element.accessible_name)

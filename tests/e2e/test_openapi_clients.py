@@ -1,22 +1,43 @@
 """A client that a generator of another project makes from a model's OpenAPI document runs inferences."""
 
 import json
+import re
 from pathlib import Path
 
+import pytest
 from foreign_clients import PYTHON, run_client
 from server_process import ServerProcess
 from wire import HOST
 
 
-def test_inferences_by_a_generated_client(server: ServerProcess, tmp_path: Path) -> None:
-    address = f"http://{HOST}:{server.http_port}"
-    (tmp_path / "config.yml").write_text("post_hooks: []\n")  # which format the code
+PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
+
+
+@pytest.fixture(scope="module")
+def generated(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the clients."""
+    folder = tmp_path_factory.mktemp("clients")
+    (folder / "config.yml").write_text("post_hooks: []\n")  # which format the code
     for model in ("simple", "digits"):
-        options = ["--meta=none", "--fail-on-warning", f"--config={tmp_path / 'config.yml'}"]
-        options += [f"--url={address}/v2/models/{model}/openapi.json", f"--output-path={tmp_path / model}"]
+        options = ["--meta=none", "--fail-on-warning", f"--config={folder / 'config.yml'}"]
+        url = f"http://{HOST}:{server.http_port}/v2/models/{model}/openapi.json"
+        options += [f"--url={url}", f"--output-path={folder / model}_client"]
         done = run_client([PYTHON, "-m", "openapi_python_client", "generate", *options])
         assert done.returncode == 0, done.stdout + done.stderr
-    done = run_client([PYTHON, Path(__file__).with_name("openapi_calls.py"), tmp_path, address])
+    return folder
+
+
+def test_the_program_of_the_documentation(server: ServerProcess, generated: Path) -> None:
+    (program,) = re.findall(r"^```python\n(from simple_client.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (generated / "program.py").write_text(program.replace("localhost:8000", f"{HOST}:{server.http_port}"))
+    done = run_client([PYTHON, generated / "program.py"])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == list(range(1, 17))
+
+
+def test_calls(server: ServerProcess, generated: Path) -> None:
+    address = f"http://{HOST}:{server.http_port}"
+    done = run_client([PYTHON, Path(__file__).with_name("openapi_calls.py"), generated, address])
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
         "id": "mine",
