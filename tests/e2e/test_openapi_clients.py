@@ -9,7 +9,6 @@ from foreign_clients import PYTHON, run_client
 from server_process import ServerProcess
 from wire import HOST
 
-
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 
 
