@@ -106,6 +106,16 @@ def test_what_the_schemas_refuse() -> None:
     assert problems(described, "GenerateRequest", {"A": [1, 2, 3], "B": ["one", "two", "three"]})
 
 
+def test_fewer_elements_than_a_row_are_refused() -> None:
+    described = document(image(dims=(2, 2)))
+    body = examples.infer(image(dims=(2, 2)), {})
+    assert problems(described, "InferRequest", body) == []
+    assert problems(described, "GenerateRequest", {"A": [1, 2, 3], "B": [1, 2, 3, 4]})
+    short = json.loads(json.dumps(body))
+    short["inputs"][0]["data"].pop()
+    assert problems(described, "InferRequest", short)
+
+
 def test_responses() -> None:
     described = document(image())
     label = {"name": "label", "datatype": "INT64", "shape": [1, 1], "data": [7]}
@@ -128,6 +138,7 @@ def test_a_model_of_sequences_needs_their_id() -> None:
     body = dict(examples.infer(SEQUENCES, {}))
     assert problems(described, "InferRequest", body) == []
     assert problems(described, "InferRequest", {**body, "parameters": {"sequence_start": True}})
+    assert problems(described, "InferRequest", {**body, "parameters": {"sequence_id": 0}})
     body.pop("parameters")
     assert problems(described, "InferRequest", body)
 

@@ -377,6 +377,12 @@ async def test_a_model_that_is_named_like_a_call(tmp_path: Path) -> None:
         assert (await client.get("/v1/models/a:explain")).status_code == 405
 
 
+async def test_the_methods_of_a_labelled_version(client: httpx.AsyncClient) -> None:
+    path = "/v1/models/simple/labels/stable"
+    assert (await client.options(path)).headers["allow"] == "GET, HEAD, OPTIONS"
+    assert (await client.options(f"{path}:predict")).headers["allow"] == "POST, OPTIONS"
+
+
 async def test_the_documentation(client: httpx.AsyncClient) -> None:
     document = (await client.get("/openapi.json")).json()
     paths = document["paths"]

@@ -39,6 +39,9 @@ _ELEMENTS: Mapping[str, JsonObject] = {
 """The JSON schema of an element, by datatype."""
 
 
+_SEQUENCE_ID: JsonObject = {"type": ["integer", "string"], "minimum": 1, "maximum": 2**64 - 1, "minLength": 1}
+
+
 def model_document(config: ModelConfig, models: Models, path: str, server_version: str) -> dict[str, Any]:
     """The document of the model, or the version, at `path`. `models`: those that are READY, by name."""
     schemas = _schemas(config, models)
@@ -120,8 +123,7 @@ def _schemas(config: ModelConfig, models: Models) -> JsonObject:
     required = sum(not spec.optional for spec in config.inputs)
     sequence = examples.parameters(config, models)
     own: JsonObject = {
-        name: {"type": "boolean"} if isinstance(value, bool) else {"type": ["integer", "string"]}
-        for name, value in sequence.items()
+        name: {"type": "boolean"} if isinstance(value, bool) else _SEQUENCE_ID for name, value in sequence.items()
     }
     parameters = _object(own, ["sequence_id"] if sequence else [], "Parameters of the request, or of the model.")
     request = {
@@ -200,6 +202,8 @@ def _tensor(config: ModelConfig, spec: TensorSpec) -> JsonObject:
     data: JsonObject = {"type": "array", "items": _ELEMENTS[spec.datatype.name], "description": "Row by row."}
     if count is not None:
         data |= {"minItems": count, "maxItems": count}
+    elif fewest := _fewest(config, spec):
+        data["minItems"] = fewest
     sizes: JsonObject = {
         "type": "array",
         "description": f"`{list(dims)}`, where -1 is any size{', the batch first' if config.batching else ''}.",
@@ -223,8 +227,13 @@ def _value(config: ModelConfig, spec: TensorSpec) -> JsonObject:
     elements: JsonObject = {"type": "array", "items": element}
     fixed = math.prod(size for size in dims if size >= 0)
     if fixed > 1:
-        return elements
+        return {**elements, "minItems": fewest} if (fewest := _fewest(config, spec)) else elements
     return element if _count(dims) == 1 else {"anyOf": [element, elements]}
+
+
+def _fewest(config: ModelConfig, spec: TensorSpec) -> int:
+    """The number of elements of a row, if only the size of the batch varies; 0 otherwise."""
+    return (_count(spec.dims) or 0) if config.batching else 0
 
 
 def _count(dims: Shape) -> int | None:
