@@ -91,6 +91,14 @@ async def test_examples_of_a_model(client: httpx.AsyncClient) -> None:
     assert (await client.get("/docs/examples/nosuch")).status_code == 404
 
 
+async def test_programs_of_a_model(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/docs/snippets/simple")
+    assert answer.status_code == 200
+    assert set(answer.json()) == {"curl", "python", "tritonclient"}
+    assert all("INPUT0" in program for program in answer.json().values())
+    assert (await client.get("/docs/snippets/nosuch")).status_code == 404
+
+
 async def test_bodies_that_need_no_model_are_in_the_document(client: httpx.AsyncClient) -> None:
     paths = (await client.get("/openapi.json")).json()["paths"]
     assert paths["/v2/repository/index"]["post"]["requestBody"]["content"]["application/json"]["example"] == {
