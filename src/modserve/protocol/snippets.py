@@ -109,7 +109,7 @@ def tritonclient(config: ModelConfig, models: Models) -> str:
         )
     return (
         f"{head}responses = queue.Queue()\n"
-        f'with grpcclient.InferenceServerClient("localhost:8001") as client:\n'
+        f'with grpcclient.InferenceServerClient("localhost:8001") as client:  # its gRPC port\n'
         "    client.start_stream(lambda result, error: responses.put((result, error)))\n"
         f"    client.async_stream_infer({name}, inputs, enable_empty_final_response=True{parameters})\n"
         "    final = False\n"
