@@ -1,7 +1,7 @@
 """``modserve bench`` beside NVIDIA's perf_analyzer, against the same server, in turns: do both print the same figures?
 
     python benchmarks/bench_against_perf_analyzer.py           # prints the table
-    python benchmarks/bench_against_perf_analyzer.py --write   # and puts it into docs/bench.md
+    python benchmarks/bench_against_perf_analyzer.py --write   # and puts it into docs/performance/tables.md
 
 `simple` takes microseconds, so that in a closed loop the clients' own time shows: they share the cores with the server.
 `slow`, a model in Python, takes `SLOW_SECONDS`: there both should print the same.
@@ -26,7 +26,6 @@ from pathlib import Path
 import overhead
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "bench.md"
 CLIENTS = ROOT / ".venv-clients"
 PERF_ANALYZER = CLIENTS / "bin" / "perf_analyzer"
 WINDOW_SECONDS = 2.0
@@ -153,7 +152,7 @@ def report(arguments: argparse.Namespace) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--write", action="store_true", help=f"put the table into {overhead.REPORT.relative_to(ROOT)}")
     parser.add_argument("--runs", type=int, default=3, help="pairs of runs for each load")
     parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 4, 16])
     parser.add_argument("--rate", type=int, nargs="*", default=[1000])
@@ -163,7 +162,7 @@ def main() -> None:
     text = report(arguments)
     print(text)
     if arguments.write:
-        overhead.put_into_report(Path(__file__).name, text, PAGE)
+        overhead.put_into_report(Path(__file__).name, text)
 
 
 if __name__ == "__main__":

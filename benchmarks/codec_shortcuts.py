@@ -3,7 +3,7 @@
     PYTHONPATH=build/compiled python benchmarks/codec_shortcuts.py
 
 No server runs: each row calls what has the short cut, with the requests that clients send again and again. Both ways
-take turns in one run, and the medians are compared. A whole request takes some 15 µs (docs/performance.md).
+take turns in one run, and the medians are compared. A whole request takes some 15 µs (docs/performance/tables.md).
 """
 
 import statistics

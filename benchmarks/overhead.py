@@ -1,7 +1,7 @@
 """What the server itself costs: requests per second, latency, server CPU a request and memory, beside the bare engine.
 
     python benchmarks/overhead.py                     # prints the report, some minutes
-    python benchmarks/overhead.py --write             # and puts it into docs/performance.md
+    python benchmarks/overhead.py --write             # and puts it into docs/performance/tables.md
     python benchmarks/overhead.py --baseline ../old   # another checkout of the source beside this one
 
 Needs ``pip install .[dev]`` and the programs wrk and h2load (Debian: wrk, nghttp2-client). Where the environment
@@ -48,7 +48,7 @@ except ModuleNotFoundError as missing:
     raise SystemExit(f"the Python package '{missing.name}' is not installed: pip install '.[dev]'") from None
 
 ROOT = Path(__file__).resolve().parent.parent
-REPORT = ROOT / "docs" / "performance.md"
+REPORT = ROOT / "docs" / "performance" / "tables.md"
 CONNECTIONS = (1, 16, 64)
 GRPC_RATE = 20_000
 """h2load counts requests, not seconds: so many for each second of a window.
@@ -716,7 +716,7 @@ def main() -> None:
 
 
 def put_into_report(script: str, text: str, report: Path = REPORT) -> None:
-    """Replace what stands in docs/performance.md, or in another page, between the two marks of `script`."""
+    """Replace what stands in docs/performance/tables.md, or in another page, between the two marks of `script`."""
     begin, end = f"<!-- {script} begins -->", f"<!-- {script} ends -->"
     before, found, rest = report.read_text().partition(begin)
     _, closed, after = rest.partition(end)

@@ -205,7 +205,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--compiled", type=Path, default=ROOT / "build" / "compiled", help="modserve's compiled form")
     parser.add_argument("--json", type=Path, help="also write the figures into this file")
     parser.add_argument("--keep", type=Path, help="a new folder for the servers' files and logs; default: none is left")
-    parser.add_argument("--write", action="store_true", help="put a summary into docs/performance.md")
+    parser.add_argument("--write", action="store_true", help="put a summary into docs/performance/tables.md")
     parser.add_argument("--list", action="store_true", help="name the servers, and end")
     parser.add_argument("--setup", action="store_true", help="make the virtual environments, and end")
     return parser.parse_args()
@@ -246,7 +246,7 @@ def main() -> None:
     if options.write:
         FIGURES.write_text(figures)
         PICTURE.write_text(report.picture(results))
-        link = f"![Latency against throughput of each server](performance/{PICTURE.name})"
+        link = f"![Latency against throughput of each server]({PICTURE.name})"
         put_into_report("peers.py", f"{link}\n\n{report.summary(results, engine, cores, window)}")
 
 

@@ -233,7 +233,7 @@ def bls_table(served: Sequence[Contender]) -> list[str]:
 
 
 def summary(chosen: Sequence[Workload], served: Sequence[Contender]) -> list[str]:
-    """The part of the tables that docs/performance.md shows: medians at the middle number of clients."""
+    """The part of the tables that docs/performance/tables.md shows: medians at the middle number of clients."""
     numbers = sorted({clients for _, clients in served[0].loads})
     clients = numbers[len(numbers) // 2]
     lines = [
@@ -371,7 +371,7 @@ def main() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(image, encoding="utf-8")
     if arguments.write:
-        link = f"![Requests per second and CPU of each model]({PICTURE.relative_to(overhead.REPORT.parent)})"
+        link = f"![Requests per second and CPU of each model]({PICTURE.name})"
         overhead.put_into_report("python_backend.py", "\n".join([link, "", conditions, *short]))
 
 

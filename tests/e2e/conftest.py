@@ -29,6 +29,8 @@ LONGEST = (
     "test_remote_azure",
     "test_redis_cache",
     "test_console_in_a_browser",
+    "test_docs_in_a_browser",
+    "test_docs_snippets",
     "test_bench_command",
     "test_commands",
     "test_counterexamples_wire",

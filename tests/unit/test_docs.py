@@ -13,7 +13,7 @@ import option_tables
 import pytest
 
 from modserve import InferenceServer, Settings
-from modserve.settings import from_command_line
+from modserve.settings import OPTIONS, from_command_line
 from modserve.testing import FakeDevice, write_model
 
 ROOT = Path(__file__).parents[2]
@@ -135,11 +135,17 @@ def test_every_message_of_the_page_on_troubleshooting_is_one() -> None:
     assert sorted(part for part in parts if part not in said) == []
 
 
-def test_the_tables_of_options_say_what_the_settings_say() -> None:
-    for file in (option_tables.PAGE, option_tables.CONFIGURATION):
+def test_the_tables_say_what_the_source_says() -> None:
+    for file in option_tables.PAGES:
         page = file.read_text("utf-8")
         assert option_tables.END in page
         assert option_tables.renewed(page) == page, "python scripts/option_tables.py writes the tables anew"
+
+
+def test_the_tables_of_options_have_each_option_once() -> None:
+    """Also those that HTTP and gRPC share, which are in one row."""
+    names = [line.partition(" | ")[0] for line in option_tables.tables().splitlines() if line.startswith("| `--")]
+    assert sorted(re.findall(r"--([\w-]+)", " ".join(names))) == sorted(OPTIONS)
 
 
 def test_the_option_file_of_the_page_on_options(tmp_path: Path) -> None:

@@ -42,9 +42,9 @@ class FrontEndSettings:
     )
     client_timeout: Count = option(
         60,
-        "Seconds in which a client must finish a request's head, send more of its body or message (otherwise 408, "
-        "DEADLINE_EXCEEDED; five times as long for 16 KiB of it) or read more of a response (otherwise the connection "
-        "is closed), over HTTP and gRPC; 0: no limit.",
+        "Seconds in which a client must finish a request's head, send more of its body or message (else 408, "
+        "DEADLINE_EXCEEDED; five times as long for 16 KiB) or read more of a response (else disconnected), over HTTP "
+        "and gRPC; 0: no limit.",
         "http-client-timeout",
     )
 
@@ -90,15 +90,15 @@ class HttpSettings(FrontEndSettings):
     )
     max_connections: Count = option(
         10_000,
-        "Maximum number of open connections; one more gets 503. Fewer if the limit on open files is too low; 0: as "
-        "many as that limit allows.",
+        "Maximum number of open connections, within the limit on open files; one more gets 503; 0: as many as that "
+        "limit allows.",
     )
     idle_timeout: Count = option(620, "Seconds that an idle connection stays open; 0: forever.")
     console: bool = option(True, "Serve the live console to browsers, at / and /console.", "console")
     allow_host: values.Hosts = option(
         frozenset(),
-        "Name that browsers may use for the server, in addition to addresses and the machine's names, * for any; may "
-        "be repeated.",
+        "Name by which browsers may call the server, besides addresses and the machine's names; * for any; may be "
+        "repeated.",
         value="NAME",
         several=True,
     )
@@ -130,25 +130,23 @@ class GrpcSettings(FrontEndSettings):
     )
     max_message: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = option(
         None,
-        "Maximum size of a message from a client in bytes; 0: no limit. The memory is that of the container, the "
-        "process limit or the machine, whichever is smallest.",
+        "Maximum bytes of a client's message; 0: no limit. The memory is that of container, process limit or machine, "
+        "whichever is smallest.",
         "grpc-max-message-size",
         default_in_words="an eighth of the memory, at most 512 MiB",
     )
     max_concurrent_streams: Count = option(
-        1_000, "Maximum number of open calls on a connection; further ones wait in the client; 0: no limit."
+        1_000, "Maximum number of open calls on a connection; others wait in the client; 0: no limit."
     )
     keepalive_time: Milliseconds = option(7_200_000, "Milliseconds of silence before the server pings a client.")
     keepalive_timeout: Milliseconds = option(
-        20_000, "Milliseconds that a client has to reply to a ping before it is disconnected."
+        20_000, "Milliseconds to reply to a ping before the client is disconnected."
     )
     keepalive_permit_without_calls: bool = option(False, "Also send pings on connections without calls.")
-    http2_max_pings_without_data: Count = option(
-        2, "Maximum number of pings sent without data in between; 0: no limit."
-    )
+    http2_max_pings_without_data: Count = option(2, "Pings sent without data in between; 0: no limit.")
     http2_min_recv_ping_interval_without_data: Count = option(
-        300_000, "A client that pings more often than this (in milliseconds) without sending data gets a strike."
+        300_000, "Minimum milliseconds between pings of a client that sends no data; an earlier ping is a strike."
     )
-    http2_max_ping_strikes: Count = option(2, "Number of strikes before a client's connection is closed; 0: no limit.")
+    http2_max_ping_strikes: Count = option(2, "Strikes before a client's connection is closed; 0: no limit.")
     max_connection_age: Count = option(0, "Milliseconds before the server asks a client to reconnect; 0: never.")
     max_connection_age_grace: Count = option(0, "Milliseconds that its calls may still take then; 0: no limit.")

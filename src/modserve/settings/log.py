@@ -4,13 +4,13 @@ from typing import Any
 
 from .options import option
 
-FORMAT: Any = option("ISO8601", "Format of log lines; default is Triton's format, json writes one object per line.")
-FILE: Any = option("", "File to append log lines to, instead of standard error; SIGHUP reopens it.")
+FORMAT: Any = option("ISO8601", "Format of log lines; default is Triton's, json writes an object per line.")
+FILE: Any = option("", "File for log lines, instead of standard error; SIGHUP reopens it.")
 
 MULTILINE: Any = option(
     "auto",
-    "Write tracebacks in the format ISO8601 on separate, indented lines; auto: on a terminal only. Otherwise each "
-    "message is one line.",
+    "Write tracebacks in the format ISO8601 on separate, indented lines; auto: on a terminal only; false: in the "
+    "message's line.",
 )
 ACCESS_LOG: Any = option(
     "errors",
@@ -20,5 +20,5 @@ ACCESS_LOG: Any = option(
 ACCESS_LOG_RATE: Any = option(100, "Log one of this many requests with --access-log=sampled.")
 REQUEST_IDS: Any = option(
     "needed",
-    "Requests that get an X-Request-ID if their client sends none: needed: those that the log mentions; all.",
+    "Requests that get an X-Request-ID if their client sends none: needed: those in the log; all.",
 )

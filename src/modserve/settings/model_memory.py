@@ -41,8 +41,8 @@ Lazily = Annotated[Literal["auto", "true", "false"], BeforeValidator(_lazily)]
 LIMIT: MemoryLimit = option(
     MemoryLimit(),
     "Memory for all models together: bytes, a size such as 10GB or 500MiB, or a percentage of the memory of the "
-    "container or machine. Models then load with their first request, and the least recently used ones are unloaded "
-    "for others; 0: no limit, and all models stay loaded.",
+    "container or machine. Models load with their first request, and the least recently used ones are unloaded for "
+    "others; 0: no limit, all stay loaded.",
     section="memory of models",
     value="BYTES|SIZE|PERCENTAGE",
     default_in_words="0",
@@ -50,16 +50,16 @@ LIMIT: MemoryLimit = option(
 LAZILY: Literal["auto", "true", "false"] = option(
     "auto",
     "Load models with their first request, not at the start; auto: only with --model-memory-limit. A model's "
-    "parameter residency.load (lazy or eager) overrides it.",
+    "parameter residency.load overrides it.",
     flag=True,
     value="auto|true|false",
 )
 IDLE_SECS: int = option(
     0,
-    "Seconds without a request after which a model is unloaded until its next request; 0: never. A model's parameter "
+    "Seconds without a request after which a model is unloaded until the next one; 0: never. A model's parameter "
     "residency.idle_unload_secs overrides it.",
 )
 WAIT_SECS: int = option(
     30,
-    "Seconds that requests wait for the memory that their model needs before they are refused.",
+    "Seconds that requests wait for memory for their model before they are refused.",
 )

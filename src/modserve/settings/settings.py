@@ -48,17 +48,16 @@ class Settings(BaseModel):
     """One or several; `repositories` has them as paths and remote places."""
     python_model: values.PythonModels = option(
         {},
-        "Function or class decorated with modserve.model; may be repeated. You may omit the option's name: 'serve "
-        "my_module:my_model'. NAME is the model's name, by default OBJECT.",
+        "Function or class decorated with modserve.model; 'serve my_module:my_model' works too; NAME is by default "
+        "OBJECT; may be repeated.",
         value="[NAME=]MODULE:OBJECT",
         several=True,
     )
     """Decorated objects, or their places as texts, by name; the keyword takes one or several, or a mapping."""
     model_file: values.ModelFiles = option(
         (),
-        "Model file, or directory of one model, to serve without a repository; may be repeated. You may omit the "
-        "option's name: 'serve resnet50.onnx'. NAME is the model's name, by default the file's name without its "
-        "extension.",
+        "Model file, or directory of one model, to serve without a repository; 'serve resnet50.onnx' works too; NAME "
+        "is by default the file's name without its extension; may be repeated.",
         value="[NAME=]FILE",
         several=True,
     )
@@ -68,15 +67,15 @@ class Settings(BaseModel):
     exit_on_error: bool = option(False, "Exit if a model fails to load at the start.")
     exit_timeout_secs: Count = option(30, "Seconds that a stopping server waits for requests in flight.")
     strict_readiness: bool = option(
-        True, "Be ready only when every model is; if false, as soon as the first load is over."
+        True, "Be ready only when every model is; false: as soon as the first load is over."
     )
     strict_version_readiness: bool = option(
-        False, "Be unready, like Triton, if a version is loading or has failed while other versions of its model serve."
+        False, "Be unready, like Triton, while a version loads or has failed, even if others of its model serve."
     )
     model_control_mode: values.ControlMode = option(
         "none",
-        "none: load all models at the start; explicit: load those of --load-model, later those that clients load; "
-        "poll: load all, then follow changes in the repositories.",
+        "none: load all models at the start; explicit: load those of --load-model and those that clients load; poll: "
+        "load all, then follow changes in the repositories.",
     )
     load_model: tuple[str, ...] = option(
         (), "Model to load at the start in mode explicit, * for all; may be repeated.", value="NAME"
@@ -85,7 +84,7 @@ class Settings(BaseModel):
         False, "Load models whose symbolic links lead out of their model repository.", flag=True
     )
     require_digests: bool = option(
-        False, "Refuse models with files that have no digest in a SHA256SUMS file of the repository.", flag=True
+        False, "Refuse models with files that the repository's SHA256SUMS does not list.", flag=True
     )
     deny_code: bool = option(
         False,
@@ -113,8 +112,8 @@ class Settings(BaseModel):
     )
     warmup: Literal["auto", "config", "off"] = option(
         "config",
-        "Models that run sample requests on each instance before they are ready: config: those with model_warmup; "
-        "auto: all others too, with generated data; off: none.",
+        "Models to run sample requests on before they are ready: config: those with model_warmup; auto: all others "
+        "too, with generated data; off: none.",
     )
     # Of its two options, tritonserver lets the one win that switches it off.
     disable_auto_complete_config: values.AnyFlag = option(
@@ -127,12 +126,12 @@ class Settings(BaseModel):
     )
     default_backend: Literal["file", "auto"] = option(
         "file",
-        "Backend of models whose configuration names none: file: the one for the model's file; auto: the fastest of "
-        "all that can run it, by measurement.",
+        "Backend of models whose configuration names none: file: that of the model's file; auto: the fastest that can "
+        "run it, by measurement.",
     )
     backend_config: values.BackendOptions = option(
         {},
-        "Option of a backend, or without BACKEND the default for all backends; may be repeated.",
+        "Option of a backend, or without BACKEND the default for all; may be repeated.",
         value="[BACKEND,]KEY=VALUE",
         parse=values.backend_option,
         several=True,
@@ -140,9 +139,9 @@ class Settings(BaseModel):
     """By backend name; those of the name ``""`` are for every backend that has none of its own."""
     cache_config: values.CacheConfig = option(
         CacheSettings(),
-        "Cache for responses of models with response_cache: in this process (local,size=BYTES, optionally ttl=SECONDS "
-        "and entry_size=BYTES), or in a Redis that several servers share (redis,host=NAME,port=N, optionally the keys "
-        "of Triton's Redis cache, ttl and entry_size); may be repeated.",
+        "Cache for responses of models with response_cache: local,size=BYTES in this process (optionally ttl=SECONDS, "
+        "entry_size=BYTES), or redis,host=NAME,port=N, shared by several servers (optionally the keys of Triton's "
+        "Redis cache, ttl, entry_size); may be repeated.",
         "",
         Option("Same as --cache-config=local,size=N, deprecated.", "response-cache-byte-size", parse=whole_number),
         value="CACHE,KEY=VALUE",
@@ -153,14 +152,14 @@ class Settings(BaseModel):
     """A number is that of the bytes here; `cache` has it as a value."""
     rate_limit: values.RateLimit = option(
         "off",
-        "execution_count: an execution starts when the resources of its instance_group's rate_limiter are free, and "
-        "instances take turns by priority; off: an instance runs whenever it is free.",
+        "execution_count: an execution waits for the resources in its instance_group's rate_limiter, and instances "
+        "take turns by priority; off: no limit.",
         value="off|execution_count",
     )
     rate_limit_resource: values.RateLimitResources = option(
         {},
-        "Amount of a resource on a device, or without DEVICE on each; may be repeated. The default for each resource "
-        "is the largest amount that an instance needs.",
+        "Amount of a resource on a device, without DEVICE on each; by default the most that an instance needs; may be "
+        "repeated.",
         value="NAME:COUNT[:DEVICE]",
         parse=values.rate_limit_resource,
         several=True,
@@ -169,7 +168,7 @@ class Settings(BaseModel):
     supervise: bool = option(False, "Run the server as a child process, and restart it when it crashes.", flag=True)
     """Not for the library."""
     workers: Annotated[int, Field(ge=1, le=256)] = option(
-        1, "Number of processes that serve the same ports, each with its own instances and queues."
+        1, "Processes that serve the same ports, each with its own instances and queues."
     )
     """Not for the library."""
 
@@ -194,15 +193,15 @@ class Settings(BaseModel):
     metrics_port: Port = option(8002, "Port for metrics; 0 takes a free one.")
     metrics_config: values.MetricsConfig = option(
         {},
-        "Contents of the metrics page: counter_latencies (sums of times) and histogram_latencies (histograms of "
-        "times), both true by default; summary_latencies (quantiles of the last minute), false by default; "
+        "Contents of the metrics page: counter_latencies (sums of times) and histogram_latencies, both true by "
+        "default; summary_latencies (quantiles of the last minute), false by default; "
         "summary_quantiles=0.5:0.05,0.99:0.001, with optional errors; may be repeated.",
         value="SETTING=VALUE",
         parse=values.metrics_setting,
         several=True,
     )
     metrics_interval_ms: values.Milliseconds = option(
-        2000, "Milliseconds after which a scrape updates the figures of CPU, memory and GPUs."
+        2000, "Milliseconds after which a scrape updates CPU, memory and GPUs."
     )
     allow_cpu_metrics: bool = option(True, "Include the machine's CPU and memory in the metrics.")
     allow_gpu_metrics: bool = option(True, "Include GPUs in the metrics, if nvidia-ml-py is installed.")
@@ -226,9 +225,9 @@ class Settings(BaseModel):
         "What to record of traced requests; may be repeated; OFF overrides the others.",
         "",
         Option(
-            "Sets the other options of this section, and overrides them; may be repeated. SETTING is level, rate, "
-            "count, mode, triton,file, triton,log-frequency, or a setting of --trace-opentelemetry after "
-            "'opentelemetry,'.",
+            "Sets the other options of this section, and overrides them: SETTING is level, rate, count, mode, "
+            "triton,file, triton,log-frequency, or a setting of --trace-opentelemetry after 'opentelemetry,'; may be "
+            "repeated.",
             "trace-config",
             value="SETTING=VALUE",
             expand=values.trace_setting,
@@ -246,13 +245,13 @@ class Settings(BaseModel):
     trace_file: str = option("", "File for traces; without it, nothing is traced in mode triton.")
     trace_mode: values.TraceMode = option(
         "triton",
-        "triton: write traces to a file, in Triton's format; opentelemetry: send spans to a collector (OTLP).",
+        "triton: write a file in Triton's format; opentelemetry: send spans to a collector (OTLP).",
         parse=values.trace_mode,
     )
     trace_opentelemetry: values.SpanConfig = option(
         (),
-        "Settings for sending spans to the collector; may be repeated. SETTING is url, protocol (http/protobuf or "
-        "grpc), resource (KEY=VALUE), bsp_max_queue_size, bsp_schedule_delay (ms) or bsp_max_export_batch_size.",
+        "Setting for the collector: url, protocol (http/protobuf or grpc), resource (KEY=VALUE), bsp_max_queue_size, "
+        "bsp_schedule_delay (ms) or bsp_max_export_batch_size; may be repeated.",
         value="SETTING=VALUE",
         several=True,
     )

@@ -45,12 +45,14 @@ V1 = {
     "protocol.http.v1_predict_request",
     "protocol.http.v1_predict_response",
 }
-DOCS = {"frontends.http.rest.docs", "protocol.examples"}
+EXPLORER, PAGE = "frontends.http.explorer", "frontends.http.single_page"
+DOCS = {"frontends.http.rest.docs", "frontends.http.rest.model_document", "protocol.examples", "protocol.snippets"}
 CONSOLE = {f"frontends.http.console{name}" for name in ("", ".counters", ".page", ".routes", ".sampler", ".snapshot")}
 
 
 @pytest.mark.parametrize(
-    ("path", "expected"), [("/v1/models", V1), ("/", set()), ("/docs", DOCS), ("/console/about", CONSOLE)]
+    ("path", "expected"),
+    [("/v1/models", V1), ("/", set()), ("/docs", {*DOCS, EXPLORER, PAGE}), ("/console/about", {*CONSOLE, PAGE})],
 )
 def test_a_door_opens_at_its_first_use(path: str, expected: set[str]) -> None:
     command = [sys.executable, "-c", PROGRAM, path]
