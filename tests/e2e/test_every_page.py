@@ -29,6 +29,7 @@ NOT_HERE: Mapping[str, str] = {
     "docker ": "tests of the image are scripts/image's",
     "kubectl ": "there is no cluster; tests/deploy has the manifests",
     "pip install ": "the environment of the tests has it",
+    "openapi-python-client ": "in an environment of its own: tests/e2e/test_openapi_clients.py does",
     "python3 -m venv ": "the environment of the tests stands for it",
     "python -m venv phoenix": "installs a server of somebody else, of a gigabyte",
     "git clone ": "tests/e2e/test_fresh_clone.py does",
