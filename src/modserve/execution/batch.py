@@ -214,14 +214,37 @@ def _handed_on(name: str, output: Tensor, rows: int | None, config: ModelConfig)
     """As `_as_it_is`, but as in Triton what the configuration does not promise goes to the client: the log says so."""
     spec = config.outputs_by_name[name]
     shape = output.shape
-    fits = not config.max_batch_size or (len(shape) > 0 and (rows is None or shape[0] == rows))
+    fits = _has_dims(shape, rows, spec, config)
     if (not fits or output.datatype is not spec.datatype) and name not in config.deviations:
         config.deviations.add(name)
         try:
             _as_it_is(name, output, rows, config)
+            deviation = (
+                f"output '{name}' of model '{config.name}' has shape {format_shape(shape)}, "
+                f"but the model configuration says {format_shape(config.full_dims(spec))}"
+            )
         except ModserveError as error:
-            _log.warning("%s; it is passed on unchanged, and this output is not reported again", error.message)
+            deviation = error.message
+        _log.warning("%s; it is passed on unchanged, and this output is not reported again", deviation)
     return _as_clients_see(name, output, spec, config)
+
+
+def _has_dims(shape: Shape, rows: int | None, spec: TensorSpec, config: ModelConfig) -> bool:
+    """Whether an output has the configured dimensions, and the rows; others than those count if it is reshaped."""
+    at = 0
+    if config.max_batch_size:
+        if not shape or (rows is not None and shape[0] != rows):
+            return False
+        at = 1
+    if spec.reshape is not None:
+        return True
+    if len(shape) != at + len(spec.dims):
+        return False
+    for size in spec.dims:
+        if size != shape[at] and size != -1:
+            return False
+        at += 1
+    return True
 
 
 def _as_clients_see(name: str, output: Tensor, spec: TensorSpec, config: ModelConfig) -> Tensor:

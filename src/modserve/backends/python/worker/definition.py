@@ -302,7 +302,7 @@ def place(target: Any) -> Tuple[str, int]:
 
 
 def label_of(target: Any, file_name: "Callable[[str], Optional[str]]" = str) -> str:
-    """How errors begin: ``model 'double' (functions.py, line 3)``. `file_name` is how a file is called there, if it is."""
+    """How errors begin: ``model 'double' (functions.py, line 3)``. `file_name` gives a file's name there, or None."""
     name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None) or repr(target)
     path, line = place(target)
     file = file_name(path)

@@ -94,7 +94,7 @@ def test_an_exception(loaded: Make, tmp_path: Path, raised: str, code: str, text
     path = tmp_path / "m" / "1" / "model.py"
     assert failed.code == code
     assert failed.message.startswith("Failed to process the request(s) for model 'm', message: ")
-    assert failed.message.endswith(f"\n\nAt:\n  model.py(9): fail\n  model.py(7): execute\n")
+    assert failed.message.endswith("\n\nAt:\n  model.py(9): fail\n  model.py(7): execute\n")
     assert text in failed.message
     assert f'File "{path}", line 9, in fail' in failed.traceback
 

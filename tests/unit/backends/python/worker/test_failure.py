@@ -27,7 +27,7 @@ MODEL = """
         def fail(self):
             raise ValueError("no")
 """
-"""The calls: its `execute`, the helper in the model's folder, an installed package in that of the version, its `fail`."""
+"""It calls a helper in the model's folder, that a package which is installed in the version's, and that its `fail`."""
 
 
 def write(path: Path, text: str) -> None:
@@ -50,8 +50,8 @@ def version(tmp_path: Path) -> Path:
     return folder
 
 
-def failed(version: Path, **options: bool) -> ModelError:
-    made = model.load(str(version / "model.py"), "m", None, isolated=True, **options)
+def failed(version: Path, *, full_errors: bool = False) -> ModelError:
+    made = model.load(str(version / "model.py"), "m", None, isolated=True, full_errors=full_errors)
     made.initialize({"model_name": "m"})
     return refused(lambda: made.execute(requests()))
 
