@@ -107,6 +107,12 @@ def layout(directory: Path, installed: Collection[str]) -> str:
     return "\n".join(line for line in lines if line)
 
 
+def correction(directory: Path, installed: Collection[str]) -> str:
+    """What to do with the files of a directory, and what lies there; empty where nothing shows what is meant."""
+    lines = list(_mistakes(directory, installed))
+    return "\n".join([*lines, contents(directory)]) if lines else ""
+
+
 def versions(directory: Path, present: Sequence[int], installed: Collection[str]) -> str:
     """What to say where the version policy selects none of the versions that are there."""
     if present:
