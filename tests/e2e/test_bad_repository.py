@@ -98,8 +98,8 @@ def test_unknown_artifacts_and_names_of_backends(artifacts: Path) -> None:
             assert re.search(advice, index[name]["reason"]), index[name]["reason"]
         assert re.search("\ninstalled backends: .*'onnxruntime' takes <version>/model.onnx", index["weights"]["reason"])
         assert index["flat"]["reason"] == (
-            "Invalid argument: move 'resnet.onnx' to '1/model.onnx': model files belong in the folder of their version\n"
-            f"'{artifacts}/flat' holds: resnet.onnx"
+            "Invalid argument: move 'resnet.onnx' to '1/model.onnx': model files belong in the folder of their "
+            f"version\n'{artifacts}/flat' holds: resnet.onnx"
         )
         assert re.search(
             r"Protobuf parsing failed(.|\n)*1/model.onnx' is truncated: it should have", index["cut"]["reason"]
