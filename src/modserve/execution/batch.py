@@ -183,20 +183,22 @@ def single(
     Models that respond to each request may leave outputs out, as Triton's may; decoupled ones may give any number of
     rows. What comes as a tensor is handed on with the type and the rows that it has.
     """
-    names = tuple([name for name in member.output_names if name in outputs])
     rows = None if config.decoupled else member.batch_size
-    tensors = {
-        name: _handed_on(name, _placed(name, output, member), rows, config)
-        if isinstance(output := outputs.get(name), Tensor)
-        else _whole(name, outputs, rows, config, member)
-        for name in names
-    }
+    tensors: dict[str, Tensor] = {}
+    for name in member.output_names:
+        output = outputs.get(name)
+        if type(output) is Tensor:
+            tensors[name] = _handed_on(name, output, rows, config)
+        elif isinstance(output, Tensor):
+            tensors[name] = _handed_on(name, _placed(name, output, member), rows, config)
+        elif name in outputs:
+            tensors[name] = _whole(name, outputs, rows, config, member)
     return InferenceResponse(config.name, version, tensors, member.request.id, parameters)
 
 
 def _placed(name: str, output: Tensor, member: Inflight) -> Tensor:
     """An output on the host, unless who gets it takes it on a device."""
-    if type(output) is Tensor or name in member.device_outputs:
+    if name in member.device_outputs:
         return output
     return Tensor.from_array(output.array, output.datatype)
 
