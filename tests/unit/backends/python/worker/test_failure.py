@@ -53,7 +53,9 @@ def version(tmp_path: Path) -> Path:
 def failed(version: Path, *, full_errors: bool = False) -> ModelError:
     made = model.load(str(version / "model.py"), "m", None, isolated=True, full_errors=full_errors)
     made.initialize({"model_name": "m"})
-    return refused(lambda: made.execute(requests()))
+    error = refused(lambda: made.execute(requests()))
+    made.finalize()
+    return error
 
 
 def test_clients_see_the_models_own_files_by_their_names_there(version: Path) -> None:
