@@ -82,7 +82,7 @@ ensemble_scheduling {{
   ]
 }}
 """
-ERRORS = ("LinAlgError: Singular matrix", "JSONDecodeError: ", "TritonModelException: ", "unloadable_")
+ERRORS = ["unloadable_|LinAlgError: Singular matrix|JSONDecodeError: |TritonModelException: "]
 LIBRARY = re.compile(r"site-packages/numpy/linalg/\w+\.py")
 
 
@@ -112,7 +112,7 @@ def server(repository: Path) -> Iterator[ServerProcess]:
 def frank(repository: Path) -> Iterator[ServerProcess]:
     """A server whose clients get Triton's texts."""
     options = ["--strict-readiness=false", "--backend-config=python,full-errors=true"]
-    with serving(repository, options=options, errors=["LinAlgError", "JSONDecodeError", "unloadable_"]) as running:
+    with serving(repository, options=options, errors=ERRORS) as running:
         yield running
 
 
