@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from modserve.core.errors import first_paragraph
 from modserve.core.lifecycle import UNLOADED, VersionState
 from modserve.core.loading import Blueprint, DirectoryLease, InPlaceChange, Listing, Needs
 from modserve.core.servable import Servable
@@ -58,8 +59,17 @@ class ModelRow:
     @property
     def failure(self) -> str:
         """Why no version is READY, in Triton's words; empty where nothing has failed."""
-        failed = [(version, row.state.reason) for version, row in sorted(self.versions.items()) if row.state.failed]
-        return self.problem or " ".join([f"version {each} is at UNAVAILABLE state: {why};" for each, why in failed])
+        return self.problem or " ".join([_unavailable(version, why) for version, why in self._failed()])
+
+    @property
+    def failure_in_short(self) -> str:
+        """As `failure`, without what only operators need, such as places in a model's code."""
+        if self.problem:
+            return first_paragraph(self.problem)
+        return " ".join([_unavailable(version, first_paragraph(why)) for version, why in self._failed()])
+
+    def _failed(self) -> list[tuple[int, str]]:
+        return [(version, row.state.reason) for version, row in sorted(self.versions.items()) if row.state.failed]
 
     def count_failure(self, version: int) -> None:
         self.failed_loads[version] = self.failed_loads.get(version, 0) + 1
@@ -71,3 +81,7 @@ class ModelRow:
         """Whether a version is in service just as it would be loaded from `listing`."""
         loaded = self.in_service(version)
         return loaded is not None and loaded.listing.mark(version) == listing.mark(version)
+
+
+def _unavailable(version: int, why: str) -> str:
+    return f"version {version} is at UNAVAILABLE state: {why};"

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 
 from modserve.core.changes import Changes
-from modserve.core.errors import ModserveError, unavailable
+from modserve.core.errors import ModserveError, first_paragraph, unavailable
 from modserve.core.lifecycle import UNLOADED, IndexEntry, LifecycleState, VersionState
 from modserve.core.loading import Blueprint, Needs
 from modserve.core.residency import residency
@@ -85,13 +85,14 @@ class ModelTable:
         if model is None:
             return unknown_model(name, self.models)
         if version is None:
-            return no_available_versions(name, model.failure)
+            return no_available_versions(name, model.failure_in_short)
         if version not in model.versions:
-            return unknown_version(name, version, model.problem if model.latest is None else "")
+            return unknown_version(name, version, first_paragraph(model.problem) if model.latest is None else "")
         state = model.versions[version].state
         if state.state is LifecycleState.LOADING:
             return still_loading(name, version)
-        return not_ready(name, version, state.reason if state.state is LifecycleState.UNAVAILABLE else "")
+        why = first_paragraph(state.reason) if state.state is LifecycleState.UNAVAILABLE else ""
+        return not_ready(name, version, why)
 
     def state(self, name: str, version: int | None) -> VersionState:
         """The state of a version, or for None of the version that would respond. Raises NOT_FOUND."""
