@@ -96,7 +96,7 @@ ENGINES = (
         "torch",
         "TorchScript (model.pt), exported and compiled programs (model.pt2), classes in model.py",
         builds=(
-            ("pip install torch --index-url https://download.pytorch.org/whl/cpu", "the CPU build, 0.9 GB"),
+            ("pip install uv && uv pip install torch --torch-backend=cpu", "the CPU build, 0.9 GB"),
             ("pip install 'modserve[torch]'", "on Linux the CUDA build, 5.6 GB"),
         ),
     ),

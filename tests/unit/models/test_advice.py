@@ -10,7 +10,7 @@ from modserve.core.files.config_file import misspelt_config
 from modserve.models.diagnosis import advice
 
 PYTORCH = (
-    "pip install torch --index-url https://download.pytorch.org/whl/cpu (the CPU build, 0.9 GB), or "
+    "pip install uv && uv pip install torch --torch-backend=cpu (the CPU build, 0.9 GB), or "
     "pip install 'modserve[torch]' (on Linux the CUDA build, 5.6 GB)"
 )
 

@@ -106,7 +106,7 @@ def test_an_engine_with_builds_of_different_sizes() -> None:
     pytorch = BY_BACKEND["pytorch"]
     lines = engines_table([BackendEntry("pytorch", "PyTorch", "", "TorchScript", False, pytorch.install_lines)])
     assert lines.splitlines()[-2:] == [
-        "    pip install torch --index-url https://download.pytorch.org/whl/cpu    # the CPU build, 0.9 GB",
+        "    pip install uv && uv pip install torch --torch-backend=cpu    # the CPU build, 0.9 GB",
         "    pip install 'modserve[torch]'    # on Linux the CUDA build, 5.6 GB",
     ]
 
