@@ -36,9 +36,9 @@ def serve(programs: Path, version: str, form: str) -> None:
     `form` is ``compiled`` or ``interpreted``. Raises RuntimeError for what is not as it should be.
     """
     program = str(programs / "modserve")
-    said = run(program, "--version").strip()
-    if said != f"modserve {version} ({form})":
-        raise RuntimeError(f"{program} --version says '{said}', not 'modserve {version} ({form})'")
+    line = run(program, "--version").strip()
+    if line != f"modserve {version} ({form})":
+        raise RuntimeError(f"{program} --version prints '{line}', not 'modserve {version} ({form})'")
     command = [program, "serve", "--example", *_PORTS]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True, env=_environment()) as server:

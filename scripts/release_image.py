@@ -42,9 +42,9 @@ def _by_docker(checkout: Path, version: str, commit: str, seconds: int, target: 
     arguments = {"VERSION": version, "REVISION": commit, "SOURCE_DATE_EPOCH": str(seconds)}
     options = [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
     _run("docker", "build", *options, "--tag", tag, str(checkout))
-    said = _run("docker", "run", "--rm", "--network=none", tag, "modserve", "--version").strip()
-    if said != f"modserve {version} (compiled)":
-        raise RuntimeError(f"modserve --version in the image says '{said}'")
+    line = _run("docker", "run", "--rm", "--network=none", tag, "modserve", "--version").strip()
+    if line != f"modserve {version} (compiled)":
+        raise RuntimeError(f"modserve --version in the image prints '{line}', not 'modserve {version} (compiled)'")
     locked = ["--read-only", "--tmpfs=/tmp", "--cap-drop=ALL", "--security-opt=no-new-privileges"]
     container = _run("docker", "run", "--detach", *locked, "--publish=127.0.0.1::8000", tag, "--example").strip()
     try:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -58,22 +59,27 @@ def sha256(path: Path) -> str:
 
 def other_files(compiled: Path, pure: Path) -> list[str]:
     """Where a compiled wheel is not the pure one with extension modules: what it lacks, changes or adds, sorted."""
-    own, wanted = _contents(compiled), _contents(pure)
-    lacks = [f"lacks {name}" for name in wanted.keys() - own.keys()]
-    changes = [f"changes {name}" for name in wanted.keys() & own.keys() if own[name] != wanted[name]]
+    own, reference = _contents(compiled), _contents(pure)
+    lacks = [f"lacks {name}" for name in reference.keys() - own.keys()]
+    changes = [f"changes {name}" for name in reference.keys() & own.keys() if own[name] != reference[name]]
     adds = [
         f"adds {name}"
-        for name in own.keys() - wanted.keys()
+        for name in own.keys() - reference.keys()
         if not name.endswith(_ADDED) and _LIBRARIES not in name and ".dist-info/sboms/" not in name
     ]
     return sorted(lacks + changes + adds)
 
 
 def _contents(wheel: Path) -> dict[str, int]:
-    """Names and checksums of the files, but for those that say what kind of wheel it is."""
+    """Names and checksums of the files, but for those that say what kind of wheel it is.
+
+    Of METADATA, the version of its own format does not count: it is that of the hatchling that built the wheel.
+    """
     with zipfile.ZipFile(wheel) as files:
-        return {
-            each.filename: each.CRC
-            for each in files.infolist()
-            if not each.is_dir() and not each.filename.endswith((".dist-info/RECORD", ".dist-info/WHEEL"))
-        }
+        checksums = {each.filename: each.CRC for each in files.infolist() if not each.is_dir()}
+        for name in [*checksums]:
+            if name.endswith((".dist-info/RECORD", ".dist-info/WHEEL")):
+                del checksums[name]
+            elif name.endswith(".dist-info/METADATA"):
+                checksums[name] = zlib.crc32(files.read(name).partition(b"\n")[2])
+    return checksums

@@ -6,10 +6,11 @@ A section begins with ``## VERSION (unreleased)`` while it is written. The commi
 
 import re
 import subprocess
-from collections.abc import Sequence
+import tarfile
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[1]
 VERSION_FILE = "src/modserve/__about__.py"
@@ -135,11 +136,11 @@ def read(root: Path = ROOT) -> Source:
 def export(root: Path, commit: str, folder: Path) -> None:
     """The files of a commit, and nothing else that lies in the checkout, in a new `folder`."""
     folder.mkdir(parents=True)
-    archive: Sequence[str] = ["git", "-C", str(root), "archive", "--format=tar", commit]
-    with subprocess.Popen(archive, stdout=subprocess.PIPE) as process:
-        subprocess.run(["tar", "-xf", "-", "-C", str(folder)], stdin=process.stdout, check=True)
-    if process.returncode:
-        raise RuntimeError(f"git archive {commit} failed with status {process.returncode}")
+    with TemporaryDirectory(prefix="modserve-archive-") as work:
+        archive = Path(work) / "commit.tar"
+        _git(root, "archive", "--format=tar", f"--output={archive}", commit)
+        with tarfile.open(archive) as tar:
+            tar.extractall(folder, filter="data")
 
 
 def _git(root: Path, *words: str) -> str:

@@ -1,8 +1,8 @@
 """Build a release, check it, and say where it comes from: `scripts/release`.
 
-It builds what the commit has that is checked out, in dist/modserve-VERSION: source archive and wheels, each of which is
-installed into an environment of its own and served; the container image; a bill of materials; release notes; an in-toto
-statement; SHA256SUMS. It publishes nothing, and changes nothing in the checkout.
+It builds the commit that is checked out, in dist/release: source archive and wheels, each of which is installed into an
+environment of its own and served; the container image; a bill of materials; release notes; an in-toto statement;
+SHA256SUMS. It publishes nothing, and changes nothing in the checkout.
 """
 
 import argparse
@@ -45,10 +45,10 @@ def packages(checkout: Path, target: Path, source: Source) -> release_packages.P
     return built
 
 
-def compiled_wheels(archive: Path, wheels: Path | None, target: Path) -> list[Path]:
+def compiled_wheels(archive: Path, wheels: Path | None, target: Path, seconds: int) -> list[Path]:
     """Those of a folder, or the one that `scripts/wheels` builds here from the source archive."""
     if wheels is None:
-        environment = {**os.environ, "SOURCE": str(archive)}
+        environment = {**os.environ, "SOURCE": str(archive), "SOURCE_DATE_EPOCH": str(seconds)}
         subprocess.run([ROOT / "scripts" / "wheels", target], env=environment, check=True, stdout=sys.stderr)
     else:
         for path in sorted(wheels.glob("*.whl")):
@@ -88,7 +88,7 @@ def release(source: Source, wheels: Path | None, target: Path) -> None:
         with step("source archive and pure wheel, twice"):
             pure = packages(checkout, target, source)
         with step("compiled wheels"):
-            compiled = compiled_wheels(pure.archive, wheels, target)
+            compiled = compiled_wheels(pure.archive, wheels, target, source.seconds)
             check_wheels(compiled, pure.wheel, version)
         every = [pure.archive, pure.wheel, *compiled]
         with step("twine check"):
@@ -145,7 +145,10 @@ def main() -> None:
         prog="scripts/release", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "version", nargs="?", default="", help="the version to release; without it, a rehearsal of the current one"
+        "version",
+        nargs="?",
+        default="",
+        help="the version to release, or its tag (v0.1.0); without it, a rehearsal of the current version",
     )
     parser.add_argument(
         "--wheels",
@@ -154,11 +157,11 @@ def main() -> None:
     )
     options = parser.parse_args()
     source = release_source.read()
-    reasons = release_source.refusals(source, options.version, date.today())
+    reasons = release_source.refusals(source, options.version.removeprefix("v"), date.today())
     if reasons:
         sys.exit("\n".join(f"scripts/release: {reason}" for reason in reasons))
     try:
-        release(source, options.wheels, ROOT / "dist" / f"modserve-{source.version}")
+        release(source, options.wheels, ROOT / "dist" / "release")
     except (RuntimeError, subprocess.SubprocessError, OSError) as error:
         sys.exit(f"scripts/release: {error}")
 
