@@ -18,8 +18,10 @@ _TENSORS = [{"name": f"INPUT{index}", "datatype": "INT32", "shape": [1, 16], "da
 _SUM = [2 * number for number in _ROW]
 
 
-def install(package: Path, folder: Path, constraints: Path) -> Path:
+def install(package: Path | str, folder: Path, constraints: Path) -> Path:
     """Install a package, with what it requires in the versions of `constraints`; the folder of its programs.
+
+    `package` is a file, which extras in brackets may follow.
 
     Raises RuntimeError if that fails, or if what is installed does not go together.
     """

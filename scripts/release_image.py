@@ -49,7 +49,7 @@ def _by_docker(checkout: Path, version: str, commit: str, seconds: int, target: 
     container = _run("docker", "run", "--detach", *locked, "--publish=127.0.0.1::8000", tag, "--example").strip()
     try:
         _answers(int(_run("docker", "port", container, "8000/tcp").split()[0].rpartition(":")[2]))
-        _run("docker", "stop", "--time=30", container)
+        _run("docker", "stop", "-t", "30", container)
         status = _run("docker", "inspect", "--format={{.State.ExitCode}}", container).strip()
         if status != "0":
             raise RuntimeError(f"the container ended with status {status} after SIGTERM")

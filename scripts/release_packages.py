@@ -8,12 +8,13 @@ import hashlib
 import os
 import subprocess
 import sys
-import tarfile
 import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from release_source import unpack
 
 _ADDED = (".so", "modserve/compiled.json")
 _LIBRARIES = ".libs/"
@@ -34,8 +35,7 @@ def build(checkout: Path, target: Path, seconds: int) -> Packages:
     target.mkdir(parents=True, exist_ok=True)
     archive = _hatchling(checkout, "sdist", target, seconds)
     with TemporaryDirectory(prefix="modserve-sdist-") as work:
-        with tarfile.open(archive) as tar:
-            tar.extractall(work, filter="data")
+        unpack(archive, Path(work))
         [unpacked] = Path(work).iterdir()
         wheel = _hatchling(unpacked, "wheel", target, seconds)
     return Packages(archive, wheel)

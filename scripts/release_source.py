@@ -6,7 +6,6 @@ A section begins with ``## VERSION (unreleased)`` while it is written. The commi
 
 import re
 import subprocess
-import tarfile
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -139,8 +138,12 @@ def export(root: Path, commit: str, folder: Path) -> None:
     with TemporaryDirectory(prefix="modserve-archive-") as work:
         archive = Path(work) / "commit.tar"
         _git(root, "archive", "--format=tar", f"--output={archive}", commit)
-        with tarfile.open(archive) as tar:
-            tar.extractall(folder, filter="data")
+        unpack(archive, folder)
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """The files of a tar archive, compressed or not, in an existing folder."""
+    subprocess.run(["tar", "-x", "--no-same-owner", "-f", archive, "-C", folder], check=True)
 
 
 def _git(root: Path, *words: str) -> str:

@@ -17,6 +17,7 @@ from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import notice
 import release_check
 import release_image
 import release_packages
@@ -101,15 +102,22 @@ def release(source: Source, wheels: Path | None, target: Path) -> None:
                 programs = release_check.install(package, work / package.name, constraints)
                 form = "compiled" if package in compiled else "interpreted"
                 release_check.serve(programs, version, form)
+        pyproject = checkout / "pyproject.toml"
         with step("bill of materials"):
             release_provenance.bill_of_materials(
-                checkout / "pyproject.toml", version, work / pure.wheel.name, target / f"modserve-{version}.cdx.json"
+                pyproject, version, work / pure.wheel.name, target / f"modserve-{version}.cdx.json"
             )
         program = release_image.builder()
         if program:
+            image = target / f"modserve-{version}-image"
             with step(f"container image, by {program}"):
-                image = target / f"modserve-{version}-image.tar"
-                release_image.build(program, checkout, version, source.commit, source.seconds, image)
+                tar = image.with_name(f"{image.name}.tar")
+                release_image.build(program, checkout, version, source.commit, source.seconds, tar)
+            with step("bill of materials of the image"):
+                extras = ",".join(notice.DEFAULT)
+                release_check.install(f"{pure.wheel}[{extras}]", work / image.name, constraints)
+                materials = image.with_name(f"{image.name}.cdx.json")
+                release_provenance.bill_of_materials(pyproject, version, work / image.name, materials)
     entry = release_source.section(source.changelog, version)
     (target / "RELEASE_NOTES.md").write_text(release_source.notes(entry), "utf-8")
     write_provenance(source, target)

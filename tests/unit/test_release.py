@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 import subprocess
+import time
 import zipfile
 from dataclasses import replace
 from datetime import date
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import release_check
 import release_image
 import release_packages
 import release_provenance
@@ -326,6 +328,74 @@ def test_an_image_is_built_by_what_is_there(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setenv("PATH", programs(tmp_path / "user", **debian))
     assert release_image.builder() == ""
+
+
+class Docker:
+    """In place of the program: what each command prints, and which commands there were."""
+
+    def __init__(self, version: str = "modserve 0.2.0 (compiled)", status: str = "0") -> None:
+        self._output = {"run --rm": version, "run --detach": "c1", "port": "127.0.0.1:40123", "inspect": status}
+        self.commands: list[str] = []
+
+    def run(self, *command: str, **_: object) -> str:
+        words = " ".join(command[1:])
+        self.commands.append(words)
+        return next((f"{text}\n" for begin, text in self._output.items() if words.startswith(begin)), "")
+
+
+@pytest.fixture
+def ports(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Those of servers that were asked for an inference: the first is not listening yet, the others respond."""
+    asked_ports: list[int] = []
+
+    def infer(port: int) -> None:
+        asked_ports.append(port)
+        if len(asked_ports) == 1:
+            raise ConnectionRefusedError
+
+    monkeypatch.setattr(release_check, "infer", infer)
+    monkeypatch.setattr(time, "sleep", lambda _seconds: None)
+    return asked_ports
+
+
+def by_docker(docker: Docker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(release_image, "_run", docker.run)
+    release_image.build("docker", tmp_path, "0.2.0", "c" * 40, 1_795_000_000, tmp_path / "image.tar")
+
+
+def test_docker_builds_the_image_tries_it_and_saves_it(
+    ports: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    docker = Docker()
+    by_docker(docker, monkeypatch, tmp_path)
+    assert docker.commands[0] == (
+        f"build --build-arg VERSION=0.2.0 --build-arg REVISION={'c' * 40} --build-arg SOURCE_DATE_EPOCH=1795000000 "
+        f"--tag modserve:0.2.0 {tmp_path}"
+    )
+    assert [command.split()[0] for command in docker.commands[1:]] == [
+        *("run", "run", "port", "stop", "inspect", "rm", "save")
+    ]
+    assert "--read-only" in docker.commands[2]
+    assert docker.commands[-1] == f"save --output {tmp_path / 'image.tar'} modserve:0.2.0"
+    assert ports == [40123, 40123]
+
+
+@pytest.mark.parametrize(
+    ("docker", "message"),
+    [
+        (Docker(version="modserve 0.2.0 (interpreted)"), r"prints 'modserve 0\.2\.0 \(interpreted\)', not"),
+        (Docker(status="137"), "ended with status 137 after SIGTERM"),
+    ],
+)
+def test_an_image_that_does_not_do_is_not_saved_and_its_container_removed(
+    docker: Docker, message: str, ports: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", programs(tmp_path / "bin", docker="exit 0"))  # for the logs
+    with pytest.raises(RuntimeError, match=message):
+        by_docker(docker, monkeypatch, tmp_path)
+    commands = [command.split()[0] for command in docker.commands]
+    assert "save" not in commands
+    assert ("rm" in commands) == (commands.count("run") == 2)
 
 
 # --- the workflows ----------------------------------------------------------------------------------------------------
