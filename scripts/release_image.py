@@ -12,7 +12,7 @@ from pathlib import Path
 
 import release_check
 
-_DEBIAN = ("buildah", "debootstrap", "podman", "runc")
+_DEBIAN = ("buildah", "debootstrap", "podman", "runc", "iptables")
 """The programs that `scripts/image` needs; it also needs root."""
 _SECONDS = 3600.0
 _START_SECONDS = 60.0
