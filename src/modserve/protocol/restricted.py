@@ -36,8 +36,8 @@ CATEGORIES: Mapping[str, Calls] = {
     ),
     "metadata": Calls(
         ("ServerMetadata", "ModelMetadata"),
-        paths=("/v2", "/v2/models", "/v1/models", "/docs/examples/{model}", "/info"),
-        model_paths=("", "/engine"),
+        paths=("/v2", "/v2/models", "/v1/models", "/docs/examples/{model}", "/docs/snippets/{model}", "/info"),
+        model_paths=("", "/engine", "/openapi.json"),
         v1_paths=("/metadata",),
     ),
     "inference": Calls(
