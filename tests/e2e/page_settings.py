@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import xgboost
 from authority import Authority
+from minilm_folder import minilm
 from onnx import TensorProto, helper
 from repositories import EXAMPLES
 from server_process import ServerProcess
@@ -69,6 +70,11 @@ def other_models(place: Path) -> None:
     examples(place)
     write_image_model(place / "resnet50.onnx")
     write_forest(place / "trees.ubj")
+
+
+def a_snapshot(place: Path) -> None:
+    """As `hf download` writes it."""
+    (place / "all-MiniLM-L6-v2").symlink_to(minilm())
 
 
 def used(server: ServerProcess) -> None:
@@ -134,8 +140,10 @@ SETTINGS: Mapping[str, Setting] = {
     "docs/commands.md": Setting(started=used),
     "docs/configuration.md": Setting(other_models),
     "docs/loading.md": Setting(other_models, options=EXPLICIT, separate=True),
+    "docs/text.md": Setting(a_snapshot),
     "docs/tracing.md": Setting(options=(*EXPLICIT, f"--trace-config=triton,file={os.devnull}")),
     "docs/tutorials/pytorch-user.md": Setting(an_empty_directory),
     "docs/tutorials/scikit-learn-user.md": Setting(an_empty_directory),
+    "docs/tutorials/semantic-search.md": Setting(a_snapshot),
     "docs/tutorials/triton-user.md": Setting(an_empty_directory, without_repeat, warnings="has no effect in modserve"),
 }

@@ -32,6 +32,7 @@ NOT_HERE: Mapping[str, str] = {
     "openapi-python-client ": "in an environment of its own: tests/e2e/test_openapi_clients.py does",
     "python3 -m venv ": "the environment of the tests stands for it",
     "python -m venv phoenix": "installs a server of somebody else, of a gigabyte",
+    "hf download ": "there is no network; tests/e2e/minilm_folder.py makes the folder",
     "git clone ": "tests/e2e/test_fresh_clone.py does",
     "scripts/": "tests/e2e/test_fresh_clone.py starts a server and compiles",
     ". .venv/bin/activate": "tests/e2e/test_fresh_clone.py does",
