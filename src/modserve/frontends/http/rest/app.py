@@ -111,8 +111,8 @@ def create_app(server: Server, options: HttpSettings) -> FastAPI:
         control.routing_router(server, max_json),
         _root(server, options),
     ]
+    app.router.routes.extend(_doors(app, context))  # few, and each for its paths alone: others pass them quickly
     app.router.routes.extend(chain.from_iterable(router.routes for router in routers))
-    app.router.routes.extend(_doors(app, context))
     return app
 
 

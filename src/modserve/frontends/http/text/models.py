@@ -95,7 +95,7 @@ class TextVersions:
                 Code.NOT_FOUND,
             ) from None
         try:
-            entry = self._entry(handle.servable.id)
+            entry = self._entry(handle.servable.id, handle.servable)
             text = await _result(entry.text)
             if tasks and text.task not in tasks:
                 others = await self._names(tasks)
@@ -114,10 +114,12 @@ class TextVersions:
             handle.release()
             raise
 
-    def _entry(self, id: ModelId) -> _Entry:
-        """Of a version that is READY in this turn of the event loop."""
-        entry, servable = self._entries.get(id), self._current(id)
-        folder = self._server.folder(id)
+    def _entry(self, id: ModelId, front: Servable) -> _Entry:
+        """Of a version that is READY in this turn of the event loop; `front` is what takes its requests."""
+        entry = self._entries.get(id)
+        if entry is not None and entry.is_of(front):
+            return entry
+        servable, folder = self._current(id), self._server.folder(id)
         if servable is None or folder is None:
             raise unavailable(f"model '{id.name}' version {id.version} is being unloaded")
         if entry is None or not entry.is_of(servable):
@@ -125,6 +127,7 @@ class TextVersions:
         return entry
 
     def _current(self, id: ModelId) -> Servable | None:
+        """The version itself, which something else may stand before: a routing, or its predecessor."""
         return next((each for each in self._server.ready_models() if each.id == id), None)
 
     def _drop_old(self) -> None:
@@ -146,7 +149,7 @@ class TextVersions:
         for servable in self._server.ready_models():
             folder = self._server.folder(servable.id)
             if folder is not None and servable.id.name not in names:
-                outcome = await asyncio.shield(self._entry(servable.id).text)
+                outcome = await asyncio.shield(self._entry(servable.id, servable).text)
                 if isinstance(outcome, TextDescription) and (not tasks or outcome.task in tasks):
                     names[servable.id.name] = None
         return [*names]

@@ -1,9 +1,10 @@
 """The paths of the calls of texts, and the two ways in which their failures are written."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
 
 from modserve.core.errors import Code, ModserveError
 from modserve.frontends.http.infer import CallContext
@@ -73,8 +74,17 @@ def router(context: CallContext) -> APIRouter:
         for path in call.paths:
             # Documents name calls without /v2, and there is a /rerank of another kind.
             shown = path != "/v2/rerank"
-            router.add_api_route(path, _handler(context, models, call), include_in_schema=shown, **options)
+            handler = _handler(context, models, call)
+            router.add_api_route(path, handler, include_in_schema=shown, route_class_override=_DirectRoute, **options)
     return router
+
+
+class _DirectRoute(APIRoute):
+    """Of a handler that reads its request itself, and has no parameters that FastAPI would look for each time."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
+        return handler
 
 
 def _handler(context: CallContext, models: TextVersions, row: _Call) -> Callable[[Request], Awaitable[Response]]:
