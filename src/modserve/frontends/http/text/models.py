@@ -54,6 +54,11 @@ class _Entry:
         self.tokenizer: asyncio.Future[Tokenizer | ModserveError] | None = None
         self._plan: tuple[ModelConfig, TensorPlan] | None = None
 
+    @property
+    def is_planned(self) -> bool:
+        """Whether there is a plan for the configuration as it is now, which is complete then."""
+        return self._plan is not None and self._plan[0] is self.servable.config
+
     def plan(self, text: TextDescription) -> TensorPlan:
         """For the configuration as it is now: it may change in place. Raises as `TensorPlan`."""
         config = self.servable.config
@@ -108,7 +113,8 @@ class TextVersions:
                 folder = entry.folder
                 entry.tokenizer = _reading(lambda: tokenizer.load(folder))
             tokens = await _result(entry.tokenizer)
-            await describe(entry.servable)
+            if not entry.is_planned:
+                await describe(entry.servable)
             return TextHandle(name, handle, handle.servable, text, tokens, entry.plan(text))
         except BaseException:
             handle.release()
