@@ -50,7 +50,7 @@ class Read:
         self._runs: list[tuple[Settings, Sequence[str]]] = []
         monkeypatch.setattr(cli, "run", self._run)
 
-    def _run(self, settings: Settings, without_effect: Sequence[str] = ()) -> int:
+    def _run(self, settings: Settings, without_effect: Sequence[str] = (), words: Sequence[str] = ()) -> int:
         self._runs.append((settings, without_effect))
         return 0
 

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from node_packages import NoPackagesError, node_modules
 from repositories import EXAMPLES
 from server_process import ServerProcess, serving
 from wire import HOST, SECONDS, Ask, message
 
 ROOT = Path(__file__).parents[2]
 NODE_CLIENT = Path(__file__).with_name("grpc_node.js")
-NODE_PACKAGES = ("@grpc/grpc-js@1.14.7", "@grpc/proto-loader@0.8.1")
 SERVICE = "/inference.GRPCInferenceService/"
 GRPC_HEADERS = ["-H", "te: trailers", "-H", "content-type: application/grpc"]
 
@@ -68,21 +68,12 @@ def test_nghttp_of_what_is_not_there(server: ServerProcess) -> None:
 
 
 @pytest.fixture(scope="session")
-def node_client(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The client with its packages, from npm's registry; kept in build/, where it is there for the next run."""
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("node and npm are not installed")
-    place = ROOT / "build" / "node"
-    if not (place / "node_modules" / "@grpc" / "grpc-js").exists():
-        place.mkdir(parents=True, exist_ok=True)
-        command = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(place)]
-        try:
-            done = subprocess.run([*command, *NODE_PACKAGES], capture_output=True, text=True, timeout=120)
-        except subprocess.TimeoutExpired:
-            pytest.skip("npm's registry does not answer")
-        if done.returncode:
-            pytest.skip(f"npm's registry cannot be reached: {done.stderr[-200:]}")
-    return place / "node_modules"
+def node_client() -> Path:
+    """The client with its packages."""
+    try:
+        return node_modules("grpc")
+    except NoPackagesError as error:
+        pytest.skip(str(error))
 
 
 def test_node(server: ServerProcess, node_client: Path) -> None:

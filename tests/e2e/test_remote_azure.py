@@ -4,7 +4,6 @@ import base64
 import hashlib
 import hmac
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from email.utils import formatdate
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import obstore
 import pytest
+from node_packages import NoPackagesError, node_modules
 from obstore.store import AzureStore
 from repositories import EXAMPLES
 from server_process import ServerProcess, eventually, serving, started
@@ -21,7 +21,6 @@ from wire import assert_serving, http
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = "azurite@3.37.0"
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """Which Azurite's documentation publishes, for everybody."""
@@ -30,21 +29,10 @@ OPTIONS = ("--model-control-mode=poll", "--repository-poll-secs=1")
 
 @pytest.fixture(scope="module")
 def program() -> Path:
-    """Kept in build/, where it is there for the next run."""
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("node and npm are not installed")
-    place = ROOT / "build" / "azurite"
-    main = place / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
-    if not main.exists():
-        place.mkdir(parents=True, exist_ok=True)
-        command = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(place), PACKAGE]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        except subprocess.TimeoutExpired:
-            pytest.skip("npm's registry does not answer")
-        if done.returncode:
-            pytest.skip(f"npm's registry cannot be reached: {done.stderr[-200:]}")
-    return main
+    try:
+        return node_modules("azurite") / "azurite" / "dist" / "src" / "blob" / "main.js"
+    except NoPackagesError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")
