@@ -47,6 +47,7 @@ RULES = {
     "pb": rule(foreign="google.protobuf"),
     "config": rule("core pb routing", "google.protobuf"),
     "protocol": rule("core pb", "google.protobuf numpy orjson"),
+    "text": rule("core", "jinja2 numpy orjson"),
     "settings": rule("core protocol.restricted", "pydantic yaml"),
     "backends": rule(
         "core",
@@ -71,7 +72,7 @@ RULES = {
     "server.in_process": rule("core resources"),
     "server.local": rule("core observability pb protocol.control repository resources server server.in_process"),
     "frontends": rule(
-        "core protocol server pb settings observability.access_log",
+        "core protocol server pb settings text observability.access_log",
         "fastapi google.protobuf hpack httptools mypy_extensions orjson pydantic starlette",
     ),
     "process": rule(),

@@ -36,12 +36,18 @@ CATEGORIES: Mapping[str, Calls] = {
     ),
     "metadata": Calls(
         ("ServerMetadata", "ModelMetadata"),
-        paths=("/v2", "/v2/models", "/v1/models", "/docs/examples/{model}"),
+        paths=(
+            *("/v2", "/v2/models", "/v1/models", "/docs/examples/{model}"),
+            *("/openai/v1/models", "/openai/v1/models/{model}"),
+        ),
         model_paths=("", "/engine"),
         v1_paths=("/metadata",),
     ),
     "inference": Calls(
         ("ModelInfer", "ModelStreamInfer"),
+        paths=tuple(
+            f"{prefix}/v1/{call}" for prefix in ("", "/openai") for call in ("chat/completions", "completions")
+        ),
         model_paths=("/infer", "/infer_stream", "/generate", "/generate_stream"),
         v1_paths=(":predict", ":classify", ":regress", ":explain"),
     ),

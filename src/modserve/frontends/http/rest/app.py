@@ -110,11 +110,11 @@ def create_app(server: Server, options: HttpSettings) -> FastAPI:
         _root(server, options),
     ]
     app.router.routes.extend(chain.from_iterable(router.routes for router in routers))
-    app.router.routes.extend(_doors(app, context))
+    app.router.routes.extend(_doors(app, context, streams))
     return app
 
 
-def _doors(app: FastAPI, context: CallContext) -> list[BaseRoute]:
+def _doors(app: FastAPI, context: CallContext, streams: Streams) -> list[BaseRoute]:
     """The routes of modules that are imported at their first use: most servers run none of their lines."""
     server, options = context.server, context.options
 
@@ -133,7 +133,16 @@ def _doors(app: FastAPI, context: CallContext) -> list[BaseRoute]:
 
         return routes.router(server, options).routes
 
-    doors = {r"/v1(/|$)": v1, r"/docs(/|$)|/openapi\.json$": docs}
+    def openai() -> Sequence[BaseRoute]:
+        from modserve.frontends.http.openai import routes
+
+        return routes.router(context, streams).routes
+
+    doors = {
+        r"(/openai)?/v1/(chat/)?completions$|/openai/v1(/|$)": openai,
+        r"/v1(/|$)": v1,
+        r"/docs(/|$)|/openapi\.json$": docs,
+    }
     if options.console:
         doors[r"/console(/|$)"] = console
     return [DeferredRoutes(re.compile(paths), make) for paths, make in doors.items()]

@@ -1,0 +1,131 @@
+"""One request for text: its choices are calls of the model, whose outcomes become one response."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from fastapi import Request, Response
+
+from modserve.core.errors import ModserveError
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import Outcome
+from modserve.frontends.http.infer import CallContext
+from modserve.frontends.http.rest.disconnect import unless_disconnected
+from modserve.frontends.http.rest.messages import deadline_ns, forwarded_headers
+from modserve.frontends.http.rest.streams import HttpStream, StreamedCall, Streams, respond
+from modserve.protocol import failures, header_forwarding
+from modserve.protocol.http.framing import Framing
+from modserve.protocol.json.json_text import MIME_JSON
+from modserve.text.chat.choice import Choice, Usage, usage_of
+from modserve.text.chat.contract import Contract, Piece, piece_of
+from modserve.text.chat.errors import error_event
+from modserve.text.chat.requests import TextRequest, ToolChoice
+from modserve.text.chat.responses import DONE, Whole, Writer
+
+from .group import CallGroup
+
+_FRAMING = Framing("text/event-stream", "text/event-stream; charset=utf-8", b"", b"")
+"""What is written are whole events."""
+
+
+@dataclass(slots=True)
+class Generation:
+    """The calls of a request that are submitted, and what becomes of each. `per_prompt` of them have the same prompt."""
+
+    contract: Contract
+    calls: Sequence[HttpStream]
+    choices: Sequence[Choice]
+    per_prompt: int
+
+    @property
+    def usage(self) -> Usage | None:
+        return usage_of(self.choices, self.per_prompt)
+
+    def close(self) -> None:
+        for call in self.calls:
+            call.close()
+
+
+def submit(
+    context: CallContext,
+    streams: Streams,
+    request: Request,
+    first: HttpStream,
+    contract: Contract,
+    text: TextRequest,
+    prompts: Sequence[str],
+    tools: ToolChoice | None = None,
+) -> Generation:
+    """Submit a call for each choice of each prompt. `first` has been begun; it is the first one's.
+
+    Raises what keeps a call from being accepted; all calls but the first are closed then.
+    """
+    stream = text.stream and first.servable.config.decoupled
+    forwarded = forwarded_headers(request, context.options)
+    ends_ns = deadline_ns(request, first.now_ns)
+    choices = [Choice(index, text, tools) for index in range(len(prompts) * text.choices)]
+    calls: list[HttpStream] = []
+    with ExitStack() as begun:
+        for choice in choices:
+            call = first if not calls else begun.enter_context(streams.begin(request, text.model, None))
+            calls.append(call)
+        for choice, call in zip(choices, calls, strict=True):
+            prompt, variant = divmod(choice.index, text.choices)
+            sampling = text.sampling
+            if variant and "seed" in sampling:
+                seed = sampling["seed"]
+                assert isinstance(seed, int), "so `fields.sampling` has it: this is a bug"
+                sampling = {**sampling, "seed": seed + variant}
+            inputs = contract.inputs(prompts[prompt], stream, sampling, text.logprobs is not None)
+            asked = InferenceRequest(text.model, inputs, (), None, deadline_ns=ends_ns)
+            call.submit_stream(header_forwarding.with_headers(asked, forwarded))
+    return Generation(contract, calls, choices, text.choices)
+
+
+async def whole_response(context: CallContext, request: Request, generation: Generation, writer: Writer) -> Response:
+    """The response to a client that waits for all of it. Raises the first failure."""
+    try:
+        wholes = await unless_disconnected(request, _collected(generation))
+        body = writer.whole(wholes, generation.usage)
+    finally:
+        generation.close()
+    cost = generation.calls[-1].cost if context.server_timing else ""
+    return Response(body, headers={"Server-Timing": cost} if cost else {}, media_type=MIME_JSON)
+
+
+async def _collected(generation: Generation) -> list[Whole]:
+    """The choices, one after the other: their calls run at the same time."""
+    wholes = [Whole(choice) for choice in generation.choices]
+    for call, whole in zip(generation.calls, wholes, strict=True):
+        final = False
+        while not final and not whole.choice.over:
+            outcome, final = await call.next()
+            if isinstance(outcome, ModserveError):
+                raise outcome
+            piece = Piece(b"") if outcome is None else piece_of(generation.contract, outcome)
+            whole.add(whole.choice.add(piece, final))
+    return wholes
+
+
+async def streamed_response(request: Request, text: TextRequest, generation: Generation, writer: Writer) -> Response:
+    """The response to a client that reads events. Raises a failure before the first one."""
+    group = CallGroup(generation.calls) if len(generation.calls) > 1 else None
+    call: StreamedCall = group or generation.calls[0]
+
+    def encode(outcome: Outcome, final: bool) -> bytes:
+        if isinstance(outcome, ModserveError):
+            return error_event(outcome, failures.spelling(outcome).http, failures.public_message(outcome))
+        index, ended = (group.current, group.ended) if group is not None else (0, final)
+        choice = generation.choices[index]
+        piece = Piece(b"") if outcome is None else piece_of(generation.contract, outcome)
+        events = writer.delta(choice, choice.add(piece, ended))
+        if choice.over and not ended:
+            generation.calls[index].cut()
+        if ended:
+            events += writer.end(choice)
+        if final:
+            usage = writer.usage(generation.usage) if text.include_usage else b""
+            events += usage + DONE
+        return events
+
+    return await respond(request, call, _FRAMING, encode, raise_failure=True)
