@@ -1,10 +1,10 @@
 """Which models generate text, and how a request of text becomes tensors and a response text.
 
-The tensors are those of Triton's vLLM backend (src/utils/request.py, docs/additional_outputs.md). Required are
-``text_input`` and ``text_output``; the others are used where the model's configuration has them. Without
-``sampling_parameters``, inputs that have the names of sampling parameters get them one by one, so that a Python function
-may take ``max_tokens`` or ``stop``. A model with one text in and one text out is one, too, whatever their names, and one
-with an input ``messages`` gets the conversation itself, as JSON.
+The tensors are those of Triton's vLLM backend (src/utils/request.py, docs/additional_outputs.md): ``text_input`` and
+``text_output``, and others that are used where the model's configuration has them. Without ``sampling_parameters``,
+inputs that have the names of sampling parameters get them one by one, so that a Python function may take ``max_tokens``
+or ``stop``. A model with one text in and one text out is one, too, whatever their names, and one with an input
+``messages`` gets the conversation itself, as JSON.
 """
 
 import json

@@ -48,7 +48,7 @@ class TextModel:
         if "structured_outputs" in request.sampling and not self.contract.takes("structured_outputs"):
             raise FieldError(
                 "response_format",
-                f"model '{name}' cannot be held to a form, neither by 'response_format' nor by 'tool_choice': it has no "
+                f"model '{name}' cannot be held to a form, by 'response_format' or 'tool_choice': it has no "
                 "input 'sampling_parameters'",
             )
 

@@ -42,12 +42,14 @@ class ToolCalls:
     `names` are those of the tools that may be called: whatever names another one is text.
     """
 
-    __slots__ = ("_begun", "_held", "_names", "_whole")
+    __slots__ = ("_after_call", "_begun", "_held", "_names", "_whole")
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
         self._held = ""
         self._begun = False
+        self._after_call = False
+        """White space is no text."""
         self._whole = False
         """All of the text may be one call: it is held to its end."""
 
@@ -75,6 +77,9 @@ class ToolCalls:
     def _divide(self, text: str, split: Split, final: bool) -> str:
         """Add to `split`; returns what has to wait."""
         while True:
+            if self._after_call:
+                text = text.lstrip()
+                self._after_call = not text
             before, mark, rest = text.partition(OPEN)
             if not mark:
                 kept = 0 if final else overlap(before, OPEN)
@@ -88,12 +93,10 @@ class ToolCalls:
             if calls:
                 split.calls += calls
                 split.text += _before_call(before)
-                text = after.lstrip() if not after.strip() else after
+                self._after_call = True
             else:
                 split.text += before + OPEN + inner + close
-                text = after
-            if not text:
-                return ""
+            text = after
 
     def _read(self, text: str) -> list[ToolCall]:
         """The calls in JSON; none if it is anything else."""

@@ -1,5 +1,6 @@
 """One request for text: its choices are calls of the model, whose outcomes become one response."""
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from modserve.frontends.http.infer import CallContext
 from modserve.frontends.http.rest.disconnect import unless_disconnected
 from modserve.frontends.http.rest.messages import deadline_ns, forwarded_headers
 from modserve.frontends.http.rest.streams import HttpStream, StreamedCall, Streams, respond
+from modserve.frontends.offload import RequestMemory
 from modserve.protocol import failures, header_forwarding
 from modserve.protocol.http.framing import Framing
 from modserve.protocol.json.json_text import MIME_JSON
@@ -30,7 +32,7 @@ _FRAMING = Framing("text/event-stream", "text/event-stream; charset=utf-8", b"",
 
 @dataclass(slots=True)
 class Generation:
-    """The calls of a request that are submitted, and what becomes of each. `per_prompt` of them have the same prompt."""
+    """The submitted calls of a request, and what becomes of each. `per_prompt` of them have the same prompt."""
 
     contract: Contract
     calls: Sequence[HttpStream]
@@ -66,7 +68,7 @@ def submit(
     choices = [Choice(index, text, tools) for index in range(len(prompts) * text.choices)]
     calls: list[HttpStream] = []
     with ExitStack() as begun:
-        for choice in choices:
+        for _ in choices:
             call = first if not calls else begun.enter_context(streams.begin(request, text.model, None))
             calls.append(call)
         for choice, call in zip(choices, calls, strict=True):
@@ -84,17 +86,24 @@ def submit(
 
 async def whole_response(context: CallContext, request: Request, generation: Generation, writer: Writer) -> Response:
     """The response to a client that waits for all of it. Raises the first failure."""
+    memory = RequestMemory(context.server.memory, asyncio.get_running_loop())
     try:
-        wholes = await unless_disconnected(request, _collected(generation))
+        wholes = await unless_disconnected(request, _collected(generation, memory))
         body = writer.whole(wholes, generation.usage)
     finally:
+        memory.release()
         generation.close()
     cost = generation.calls[-1].cost if context.server_timing else ""
     return Response(body, headers={"Server-Timing": cost} if cost else {}, media_type=MIME_JSON)
 
 
-async def _collected(generation: Generation) -> list[Whole]:
-    """The choices, one after the other: their calls run at the same time."""
+async def _collected(generation: Generation, memory: RequestMemory) -> list[Whole]:
+    """The choices, one after the other: their calls run at the same time.
+
+    What has come counts as memory. Raises `MemoryExhaustedError` when it is more than the server has: a model need not
+    end.
+    """
+    budget = generation.calls[0].server.memory
     wholes = [Whole(choice) for choice in generation.choices]
     for call, whole in zip(generation.calls, wholes, strict=True):
         final = False
@@ -104,6 +113,9 @@ async def _collected(generation: Generation) -> list[Whole]:
                 raise outcome
             piece = Piece(b"") if outcome is None else piece_of(generation.contract, outcome)
             whole.add(whole.choice.add(piece, final))
+            memory.force(len(piece.text))
+            if budget.full:
+                raise budget.exhausted(len(piece.text))
     return wholes
 
 
@@ -112,8 +124,16 @@ async def streamed_response(request: Request, text: TextRequest, generation: Gen
     group = CallGroup(generation.calls) if len(generation.calls) > 1 else None
     call: StreamedCall = group or generation.calls[0]
 
+    failed = False
+
     def encode(outcome: Outcome, final: bool) -> bytes:
+        nonlocal failed
+        if failed:
+            return b""  # a stream ends with its first failure
         if isinstance(outcome, ModserveError):
+            failed = True
+            for each in generation.calls:
+                each.cut()
             return error_event(outcome, failures.spelling(outcome).http, failures.public_message(outcome))
         index, ended = (group.current, group.ended) if group is not None else (0, final)
         choice = generation.choices[index]
