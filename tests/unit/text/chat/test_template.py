@@ -13,7 +13,8 @@ from modserve.text.chat.template_files import read_template
 
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' ~ message['role'] + '\n' + message.content | trim + '<|im_end|>\n' }}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' ~ message['role'] + '\n' + message.content | trim + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
