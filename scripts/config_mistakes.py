@@ -37,8 +37,6 @@ class Mistake:
     name: str
     """The picture's."""
     title: str
-    what: str
-    """How it happens."""
     remedy: str
     files: Mapping[str, str | Path]
     """The files in the repository: texts, and copies of files."""
@@ -58,7 +56,6 @@ MISTAKES = (
     Mistake(
         "data_type",
         "Another name for a data type",
-        "numpy and PyTorch say `float32`, the protocol says `FP32`, and configurations say `TYPE_FP32`.",
         "Use the suggested name. Texts are `TYPE_STRING`, although clients say `BYTES`.",
         {
             "resnet50/config.pbtxt": """\
@@ -85,9 +82,7 @@ output [
     Mistake(
         "punctuation",
         "A missing comma or bracket",
-        "They get lost when sizes and blocks are copied and edited.",
-        "Separate the elements of a list by commas, blocks and numbers alike; fields need none. The message lists all "
-        "mistakes of the file.",
+        "Separate the elements of a list by commas, blocks and numbers alike; fields need none.",
         {
             "detector/config.pbtxt": """\
 backend: "onnxruntime"
@@ -108,8 +103,6 @@ instance_group [ { count: 2 } ]
     Mistake(
         "template",
         "An unfilled template",
-        "Configurations for language models often come as templates, with a script that fills in the values; it skips "
-        "those that it does not get.",
         "Replace each `${…}` by a value, or leave the field out: most have defaults.",
         {
             "postprocessing/config.pbtxt": """\
@@ -126,8 +119,8 @@ instance_group [ { count: ${postprocessing_instance_count} kind: KIND_CPU } ]
     Mistake(
         "field",
         "A misspelt field",
-        "Most lists have singular names here, and other servers and libraries use other names.",
-        "Use the suggested names. For a known field in the wrong block, the message names the right one.",
+        "Use the suggested names; most lists have singular ones. For a field in the wrong block, the message names the "
+        "right one.",
         {
             "classifier/config.pbtxt": """\
 backend: "onnxruntime"
@@ -142,8 +135,7 @@ dynamic_batching { max_batch_size: 8 }
     Mistake(
         "name",
         "The old name in a copied folder",
-        "A model was copied, and its configuration still has the original's name.",
-        "The folder determines the name. Leave `name` out, and it cannot be wrong.",
+        "The folder determines the name: leave `name` out.",
         {
             "resnet50_int8/config.pbtxt": 'name: "resnet50"\nbackend: "onnxruntime"\n',
             "resnet50_int8/1/model.onnx": DIGITS,
@@ -152,8 +144,7 @@ dynamic_batching { max_batch_size: 8 }
     Mistake(
         "version",
         "No version folder",
-        "The model file is beside the configuration.",
-        "Make a folder named by a number, `1`, and move the file there; a model may have several versions.",
+        "Make a folder named by a number, `1`, and move the file there.",
         {
             "diabetes/config.pbtxt": 'backend: "onnxruntime"\nmax_batch_size: 0\n',
             "diabetes/model.onnx": DIGITS,
@@ -162,10 +153,8 @@ dynamic_batching { max_batch_size: 8 }
     Mistake(
         "gpu",
         "A missing GPU",
-        "The configuration comes from a machine with a GPU; or there is a GPU, but the container or the build of the "
-        "engine cannot use it.",
-        "`KIND_AUTO`, or no `kind` at all, uses GPUs only where they exist. If there should be one, "
-        "[engines/gpu.md](engines/gpu.md) lists what it needs.",
+        "`KIND_AUTO`, or no `kind` at all, uses GPUs only where they exist. If there should be one, see what "
+        "[engines on GPUs](engines/gpu.md) need.",
         {
             "resnet50/config.pbtxt": """\
 backend: "onnxruntime"
@@ -183,9 +172,8 @@ instance_group [
     Mistake(
         "batch",
         "A duplicate batch dimension",
-        "A `max_batch_size` above 0 says that the first dimension of every tensor is the batch. `dims` are the others.",
-        "Leave the batch dimension out of `dims`; or set `max_batch_size: 0`, and requests have all dimensions and "
-        "are never batched. `modserve config model.onnx` writes the right configuration for a file.",
+        "With a `max_batch_size` above 0, leave the first dimension out of `dims`. With `max_batch_size: 0`, requests "
+        "have all dimensions and are never batched.",
         {
             "digits/config.pbtxt": """\
 backend: "onnxruntime"
@@ -200,9 +188,8 @@ output [ { name: "probabilities" data_type: TYPE_FP32 dims: [ 10 ] } ]
     Mistake(
         "tensor",
         "A tensor unknown to the model",
-        "Exporters renumber outputs, or names and types were guessed.",
-        "Use one of the listed names, and the model's type; or leave out `input` and `output`: they are "
-        "then [filled in](#what-is-filled-in) from the model.",
+        "Use a listed name and the model's type, or leave out `input` and `output`: they are then "
+        "[filled in](#what-is-filled-in).",
         {
             "digits/config.pbtxt": """\
 backend: "onnxruntime"
@@ -217,9 +204,7 @@ output [ { name: "output_0" data_type: TYPE_FP32 dims: [ 10 ] } ]
     Mistake(
         "ensemble",
         "Unconnected steps",
-        "In the maps of an ensemble's step, `key` is the tensor's name in the step's model, and `value` its name in "
-        "the ensemble. Both ends must have the same `value`.",
-        "The message shows each loose end and its probable counterpart. Use the same name at both ends.",
+        "Give both ends the same `value`, the tensor's name in the ensemble; `key` is its name in the step's model.",
         {
             "pipeline/config.pbtxt": """\
 platform: "ensemble"
@@ -285,12 +270,9 @@ def section() -> str:
     for number, mistake in enumerate(MISTAKES, 1):
         (shown,) = re.findall(r"<desc>(.*?)</desc>", mistake.picture.read_text("utf-8"), re.DOTALL)
         first = unescape(shown).partition("error: ")[2].partition("\n")[0]
-        alt = re.sub(r"([\[\]\\])", r"\\\1", first)
+        alt = re.sub(r"([\[\]\\])", r"\\\1", textwrap.shorten(first, 110, placeholder=" …"))
         link = f"configuration/{mistake.picture.name}"
-        parts.append(
-            f"### {number}. {mistake.title}\n\n{_filled(mistake.what)}\n\n![modserve check says: {alt}]({link})\n\n"
-            f"{_filled(f'**Remedy:** {mistake.remedy}')}\n"
-        )
+        parts.append(f"### {number}. {mistake.title}\n\n![{alt}]({link})\n\n{_filled(mistake.remedy)}\n")
     return "\n".join(["", *parts, ""])
 
 

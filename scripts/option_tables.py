@@ -1,8 +1,10 @@
-"""Write the tables of options and fields in docs/ anew, from the source. tests/unit/test_docs.py compares them."""
+"""Write the tables of options, fields and errors in docs/ anew, from the source. tests/unit/test_docs.py compares."""
 
 from pathlib import Path
 
 from modserve.config.features.unsupported import SETTINGS
+from modserve.core.errors import Code
+from modserve.protocol.failures import DEADLINE, NO_MEMORY, STATUS, TOO_MANY
 from modserve.settings import OPTIONS
 from modserve.settings.options import Option
 from modserve.settings.triton_options import WITHOUT_EFFECT
@@ -10,10 +12,26 @@ from modserve.settings.triton_options import WITHOUT_EFFECT
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "options.md"
 CONFIGURATION = DOCS / "configuration.md"
+PROTOCOL = DOCS / "protocol.md"
+PAGES = (PAGE, CONFIGURATION, PROTOCOL)
 BEGIN = "<!-- The tables of options are written by scripts/option_tables.py. -->\n"
 BEGIN_WITHOUT = "<!-- The table of options without effect is written by scripts/option_tables.py. -->\n"
 BEGIN_FIELDS = "<!-- The table of fields is written by scripts/option_tables.py. -->\n"
+BEGIN_ERRORS = "<!-- The table of errors is written by scripts/option_tables.py. -->\n"
 END = "<!-- End of the tables. -->\n"
+
+ERRORS = {
+    "wrong request": STATUS[Code.INVALID_ARG],
+    "not found": STATUS[Code.NOT_FOUND],
+    "not ready, queue full, waited too long": STATUS[Code.UNAVAILABLE],
+    "too busy, with `scheduling.overload_status` 429": TOO_MANY,
+    "no memory for the request": NO_MEMORY,
+    "deadline passed": DEADLINE,
+    "unsupported": STATUS[Code.UNSUPPORTED],
+    "the model failed": STATUS[Code.INTERNAL],
+    "already exists": STATUS[Code.ALREADY_EXISTS],
+    "cancelled": STATUS[Code.CANCELLED],
+}
 
 
 def tables() -> str:
@@ -70,18 +88,29 @@ def without_effect() -> str:
 
 
 def fields() -> str:
-    """The fields of a configuration that are not acted on."""
-    rows = []
+    """The fields of a configuration that are not acted on, by effect and reason."""
+    names: dict[tuple[str, str], list[str]] = {}
     for setting in sorted(SETTINGS, key=lambda setting: not setting.fails):
-        verdict = "the model does not load" if setting.fails else "a warning"
+        verdict = "error" if setting.fails else "warning"
         but = ", ".join(sorted(setting.supported_by))
-        rows.append(f"| `{setting.path}` | {verdict}{f', except for backend {but}' if but else ''} | {setting.why} |")
+        effect = f"{verdict}{f', except for {but}' if but else ''}"
+        names.setdefault((effect, setting.why), []).append(f"`{setting.path}`")
+    rows = [f"| {', '.join(paths)} | {effect} | {why} |" for (effect, why), paths in names.items()]
     return "\n".join(["", "| field | effect | reason |", "|---|---|---|", *rows, "", ""])
+
+
+def errors() -> str:
+    """The kinds of failures, with their statuses over both protocols."""
+    rows = [f"| {kind} | {spelling.http} | {spelling.grpc_name} |" for kind, spelling in ERRORS.items()]
+    return "\n".join(["", "| kind | HTTP | gRPC |", "|---|---|---|", *rows, "", ""])
+
+
+TABLES = ((BEGIN, tables), (BEGIN_WITHOUT, without_effect), (BEGIN_FIELDS, fields), (BEGIN_ERRORS, errors))
 
 
 def renewed(page: str) -> str:
     """A page with the tables as they should be."""
-    for begin, write in ((BEGIN, tables), (BEGIN_WITHOUT, without_effect), (BEGIN_FIELDS, fields)):
+    for begin, write in TABLES:
         before, marker, rest = page.partition(begin)
         if marker:
             page = f"{before}{begin}{write()}{END}{rest.partition(END)[2]}"
@@ -89,5 +118,5 @@ def renewed(page: str) -> str:
 
 
 if __name__ == "__main__":
-    for file in (PAGE, CONFIGURATION):
+    for file in PAGES:
         file.write_text(renewed(file.read_text("utf-8")), "utf-8")

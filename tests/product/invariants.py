@@ -43,6 +43,8 @@ def _check_settled(world: World) -> None:
         error = None if task.cancelled() else task.exception()
         assert error is None or hasattr(error, "code"), f"a call of a client failed with {error!r}"
     assert not world.loop.failures, world.loop.failures
+    for client in world.texts:
+        client.check()
 
 
 def _check_ready_models_answer(world: World) -> None:

@@ -194,6 +194,18 @@ class ProductMachine(RuleBasedStateMachine):
         self.world.submit("routed", version=version, user=user)
         self.after(after)
 
+    @precondition(lambda self: "text" in self.models)
+    @rule(counts=LENGTHS, timeout_s=st.sampled_from((0.0, 0.0, 0.3)), after=AFTER)
+    def send_texts(self, counts: list[int], timeout_s: float, after: str) -> None:
+        self.world.send_texts("text", counts, timeout_s)
+        self.after(after)
+
+    @precondition(lambda self: any(not each.over for each in self.world.texts))
+    @rule(index=INDEX, after=AFTER)
+    def a_client_of_texts_leaves(self, index: int, after: str) -> None:
+        self.world.leave_texts(-1 - index)
+        self.after(after)
+
     @precondition(lambda self: self.world.ledger.open)
     @rule(index=INDEX, after=AFTER)
     def cancel(self, index: int, after: str) -> None:

@@ -13,6 +13,15 @@ output [ { name: "OUT" data_type: TYPE_INT64 dims: [ -1 ] } ]
 parameters { key: "padding.axis.IN" value { string_value: "0" } }
 parameters { key: "padding.unpad.OUT" value { string_value: "0" } }
 """
+TEXT_TENSORS: Final = (
+    PADDED_TENSORS.replace('"IN"', '"input_ids"').replace(".IN", ".input_ids")
+    + """
+parameters { key: "text.task" value { string_value: "classification" } }
+parameters { key: "text.activation" value { string_value: "none" } }
+parameters { key: "text.output" value { string_value: "OUT" } }
+"""
+)
+"""Its scores are its tokens, as they came back."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +98,17 @@ class Kind:
     padded: bool = False
     """Its requests may differ in length, and the server chooses by length which of them run together."""
 
+    takes_texts: bool = False
+    """Beside its tensors: it has a tokenizer."""
+
+    @property
+    def input(self) -> str:
+        return "input_ids" if self.takes_texts else "IN"
+
     def text(self, variation: Variation) -> str:
         if not self.ensemble:
-            return self.head + (PADDED_TENSORS if self.padded else TENSORS) + variation.text(self.group)
+            tensors = TEXT_TENSORS if self.takes_texts else PADDED_TENSORS if self.padded else TENSORS
+            return self.head + tensors + variation.text(self.group)
         return self.head + TENSORS + ("response_cache { enable: true }\n" if variation.cached else "")
 
 
@@ -137,6 +154,7 @@ MODELS: Final[dict[str, Kind]] = {
     "plain": Kind(BATCHES, varies=QUEUE),
     "cached": Kind(BATCHES, CACHED, QUEUE),
     "padded": Kind(BATCHES, varies=QUEUE, padded=True),
+    "text": Kind(BATCHES, varies=QUEUE, padded=True, takes_texts=True),
     "bare": Kind(BATCHES, BARE, ("count", "cached")),
     "direct": Kind(BATCHES + _SEQUENCES.format(strategy="direct {}"), BARE, ("count",), sequences=True),
     "oldest": Kind(

@@ -25,6 +25,8 @@ from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import InferenceResponse, Outcome
 from modserve.core.tensors.tensor import Array, Tensor
 
+from .models import MODELS
+
 MEGABYTE = 10**6
 
 
@@ -49,7 +51,7 @@ class Execution:
         if error is not None:
             self.done(error)
         elif not self.requests:
-            self.done({"OUT": np.array(self.inputs["IN"])})
+            self.done({"OUT": np.array(*self.inputs.values())})
         else:
             for request in self.open:
                 request.respond(_number_of(request), final=True, wait=False)
@@ -210,7 +212,7 @@ class CallingInstance(PuppetInstance):
 
     def _call(self, request: EngineRequest) -> None:
         callee = str(request.parameters.get("callee", "plain"))
-        inputs = {"IN": Tensor.from_array(np.array(request.inputs["IN"]))}
+        inputs = {MODELS[callee].input: Tensor.from_array(np.array(request.inputs["IN"]))}
         outcomes: list[InferenceResponse | ModserveError] = []
 
         def take(outcome: Outcome, final: bool) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -28,11 +28,13 @@ from modserve.execution.rate_limit import RateLimiter
 from modserve.models.residency.on_demand import OnDemandModel
 from modserve.models.residency.sizes import Meter
 from modserve.repository.manager import ModelManager
+from text_folders import write_folder
 
 from .ledger import Entry, Ledger, SinkError
 from .models import MODELS, Variation
 from .puppets import BatchInstance, CallingInstance, Engines, Execution, PuppetBackend, RequestsInstance
 from .simulation import SimulatedLoop, simulated
+from .texts import TextClient, text_app
 
 LONG_S = 400.0
 """Everything is over by then that goes on by itself: the longest wait is that before a load which was too large."""
@@ -67,6 +69,8 @@ class World:
         )
         self.server: InferenceServer = self.loop.act(lambda: InferenceServer(settings, backends=self.backends))
         self.ledger = Ledger(self.server.memory)
+        self.app = text_app(self.server)
+        self.texts: list[TextClient] = []
         self.variations: dict[str, Variation] = {}
         self.operations: list[asyncio.Task[Any]] = []
         self.stopping: asyncio.Task[bool] | None = None
@@ -140,6 +144,8 @@ class World:
             if not folder.exists():
                 folder.mkdir(parents=True)
                 (folder / "weights").write_text("first")
+                if kind.takes_texts:
+                    write_folder(folder)
         (self._path(name) / "config.pbtxt").write_text(kind.text(self.variations[name]))
 
     def need(self, name: str) -> None:
@@ -261,6 +267,20 @@ class World:
 
         return {"": nothing, "cancel": cancel, "submit": submit, "raise": fail}[name]
 
+    def send_texts(self, model: str, counts: Sequence[int], timeout_s: float = 0.0) -> TextClient:
+        """Send a request with a text of each number of words, as a client over HTTP does."""
+        self.need(model)
+        client = TextClient(model, counts, timeout_s)
+        self.texts.append(client)
+        client.task = self.loop.create_task(client.run(self.app))
+        return client
+
+    def leave_texts(self, index: int = -1) -> None:
+        """One of the clients of texts that wait goes away."""
+        waiting = [each for each in self.texts if not each.over]
+        if waiting:
+            self.loop.act(waiting[index % len(waiting)].leave)
+
     def cancel(self, index: int = -1) -> Entry | None:
         """The client of one of the open requests goes, the latest by default."""
         entries = self.ledger.open
@@ -317,7 +337,7 @@ class World:
 
 
 def _inputs(entry: Entry) -> dict[str, Tensor]:
-    return {"IN": Tensor.from_array(np.full((1, entry.length), entry.value, np.int64))}
+    return {MODELS[entry.model].input: Tensor.from_array(np.full((1, entry.length), entry.value, np.int64))}
 
 
 class _Watch(logging.Handler):

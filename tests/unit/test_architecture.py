@@ -47,7 +47,6 @@ RULES = {
     "pb": rule(foreign="google.protobuf"),
     "config": rule("core pb routing", "google.protobuf"),
     "protocol": rule("core pb", "google.protobuf numpy orjson"),
-    "text": rule("core", "jinja2 numpy orjson"),
     "settings": rule("core protocol.restricted", "pydantic yaml"),
     "backends": rule(
         "core",
@@ -71,6 +70,7 @@ RULES = {
     "server": rule("core observability pb resources routing"),
     "server.in_process": rule("core resources"),
     "server.local": rule("core observability pb protocol.control repository resources server server.in_process"),
+    "text": rule("core", "jinja2 numpy orjson tokenizers"),
     "frontends": rule(
         "core protocol server pb settings text observability.access_log",
         "fastapi google.protobuf hpack httptools mypy_extensions orjson pydantic starlette",

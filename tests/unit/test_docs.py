@@ -135,8 +135,8 @@ def test_every_message_of_the_page_on_troubleshooting_is_one() -> None:
     assert sorted(part for part in parts if part not in said) == []
 
 
-def test_the_tables_of_options_say_what_the_settings_say() -> None:
-    for file in (option_tables.PAGE, option_tables.CONFIGURATION):
+def test_the_tables_say_what_the_source_says() -> None:
+    for file in option_tables.PAGES:
         page = file.read_text("utf-8")
         assert option_tables.END in page
         assert option_tables.renewed(page) == page, "python scripts/option_tables.py writes the tables anew"

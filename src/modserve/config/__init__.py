@@ -130,9 +130,11 @@ def finish(
     if description is not None:
         if auto_complete:
             complete.apply_traits(message, description, problems)
+            description = features.texts.sized(description, files)
         description = complete.with_batch_dimension(message, description)
         if auto_complete:
             fits = complete.complete(message, description, problems)
+            features.texts.complete(message, files, problems)
     features.normalise(message, context, problems)
     features.validate(message, context, problems)
     if description is not None:

@@ -1,7 +1,6 @@
 """A loaded model version, as the server, the front ends and other models see it. `models/` implements it."""
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from .configuration.model_config import ModelConfig
@@ -144,12 +143,6 @@ class EngineReporter(Protocol):
 def engine_report(servable: object) -> Mapping[str, object]:
     """As `EngineReporter` has it; empty for a servable that has none."""
     return servable.engine_report if isinstance(servable, EngineReporter) else {}
-
-
-def folder(servable: object) -> Path | None:
-    """The version's directory on this machine, whose files stay while the version is loaded; None if it has none."""
-    path = getattr(servable, "folder", None)  # a check for a protocol takes ten times as long
-    return path if isinstance(path, Path) else None
 
 
 _FULL_PRECISIONS = frozenset({"", "fp32", "fp64"})

@@ -37,7 +37,7 @@ CATEGORIES: Mapping[str, Calls] = {
     "metadata": Calls(
         ("ServerMetadata", "ModelMetadata"),
         paths=(
-            *("/v2", "/v2/models", "/v1/models", "/docs/examples/{model}"),
+            *("/v2", "/v2/models", "/v1/models", "/docs/examples/{model}", "/info"),
             *("/openai/v1/models", "/openai/v1/models/{model}"),
         ),
         model_paths=("", "/engine"),
@@ -45,8 +45,11 @@ CATEGORIES: Mapping[str, Calls] = {
     ),
     "inference": Calls(
         ("ModelInfer", "ModelStreamInfer"),
-        paths=tuple(
-            f"{prefix}/v1/{call}" for prefix in ("", "/openai") for call in ("chat/completions", "completions")
+        paths=(
+            *(f"{prefix}/v1/{call}" for prefix in ("", "/openai") for call in ("embeddings", "rerank")),
+            *(f"{prefix}/v1/{call}" for prefix in ("", "/openai") for call in ("chat/completions", "completions")),
+            "/v2/rerank",
+            *(f"/{call}" for call in ("embed", "rerank", "predict", "similarity", "tokenize", "decode")),
         ),
         model_paths=("/infer", "/infer_stream", "/generate", "/generate_stream"),
         v1_paths=(":predict", ":classify", ":regress", ":explain"),

@@ -1,14 +1,13 @@
 """A version that has replaced others whose sequences continue: each request goes to the owner of its sequence."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 from modserve.core.errors import ModserveError, unavailable
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import ResponseSink
 from modserve.core.requests.sequence import membership
-from modserve.core.servable import RequestHolder, SequenceKeeper, Servable, Submitter, engine_report, folder
+from modserve.core.servable import RequestHolder, SequenceKeeper, Servable, Submitter, engine_report
 from modserve.core.version import STOPPING
 
 
@@ -52,10 +51,6 @@ class Succession:
     @property
     def unready_reason(self) -> str | None:
         return self.heir.unready_reason
-
-    @property
-    def folder(self) -> Path | None:
-        return folder(self.heir)
 
     @property
     def engine_report(self) -> Mapping[str, object]:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from pathlib import Path
 
 from modserve.core.changes import Changes
 from modserve.core.errors import ModserveError, unavailable
@@ -127,6 +128,11 @@ class ModelTable:
     def ready_versions(self, name: str) -> list[Servable]:
         """The READY versions in ascending order; none for an unknown model."""
         return list(self.models[name].served.values()) if name in self.models else []
+
+    def folder(self, id: ModelId) -> Path | None:
+        """The files of a version that is in service, which stay as long as it is, or is lent."""
+        loaded = self.models[id.name].in_service(id.version) if id.name in self.models else None
+        return None if loaded is None else loaded.lease.path / str(id.version)
 
     def check_routing(self, name: str, document: object) -> None:
         """Raises INVALID_ARG for a routing to versions that are neither READY nor loading. Raises as `latest` does."""

@@ -11,7 +11,6 @@ Requests of a sequence go to the version that has it, whatever the weights are b
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from modserve.core.configuration.routing_config import RouteFigures, Routing, ShadowFigures
@@ -28,7 +27,6 @@ from modserve.core.servable import (
     SequenceKeeper,
     Servable,
     engine_report,
-    folder,
 )
 
 from .choice import Route, next_route, route_of
@@ -281,10 +279,6 @@ class Routed:
         """None if any version can take what comes."""
         reasons = [servable.unready_reason for servable in self._receivers]
         return None if None in reasons else reasons[0]
-
-    @property
-    def folder(self) -> Path | None:
-        return folder(self._latest)
 
     @property
     def engine_report(self) -> Mapping[str, object]:

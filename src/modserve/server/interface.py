@@ -6,6 +6,7 @@ concern the whole server.
 
 import enum
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from modserve.core.changes import Changes
@@ -16,6 +17,7 @@ from modserve.core.requests.memory import MemoryBudget
 from modserve.core.residency import MemoryReport
 from modserve.core.servable import Handle, Servable
 from modserve.core.tensors.shared_memory import CudaRegion, SystemRegion
+from modserve.core.version import ModelId
 from modserve.observability.access_log import AccessLog
 from modserve.observability.failure_log import FailureLog
 from modserve.observability.logging import Logs
@@ -121,6 +123,13 @@ class Server(Protocol):
 
     def ready_models(self) -> list[Servable]:
         """Every READY version of every model, whatever the phase."""
+        ...
+
+    def folder(self, id: ModelId) -> Path | None:
+        """The files of a READY version on this machine; None if it is not READY.
+
+        They stay while the version is in service, or borrowed.
+        """
         ...
 
     def model_names(self) -> list[str]: ...

@@ -74,6 +74,7 @@ class LocalServer:
         self._table = manager.table
         self.changes = manager.table.changes
         self.model_names, self.index = manager.table.names, manager.table.index
+        self.folder = manager.table.folder
         self.failed_loads = manager.table.failed_loads
         self.unready_reasons = manager.table.unready
         """The model versions that keep the server from being ready."""

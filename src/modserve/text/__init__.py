@@ -1,1 +1,4 @@
-"""Text as a surface over models of tensors: what clients send and get as text, without anything of HTTP."""
+"""Models that take text: what the files beside them say, and the way from texts to their tensors and back.
+
+Pure of any protocol. A request of text becomes requests for a model's own tensors, above everything that runs them.
+"""

@@ -37,7 +37,7 @@ class FleetServer:
         self.tracer, self.failure_log, self.access_log = server.tracer, server.failure_log, server.access_log
         self.model, self.borrow, self.pace = server.model, server.borrow, server.pace  # without a call in between
         self.models, self.ready_models, self.model_names = server.models, server.ready_models, server.model_names
-        self.index, self.tracer_for = server.index, server.tracer_for
+        self.index, self.tracer_for, self.folder = server.index, server.tracer_for, server.folder
         self.check_model_ready = server.check_model_ready
 
     @property

@@ -1,4 +1,4 @@
-"""Ten mistakes that people make in model repositories: what docs/check.md shows, and the command says."""
+"""Mistakes that people make in model repositories: what docs/check.md shows, and the command says."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,9 +12,11 @@ MODEL = (EXAMPLES / "simple" / "1" / "model.onnx").read_bytes()
 class Mistake(NamedTuple):
     title: str
     files: Mapping[str, str | bytes]
-    """What lies in model_repository. The page shows the first of them if it is a text."""
+    """What lies in model_repository. The page shows the first of them if it has three lines or more."""
     options: tuple[str, ...] = ()
     code: int = 1
+    output: str = ""
+    """What the command prints, if the page does not show it."""
 
 
 MISTAKES = (
@@ -31,6 +33,25 @@ instance_group [ { count: "two" } ]
 """,
             "resnet/1/model.onnx": MODEL,
         },
+        output=(
+            "model_repository/resnet/config.pbtxt:2:1: error: unknown field 'max_batchsize'; did you mean "
+            "'max_batch_size'?\n"
+            "    max_batchsize: 8\n"
+            "    ^\n"
+            "model_repository/resnet/config.pbtxt:4:31: error: unknown value 'FP32' for 'data_type'; did you "
+            "mean 'TYPE_FP32'?\n"
+            '    { name: "IMAGE"  data_type: FP32  dims: [ 3, 224 224 ] }\n'
+            "                                ^\n"
+            "model_repository/resnet/config.pbtxt:4:52: error: expected ',' or ']' in the list of 'dims', found "
+            "the number 224\n"
+            '    { name: "IMAGE"  data_type: FP32  dims: [ 3, 224 224 ] }\n'
+            "                                                     ^\n"
+            "model_repository/resnet/config.pbtxt:6:27: error: 'count' takes an integer, found the string \"two\"\n"
+            '    instance_group [ { count: "two" } ]\n'
+            "                              ^\n"
+            "\n"
+            "1 model checked: 4 problems in 1 model\n"
+        ),
     ),
     Mistake(
         "A missing closing bracket",
@@ -43,10 +64,25 @@ max_batch_size: 8
 """,
             "simple/1/model.onnx": MODEL,
         },
+        output=(
+            "model_repository/simple/config.pbtxt:2:18: error: '{' is never closed with '}'\n"
+            "    dynamic_batching {\n"
+            "                     ^\n"
+            "\n"
+            "1 model checked: 1 problem in 1 model\n"
+        ),
     ),
     Mistake(
         "A copied folder with the old name inside",
         {"simple_v2/config.pbtxt": 'name: "simple"\nbackend: "onnxruntime"\n', "simple_v2/1/model.onnx": MODEL},
+        output=(
+            "model_repository/simple_v2/config.pbtxt:1:1: error: unexpected directory name 'simple_v2' for model "
+            "'simple', directory name must equal model name; write name: \"simple_v2\", or leave the name out\n"
+            '    name: "simple"\n'
+            "    ^\n"
+            "\n"
+            "1 model checked: 1 problem in 1 model\n"
+        ),
     ),
     Mistake(
         "A model file with another name",
@@ -78,6 +114,14 @@ dynamic_batching {
 """,
             "simple/1/model.onnx": MODEL,
         },
+        output=(
+            "model_repository/simple/config.pbtxt:4:33: error: dynamic batching preferred size must be <= max "
+            "batch size for simple: 16 > 8\n"
+            "    preferred_batch_size: [ 4, 8, 16 ]\n"
+            "                                  ^\n"
+            "\n"
+            "1 model checked: 1 problem in 1 model\n"
+        ),
     ),
     Mistake(
         "An ensemble with a missing model",
@@ -100,6 +144,14 @@ ensemble_scheduling {
             "pipeline/1/.keep": b"",
             "simple/1/model.onnx": MODEL,
         },
+        output=(
+            "model_repository/pipeline/config.pbtxt:7:5: error: ensemble pipeline contains models that are not "
+            "available or ambiguous: simpel; did you mean 'simple'?\n"
+            '    model_name: "simpel"\n'
+            "    ^\n"
+            "\n"
+            "2 models checked: 1 problem in 1 model\n"
+        ),
     ),
     Mistake(
         "The batch dimension among the dims",
@@ -116,6 +168,20 @@ output [ { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 16 ] } ]
             "simple/1/model.onnx": MODEL,
         },
         ("--load",),
+        output=(
+            "model_repository/simple/config.pbtxt:4:42: error: model 'simple', tensor 'INPUT0': the model "
+            "expects 2 dimensions (shape [-1,16]) but the model configuration specifies 3 dimensions (an initial "
+            "batch dimension because max_batch_size > 0 followed by the explicit tensor shape, making complete "
+            "shape [-1,-1,16]); max_batch_size adds the batch dimension, so leave it out: dims: [ 16 ]\n"
+            '    { name: "INPUT0" data_type: TYPE_INT32 dims: [ -1, 16 ] },\n'
+            "                                           ^\n"
+            "model_repository/simple/config.pbtxt:5:5: error: unexpected inference input 'INPUT_1', allowed "
+            "inputs are: INPUT0, INPUT1\n"
+            '    { name: "INPUT_1" data_type: TYPE_FP32 dims: [ 16 ] }\n'
+            "      ^\n"
+            "\n"
+            "1 model loaded: 2 problems in 1 model\n"
+        ),
     ),
     Mistake(
         "Settings without effect",
@@ -132,6 +198,8 @@ optimization {
         code=0,
     ),
 )
+
+ON_PAGE = [mistake for mistake in MISTAKES if not mistake.output]
 
 
 def write(directory: Path, files: Mapping[str, str | bytes]) -> None:

@@ -88,6 +88,37 @@ sequence_batching {
 input [ { name: "IN" data_type: TYPE_FP32 dims: 1 } ]
 output [ { name: "OUT" data_type: TYPE_FP32 dims: 1 } ]
 """
+MISTAKEN = """\
+backend: "onnxruntime"
+max_batchsize: 8
+input [
+  { name: "IMAGE"  data_type: FP32  dims: [ 3, 224 224 ] }
+]
+instance_group [ { count: "two" } ]
+"""
+REPORT = """\
+4 problems in the configuration of model 'resnet'
+model_repository/resnet/config.pbtxt:2:1: unknown field 'max_batchsize'; did you mean 'max_batch_size'?
+    max_batchsize: 8
+    ^
+model_repository/resnet/config.pbtxt:4:31: unknown value 'FP32' for 'data_type'; did you mean 'TYPE_FP32'?
+    { name: "IMAGE"  data_type: FP32  dims: [ 3, 224 224 ] }
+                                ^
+model_repository/resnet/config.pbtxt:4:52: expected ',' or ']' in the list of 'dims', found the number 224
+    { name: "IMAGE"  data_type: FP32  dims: [ 3, 224 224 ] }
+                                                     ^
+model_repository/resnet/config.pbtxt:6:27: 'count' takes an integer, found the string "two"
+    instance_group [ { count: "two" } ]
+                              ^
+"""
+DIFFERENCE = (
+    "model_repository/resnet/config.pbtxt:3:44: model 'resnet', tensor 'IMAGE': the model expects 4 dimensions (shape "
+    "[-1,3,224,224]) but the model configuration specifies 3 dimensions (an initial batch dimension because "
+    "max_batch_size > 0 followed by the explicit tensor shape, making complete shape [-1,3,224]); write dims: "
+    "[ 3, 224, 224 ]\n"
+    '    input { name: "IMAGE" data_type: TYPE_FP32 dims: [ 3, 224 ] }\n'
+    "                                               ^"
+)
 
 
 def test_densenet() -> None:
@@ -185,13 +216,13 @@ def test_the_examples_of_different_lengths_are_real() -> None:
     assert ragged.batch_outputs == {"OUTPUT": "INPUT"}
 
 
-def test_the_report_in_the_documentation_is_real() -> None:
-    text, report, difference = section_examples("Error messages")
-
+def test_all_mistakes_are_reported_at_once() -> None:
     with pytest.raises(ModserveError) as caught:
-        config.parse(text, Path("model_repository/resnet/config.pbtxt"), "resnet")
-    assert caught.value.message == report.rstrip()
+        config.parse(MISTAKEN, Path("model_repository/resnet/config.pbtxt"), "resnet")
+    assert caught.value.message == REPORT.rstrip()
 
+
+def test_a_difference_from_the_model_has_its_place_and_remedy() -> None:
     text = 'backend: "onnxruntime"\nmax_batch_size: 8\ninput { name: "IMAGE" data_type: TYPE_FP32 dims: [ 3, 224 ] }'
     with pytest.raises(ModserveError) as caught:
         config.finish(
@@ -202,7 +233,7 @@ def test_the_report_in_the_documentation_is_real() -> None:
             gpu_count=0,
             auto_complete=True,
         )
-    assert caught.value.message.split("\n", 1)[1] == difference.rstrip()
+    assert caught.value.message.split("\n", 1)[1] == DIFFERENCE.rstrip()
 
 
 def test_the_documentation_names_all_that_is_not_supported() -> None:

@@ -64,7 +64,7 @@ def test_written(text: str, expected: tuple[str, str, str]) -> None:
 def test_found_in_a_version_directory(tmp_path: Path, row: ModelFormat) -> None:
     filename, backend, platform = row.filename, row.backend, row.platform
     for file in ("notes/model.onnx", "2/readme.txt", f"10/{filename}"):
-        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).parent.mkdir(parents=True)
         (tmp_path / file).touch()
     found = config.read(tmp_path / "config.pbtxt", "foo").identified
 

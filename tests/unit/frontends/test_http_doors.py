@@ -34,11 +34,12 @@ for path in ("/v2/health/ready", "/v2/models/simple/config", "/v2/models/stats",
     asyncio.run(request("GET", path))
 assert asyncio.run(request("POST", "/v2/models/simple/infer", JSON_BODY)) == 200
 before = imported()
-assert asyncio.run(request("GET", sys.argv[1])) == 200, sys.argv[1]
+assert asyncio.run(request("GET", sys.argv[1])) == int(sys.argv[2]), sys.argv[1]
 print(*sorted(before), "|", *sorted(imported() - before))
 """
 
 V1 = {
+    "frontends.http.rest.parts",
     "frontends.http.rest.predict",
     "frontends.http.rest.v1",
     "protocol.http.v1_models",
@@ -46,16 +47,23 @@ V1 = {
     "protocol.http.v1_predict_response",
 }
 DOCS = {"frontends.http.rest.docs", "protocol.examples"}
+TEXTS = {
+    "frontends.http.rest.parts",
+    *(f"frontends.http.text{name}" for name in ("", ".calls", ".fields", ".models", ".openai", ".rerank")),
+    *(f"frontends.http.text{name}" for name in (".routes", ".tei")),
+    *(f"text{name}" for name in ("", ".description", ".files", ".openai_errors", ".outputs", ".pooling", ".tokenizer")),
+}
 CONSOLE = {f"frontends.http.console{name}" for name in ("", ".counters", ".page", ".routes", ".sampler", ".snapshot")}
 
 
 @pytest.mark.parametrize(
-    ("path", "expected"), [("/v1/models", V1), ("/", set()), ("/docs", DOCS), ("/console/about", CONSOLE)]
+    ("path", "expected"),
+    [("/v1/models", V1), ("/", set()), ("/docs", DOCS), ("/console/about", CONSOLE), ("/info", TEXTS)],
 )
 def test_a_door_opens_at_its_first_use(path: str, expected: set[str]) -> None:
-    command = [sys.executable, "-c", PROGRAM, path]
+    command = [sys.executable, "-c", PROGRAM, path, "404" if path == "/info" else "200"]
     run = subprocess.run(command, cwd=Path(__file__).parent, text=True, capture_output=True, timeout=60)
     assert run.returncode == 0, run.stderr
     before, after = (set(part.split()) for part in run.stdout.split("|"))
-    assert not before & (V1 | DOCS | CONSOLE)
+    assert not before & (V1 | DOCS | CONSOLE | TEXTS)
     assert after == expected

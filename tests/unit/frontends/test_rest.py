@@ -324,6 +324,7 @@ def test_the_document_has_every_path(document: dict[str, Any]) -> None:
         "/v2/health/ready": {"get"},
         "/v2/models": {"get"},
         "/v2/models/stats": {"get"},
+        "/v2/rerank": {"post"},
         "/v2/logging": {"get", "post"},
         "/v2/trace/setting": {"get", "post"},
         "/v2/models/{model}/trace/setting": {"get", "post"},

@@ -396,7 +396,9 @@ async def test_the_documentation(client: httpx.AsyncClient) -> None:
             )
         },
     }
-    found = {path: methods for path, methods in paths.items() if not path.startswith("/v2")}
+    texts = {path for path, methods in paths.items() if any(call["tags"] == ["text"] for call in methods.values())}
+    assert {"/v1/embeddings", "/openai/v1/embeddings", "/embed", "/info"} < texts
+    found = {path: methods for path, methods in paths.items() if not path.startswith("/v2") and path not in texts}
     assert {path: list(methods) for path, methods in found.items()} == {
         path: [method] for path, method in expected.items()
     }

@@ -24,6 +24,7 @@ from . import (
     scheduling,
     sequences,
     tensors,
+    texts,
     unsupported,
     warm_up,
 )
@@ -77,6 +78,7 @@ def validate(message: pb.ModelConfig, context: ModelContext, problems: Problems)
         scheduling.validate_parameters(message),
         ensembles.validate(message),
         padding.validate(message, partial),
+        texts.validate(message, partial),
         routing.validate(message),
         execution.validate(message, context.gpu_count),
         warm_up.validate(message, partial, context.files),
@@ -115,6 +117,7 @@ def to_model_config(message: pb.ModelConfig, context: ModelContext) -> ModelConf
         admission=scheduling.admission(message),
         sequence_batching=sequences.sequence_batching(message),
         padding=padding.padding(message),
+        text=texts.settings(message),
         batch_inputs=ragged.batch_inputs(message),
         batch_outputs=ragged.batch_outputs(message),
         ensemble=ensembles.ensembling(message),

@@ -1,7 +1,7 @@
 """What the model's directory holds: ``name``, ``platform``, ``backend``, ``version_policy`` and the names of files."""
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -28,7 +28,8 @@ class ModelFormat(NamedTuple):
 
 # In Triton's order, and behind them those that Triton does not have: the first one counts if a directory holds several,
 # as where a model.py has weights beside it. Beside an MLmodel lie the files of its library. saved_model.pb is how
-# TensorFlow Serving keeps its models, a version's folder being the SavedModel.
+# TensorFlow Serving keeps its models, a version's folder being the SavedModel. Snapshots of Hugging Face have what
+# begins with onnx/ or openvino.
 FORMATS = (
     ModelFormat("MLmodel", "mlflow", by_suffix=False),
     ModelFormat("model.savedmodel", "tensorflow", "tensorflow_savedmodel"),
@@ -36,6 +37,9 @@ FORMATS = (
     ModelFormat("model.plan", "tensorrt", "tensorrt_plan"),
     ModelFormat("model.onnx", "onnxruntime", "onnxruntime_onnx"),
     ModelFormat("model.xml", "openvino"),
+    ModelFormat("onnx/model.onnx", "onnxruntime", "onnxruntime_onnx", by_suffix=False),
+    ModelFormat("openvino_model.xml", "openvino", by_suffix=False),
+    ModelFormat("openvino/openvino_model.xml", "openvino", by_suffix=False),
     ModelFormat("model.pt", "pytorch", "pytorch_libtorch"),
     ModelFormat("model.pt2", "pytorch", "torch_aoti"),
     ModelFormat("model.py", "python"),
@@ -52,6 +56,7 @@ FORMATS = (
     ModelFormat("model.pkl", "sklearn", by_suffix=False),
     ModelFormat("model.pickle", "sklearn", by_suffix=False),
 )
+_SUBFOLDERS = frozenset(row.filename.split("/")[0] for row in FORMATS if "/" in row.filename)
 PLATFORMS = {row.platform: row.backend for row in FORMATS if row.platform} | {"libtorch": "pytorch"}
 """Platform → backend."""
 
@@ -143,12 +148,22 @@ def _present_format(message: pb.ModelConfig, filenames: Sequence[Collection[str]
 
 
 def version_filenames(folder: Path) -> list[frozenset[str]]:
-    """The names in the folder of each version of a model, the lowest version first; none if there is no such folder."""
+    """The names in the folder of each version of a model, the lowest version first; none if there is no such folder.
+
+    Below it, only the folders that may hold the model's file are looked into.
+    """
     try:
         versions = sorted(filter(None, (parse_directory(entry.name) for entry in folder.iterdir())))
-        return [frozenset(entry.name for entry in (folder / str(version)).iterdir()) for version in versions]
+        return [frozenset(_names(folder / str(version))) for version in versions]
     except OSError:  # there is no folder, or it is a file
         return []
+
+
+def _names(folder: Path) -> Iterator[str]:
+    for entry in folder.iterdir():
+        yield entry.name
+        if entry.name in _SUBFOLDERS and entry.is_dir():
+            yield from (f"{entry.name}/{below.name}" for below in entry.iterdir())
 
 
 def validate_platform(message: pb.ModelConfig, directory: str) -> Faults:

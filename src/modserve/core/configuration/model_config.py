@@ -14,6 +14,7 @@ from .ensemble_config import EnsembleConfig
 from .merging import BatchInput, Padding
 from .routing_config import Routing
 from .sequence_config import SequenceBatching
+from .text_settings import NO_TEXT_SETTINGS, TextSettings
 from .warm_up_config import WarmUp
 
 
@@ -165,6 +166,8 @@ class ModelConfig:
     admission: Admission = Admission()
     sequence_batching: SequenceBatching | None = None
     padding: Padding | None = None
+    text: TextSettings = NO_TEXT_SETTINGS
+    """How the texts that become its tensors are handled, for the front ends that take texts."""
     batch_inputs: tuple[BatchInput, ...] = ()
     batch_outputs: Mapping[str, str] = field(default_factory=dict)
     """Outputs whose elements are given to the requests by the shapes of an input, which is the value."""

@@ -61,8 +61,17 @@ def model_file(path: Path, installed: Collection[str]) -> StandaloneModel:
     if ours[0].backend == "python":
         _check_that_it_is_a_model(folder / filename)
     in_repository = parse_directory(folder.name) is not None
-    name = folder.parent.name if in_repository else path.stem
+    name = folder.parent.name if in_repository else _own_name(path)
     return StandaloneModel(name, folder, filename, in_repository, ours[0].backend)
+
+
+def _own_name(path: Path) -> str:
+    """The file's without its ending, or the folder's; of a snapshot in the cache of Hugging Face, the model's."""
+    if not path.is_dir() or path.suffix == ".savedmodel":
+        return path.stem
+    source = path.parent.parent.name
+    in_cache = path.parent.name == "snapshots" and source.startswith("models--")
+    return source.rpartition("--")[2] if in_cache else path.name
 
 
 def _check_that_it_is_a_model(file: Path) -> None:

@@ -133,7 +133,6 @@ class Opener:
             instances,
             getattr(engine, "any_thread", backend.any_thread),
             labels,
-            path / str(version),
             initial_states,
             lambda number, close: self._executor.submit(make_replacement, engine, specs[number], close, admit_again),
             self._on_health,

@@ -10,7 +10,6 @@ are of all the time, across loads.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 
 from modserve.core.configuration.model_config import ModelConfig, QueuePolicy
 from modserve.core.errors import ModserveError, OverloadedError, from_exception, unavailable
@@ -18,7 +17,7 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import ResponseSink
 from modserve.core.residency import Presence, ResidencyReport, megabytes
-from modserve.core.servable import Finisher, ReadinessChecker, Servable, engine_report, folder
+from modserve.core.servable import Finisher, ReadinessChecker, Servable, engine_report
 from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics
 from modserve.core.version import STOPPING, ModelId
 from modserve.scheduling.scheduler import Clock
@@ -69,7 +68,6 @@ class OnDemandModel:
         self.config = config
         self.config_message = config_message
         self.labels: Mapping[str, tuple[str, ...]] = {}
-        self.folder: Path | None = None
         self.statistics = ModelStatistics()
         self.files = files
         self.held = 0
@@ -240,7 +238,6 @@ class OnDemandModel:
     def _arrive(self, inner: Servable, took_ns: int) -> None:
         self._inner = inner
         self.config, self.config_message, self.labels = inner.config, inner.config_message, inner.labels
-        self.folder = folder(inner)
         self.described = self.whole = True
         self._step(StageEvent.ARRIVED)
         self._loads += 1

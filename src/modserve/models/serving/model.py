@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TypeAlias
 
 from modserve.backends.api import BackendModel, Executor, InstanceSpec
@@ -57,8 +56,6 @@ class OpenedModel:
     any_thread: bool
     """Whether instances may run on the event loop's thread."""
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    folder: Path | None = None
-    """The version's directory."""
     initial_states: Mapping[str, Tensor] = field(default_factory=dict)
     """The states of new sequences that come from files, by input."""
     make: Make | None = None
@@ -122,7 +119,6 @@ class Model:
         self.statistics = opened.statistics
         self.statistics.set_buckets(config.histogram_buckets)
         self.labels = opened.labels
-        self.folder = opened.folder
         self.engine_report = opened.engine_report
         self.opened = replace(opened, instances=())
         """What it was made of, but for the instances, which come and go."""

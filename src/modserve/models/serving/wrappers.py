@@ -1,14 +1,13 @@
 """Models that stand before other models: they keep the order of the responses, or the responses (`cached.py`)."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TypeVar
 
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import ResponseSink
-from modserve.core.servable import Finisher, ReadinessChecker, RequestHolder, Servable, engine_report, folder
+from modserve.core.servable import Finisher, ReadinessChecker, RequestHolder, Servable, engine_report
 from modserve.scheduling.ordering import ResponseOrder
 
 
@@ -23,10 +22,6 @@ class ModelWrapper:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._servable!r})"
-
-    @property
-    def folder(self) -> Path | None:
-        return folder(self._servable)
 
     @property
     def inner(self) -> Servable:

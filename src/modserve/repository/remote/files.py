@@ -50,8 +50,9 @@ class ModelFiles:
 
     @property
     def filenames(self) -> list[frozenset[str]]:
-        """The names in the folder of each version, the lowest version first."""
-        return [frozenset(file.path.split("/")[2] for file in self.by_version[version]) for version in self.versions]
+        """The names in the folder of each version, and in those below it, the lowest version first."""
+        paths = [[file.path.split("/")[2:] for file in self.by_version[version]] for version in self.versions]
+        return [frozenset("/".join(path[:depth]) for path in each for depth in (1, 2)) for each in paths]
 
     def marks(self) -> dict[int | None, tuple[RemoteFile, ...]]:
         return {None: ()} | {version: tuple(sorted(files)) for version, files in self.by_version.items()}

@@ -1,19 +1,17 @@
 """Errors as OpenAI's clients read them."""
 
+from typing import Any
+
 import orjson
 
 from modserve.core.errors import Code, ModserveError
 
+from ..openai_errors import RequestFieldError, error_body
 
-class FieldError(ModserveError):
-    """INVALID_ARG of a field, which OpenAI's errors name in `param`."""
 
-    def __init__(self, param: str, message: str) -> None:
-        super().__init__(Code.INVALID_ARG, message)
-        self.param = param
-
-    def __reduce__(self) -> tuple[type["FieldError"], tuple[str, str]]:
-        return type(self), (self.param, self.message)
+def field_error(param: str, message: str) -> RequestFieldError:
+    """INVALID_ARG of a field."""
+    return RequestFieldError(message, param)
 
 
 class TemplateError(ModserveError):
@@ -28,20 +26,13 @@ class TemplateError(ModserveError):
         return type(self), (self.code, self.summary, self.detail)
 
 
-_TYPES = {400: "invalid_request_error", 403: "permission_error", 404: "invalid_request_error", 429: "rate_limit_error"}
-_CODES = {Code.NOT_FOUND: "model_not_found", Code.UNAVAILABLE: "unavailable", Code.UNSUPPORTED: "unsupported"}
-
-
-def error_document(error: ModserveError, status: int, message: str) -> dict[str, object]:
+def error_document(error: ModserveError, status: int, message: str) -> dict[str, Any]:
     """The body of a failure with an HTTP status, and `message` as clients may see it."""
-    param = error.param if isinstance(error, FieldError) else "model" if error.code is Code.NOT_FOUND else None
-    members = {
-        "message": message,
-        "type": _TYPES.get(status, "server_error"),
-        "param": param,
-        "code": _CODES.get(error.code),
-    }
-    return {"error": members}
+    body = error_body(error, status)
+    body["error"]["message"] = message
+    if error.code is Code.NOT_FOUND:
+        body["error"] |= {"param": "model", "code": "model_not_found"}
+    return body
 
 
 def error_event(error: ModserveError, status: int, message: str) -> bytes:

@@ -9,7 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from .errors import FieldError
+from ..openai_errors import RequestFieldError
+from .errors import field_error
 
 _log = logging.getLogger(__name__)
 
@@ -39,8 +40,8 @@ _WITHOUT_EFFECT = frozenset({"user", "metadata", "store", "service_tier", "safet
 """What says something of the client only: ignored in silence."""
 
 
-def wrong_type(param: str, expected: str, value: object) -> FieldError:
-    return FieldError(param, f"'{param}' must be {expected}, not {_kind(value)}")
+def wrong_type(param: str, expected: str, value: object) -> RequestFieldError:
+    return field_error(param, f"'{param}' must be {expected}, not {_kind(value)}")
 
 
 def boolean(document: Mapping[str, Any], name: str, default: bool = False) -> bool:
@@ -59,7 +60,7 @@ def whole_number(document: Mapping[str, Any], name: str, least: int, most: int) 
     if type(value) is not int:
         raise wrong_type(name, "a whole number", value)
     if not least <= value <= most:
-        raise FieldError(name, f"'{name}' must be between {least} and {most}, not {value}")
+        raise field_error(name, f"'{name}' must be between {least} and {most}, not {value}")
     return value
 
 
@@ -76,11 +77,11 @@ def text(document: Mapping[str, Any], name: str) -> str:
     """A text that has to be there."""
     value = document.get(name)
     if value is None:
-        raise FieldError(name, f"'{name}' is missing")
+        raise field_error(name, f"'{name}' is missing")
     if type(value) is not str:
         raise wrong_type(name, "a string", value)
     if not value:
-        raise FieldError(name, f"'{name}' is empty")
+        raise field_error(name, f"'{name}' is empty")
     return value
 
 
@@ -93,14 +94,14 @@ def stops(document: Mapping[str, Any]) -> tuple[str, ...]:
     if not all(type(each) is str for each in texts):
         raise wrong_type("stop", "a string or a list of strings", next(x for x in texts if type(x) is not str))
     if len(texts) > _MOST_STOPS:
-        raise FieldError("stop", f"'stop' has {len(texts)} sequences, at most {_MOST_STOPS} are possible")
+        raise field_error("stop", f"'stop' has {len(texts)} sequences, at most {_MOST_STOPS} are possible")
     if "" in texts:
-        raise FieldError("stop", "'stop' has an empty sequence, which would end every text before it begins")
+        raise field_error("stop", "'stop' has an empty sequence, which would end every text before it begins")
     return tuple(texts)
 
 
 def sampling(document: Mapping[str, Any]) -> dict[str, object]:
-    """The sampling parameters in the names of the contract, without `n` and `logprobs`. Raises `FieldError`."""
+    """The sampling parameters in the names of the contract, without `n` and `logprobs`. Raises `RequestFieldError`."""
     values: dict[str, object] = {}
     for name, (kind, least, most) in _NUMBERS.items():
         value = document.get(name)
@@ -127,7 +128,7 @@ def stream_usage(document: Mapping[str, Any], stream: bool) -> bool:
     if options is None:
         return False
     if not stream:
-        raise FieldError("stream_options", "'stream_options' is for requests with 'stream': true")
+        raise field_error("stream_options", "'stream_options' is for requests with 'stream': true")
     return boolean(options, "include_usage")
 
 
@@ -149,7 +150,7 @@ def _number(name: str, value: object, kind: type, least: float, most: float) -> 
         raise wrong_type(name, "a whole number" if kind is int else "a number", value)
     assert isinstance(value, int | float), "one of these types: this is a bug"
     if not least <= value <= most:
-        raise FieldError(name, f"'{name}' must be between {least:g} and {most:g}, not {value}")
+        raise field_error(name, f"'{name}' must be between {least:g} and {most:g}, not {value}")
     return value
 
 

@@ -10,7 +10,7 @@ from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import invalid
 
 from .contract import TEXT_INPUT, Contract, contract_of
-from .errors import FieldError
+from .errors import field_error
 from .requests import ChatRequest, TextRequest
 from .template_files import no_template, read_template
 
@@ -41,12 +41,12 @@ class TextModel:
         self.complete = True
 
     def check(self, request: TextRequest) -> None:
-        """Raises `FieldError` for what the model cannot do, which leaving out would be no answer to."""
+        """Raises `RequestFieldError` for what the model cannot do, which leaving out would be no answer to."""
         name = self.config.name
         if request.logprobs is not None and not self.contract.gives_logprobs:
-            raise FieldError("logprobs", f"model '{name}' gives no log probabilities: it has no output 'logprobs'")
+            raise field_error("logprobs", f"model '{name}' gives no log probabilities: it has no output 'logprobs'")
         if "structured_outputs" in request.sampling and not self.contract.takes("structured_outputs"):
-            raise FieldError(
+            raise field_error(
                 "response_format",
                 f"model '{name}' cannot be held to a form, by 'response_format' or 'tool_choice': it has no "
                 "input 'sampling_parameters'",
@@ -58,7 +58,7 @@ class TextModel:
         if self.contract.takes_messages:
             return orjson.dumps(chat.messages).decode()
         if chat.tools.tools and (self.template is None or not self.template.takes_tools):
-            raise FieldError("tools", f"model '{name}' takes no tools: its chat template has no place for them")
+            raise field_error("tools", f"model '{name}' takes no tools: its chat template has no place for them")
         if self.template is not None:
             return None
         if self.contract.prompt == TEXT_INPUT:

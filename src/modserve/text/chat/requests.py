@@ -7,7 +7,7 @@ from typing import Any, Final
 import orjson
 
 from . import fields
-from .errors import FieldError
+from .errors import field_error
 
 CHAT, COMPLETIONS = "chat/completions", "completions"
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
@@ -86,17 +86,17 @@ class CompletionRequest:
 
 
 def read_chat(document: Mapping[str, Any]) -> ChatRequest:
-    """The request of ``chat/completions``. Raises `FieldError`."""
+    """The request of ``chat/completions``. Raises `RequestFieldError`."""
     fields.tell_ignored(CHAT, document, _CHAT_FIELDS)
     logprobs = fields.whole_number(document, "top_logprobs", 0, 20)
     if fields.boolean(document, "logprobs"):
         logprobs = logprobs or 0
     elif logprobs is not None:
-        raise FieldError("top_logprobs", "'top_logprobs' is for requests with 'logprobs': true")
+        raise field_error("top_logprobs", "'top_logprobs' is for requests with 'logprobs': true")
     tools = _tools(document)
     structure = _structure(document)
     if structure and tools.schema is not None:
-        raise FieldError("response_format", "'response_format' and a required call of a tool exclude each other")
+        raise field_error("response_format", "'response_format' and a required call of a tool exclude each other")
     if tools.schema is not None:
         structure = {"json": tools.schema}
     return ChatRequest(
@@ -109,32 +109,34 @@ def read_chat(document: Mapping[str, Any]) -> ChatRequest:
 
 
 def read_completion(document: Mapping[str, Any]) -> CompletionRequest:
-    """The request of ``completions``. Raises `FieldError`."""
+    """The request of ``completions``. Raises `RequestFieldError`."""
     fields.tell_ignored(COMPLETIONS, document, _COMPLETION_FIELDS)
     text = _text_request(document, fields.whole_number(document, "logprobs", 0, 20), {})
     best_of = fields.whole_number(document, "best_of", 1, fields.MOST_CHOICES)
     if best_of not in (None, 1, text.choices):
-        raise FieldError("best_of", "'best_of' is not supported: ask for 'n' choices and take the best of them")
+        raise field_error("best_of", "'best_of' is not supported: ask for 'n' choices and take the best of them")
     if document.get("suffix"):
-        raise FieldError("suffix", "'suffix' is not supported")
+        raise field_error("suffix", "'suffix' is not supported")
     prompt = document.get("prompt")
     if prompt is None:
-        raise FieldError("prompt", "'prompt' is missing")
+        raise field_error("prompt", "'prompt' is missing")
     prompts = prompt if type(prompt) is list else [prompt]
     if not prompts:
-        raise FieldError("prompt", "'prompt' is empty")
+        raise field_error("prompt", "'prompt' is empty")
     for each in prompts:
         if type(each) is int or type(each) is list:
-            raise FieldError("prompt", "'prompt' has token ids, which are not supported: send texts")
+            raise field_error("prompt", "'prompt' has token ids, which are not supported: send texts")
         if type(each) is not str:
             raise fields.wrong_type("prompt", "a string or a list of strings", each)
     if len(prompts) * text.choices > _MOST_PROMPTS:
-        raise FieldError(
+        raise field_error(
             "prompt", f"{len(prompts)} prompts with {text.choices} choices each: more than {_MOST_PROMPTS}"
         )
     echo = fields.boolean(document, "echo")
     if echo and text.logprobs is not None:
-        raise FieldError("logprobs", "'logprobs' with 'echo' is not supported: nothing is known of the prompt's tokens")
+        raise field_error(
+            "logprobs", "'logprobs' with 'echo' is not supported: nothing is known of the prompt's tokens"
+        )
     return CompletionRequest(text, tuple(prompts), echo)
 
 
@@ -159,11 +161,11 @@ def _text_request(document: Mapping[str, Any], logprobs: int | None, structure: 
 def _messages(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     messages = document.get("messages")
     if messages is None:
-        raise FieldError("messages", "'messages' is missing")
+        raise field_error("messages", "'messages' is missing")
     if type(messages) is not list:
         raise fields.wrong_type("messages", "an array", messages)
     if not messages:
-        raise FieldError("messages", "'messages' is empty")
+        raise field_error("messages", "'messages' is empty")
     return [_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
 
 
@@ -174,7 +176,7 @@ def _message(where: str, message: object) -> Mapping[str, Any]:
     role = message.get("role")
     if role not in _ROLES:
         known = ", ".join(sorted(_ROLES))
-        raise FieldError(f"{where}.role", f"'{where}.role' must be one of {known}")
+        raise field_error(f"{where}.role", f"'{where}.role' must be one of {known}")
     read = {**message, "content": _content(f"{where}.content", message.get("content"))}
     calls = message.get("tool_calls")
     if calls is not None:
@@ -182,7 +184,7 @@ def _message(where: str, message: object) -> Mapping[str, Any]:
             raise fields.wrong_type(f"{where}.tool_calls", "an array", calls)
         read["tool_calls"] = [_past_call(f"{where}.tool_calls[{n}]", call) for n, call in enumerate(calls)]
     elif read["content"] is None:
-        raise FieldError(f"{where}.content", f"'{where}.content' is missing")
+        raise field_error(f"{where}.content", f"'{where}.content' is missing")
     return read
 
 
@@ -196,7 +198,7 @@ def _content(where: str, content: object) -> str | None:
         kind = part.get("type") if isinstance(part, dict) else None
         text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
         if kind not in ("text", "refusal"):
-            raise FieldError(
+            raise field_error(
                 f"{where}[{index}]", f"'{where}[{index}]' is no text: parts of the type text are supported"
             )
         if not isinstance(text, str):
@@ -208,13 +210,13 @@ def _content(where: str, content: object) -> str | None:
 def _past_call(where: str, call: object) -> Mapping[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict) or type(function.get("name")) is not str:
-        raise FieldError(where, f"'{where}' must have a 'function' with a 'name'")
+        raise field_error(where, f"'{where}' must have a 'function' with a 'name'")
     arguments = function.get("arguments") or "{}"
     if isinstance(arguments, str):
         try:
             arguments = orjson.loads(arguments)
         except orjson.JSONDecodeError:
-            raise FieldError(f"{where}.function.arguments", f"'{where}.function.arguments' is no JSON") from None
+            raise field_error(f"{where}.function.arguments", f"'{where}.function.arguments' is no JSON") from None
     return {**call, "function": {**function, "arguments": arguments}}
 
 
@@ -224,10 +226,10 @@ def _tools(document: Mapping[str, Any]) -> ToolChoice:
         raise fields.wrong_type("tools", "an array", tools)
     if not tools:
         if choice not in (None, "none", "auto"):
-            raise FieldError("tool_choice", "'tool_choice' is for requests with 'tools'")
+            raise field_error("tool_choice", "'tool_choice' is for requests with 'tools'")
         return ToolChoice()
     if len(tools) > _MOST_TOOLS:
-        raise FieldError("tools", f"'tools' has {len(tools)} elements, at most {_MOST_TOOLS} are possible")
+        raise field_error("tools", f"'tools' has {len(tools)} elements, at most {_MOST_TOOLS} are possible")
     for index, tool in enumerate(tools):
         _check_tool(f"tools[{index}]", tool)
     parallel = fields.boolean(document, "parallel_tool_calls", True)
@@ -241,9 +243,9 @@ def _tools(document: Mapping[str, Any]) -> ToolChoice:
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
         form = "'none', 'auto', 'required' or {'type': 'function', 'function': {'name': …}}"
-        raise FieldError("tool_choice", f"'tool_choice' must be {form}")
+        raise field_error("tool_choice", f"'tool_choice' must be {form}")
     if name not in {tool["function"]["name"] for tool in tools}:
-        raise FieldError("tool_choice", f"'tool_choice' names the function '{name[:100]}', which is not in 'tools'")
+        raise field_error("tool_choice", f"'tool_choice' names the function '{name[:100]}', which is not in 'tools'")
     return ToolChoice(tools, True, name, parallel)
 
 
@@ -251,12 +253,12 @@ def _check_tool(where: str, tool: object) -> None:
     if not isinstance(tool, dict):
         raise fields.wrong_type(where, "an object", tool)
     if tool.get("type", "function") != "function":
-        raise FieldError(f"{where}.type", f"'{where}.type' must be 'function'")
+        raise field_error(f"{where}.type", f"'{where}.type' must be 'function'")
     function = tool.get("function")
     if not isinstance(function, dict):
         raise fields.wrong_type(f"{where}.function", "an object", function)
     if type(function.get("name")) is not str or not function["name"]:
-        raise FieldError(f"{where}.function.name", f"'{where}.function.name' must be a string")
+        raise field_error(f"{where}.function.name", f"'{where}.function.name' must be a string")
     if not isinstance(function.get("parameters") or {}, dict):
         raise fields.wrong_type(f"{where}.function.parameters", "an object", function["parameters"])
 
@@ -270,11 +272,13 @@ def _structure(document: Mapping[str, Any]) -> Mapping[str, object]:
     if kind == "json_object":
         return {"json_object": True}
     if kind != "json_schema":
-        raise FieldError(
+        raise field_error(
             "response_format.type", "'response_format.type' must be 'text', 'json_object' or 'json_schema'"
         )
     described = chosen.get("json_schema")
     schema = described.get("schema") if isinstance(described, dict) else None
     if not isinstance(schema, dict):
-        raise FieldError("response_format.json_schema", "'response_format.json_schema' must have a 'schema', an object")
+        raise field_error(
+            "response_format.json_schema", "'response_format.json_schema' must have a 'schema', an object"
+        )
     return {"json": schema}

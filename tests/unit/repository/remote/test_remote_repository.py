@@ -64,7 +64,7 @@ async def test_a_look(shop: Shop) -> None:
 async def test_the_names_in_the_folders_of_versions(shop: Shop) -> None:
     shop.put("m/2/weights/part", b"x")
     m = (await look(shop))["m"]
-    assert m.filenames == [frozenset({"model.onnx"}), frozenset({"model.onnx", "weights"})]
+    assert m.filenames == [frozenset({"model.onnx"}), frozenset({"model.onnx", "weights", "weights/part"})]
 
 
 async def test_only_the_version_that_is_fetched_is_downloaded(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 
 from modserve.text.chat import fields
-from modserve.text.chat.errors import FieldError
 from modserve.text.chat.requests import ChatRequest, CompletionRequest, read_chat, read_completion
+from modserve.text.openai_errors import RequestFieldError
 
 USER = {"role": "user", "content": "hi"}
-TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {}}}}}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {}}}},
+}
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
 
 
@@ -197,14 +200,14 @@ WRONG_COMPLETION: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("said", "param", "text"), [*WRONG_BOTH, *WRONG_CHAT])
 def test_wrong_chats(said: dict[str, Any], param: str, text: str) -> None:
-    with pytest.raises(FieldError) as raised:
+    with pytest.raises(RequestFieldError) as raised:
         chat(**said)
     assert (raised.value.param, text in raised.value.message) == (param, True), raised.value.message
 
 
 @pytest.mark.parametrize(("said", "param", "text"), [*WRONG_BOTH, *WRONG_COMPLETION])
 def test_wrong_completions(said: dict[str, Any], param: str, text: str) -> None:
-    with pytest.raises(FieldError) as raised:
+    with pytest.raises(RequestFieldError) as raised:
         completion(**said)
     assert (raised.value.param, text in raised.value.message) == (param, True), raised.value.message
 

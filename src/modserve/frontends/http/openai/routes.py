@@ -21,7 +21,7 @@ from modserve.protocol.control import control_body
 from modserve.protocol.http import generate
 from modserve.protocol.limits import LIMITS
 from modserve.text.chat import requests
-from modserve.text.chat.errors import FieldError, TemplateError, error_document
+from modserve.text.chat.errors import TemplateError, error_document, field_error
 from modserve.text.chat.requests import ChatRequest, CompletionRequest
 from modserve.text.chat.responses import ChatWriter, CompletionWriter
 
@@ -43,7 +43,7 @@ class _Surface:
 
 def router(context: CallContext, streams: Streams) -> APIRouter:
     """The routes."""
-    server, surface = context.server, _Surface(context, streams, TextModels(context.limits))
+    server, surface = context.server, _Surface(context, streams, TextModels(context.server, context.limits))
     router = new_router(OPENAI)
 
     async def chat_completions(request: Request) -> Response:
@@ -109,7 +109,7 @@ async def _complete(surface: _Surface, request: Request) -> Response:
         model = await surface.models.of(call.servable)
         model.check(text)
         if model.contract.takes_messages:
-            raise FieldError("model", f"model '{text.model}' takes messages only: use chat/completions")
+            raise field_error("model", f"model '{text.model}' takes messages only: use chat/completions")
         context, streams = surface.context, surface.streams
         generation = submit(context, streams, request, call, model.contract, text, prompts)
     echoes = [prompt for prompt in prompts for _ in range(text.choices)] if completion.echo else ()

@@ -3,8 +3,9 @@
 from weakref import WeakKeyDictionary
 
 from modserve.core.residency import describe
-from modserve.core.servable import Servable, folder
+from modserve.core.servable import Servable
 from modserve.frontends import offload
+from modserve.server import Server
 from modserve.settings import LoopLimits
 from modserve.text.chat.prompts import TextModel, variables_of
 from modserve.text.chat.requests import ChatRequest
@@ -16,14 +17,15 @@ _LOOP_SECONDS = 0.002
 class TextModels:
     """`TextModel` by servable, for as long as its configuration is the same."""
 
-    def __init__(self, limits: LoopLimits) -> None:
+    def __init__(self, server: Server, limits: LoopLimits) -> None:
+        self._server = server
         self._limits = limits
         self._models: WeakKeyDictionary[Servable, TextModel] = WeakKeyDictionary()
 
     async def of(self, servable: Servable) -> TextModel:
         """Raises INVALID_ARG for a model that does not generate text, and why it cannot be loaded."""
         await describe(servable)
-        model, path = self._models.get(servable), folder(servable)
+        model, path = self._models.get(servable), self._server.folder(servable.id)
         if model is None or model.config is not servable.config or model.folder != path:
             model = self._models[servable] = TextModel(servable.config, path)
         return model

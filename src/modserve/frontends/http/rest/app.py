@@ -34,9 +34,14 @@ from . import control, deferred, generate, infer_stream, middleware
 from .deferred import DeferredRoutes
 from .disconnect import unless_disconnected
 from .identified import Identified, begun, note_of
-from .messages import V1, add_model_route, infer_head, json_response, new_router
+from .messages import QUERY, V1, add_model_route, infer_head, json_response, new_router
 from .schemas import INFER_BODY, SCHEMAS, response_of, responses_of
 from .streams import Streams
+
+_TEXTS = r"(/openai)?/v1/(embeddings|rerank)$|/v2/rerank$|/(embed|rerank|predict|similarity|tokenize|decode|info)$"
+"""Paths of the calls of texts."""
+_GENERATION = r"(/openai)?/v1/(chat/)?completions$|/openai/v1/models(/|$)"
+"""Paths of the calls that generate text, and of OpenAI's list of models."""
 
 
 class _VersionConvertor(Convertor[int]):
@@ -55,10 +60,13 @@ register_url_convertor("version", _VersionConvertor())
 
 
 class _App(FastAPI):
-    """An application that ignores queries, as Triton does: FastAPI would take parameters from them."""
+    """An application that ignores queries, as Triton does: FastAPI would take parameters from them.
+
+    The calls that have some find them elsewhere in the scope.
+    """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await super().__call__({**scope, "query_string": b""}, receive, send)
+        await super().__call__({**scope, "query_string": b"", QUERY: scope["query_string"]}, receive, send)
 
     def openapi(self) -> dict[str, Any]:
         """FastAPI's document, with the request body it does not know of, since ``infer`` reads that by itself."""
@@ -109,12 +117,24 @@ def create_app(server: Server, options: HttpSettings) -> FastAPI:
         control.routing_router(server, max_json),
         _root(server, options),
     ]
+    app.router.routes.append(_generation(context, streams))  # the first, since what it stands for is called most often
     app.router.routes.extend(chain.from_iterable(router.routes for router in routers))
-    app.router.routes.extend(_doors(app, context, streams))
+    app.router.routes.extend(_doors(app, context))
     return app
 
 
-def _doors(app: FastAPI, context: CallContext, streams: Streams) -> list[BaseRoute]:
+def _generation(context: CallContext, streams: Streams) -> BaseRoute:
+    """The door to the routes that generate text."""
+
+    def openai() -> Sequence[BaseRoute]:
+        from modserve.frontends.http.openai import routes
+
+        return routes.router(context, streams).routes
+
+    return DeferredRoutes(re.compile(_GENERATION), openai)
+
+
+def _doors(app: FastAPI, context: CallContext) -> list[BaseRoute]:
     """The routes of modules that are imported at their first use: most servers run none of their lines."""
     server, options = context.server, context.options
 
@@ -133,16 +153,12 @@ def _doors(app: FastAPI, context: CallContext, streams: Streams) -> list[BaseRou
 
         return routes.router(server, options).routes
 
-    def openai() -> Sequence[BaseRoute]:
-        from modserve.frontends.http.openai import routes
+    def texts() -> Sequence[BaseRoute]:
+        from modserve.frontends.http.text import routes
 
-        return routes.router(context, streams).routes
+        return routes.router(context).routes
 
-    doors = {
-        r"(/openai)?/v1/(chat/)?completions$|/openai/v1(/|$)": openai,
-        r"/v1(/|$)": v1,
-        r"/docs(/|$)|/openapi\.json$": docs,
-    }
+    doors = {_TEXTS: texts, r"/v1(/|$)": v1, r"/docs(/|$)|/openapi\.json$": docs}
     if options.console:
         doors[r"/console(/|$)"] = console
     return [DeferredRoutes(re.compile(paths), make) for paths, make in doors.items()]

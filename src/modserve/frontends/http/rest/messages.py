@@ -1,7 +1,7 @@
 """Routes of models, bodies and headers of requests, and JSON responses."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from fastapi import APIRouter, Depends, Request, Response
@@ -76,6 +76,10 @@ def route_of_labels(server: Server) -> type[APIRoute]:
             return match, matched
 
     return LabelRoute
+
+
+QUERY: Final = "modserve.query"
+"""Where the scope has the query of the path."""
 
 
 async def read_body(request: Request, max_json: int) -> bytes:

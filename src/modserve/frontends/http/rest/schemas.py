@@ -7,6 +7,14 @@ from modserve.protocol.json.json_text import MIME_JSON
 _BODIES: dict[str, tuple[str, str]] = {
     "Alive": ("status: string", ""),
     "CudaRegionStatus": ("name: string, device_id: integer, byte_size: integer", ""),
+    "DocumentsRequestBody": (
+        "model?: string, query: string, documents: [any], top_n?: integer, return_documents?: boolean",
+        "`documents` are strings, or objects with a member `text`.",
+    ),
+    "EmbeddingsRequestBody": (
+        "model?: string, input: any, dimensions?: integer, encoding_format?: string, prompt_name?: string",
+        "`input` is a string, a list of strings, a list of tokens, or a list of lists of tokens.",
+    ),
     "ErrorAnswer": ("error: string", ""),
     "GenerateRequestBody": (
         "id?: string, text_input?: any, parameters?: object",
@@ -69,6 +77,12 @@ _BODIES: dict[str, tuple[str, str]] = {
         "shadow?: object",
         "The routing, and for each of its routes the version, the share of the requests and their number.",
     ),
+    "OpenAIErrorAnswer": ("error: object", "The error has `message`, `type`, `param` and `code`."),
+    "RankingRequestBody": (
+        "model?: string, query: string, texts: [string], raw_scores?: boolean, return_text?: boolean, "
+        "truncate?: boolean, truncation_direction?: string",
+        "",
+    ),
     "ReadinessReason": (
         "name: string, version: string, state: string, reason: string",
         "A model version that is not READY. `version` is empty if the model has none.",
@@ -89,6 +103,13 @@ _BODIES: dict[str, tuple[str, str]] = {
         "name: string, datatype: string, shape: [integer]",
         "`shape` has -1 for variable dimensions, the batch dimension among them.",
     ),
+    "TextErrorAnswer": ("error: string, error_type: string", ""),
+    "TextsRequestBody": (
+        "model?: string, inputs: any, truncate?: boolean, truncation_direction?: string, prompt_name?: string, "
+        "normalize?: boolean, dimensions?: integer, raw_scores?: boolean, add_special_tokens?: boolean",
+        "Each call reads the members that it has a use for.",
+    ),
+    "TokensRequestBody": ("model?: string, ids: any, skip_special_tokens?: boolean", ""),
     "TraceSettings": (
         "trace_level: [string], trace_rate: string, trace_count: string, log_frequency: string, trace_file: string, "
         "trace_mode: string",
@@ -137,14 +158,17 @@ def response_of(name: str, description: str = "Successful Response") -> dict[str
 _ERRORS = {
     400: "The request is wrong",
     404: "There is no such model or version",
+    413: "Too long, or too many",
+    422: "The body is not as the call has it",
+    500: "The model, or a file of it, fails",
     501: "Not supported",
     503: "Not ready, or too busy: try again",
 }
 
 
-def errors_of(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The documentation of a call's failures."""
-    return {status: response_of("ErrorAnswer", _ERRORS[status]) for status in statuses}
+def errors_of(*statuses: int, body: str = "ErrorAnswer") -> dict[int | str, dict[str, Any]]:
+    """The documentation of a call's failures, all with the same body of the table."""
+    return {status: response_of(body, _ERRORS[status]) for status in statuses}
 
 
 def responses_of(name: str, *errors: int) -> dict[int | str, dict[str, Any]]:

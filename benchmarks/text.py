@@ -1,0 +1,28 @@
+"""Texts in, texts and vectors out: what the server costs beside the engines. ``python benchmarks/text.py embeddings``
+
+``embeddings``: OpenAI's ``/v1/embeddings`` over all-MiniLM-L6-v2, beside ONNX Runtime called bare.
+"""
+
+import argparse
+
+import text_embeddings
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = parser.add_subparsers(dest="part", required=True)
+    embeddings = parts.add_parser("embeddings")
+    plan = text_embeddings.Plan()
+    embeddings.add_argument("--clients", type=int, default=plan.clients)
+    embeddings.add_argument("--rounds", type=int, default=plan.rounds)
+    embeddings.add_argument("--window", type=float, default=plan.window, help="seconds")
+    embeddings.add_argument("--settle", type=float, default=plan.settle, help="seconds under load before that")
+    embeddings.add_argument("--port", type=int, default=plan.port, help="of another server; its CPU is not measured")
+    embeddings.add_argument("--model", default=plan.model, help="as that server calls it")
+    arguments = vars(parser.parse_args())
+    del arguments["part"]
+    print(text_embeddings.report(text_embeddings.Plan(**arguments)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""What a configuration says of the texts that a model takes. It goes before what the files beside the model say."""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+class TextTask(enum.Enum):
+    """What a model makes of a text."""
+
+    EMBEDDING = "embedding"
+    """A vector."""
+    RERANK = "rerank"
+    """A score of a query and a text together: a cross-encoder."""
+    CLASSIFICATION = "classification"
+    """Scores of labels."""
+    TOKEN_CLASSIFICATION = "token_classification"
+    """A label for each token."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextSettings:
+    """None, or nothing: as the files say."""
+
+    task: TextTask | None = None
+    pooling: tuple[str, ...] | None = None
+    """The ways in which the vectors of the tokens become one, side by side. Empty: the model's output is the vector."""
+    normalize: bool | None = None
+    max_length: int | None = None
+    """Tokens, those that the tokenizer adds included."""
+    truncate: bool = True
+    """Whether longer texts are cut, unless a request says otherwise."""
+    default_prompt: str | None = None
+    """The name of the prompt of requests that name none; empty: no prompt."""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    """Added to those of the files, by name."""
+    activation: str | None = None
+    """What makes scores of logits: ``sigmoid``, ``softmax`` or ``none``."""
+    output: str = ""
+    """The output that is read."""
+    max_texts: int = 2048
+    """Of one request."""
+
+
+NO_TEXT_SETTINGS = TextSettings()

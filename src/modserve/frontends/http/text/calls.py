@@ -1,0 +1,227 @@
+"""One call of texts: its body, its model, the tokens of its texts, and the inferences that these take."""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+from urllib.parse import parse_qs
+
+import orjson
+from fastapi import Request
+
+from modserve.core.configuration.text_settings import TextTask
+from modserve.core.errors import invalid
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.tensors.tensor import Tensor
+from modserve.frontends import offload
+from modserve.frontends.http.infer import CallContext
+from modserve.frontends.http.rest import parts
+from modserve.frontends.http.rest.messages import QUERY
+from modserve.frontends.offload import RequestMemory
+from modserve.protocol import limits
+from modserve.protocol.compression import Inflater
+from modserve.protocol.http.infer_body import check_json_size
+from modserve.text import tokenizer
+from modserve.text.openai_errors import RequestFieldError
+from modserve.text.pooling import Vectors
+from modserve.text.tokenizer import Text, Tokens
+
+from .models import TextHandle, TextVersions
+
+Result = TypeVar("Result")
+
+TOO_LONG: Final = "context_length_exceeded"
+TOO_MANY: Final = "too_many_inputs"
+EMPTY: Final = "empty_input"
+
+_INLINE_CHARACTERS: Final = 2048
+"""Of texts that are tokenized on the event loop: half a millisecond, as `LoopLimits` has it for other work."""
+_TOKEN_BYTES: Final = 8
+"""For each character of the texts, at most one token of that many bytes."""
+_NUMBER_BYTES: Final = 20
+"""For each number of a result: four bytes, and its digits."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """How the texts of one call are read. None: as the model's files say."""
+
+    truncate: bool | None = None
+    keep_end: bool = False
+    prompt_name: str | None = None
+
+
+@dataclass(slots=True)
+class TextCall:
+    """A body that has been read. `close` gives back what it holds."""
+
+    context: CallContext
+    request: Request
+    models: TextVersions
+    body: dict[str, Any]
+    memory: RequestMemory
+    now_ns: int
+    handles: list[TextHandle] = field(default_factory=list)
+    cost: str = ""
+
+    async def model(self, tasks: Collection[TextTask]) -> TextHandle:
+        """The model that the body, or the query of the path, names; otherwise the only one. Raises as `borrow`."""
+        name = self.body.get("model")
+        if name is None:
+            query = parse_qs(self.request.scope.get(QUERY, b"").decode("latin-1"))
+            name = query.get("model", [None])[0]
+        if name is not None and not isinstance(name, str):
+            raise RequestFieldError("'model' must be a string: the name of a model", "model")
+        handle = await self.models.borrow(name, tasks)
+        self.handles.append(handle)
+        return handle
+
+    async def tokens(self, model: TextHandle, texts: Sequence[Text], options: TextOptions, member: str) -> list[Tokens]:
+        """Those of each text, with its prompt. `member` is the one with the texts.
+
+        Raises INVALID_ARG for too many texts, an empty one, one that is too long and must not be cut, and an unknown
+        prompt.
+        """
+        check_count(model, len(texts), member)
+        for place, text in enumerate(texts):
+            if not text:
+                raise RequestFieldError(f"{member}[{place}] is empty", f"{member}[{place}]", EMPTY)
+        prompt = model.text.prompt(options.prompt_name)
+        if prompt or model.text.lowercase:
+            texts = [_prepared(text, prompt, model.text.lowercase) for text in texts]
+        encode, most = model.tokenizer.encode, model.text.max_length
+        characters = sum(map(tokenizer.characters_of, texts))
+        if characters <= _INLINE_CHARACTERS:
+            tokens = encode(texts, most, keep_end=options.keep_end)
+        else:
+            await offload.on_thread(self.memory.take, _TOKEN_BYTES * characters)
+            tokens = []
+            for piece in tokenizer.pieces(texts):
+                tokens += await offload.on_thread(encode, texts[piece], most, keep_end=options.keep_end)
+        check_length(model, tokens, options, member)
+        return tokens
+
+    async def vectors(
+        self,
+        model: TextHandle,
+        tokens: Sequence[Tokens],
+        prompt_name: str | None,
+        normalize: bool,
+        dimensions: int | None,
+    ) -> list[Vectors]:
+        """The embedding of each text, FP32 [width]. Raises INVALID_ARG for more dimensions than the model has."""
+        plan, prompt = model.plan, model.text.prompt(prompt_name)
+        skip = 0 if model.text.pools_prompt or not prompt else model.tokenizer.prompt_length(prompt)
+        width = plan.width
+        if dimensions is not None and dimensions > width > 0:
+            message = f"'dimensions' is {dimensions}, and the embeddings of model '{model.name}' have {width}"
+            raise RequestFieldError(message, "dimensions")
+        await self._reserve(_NUMBER_BYTES * (dimensions or max(width, 1)) * len(tokens))
+        return await self.run(model, tokens, lambda output: plan.vector(output, skip, normalize, dimensions))
+
+    async def run(
+        self, model: TextHandle, tokens: Sequence[Tokens], finish: Callable[[Tensor], Result]
+    ) -> list[Result]:
+        """What `finish` makes of the output of each text, on the event loop. Raises the first failure."""
+        plan, output = model.plan, model.plan.output.name
+        order = sorted(range(len(tokens)), key=lambda place: -len(tokens[place].ids))  # alike lengths share batches
+        run = parts.begin(self.context, self.request, model.servable, None, self.now_ns, (output,))
+        inputs = (plan.inputs(tokens[place]) for place in order)
+
+        def read(response: InferenceResponse, _: int) -> Result:
+            return finish(response.outputs[output])
+
+        results = await run.all(inputs, read)
+        self.cost = run.cost
+        placed = sorted(zip(order, results, strict=True), key=lambda pair: pair[0])
+        return [result for _, result in placed]
+
+    async def _reserve(self, size: int) -> None:
+        """Hold memory for what is large. Raises `MemoryExhaustedError`."""
+        if size > self.context.limits.json:
+            await offload.on_thread(self.memory.take, size)
+
+    async def written(self, content: object, elements: int) -> bytes:
+        """JSON of a response, whose arrays of numpy have that many elements."""
+        if elements > self.context.limits.elements:
+            return await offload.on_thread(write, content)
+        return write(content)
+
+    def close(self) -> None:
+        for handle in self.handles:
+            handle.close()
+        self.memory.release()
+
+
+def write(content: object) -> bytes:
+    return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+async def begin(context: CallContext, request: Request, models: TextVersions) -> TextCall:
+    """Read the body of a call. Raises INVALID_ARG for one that is no JSON object, or too long."""
+    now_ns = time.monotonic_ns()
+    memory = RequestMemory(context.server.memory, asyncio.get_running_loop())
+    try:
+        raw = await request.body() if request.method == "POST" else b"{}"
+        coding, most = request.headers.get("content-encoding"), context.max_json
+        content = raw if coding is None else offload.inflated(coding.encode("latin-1"), raw, most, context.limits)
+        if isinstance(content, Inflater) or len(content) > context.limits.json:
+            body = await offload.on_thread(_read, content, most, memory.take)
+        else:
+            body = _read(content, most)
+    except BaseException:
+        memory.release()
+        raise
+    return TextCall(context, request, models, body, memory, now_ns)
+
+
+def check_count(model: TextHandle, count: int, member: str) -> None:
+    """Raises INVALID_ARG for no texts, and for too many."""
+    if count == 0:
+        raise RequestFieldError(f"'{member}' has no texts", member, EMPTY)
+    most = model.text.max_texts
+    if count > most:
+        message = f"'{member}' has {count} texts, and a request for model '{model.name}' may have {most}"
+        raise RequestFieldError(f"{message} (its parameter text.max_texts)", member, TOO_MANY)
+
+
+def check_length(model: TextHandle, tokens: Sequence[Tokens], options: TextOptions, member: str) -> None:
+    """Raises INVALID_ARG for a text that was cut and must not be."""
+    if model.text.truncate if options.truncate is None else options.truncate:
+        return
+    for place, each in enumerate(tokens):
+        if each.cut:
+            count, most = len(each.ids) + each.cut, model.text.max_length
+            message = f"{member}[{place}] has {count} tokens, and model '{model.name}' takes {most}"
+            raise RequestFieldError(f"{message}; shorten it, or let it be cut", f"{member}[{place}]", TOO_LONG)
+
+
+def usage(tokens: Sequence[Tokens]) -> Mapping[str, int]:
+    """As OpenAI counts: the tokens that the model sees. Those that were cut are told where there are any."""
+    count, cut = sum(len(each.ids) for each in tokens), sum(each.cut for each in tokens)
+    return {"prompt_tokens": count, "total_tokens": count, **({"truncated_tokens": cut} if cut else {})}
+
+
+def _prepared(text: Text, prompt: str, lowercase: bool) -> Text:
+    if isinstance(text, tuple):
+        return (text[0].lower(), text[1].lower()) if lowercase else text
+    whole = prompt + text
+    return whole.lower() if lowercase else whole
+
+
+def _read(content: bytes | Inflater, most: int, reserve: Callable[[int], None] | None = None) -> dict[str, Any]:
+    if isinstance(content, Inflater):
+        content = content.read_all() if reserve is None else content.read_all(reserve)
+    check_json_size(len(content), most)
+    if reserve is not None:
+        reserve(limits.parsed_size(content))
+    try:
+        body = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise invalid(
+            f"the body is not JSON in UTF-8: {error.msg}, line {error.lineno}, column {error.colno}"
+        ) from None
+    if not isinstance(body, dict):
+        raise invalid("the body must be a JSON object")
+    return body

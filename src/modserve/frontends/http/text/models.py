@@ -1,0 +1,190 @@
+"""The text models among the server's, with their tokenizers: read at the first call, dropped with the version."""
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from modserve.core.configuration.model_config import ModelConfig
+from modserve.core.configuration.text_settings import TextSettings, TextTask
+from modserve.core.errors import Code, ModserveError, unavailable
+from modserve.core.residency import describe
+from modserve.core.servable import Handle, Servable
+from modserve.core.version import ModelId
+from modserve.frontends import offload
+from modserve.server import Server
+from modserve.text import description, tokenizer
+from modserve.text.description import TextDescription, no_text_model
+from modserve.text.openai_errors import RequestFieldError
+from modserve.text.outputs import TensorPlan
+from modserve.text.tokenizer import Tokenizer
+
+Value = TypeVar("Value")
+
+_LISTED = 20
+"""Names in a message."""
+
+
+@dataclass(slots=True)
+class TextHandle:
+    """A borrowed version of a text model. `close` gives it back."""
+
+    name: str
+    handle: Handle
+    servable: Servable
+    text: TextDescription
+    tokenizer: Tokenizer
+    plan: TensorPlan
+
+    def close(self) -> None:
+        self.handle.release()
+
+
+class _Entry:
+    """What was read for one version. Failures stay with it: the files of a version in service do not change."""
+
+    __slots__ = ("_plan", "folder", "servable", "settings", "text", "tokenizer")
+
+    def __init__(self, servable: Servable, folder: Path) -> None:
+        self.servable = servable
+        self.folder = folder
+        self.settings = settings = servable.config.text
+        self.text = _reading(lambda: _described(folder, servable.id.name, settings))
+        self.tokenizer: asyncio.Future[Tokenizer | ModserveError] | None = None
+        self._plan: tuple[ModelConfig, TensorPlan] | None = None
+
+    def plan(self, text: TextDescription) -> TensorPlan:
+        """For the configuration as it is now: it may change in place. Raises as `TensorPlan`."""
+        config = self.servable.config
+        if self._plan is None or self._plan[0] is not config:
+            self._plan = config, TensorPlan(config, text)
+        return self._plan[1]
+
+    def is_of(self, servable: Servable) -> bool:
+        return self.servable is servable and self.settings == servable.config.text
+
+
+class TextVersions:
+    """For the event loop's thread."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._entries: dict[ModelId, _Entry] = {}
+        self._listening = server.changes.listening(self._drop_old)
+        self._listening.__enter__()  # as long as the application, which goes with the server
+
+    async def borrow(self, name: str | None, tasks: Collection[TextTask]) -> TextHandle:
+        """The model `name`, or for None the only one with one of the `tasks`; none: any task.
+
+        Raises NOT_FOUND, UNAVAILABLE, INVALID_ARG for a model that is not of these tasks or takes no texts, INTERNAL
+        for files that cannot be used, and UNSUPPORTED without the library.
+        """
+        if name is None:
+            name = await self._only(tasks)
+        try:
+            handle = self._server.borrow(name)
+        except ModserveError as error:
+            if error.code is not Code.NOT_FOUND:
+                raise
+            others = await self._names(tasks)
+            raise RequestFieldError(
+                f"there is no model '{name[:100]}'; {_listed(others, tasks)}",
+                "model",
+                "model_not_found",
+                Code.NOT_FOUND,
+            ) from None
+        try:
+            entry = self._entry(handle.servable.id)
+            text = await _result(entry.text)
+            if tasks and text.task not in tasks:
+                others = await self._names(tasks)
+                raise RequestFieldError(
+                    f"model '{name}' is for the task {text.task.value}, and this call is for {_words(tasks)}; "
+                    f"{_listed(others, tasks)}",
+                    "model",
+                )
+            if entry.tokenizer is None:
+                folder = entry.folder
+                entry.tokenizer = _reading(lambda: tokenizer.load(folder))
+            tokens = await _result(entry.tokenizer)
+            await describe(entry.servable)
+            return TextHandle(name, handle, handle.servable, text, tokens, entry.plan(text))
+        except BaseException:
+            handle.release()
+            raise
+
+    def _entry(self, id: ModelId) -> _Entry:
+        """Of a version that is READY in this turn of the event loop."""
+        entry, servable = self._entries.get(id), self._current(id)
+        folder = self._server.folder(id)
+        if servable is None or folder is None:
+            raise unavailable(f"model '{id.name}' version {id.version} is being unloaded")
+        if entry is None or not entry.is_of(servable):
+            entry = self._entries[id] = _Entry(servable, folder)
+        return entry
+
+    def _current(self, id: ModelId) -> Servable | None:
+        return next((each for each in self._server.ready_models() if each.id == id), None)
+
+    def _drop_old(self) -> None:
+        ready = {each.id: each for each in self._server.ready_models()} if self._entries else {}
+        for id, entry in list(self._entries.items()):
+            if ready.get(id) is not entry.servable:
+                del self._entries[id]
+
+    async def _only(self, tasks: Collection[TextTask]) -> str:
+        names = await self._names(tasks)
+        if len(names) == 1:
+            return names[0]
+        why = "the server has none for this call" if not names else "which of them is to answer is not said"
+        raise RequestFieldError(f"no model: {why}; {_listed(names, tasks)}", "model", "model_not_found", Code.NOT_FOUND)
+
+    async def _names(self, tasks: Collection[TextTask]) -> Sequence[str]:
+        """The READY models with one of the tasks; those whose files cannot be used are left out."""
+        names: dict[str, None] = {}
+        for servable in self._server.ready_models():
+            folder = self._server.folder(servable.id)
+            if folder is not None and servable.id.name not in names:
+                outcome = await asyncio.shield(self._entry(servable.id).text)
+                if isinstance(outcome, TextDescription) and (not tasks or outcome.task in tasks):
+                    names[servable.id.name] = None
+        return [*names]
+
+
+def _described(folder: Path, name: str, settings: TextSettings) -> TextDescription:
+    if not description.is_text_model(folder):
+        raise no_text_model(name, f"there is no {description.TOKENIZER} beside its file")
+    text = description.describe(folder, settings)
+    if text is None:
+        raise no_text_model(name, "its config.json is that of a model that writes texts")
+    return text
+
+
+def _reading(work: Callable[[], Value]) -> "asyncio.Future[Value | ModserveError]":
+    """What `work` returns on a thread; a failure is a value, since its traceback would hold what holds it."""
+
+    def guarded() -> Value | ModserveError:
+        try:
+            return work()
+        except ModserveError as error:
+            return error.with_traceback(None)
+
+    return offload.in_background(guarded)
+
+
+async def _result(reading: "asyncio.Future[Value | ModserveError]") -> Value:
+    outcome = await asyncio.shield(reading)  # others wait for the same
+    if isinstance(outcome, ModserveError):
+        raise ModserveError(outcome.code, outcome.message)  # one of its own for each, since others raise it too
+    return outcome
+
+
+def _words(tasks: Collection[TextTask]) -> str:
+    return " or ".join(task.value for task in tasks) or "text"
+
+
+def _listed(names: Sequence[str], tasks: Collection[TextTask]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:_LISTED])
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f"models for {_words(tasks)} are: {shown}{more}" if names else f"there is no model for {_words(tasks)}"

@@ -1,0 +1,189 @@
+"""The calls of Hugging Face's text-embeddings-inference: ``/embed``, ``/rerank``, ``/predict``, ``/similarity``,
+``/tokenize``, ``/decode`` and ``/info``."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from modserve.core.configuration.text_settings import TextTask
+from modserve.core.errors import ModserveError
+from modserve.frontends import offload
+from modserve.text.openai_errors import RequestFieldError
+from modserve.text.outputs import label_of, labelled, scores
+from modserve.text.tokenizer import Text, Tokenizer
+
+from . import fields
+from .calls import EMPTY, TOO_LONG, TOO_MANY, TextCall, check_count
+from .rerank import ranked
+
+_CLASSIFIERS: Final = (TextTask.CLASSIFICATION, TextTask.RERANK, TextTask.TOKEN_CLASSIFICATION)
+_OUTSIDE: Final = "O"
+"""The label of tokens that are part of nothing."""
+
+_KINDS: Final = {TOO_LONG: (413, "Validation"), TOO_MANY: (413, "Validation"), EMPTY: (400, "Empty")}
+"""Code of a mistake → TEI's status and type."""
+_TYPES: Final = {429: "Overloaded", 500: "Backend", 503: "Unhealthy"}
+
+
+def error_body(error: ModserveError, status: int) -> tuple[int, dict[str, Any]]:
+    """A failure as TEI writes it, and its status. A body of the wrong form is 422."""
+    if isinstance(error, RequestFieldError) and status == 400:
+        status, kind = _KINDS.get(error.slug, (422, "Validation"))
+    else:
+        kind = _TYPES.get(status, "Validation")
+    return status, {"error": error.message, "error_type": kind}
+
+
+async def embed(call: TextCall) -> bytes:
+    """The embedding of each text in ``inputs``."""
+    texts, _ = fields.one_or_more(call.body, "inputs")
+    normalize, options = fields.flag(call.body, "normalize", True), fields.options(call.body)
+    dimensions = fields.whole_number(call.body, "dimensions")
+    model = await call.model([TextTask.EMBEDDING])
+    tokens = await call.tokens(model, texts, options, "inputs")
+    vectors = await call.vectors(model, tokens, options.prompt_name, normalize, dimensions)
+    return await call.written(vectors, sum(map(len, vectors)))
+
+
+async def rerank(call: TextCall) -> bytes:
+    """The texts by their relevance to the query, the most relevant first."""
+    body = call.body
+    query, texts = fields.required_text(body, "query"), fields.texts(body, "texts")
+    raw, with_text = fields.flag(body, "raw_scores", False), fields.flag(body, "return_text", False)
+    model = await call.model([TextTask.RERANK])
+    by_place, _ = await ranked(call, model, query, texts, fields.options(body), "texts", "none" if raw else None)
+    ranks = [
+        {"index": place, **({"text": texts[place]} if with_text else {}), "score": score} for place, score in by_place
+    ]
+    return await call.written(ranks, len(ranks))
+
+
+async def predict(call: TextCall) -> bytes:
+    """The labels of each text with their scores, the likeliest first; of tokens, those that are part of something."""
+    texts, several = fields.sequences(call.body, "inputs")
+    raw, options = fields.flag(call.body, "raw_scores", False), fields.options(call.body)
+    model = await call.model(_CLASSIFIERS)
+    activation = "none" if raw else model.text.activation
+    tokens = await call.tokens(model, texts, options, "inputs")
+    plan, labels = model.plan, model.text.labels
+    outputs = await call.run(model, tokens, lambda output: scores(plan.result(output), activation))
+    if model.text.task is TextTask.TOKEN_CLASSIFICATION:
+        predictions = await offload.on_thread(_entities, model.tokenizer, texts, outputs, labels)
+    else:
+        predictions = [labelled(values, labels) for values in outputs]
+    return await call.written(predictions if several else predictions[0], sum(values.size for values in outputs))
+
+
+async def similarity(call: TextCall) -> bytes:
+    """The cosine of the angle between the embedding of a text and that of each of the others."""
+    inputs, parameters = call.body.get("inputs"), call.body.get("parameters") or {}
+    if not isinstance(inputs, dict) or not isinstance(parameters, dict):
+        raise RequestFieldError("'inputs' must be an object with 'source_sentence' and 'sentences'", "inputs")
+    source, sentences = fields.required_text(inputs, "source_sentence"), fields.texts(inputs, "sentences")
+    options = fields.options(parameters)
+    model = await call.model([TextTask.EMBEDDING])
+    check_count(model, len(sentences), "sentences")
+    if not source:
+        raise RequestFieldError("'source_sentence' is an empty string", "source_sentence", EMPTY)
+    texts = [*sentences, source]
+    tokens = await call.tokens(model, texts, options, "sentences")
+    *vectors, own = await call.vectors(model, tokens, options.prompt_name, True, None)
+    return await call.written([float(vector @ own) for vector in vectors], len(vectors))
+
+
+async def tokenize(call: TextCall) -> bytes:
+    """The tokens of each text, with their places in it."""
+    texts, _ = fields.one_or_more(call.body, "inputs")
+    special, name = fields.flag(call.body, "add_special_tokens", True), fields.text(call.body, "prompt_name")
+    model = await call.model(())
+    check_count(model, len(texts), "inputs")
+    prompt = model.text.prompt(name)
+    return await offload.on_thread(_tokenized, model.tokenizer, [prompt + text for text in texts], special, call)
+
+
+async def decode(call: TextCall) -> bytes:
+    """The text of each list of tokens in ``ids``."""
+    ids, skip = call.body.get("ids"), fields.flag(call.body, "skip_special_tokens", True)
+    lists = [ids] if isinstance(ids, list) and ids and not isinstance(ids[0], list) else ids
+    if not isinstance(lists, list) or not all(_is_ids(each) for each in lists):
+        raise RequestFieldError("'ids' must be a list of tokens, or a list of such lists", "ids")
+    model = await call.model(())
+    check_count(model, len(lists), "ids")
+    for each in lists:
+        if each and not 0 <= min(each) <= max(each) < model.tokenizer.size:
+            raise RequestFieldError(f"'ids' has a token that is none of 0 to {model.tokenizer.size - 1}", "ids")
+    decoded = await offload.on_thread(lambda: [model.tokenizer.decode(each, skip) for each in lists])
+    return await call.written(decoded, 0)
+
+
+async def info(call: TextCall) -> bytes:
+    """What the model is, and what it takes."""
+    model = await call.model(())
+    text, config = model.text, model.servable.config
+    by_number = {str(number): label for number, label in enumerate(text.labels)}
+    classes = {"id2label": by_number, "label2id": {label: number for number, label in enumerate(text.labels)}}
+    kinds: dict[TextTask, dict[str, Any]] = {
+        TextTask.EMBEDDING: {"embedding": {"pooling": ",".join(text.pooling) or "none"}},
+        TextTask.RERANK: {"reranker": classes},
+        TextTask.CLASSIFICATION: {"classifier": classes},
+        TextTask.TOKEN_CLASSIFICATION: {"token_classifier": classes},
+    }
+    content = {
+        "model_id": model.name,
+        "model_sha": None,
+        "model_dtype": "float32",
+        "model_type": kinds[text.task],
+        "max_input_length": text.max_length,
+        "max_client_batch_size": text.max_texts,
+        "max_batch_requests": config.max_batch_size or None,
+        "auto_truncate": text.truncate,
+        "prompts": dict(text.prompts or {}),
+        "version": call.context.server.version,
+    }
+    return await call.written(content, 0)
+
+
+def _entities(
+    tokenizer: Tokenizer, texts: Sequence[Text], outputs: Sequence[Any], labels: Sequence[str]
+) -> list[list[dict[str, Any]]]:
+    """The tokens with a label that means something, as transformers' pipeline writes them without aggregation."""
+    entities = []
+    for text, values in zip(texts, outputs, strict=True):
+        first = text if isinstance(text, str) else text[0]
+        encoding = tokenizer.pieces(first)
+        entities.append(
+            [
+                {
+                    "entity": label_of(labels, best),
+                    "score": float(values[index, best]),
+                    "index": index,
+                    "word": encoding.tokens[index],
+                    "start": encoding.offsets[index][0],
+                    "end": encoding.offsets[index][1],
+                }
+                for index, best in enumerate(values.argmax(axis=-1).tolist()[: len(encoding)])
+                if not encoding.special_tokens_mask[index] and label_of(labels, best) != _OUTSIDE
+            ]
+        )
+    return entities
+
+
+def _tokenized(tokenizer: Tokenizer, texts: Sequence[str], special: bool, call: TextCall) -> bytes:
+    import orjson
+
+    call.memory.take(200 * sum(map(len, texts)))
+    lists = []
+    for text in texts:
+        encoding = tokenizer.pieces(text, special)
+        rows = zip(encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True)
+        lists.append([_token(text, *row) for row in rows])
+    return orjson.dumps(lists)
+
+
+def _token(text: str, id: int, token: str, special: int, place: tuple[int, int]) -> dict[str, Any]:
+    start, stop = place
+    ends = {"start": None, "stop": None} if special else {"start": start, "stop": stop}
+    return {"id": id, "text": token if special else text[start:stop], "special": bool(special), **ends}
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, int) and not isinstance(each, bool) for each in value)

@@ -1,0 +1,43 @@
+"""Errors as OpenAI's API writes them: ``{"error": {"message", "type", "param", "code"}}``."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+
+from modserve.core.errors import Code, ModserveError
+
+_TYPES: Final[Mapping[int, str]] = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+"""HTTP status → type. Of others, those below 500 are mistakes of the client."""
+
+
+class RequestFieldError(ModserveError):
+    """A mistake of the client's, in one field of its request: `param` names it, as in ``input[3]``.
+
+    `slug` is what OpenAI calls the code, such as ``model_not_found``; empty for none.
+    """
+
+    def __init__(self, message: str, param: str = "", slug: str = "", code: Code = Code.INVALID_ARG) -> None:
+        super().__init__(code, message)
+        self.param = param
+        self.slug = slug
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(RequestFieldError, code=self.code), (self.message, self.param, self.slug)
+
+
+def error_type(status: int) -> str:
+    """The type of an error with this HTTP status."""
+    return _TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
+
+
+def error_body(error: ModserveError, status: int) -> dict[str, Any]:
+    """The body of a response with this HTTP status, and the data of an event that ends a stream."""
+    param, slug = (error.param, error.slug) if isinstance(error, RequestFieldError) else ("", "")
+    return {
+        "error": {
+            "message": error.message,
+            "type": error_type(status),
+            "param": param or None,
+            "code": slug or None,
+        }
+    }

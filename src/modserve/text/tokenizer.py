@@ -1,0 +1,148 @@
+"""Texts to tokens, by the ``tokenizers`` library. All of it may run on any thread, several at a time."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modserve.core.errors import ModserveError, invalid, unsupported
+
+from .description import TOKENIZER
+from .files import broken, read_bytes
+
+Text: TypeAlias = str | tuple[str, str]
+"""A text, or a pair of them, such as a query and a document."""
+Ids: TypeAlias = NDArray[np.int64]
+
+_MISSING: Final = "no tokenizer can be loaded: pip install 'modserve[text]'"
+PIECE_CHARACTERS: Final = 64 * 1024
+"""Of the texts that a thread tokenizes at a time: some 15 ms of work, then others have their turn."""
+PIECE_TEXTS: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What a model gets of a text. INT64, of equal lengths."""
+
+    ids: Ids
+    types: Ids | None
+    """Which of a pair each token is of; None: all are of the first."""
+    cut: int = 0
+    """How many tokens were left out at the end, since the text is too long."""
+
+
+class Tokenizer:
+    """That of a model's folder. Truncation and padding of its file are off: both depend on the request."""
+
+    def __init__(self, library_object: Any) -> None:
+        self._tokenizer = library_object
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self.size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        self._added = {pair: self._tokenizer.num_special_tokens_to_add(pair) for pair in (False, True)}
+
+    def encode(self, texts: Sequence[Text], most: int, *, keep_end: bool = False) -> list[Tokens]:
+        """At most `most` tokens of each text; of a pair, the longer one is cut first. Raises INVALID_ARG.
+
+        `keep_end`: what is cut is the beginning.
+        """
+        try:
+            encodings = self._tokenizer.encode_batch_fast(list(texts))
+        except Exception as error:  # of the library: it has no types of its own
+            raise unreadable(error) from error
+        return [
+            _tokens(one) if len(one) <= most else self._shortened(text, most, len(one), keep_end)
+            for text, one in zip(texts, encodings, strict=True)
+        ]
+
+    def prompt_length(self, prompt: str) -> int:
+        """The tokens at the beginning of a text that are the prompt before it, with those that the tokenizer adds."""
+        encoding = self._tokenizer.encode(prompt)
+        return len(encoding.ids) - int(encoding.special_tokens_mask[-1:] == [1])
+
+    def pieces(self, text: str, special: bool = True) -> Any:
+        """An ``Encoding`` with the places of the tokens in the text."""
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=special)
+        except Exception as error:
+            raise unreadable(error) from error
+
+    def decode(self, ids: Sequence[int], skip_special: bool) -> str:
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)
+        return text
+
+    def of_ids(self, ids: Sequence[int], most: int) -> Tokens:
+        """Tokens as a client has made them. Raises INVALID_ARG for those that the vocabulary lacks."""
+        for place, token in enumerate(ids):
+            if not 0 <= token < self.size:
+                raise invalid(f"token {place} is {token}, and the model's tokens are 0 to {self.size - 1}")
+        return Tokens(np.array(ids[:most], np.int64), None, max(0, len(ids) - most))
+
+    def _shortened(self, text: Text, most: int, length: int, keep_end: bool) -> Tokens:
+        pair = text if isinstance(text, tuple) else (text,)
+        parts = [self._tokenizer.encode(one, add_special_tokens=False) for one in pair]
+        room = max(0, most - self._added[len(parts) == 2])
+        direction = "left" if keep_end else "right"
+        for part, size in zip(parts, shares([len(part) for part in parts], room), strict=True):
+            part.truncate(size, direction=direction)
+        whole = self._tokenizer.post_process(*parts)
+        tokens = _tokens(whole)
+        return Tokens(tokens.ids, tokens.types, length - len(tokens.ids))
+
+
+def shares(lengths: Sequence[int], room: int) -> list[int]:
+    """How many tokens of each part stay, if all have `room`: the longest part is cut until another one is as long."""
+    if len(lengths) == 1:
+        return [min(lengths[0], room)]
+    first, second = lengths
+    if first + second <= room:
+        return [first, second]
+    shorter = min(first, second, room // 2)
+    return [room - shorter, shorter] if first > second else [shorter, room - shorter]
+
+
+def load(folder: Path) -> Tokenizer:
+    """That of a folder. Raises UNSUPPORTED without the library, and INTERNAL for a file that it cannot use."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts of several requests are several threads' already
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise unsupported(_MISSING) from error
+    path = folder / TOKENIZER
+    content = read_bytes(path)
+    if content is None:
+        raise broken(path, "there is no such file")
+    try:
+        return Tokenizer(tokenizers.Tokenizer.from_buffer(content))
+    except Exception as error:  # of the library: it has no types of its own
+        raise broken(path, f"it is no tokenizer of the library 'tokenizers' ({error})") from error
+
+
+def pieces(texts: Sequence[Text]) -> Iterator[slice]:
+    """Parts of a list of texts, each for one turn on a thread. A text is in one piece, however long it is."""
+    start = characters = 0
+    for place, text in enumerate(texts):
+        characters += characters_of(text)
+        if characters >= PIECE_CHARACTERS or place + 1 - start == PIECE_TEXTS:
+            yield slice(start, place + 1)
+            start, characters = place + 1, 0
+    if start < len(texts):
+        yield slice(start, len(texts))
+
+
+def characters_of(text: Text) -> int:
+    return len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
+
+
+def unreadable(error: Exception) -> ModserveError:
+    """INVALID_ARG: the library refuses a text. Its own words are left out, since they may repeat the text."""
+    return invalid(f"the tokenizer cannot read a text: {type(error).__name__}")
+
+
+def _tokens(encoding: Any) -> Tokens:
+    types = encoding.type_ids
+    return Tokens(np.array(encoding.ids, np.int64), np.array(types, np.int64) if 1 in types else None)
