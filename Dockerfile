@@ -25,7 +25,8 @@ ARG EXTRAS=remote
 ARG PIP_ARGS=""
 COPY pyproject.toml requirements.lock deploy/docker/requirements.py ./
 RUN python requirements.py pyproject.toml requirements.lock $EXTRAS \
-    && pip install --no-compile $PIP_ARGS --constraint constraints.txt --requirement requirements.txt
+    && pip install --no-compile $PIP_ARGS --constraint constraints.txt --requirement requirements.txt --report report.json \
+    && python requirements.py --check report.json hashes.txt
 
 COPY README.md LICENSE NOTICE hatch_build.py ./
 COPY scripts/compiled_form.py ./scripts/

@@ -1,6 +1,7 @@
 """What each extra costs: megabytes on disk, seconds to install, and seconds until its engine can load a model.
 
-    python benchmarks/extras.py                      # prints the table; it downloads about 1 GB
+    python benchmarks/extras.py                      # prints the table; it downloads several GB
+    python benchmarks/extras.py --cpu torch==2.13.0  # with the CPU build of PyTorch: the words for which pip takes it
     python benchmarks/extras.py --write              # and puts it into docs/engines.md
     python benchmarks/extras.py --only openvino
 
@@ -65,11 +66,16 @@ def table(extras: list[str], pins: list[str]) -> str:
         "|---|---|---|---|---|",
     ]
     core = 0.0
-    for extra in extras:
+    builds = [(extra, "", list[str]()) for extra in extras]
+    if "torch" in extras:
+        at = extras.index("torch")
+        builds[at : at + 1] = [("torch", ", the CPU build", pins)] if pins else []
+        builds.insert(at + bool(pins), ("torch", ", the CUDA build, which pip takes on Linux", []))
+    for extra, build, more_words in builds:
         with tempfile.TemporaryDirectory() as directory:
-            size, install, load = measure(extra, Path(directory) / "environment", pins if extra == "torch" else [])
+            size, install, load = measure(extra, Path(directory) / "environment", more_words)
         core = core or size
-        name = f"`modserve[{extra}]`" if extra else "`modserve`"
+        name = f"`modserve[{extra}]`{build}" if extra else "`modserve`"
         more = f"{size - core:.0f} MB" if extra else "–"
         lines.append(f"| {name} | {size:.0f} MB | {more} | {install:.0f} s | {load:.2f} s |")
         print(lines[-1], file=sys.stderr, flush=True)
@@ -79,12 +85,14 @@ def table(extras: list[str], pins: list[str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=[extra for extra in ENGINES if extra], help="this extra beside the core")
-    parser.add_argument("--pin", action="append", default=[], help="for the extra torch: a requirement more")
+    parser.add_argument(
+        "--cpu", action="append", default=[], help="words for pip that make it take PyTorch's CPU build"
+    )
     parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE.relative_to(ROOT)}")
     options = parser.parse_args()
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     extras = ["", options.only] if options.only else [extra for extra in ENGINES if extra in ("", *known)]
-    text = table(extras, options.pin)
+    text = table(extras, options.cpu)
     print(text)
     if options.write:
         begin, end = _MARKS

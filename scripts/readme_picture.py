@@ -2,7 +2,7 @@
 
     python scripts/readme_picture.py
 
-draws docs/readme/terminal.svg anew. tests/e2e/test_tutorials.py does what it shows.
+draws docs/readme/terminal.svg anew. tests/e2e/test_every_page.py does what it shows.
 """
 
 import subprocess

@@ -19,7 +19,7 @@ from .core.errors import ModserveError
 from .core.runtime.event_loop import new_event_loop
 from .form import form, stale_module
 from .observability.logging import Logs
-from .process import supervisor
+from .process import port_conflict, supervisor
 from .process.ports import PortError
 from .process.reserved_ports import reserve
 from .settings import OptionError, Settings, from_command_line, usage
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from .process.listeners import Ports
 
 _log = logging.getLogger(__name__)
+
+_UNSUPERVISED = "--supervise=false"
 
 CRASHED = 70
 """The exit code after an unexpected error, which is EX_SOFTWARE of sysexits.h."""
@@ -70,12 +72,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"modserve: {problem}", file=sys.stderr)
         return 2
     if worker is not None:
-        return run(line.settings, line.warnings if worker.is_first else (), worker)
+        return run(line.settings, line.warnings if worker.is_first else (), worker, words=words)
     if line.settings.workers > 1:
         return supervise_workers(line.settings, words)
     if line.settings.supervise:
         supervise(line.settings, words)
-    return run(line.settings, line.warnings)
+    return run(line.settings, line.warnings, words=words)
 
 
 def print_help(topic: str) -> int:
@@ -122,7 +124,7 @@ def meant_command(words: Sequence[str]) -> str:
 
 def supervise(settings: Settings, arguments: Sequence[str]) -> NoReturn:
     """Become the supervisor of a server with the same arguments."""
-    server = [sys.executable, "-m", __package__, "serve", *arguments, "--supervise=false"]
+    server = [sys.executable, "-m", __package__, "serve", *arguments, _UNSUPERVISED]
     _become(supervisor.arguments(settings.log, server))
 
 
@@ -141,7 +143,7 @@ def supervise_workers(settings: Settings, arguments: Sequence[str]) -> int:
     try:
         reservation = reserve(settings)
     except PortError as error:
-        _log.error("%s", error)
+        _log.error("%s", port_conflict.advice(error, arguments))
         return 1
     worker = [sys.executable, "-m", __package__, "worker", supervisor.IDENTITY, "serve", *arguments]
     worker += [*reservation.options, "--reuse-http-port=true", "--reuse-grpc-port=true"]
@@ -178,8 +180,17 @@ def _become(arguments: Sequence[str]) -> NoReturn:
     os.execv(sys.executable, [sys.executable, *arguments])
 
 
-def run(settings: Settings, warnings: Sequence[str] = (), worker: WorkerIdentity | None = None) -> int:
-    """Serve on a fresh event loop, with uvloop where it is installed; or as a `worker`, one of several."""
+def run(
+    settings: Settings,
+    warnings: Sequence[str] = (),
+    worker: WorkerIdentity | None = None,
+    *,
+    words: Sequence[str] = (),
+) -> int:
+    """Serve on a fresh event loop, with uvloop where it is installed; or as a `worker`, one of several.
+
+    `words`: the command line, for advice.
+    """
     from .process.app import serve
 
     if not gc.isenabled():  # as `__main__.start` leaves it
@@ -216,9 +227,12 @@ def run(settings: Settings, warnings: Sequence[str] = (), worker: WorkerIdentity
         if speaks:
             say(f"\n{hints(server, settings, opened[0].http)}\n")
 
+    def on_refused(error: PortError) -> None:
+        _log.error("%s", port_conflict.advice(error, [word for word in words if word != _UNSUPERVISED]))
+
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         if worker is None:
-            return runner.run(serve(settings, logs=logs, on_open=on_open, on_loaded=on_loaded))
+            return runner.run(serve(settings, logs=logs, on_open=on_open, on_loaded=on_loaded, on_refused=on_refused))
         from .workers.member import Member
 
         member = Member(worker)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
 import threading
 import tomllib
+import venv
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -284,7 +288,7 @@ def test_requirements_are_those_of_the_project_and_its_extras(tmp_path: Path) ->
 
 
 def test_versions_are_those_of_the_lock_and_files_are_compared_with_it_where_they_can_be(tmp_path: Path) -> None:
-    """pip compares all files or none, and PyTorch's index and what is not in the lock have others."""
+    """PyTorch's index has other files, and so has what is not in the lock."""
     lock = (ROOT / "requirements.lock").read_text()
     for extras, whole in (
         ("remote", True),
@@ -294,9 +298,60 @@ def test_versions_are_those_of_the_lock_and_files_are_compared_with_it_where_the
     ):
         assert listed(tmp_path, extras).returncode == 0
         constraints = (tmp_path / "constraints.txt").read_text()
-        assert (constraints == lock) is whole
-        assert pins(constraints) == pins(lock)
-        assert whole or "hash" not in constraints
+        assert constraints.splitlines() == pins(lock)
+        hashes = (tmp_path / "hashes.txt").read_text().split()
+        assert hashes == (re.findall(r"--hash=(\S+)", lock) if whole else [])
+
+
+def wheel(folder: Path, name: str, requires: str = "") -> str:
+    """A wheel with nothing in it but its metadata; its hash."""
+    path = folder / f"{name}-1.0-py3-none-any.whl"
+    info = f"{name}-1.0.dist-info"
+    files = {
+        "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{requires}",
+        "WHEEL": "Wheel-Version: 1.0\nGenerator: a test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    with zipfile.ZipFile(path, "w") as archive:
+        for file, text in files.items():
+            archive.writestr(f"{info}/{file}", text)
+        archive.writestr(f"{info}/RECORD", "".join(f"{info}/{file},,\n" for file in (*files, "RECORD")))
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_pip_installs_by_the_step_and_files_of_other_hashes_fail_it(tmp_path: Path) -> None:
+    """A requirement names a range, and what it requires itself is not listed at all: the lock has both."""
+    (tmp_path / "wheels").mkdir()
+    hashes = {"first": wheel(tmp_path / "wheels", "first", "Requires-Dist: second\n")}
+    hashes["second"] = wheel(tmp_path / "wheels", "second")
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\ndependencies = ["first>=1"]\n[project.optional-dependencies]\n'
+    )
+    (tmp_path / "requirements.py").write_bytes((ROOT / "deploy/docker/requirements.py").read_bytes())
+    venv.create(tmp_path / "environment", symlinks=True, with_pip=True)
+    (step,) = [i.text for i in INSTRUCTIONS if i.name == "RUN" and "requirements.py" in i.text]
+    variables = {
+        "PATH": f"{tmp_path / 'environment' / 'bin'}:/usr/bin:/bin",
+        "EXTRAS": "",
+        "PIP_ARGS": f"--no-index --find-links {tmp_path / 'wheels'}",
+    }
+
+    def run() -> subprocess.CompletedProcess[str]:
+        locked = [f"{name}==1.0 \\\n    --hash=sha256:{digest}\n" for name, digest in hashes.items()]
+        (tmp_path / "requirements.lock").write_text("".join(locked))
+        command = ["/bin/sh", "-c", step]
+        return subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=120)
+
+    done = run()
+    assert done.returncode == 0, done.stderr
+    site = next((tmp_path / "environment").glob("lib/python*/site-packages"))
+    assert {path.name for path in site.glob("*-1.0.dist-info")} == {"first-1.0.dist-info", "second-1.0.dist-info"}
+    for path in site.glob("*-1.0.dist-info"):
+        shutil.rmtree(path)
+    hashes["second"] = "0" * 64
+    done = run()
+    assert done.returncode == 1
+    assert "second-1.0-py3-none-any.whl is not the file of the lock" in done.stderr
+    assert "first" not in done.stderr
 
 
 def pins(lock: str) -> list[str]:

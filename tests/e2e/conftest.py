@@ -11,6 +11,7 @@ from server_process import ServerProcess, serving
 MAX_JSON = 200_000
 
 LONGEST = (
+    "test_every_page",
     "test_with_workers",
     "test_remote_repositories",
     "test_bench_kinds",
@@ -26,9 +27,10 @@ LONGEST = (
     "test_grpc_busy_connections",
     "test_examples_python",
     "test_remote_azure",
-    "test_tutorials",
     "test_redis_cache",
     "test_console_in_a_browser",
+    "test_docs_in_a_browser",
+    "test_docs_snippets",
     "test_bench_command",
     "test_commands",
     "test_counterexamples_wire",

@@ -40,7 +40,8 @@ class ServerProcess:
     """Standard output and standard error are one log, in which `wait_for` waits for lines.
 
     `environment` is added to that of the tests, of which what sets options of the server is left out. `before` is the
-    command that the server's command line is given to, which becomes the server; `program` stands before its options.
+    command that the server's command line is given to, which becomes the server; `program` stands before its options;
+    `directory` is where it runs, if not here.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class ServerProcess:
         environment: Mapping[str, str] = _NOTHING,
         before: Sequence[str] = (),
         program: Sequence[str] = (),
+        directory: Path | None = None,
     ) -> None:
         # Tests put another interpreter into `sys.executable`.
         command = [*before, *(program or (sys.executable, "-m", "modserve", "serve"))]
@@ -68,6 +70,7 @@ class ServerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            cwd=directory,
             env={
                 **{name: value for name, value in os.environ.items() if not name.startswith("MODSERVE_")},
                 **environment,
@@ -175,9 +178,10 @@ def started(
     environment: Mapping[str, str] = _NOTHING,
     before: Sequence[str] = (),
     program: Sequence[str] = (),
+    directory: Path | None = None,
 ) -> Iterator[ServerProcess]:
     """A server from its first moment on; the test ends it, and what it leaves is killed."""
-    server = ServerProcess(repositories, options, environment, before, program)
+    server = ServerProcess(repositories, options, environment, before, program, directory)
     try:
         yield server
     finally:

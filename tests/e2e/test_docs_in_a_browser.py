@@ -1,23 +1,66 @@
-"""The page of all calls, in a real browser: what is asked of the server, and what a person sees. Debian's Chromium."""
+"""The API explorer in a real browser: what is asked of the server, and what a person sees. Debian's Chromium."""
 
 import json
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from chromium import SECONDS, asked_of, chromium, log
+from axe import violations
+from chromium import SECONDS, asked_of, chromium, emulate_scheme, log
+from repositories import EXAMPLES
 from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
-from selenium.webdriver.support.ui import WebDriverWait
-from server_process import ServerProcess
+from selenium.webdriver.support.ui import Select, WebDriverWait
+from server_process import ServerProcess, serving
+
+DESKTOP, PHONE = (1280, 1000), (390, 844)
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
     with chromium(tmp_path_factory.mktemp("browser")) as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def desktop(browser: webdriver.Chrome) -> None:
+    screen(browser, *DESKTOP)
+
+
+def screen(browser: webdriver.Chrome, width: int, height: int) -> None:
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def opened(browser: webdriver.Chrome, server: ServerProcess) -> None:
+    """The page, with the programs of its first model."""
+    browser.get(f"http://127.0.0.1:{server.http_port}/docs")
+    until(browser, lambda: browser.find_elements(By.CSS_SELECTOR, "body[data-ready] #snippet pre"))
+
+
+def until(browser: webdriver.Chrome, condition: Callable[[], object]) -> None:
+    WebDriverWait(browser, SECONDS).until(lambda _: condition())
+
+
+def press(browser: webdriver.Chrome, *keys: str) -> None:
+    ActionChains(browser).send_keys(*keys).perform()
+
+
+def shown(browser: webdriver.Chrome, selector: str) -> list[str]:
+    return [each.text for each in browser.find_elements(By.CSS_SELECTOR, selector)]
+
+
+def unfold(browser: webdriver.Chrome) -> None:
+    """Open every call, and every schema in it."""
+    browser.execute_script("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    until(browser, lambda: browser.execute_script("return !document.querySelector('.call:not(:has(form))')"))
+    browser.execute_script("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
 
 
 def opened_call(browser: webdriver.Chrome, path: str, method: str) -> WebElement:
@@ -31,7 +74,7 @@ def opened_call(browser: webdriver.Chrome, path: str, method: str) -> WebElement
 
 def sent(browser: webdriver.Chrome, call: WebElement) -> tuple[str, str]:
     """Press the button; the line of the status, and the response, as the page shows them."""
-    call.find_element(By.TAG_NAME, "button").click()
+    call.find_element(By.CSS_SELECTOR, "button[type=submit]").click()
     place = '[aria-live="polite"]'
 
     def ended(_: webdriver.Chrome) -> WebElement | None:
@@ -85,3 +128,146 @@ def test_calls_are_found_by_a_part_of_their_path(
     picture = tmp_path / "docs.png"
     assert browser.save_screenshot(str(picture))
     assert picture.stat().st_size > 10_000
+
+
+def test_inference_is_first(server: ServerProcess, browser: webdriver.Chrome) -> None:
+    opened(browser, server)
+    headings = [heading.lower() for heading in shown(browser, "h2")]
+    assert headings[:5] == ["call a model", "inference", "health", "metadata", "statistics"]
+    assert headings[5:] == [
+        "model repository",
+        "routing",
+        "logging",
+        "trace",
+        "shared memory",
+        "kserve v1, tensorflow serving",
+    ]
+    assert shown(browser, ".call .path")[0] == "/v2/models/{model}/infer"
+
+
+def test_a_model_is_shown_with_its_tensors(server: ServerProcess, browser: webdriver.Chrome) -> None:
+    opened(browser, server)
+    call = opened_call(browser, "/v2/models/{model}/infer", "post")
+    Select(browser.find_element(By.ID, "name")).select_by_visible_text("digits")
+    until(browser, lambda: "image input FP32 [-1, 64]" in shown(browser, "#tensors tbody tr"))
+    assert "label output INT64 [-1, 1]" in shown(browser, "#tensors tbody tr")
+    until(browser, lambda: '"image"' in shown(browser, "#snippet pre")[0])
+    document = browser.find_element(By.ID, "document").get_attribute("href")
+    assert document == f"http://127.0.0.1:{server.http_port}/v2/models/digits/openapi.json"
+    body = call.find_element(By.TAG_NAME, "textarea")
+    until(browser, lambda: '"image"' in (body.get_attribute("value") or ""))
+    status, text = sent(browser, call)
+    assert status.startswith("200 OK")
+    assert json.loads(text)["model_name"] == "digits"
+
+
+@pytest.mark.parametrize("client", ["curl", "Python", "tritonclient"])
+def test_a_program_is_copied_and_calls_this_server(
+    server: ServerProcess, browser: webdriver.Chrome, client: str
+) -> None:
+    opened(browser, server)
+    permissions = {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
+    browser.execute_cdp_cmd("Browser.grantPermissions", permissions)
+    (tab,) = [tab for tab in browser.find_elements(By.CSS_SELECTOR, "[role=tab]") if tab.text == client]
+    tab.click()
+    browser.find_element(By.CSS_SELECTOR, "#snippet button").click()
+    until(browser, lambda: shown(browser, "#snippet button") == ["Copied"])
+    script = "const done = arguments[0]; navigator.clipboard.readText().then(done, (error) => done(String(error)))"
+    text = browser.execute_async_script(script)
+    assert text.strip() == shown(browser, "#snippet pre")[0].strip()
+    command = ["sh", "-c", f"{text} -sS"] if client == "curl" else [sys.executable, "-c", text]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("[1,2,3,4" if client == "curl" else "[[ 1  2  3  4") in done.stdout
+
+
+def test_texts_are_text_and_calls_are_of_use(server: ServerProcess, browser: webdriver.Chrome) -> None:
+    opened(browser, server)
+    unfold(browser)
+    text = browser.find_element(By.TAG_NAME, "body").text
+    assert "`" not in text
+    assert "Refused" not in text
+    assert "unload_dependents" in shown(browser, "code")
+    schemas = browser.find_elements(By.CSS_SELECTOR, ".call .schema pre")
+    assert len(schemas) == len(browser.find_elements(By.CSS_SELECTOR, ".call"))
+    infer = browser.find_element(By.CSS_SELECTOR, '[data-path="/v2/models/{model}/infer"] .schema pre').text
+    for line in ("request: InferenceRequestBody", "inputs: [TensorData]", "datatype: string", "503  Not ready"):
+        assert line in infer
+
+
+@pytest.mark.parametrize("width", [320, 390, 768, 1280])
+def test_nothing_overlaps_or_scrolls_sideways(server: ServerProcess, browser: webdriver.Chrome, width: int) -> None:
+    screen(browser, width, 900)
+    opened(browser, server)
+    unfold(browser)
+    gaps = browser.execute_script(
+        "return [...document.querySelectorAll('.call > summary')].map((each) => {"
+        " const range = document.createRange(); range.selectNodeContents(each.querySelector('.method'));"
+        " return each.querySelector('.path').getBoundingClientRect().left - range.getBoundingClientRect().right; })"
+    )
+    assert len(gaps) > 50
+    assert min(gaps) >= 4
+    assert browser.execute_script("return document.documentElement.scrollWidth - innerWidth") <= 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_rule_of_axe_is_broken(
+    server: ServerProcess, browser: webdriver.Chrome, scheme: str, size: tuple[int, int]
+) -> None:
+    screen(browser, *size)
+    emulate_scheme(browser, scheme)
+    opened(browser, server)
+    assert violations(browser) == []
+    for path, method in (("/v2/models/{model}/infer", "post"), ("/v2/models/{model}/routing", "delete")):
+        call = opened_call(browser, path, method)
+        call.find_element(By.CSS_SELECTOR, ".schema summary").click()
+        sent(browser, call)
+    assert violations(browser) == []
+
+
+def test_an_inference_by_keyboard_alone(server: ServerProcess, browser: webdriver.Chrome) -> None:
+    opened(browser, server)
+    press(browser, Keys.TAB)
+    names: list[str] = []
+    while browser.switch_to.active_element.get_attribute("role") != "tab":
+        assert len(names) < 10, names
+        names.append(browser.switch_to.active_element.accessible_name)
+        press(browser, Keys.TAB)
+    assert names[0] == "Skip to the calls"
+    assert names[-2:] == ["Model", "OpenAPI of this model"]
+    press(browser, Keys.ARROW_RIGHT)
+    assert browser.switch_to.active_element.text == "Python"
+    assert "modserve.connect" in shown(browser, "#snippet pre")[0]
+    press(browser, Keys.ARROW_LEFT, Keys.ARROW_LEFT)
+    assert browser.switch_to.active_element.text == "tritonclient"
+    while (
+        browser.switch_to.active_element.tag_name != "summary" or "infer" not in browser.switch_to.active_element.text
+    ):
+        press(browser, Keys.TAB)
+    press(browser, Keys.ENTER)
+    call = browser.find_element(By.CSS_SELECTOR, '[data-path="/v2/models/{model}/infer"]')
+    until(browser, lambda: call.find_elements(By.TAG_NAME, "textarea"))
+    body = call.find_element(By.TAG_NAME, "textarea")
+    until(browser, lambda: "INPUT1" in (body.get_attribute("value") or ""))
+    while browser.switch_to.active_element.text != "Send":
+        press(browser, Keys.TAB)
+    press(browser, Keys.ENTER)
+    until(browser, lambda: any(text.startswith("200 OK") for text in shown(browser, '[aria-live="polite"] > p')))
+
+
+def test_restricted_calls_say_so_until_the_header_is_there(browser: webdriver.Chrome) -> None:
+    options = ["--http-restricted-api=metadata,model-repository,inference:admin-key=secret"]
+    with serving(EXAMPLES, options=options) as restricted:
+        browser.get(f"http://127.0.0.1:{restricted.http_port}/docs")
+        note = "This API is restricted, expecting header 'admin-key'"
+        until(browser, lambda: shown(browser, "#model-note") == [note])
+        browser.find_element(By.CSS_SELECTOR, "#settings summary").click()
+        browser.find_element(By.ID, "header-name").send_keys("admin-key")
+        browser.find_element(By.ID, "header-value").send_keys("secret\t")
+        until(browser, lambda: browser.find_elements(By.CSS_SELECTOR, "#snippet pre"))
+        call = opened_call(browser, "/v2/models/{model}/infer", "post")
+        body = call.find_element(By.TAG_NAME, "textarea")
+        until(browser, lambda: "INPUT1" in (body.get_attribute("value") or ""))
+        assert sent(browser, call)[0].startswith("200 OK")

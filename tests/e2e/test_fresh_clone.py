@@ -7,17 +7,20 @@ cache: mypyc and the linker run, and the compiler for what is not in the cache.
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy
 import pytest
+from pages import alike, blocks, steps
 from server_process import LOADED, ServerProcess, started
-from wire import Ask, Input, binary_outputs, http_infer, ints
+from wire import HOST, Ask, Input, binary_outputs, http_infer, ints
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +50,14 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(sys.executable, "-m", "venv", "--without-pip", str(place / ".venv"))
     [packages] = (place / ".venv").glob("lib/python*/site-packages")
     (packages / "clone.pth").write_text(f"{place / 'src'}\n{Path(numpy.__file__).parents[1]}\n")
+    programs = tomllib.loads((place / "pyproject.toml").read_text())["project"]["scripts"]
+    for name, entry in programs.items():  # as pip writes them
+        module, _, function = entry.partition(":")
+        file = place / ".venv" / "bin" / name
+        file.write_text(
+            f"#!{place}/.venv/bin/python\nimport sys\nfrom {module} import {function}\nsys.exit({function}())\n"
+        )
+        file.chmod(0o755)
     key = run("bash", "-c", f"source {place}/scripts/environment; requirements_key").strip()
     for extra in ("", "[dev]"):
         (place / ".venv" / f"installed{extra}-{key}").touch()
@@ -96,6 +107,30 @@ def version(clone: Path, environment: dict[str, str] = NO_COMPILER) -> str:
 
 def forms(clone: Path) -> list[str]:
     return [path.name for path in (clone / "build" / "forms").glob("*")]
+
+
+def test_the_start_as_the_readme_has_it(clone: Path) -> None:
+    """Its first two blocks: a clone that starts, and commands in another terminal, which print what is shown."""
+    begin, _, _ = (clone / "README.md").read_text().partition("\n## ")
+    start, terminal = (steps(block) for block in blocks(begin))
+    assert [step.command for step in start] == ["git clone <this repository> modserve && cd modserve", "scripts/serve"]
+    assert any(step.command.startswith("modserve ") for step in terminal)
+    with started(environment=NO_COMPILER, program=[str(clone / start[1].command)]) as server:
+        server.wait_for(LOADED)
+        printed = in_a_terminal(clone, [step.command for step in terminal], server)
+        for step, text in zip(terminal, printed, strict=True):
+            assert alike(text, step.shown or ""), f"$ {step.command}\n{text}\nbut shown is:\n{step.shown}"
+        server.stop()
+
+
+def in_a_terminal(clone: Path, commands: Sequence[str], server: ServerProcess) -> list[str]:
+    """What each command prints in one shell, in the folder of the clone; no other environment is active."""
+    folders = [folder for folder in os.environ["PATH"].split(":") if not (Path(folder) / "modserve").exists()]
+    there = {"PATH": ":".join(folders), "MODSERVE_URL": f"http://{HOST}:{server.http_port}"}
+    mark = "--- the next command"
+    lines = [f"cd {shlex.quote(str(clone))}", *(f"{command}\necho '{mark}'" for command in commands)]
+    printed = run("bash", "-ec", "\n".join(lines), environment={**PLAIN, **there})
+    return printed.split(f"{mark}\n")[:-1]
 
 
 def test_without_a_compiler_the_source_is_served(clone: Path) -> None:

@@ -14,6 +14,8 @@ from server_process import ServerProcess, serving
 from wire import SECONDS, assert_serving, http
 
 schemathesis: Any = importlib.import_module("schemathesis")
+checks: Any = importlib.import_module("schemathesis.specs.openapi.checks")
+CHECKS = [checks.status_code_conformance, checks.response_schema_conformance]
 
 EXAMPLES_A_CALL = 12
 MODELS = ("simple", "repeat", "fuzzed", "nosuch")
@@ -45,7 +47,7 @@ def test_every_call(server: ServerProcess) -> None:
         response = case.call(timeout=SECONDS)
         status = response.status_code
         seen.setdefault(case.operation.label, set()).add(status)
-        if problem := _problem(response):
+        if problem := _problem(response) or _departure(case, response):
             wrong.append(f"{case.operation.label}: {status} {problem}: {case.as_curl_command()}")
 
     for mode in schemathesis.GenerationMode:
@@ -71,6 +73,15 @@ def test_every_call(server: ServerProcess) -> None:
     assert not wrong, "\n".join(wrong[:20])
     assert http(server.http_port, "POST", "/v2/repository/models/simple/load").status == 200
     assert_serving(server)
+
+
+def _departure(case: Any, response: Any) -> str:
+    """How an answer differs from what the document says of it, if it does."""
+    try:
+        case.validate_response(response, checks=CHECKS)
+    except schemathesis.errors.FailureGroup as failures:
+        return "; ".join(f"{each.title}: {each.message}" for each in failures.exceptions)
+    return ""
 
 
 def _problem(response: Any) -> str:

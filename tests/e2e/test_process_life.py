@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import signal
 import socket
 import time
@@ -156,7 +157,7 @@ def test_ready_as_soon_as_the_last_model_is(repository: Path) -> None:
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "localhost"])
 @pytest.mark.parametrize("name", ["HTTP", "gRPC", "metrics"])
 def test_a_port_in_use(name: str, address: str) -> None:
-    """One line says which, and what to do; no library has anything to add."""
+    """One entry says which, and what to do; no library has anything to add."""
     with closing(socket.create_server(("0.0.0.0", 0))) as taken:
         port = taken.getsockname()[1]
         option = f"--{name.lower()}"
@@ -165,7 +166,8 @@ def test_a_port_in_use(name: str, address: str) -> None:
                 1,
                 errors=[
                     rf"cannot open the {name} port {address}:{port}: the port is in use by process {os.getpid()} "
-                    rf"\(.*\); '{option}-port' chooses another one$"
+                    rf"\(.*\); '{option}-port' chooses another one\\nthis starts on free ports:\\n"
+                    rf".* -m modserve serve .* {option}-address={address} {option}-port=\d+$"
                 ],
             )
             assert len(server.log.splitlines()) == 1, server.log
@@ -185,6 +187,31 @@ def test_two_servers_do_not_share_a_port() -> None:
         with started(EXAMPLES, options=[f"--grpc-port={first.grpc_port}"]) as second:
             second.wait(1, errors=["cannot open the gRPC port"])
         assert_serving(first)
+
+
+@pytest.mark.parametrize("form", [[], ["--supervise"], ["--workers=2"]], ids=["alone", "supervised", "workers"])
+def test_a_second_server_says_how_it_can_start_beside_the_first(form: list[str]) -> None:
+    """One error names all three ports, and the command line that it shows starts."""
+    with serving(EXAMPLES) as first:
+        ports = {"http": first.http_port, "grpc": first.grpc_port, "metrics": first.metrics_port}
+        options = [*form, *(f"--{name}-port={port}" for name, port in ports.items())]
+        with started(EXAMPLES, options=options) as second:
+            place = r"0\.0\.0\.0:"
+            second.wait(
+                1,
+                errors=[
+                    rf"cannot open the ports {place}{ports['http']} \(HTTP\), {place}{ports['grpc']} \(gRPC\) and "
+                    rf"{place}{ports['metrics']} \(metrics\): they are in use by process {first.pid} "
+                ],
+            )
+            assert f"'modserve status --url http://127.0.0.1:{first.http_port}'" in second.log
+            shown = second.log.rstrip().rpartition(r"\n")[2]
+        *before, http_port, grpc_port, metrics_port = shlex.split(shown)
+        beside = [http_port, grpc_port, metrics_port]
+        assert [each.partition("-port=")[0] for each in beside] == ["--http", "--grpc", "--metrics"]
+        with started(program=before, options=beside) as third:
+            third.wait_for(LOADED)
+            third.stop()
 
 
 @pytest.mark.parametrize(

@@ -37,4 +37,4 @@ def test_all_engines_in_one_process(order: str) -> None:
     assert result["wrong"] == []
     names = [Path(path).name for path in result["runtimes"]]
     assert not [name for name in names if name.startswith(IRRECONCILABLE)], names
-    assert names, "docs/engines/openmp.md says that there are some"
+    assert names, "docs/decisions/014-one-openmp-vendor.md says that there are some"

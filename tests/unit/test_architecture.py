@@ -87,6 +87,7 @@ RULES = {
     "process.metrics_page": rule("backends.inventory core form observability server settings"),
     "process.model_setup": rule("backends.python.functions backends.registry config core models repository settings"),
     "process.ports": rule("resources.port_owner"),
+    "process.port_conflict": rule("process.ports"),
     "process.reserved_ports": rule("process.ports settings"),
     "process.child_process": rule(),
     "process.supervisor": rule("core observability process.child_process workers.identity"),
@@ -103,7 +104,7 @@ RULES = {
     ),
     "cli": rule(
         "commands core form observability process.app process.console process.listeners process.model_setup "
-        "process.ports process.reserved_ports process.supervisor settings workers",
+        "process.port_conflict process.ports process.reserved_ports process.supervisor settings workers",
     ),
     "testing": Rule(EVERYTHING - {"__init__", "__main__"}, frozenset({"numpy", "pytest"})),
     "__init__": rule("backends client core library process.app process.listeners settings"),

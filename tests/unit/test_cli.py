@@ -23,6 +23,7 @@ from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.form import form
 from modserve.observability.logging import Logs
 from modserve.process import app
+from modserve.process.ports import PortError
 from modserve.settings import OPTIONS, usage
 from modserve.testing import config
 
@@ -34,7 +35,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     """What `main` would have run."""
     found: Started = []
 
-    def run(settings: Settings, warnings: tuple[str, ...] = ()) -> int:
+    def run(settings: Settings, warnings: tuple[str, ...] = (), *, words: Sequence[str]) -> int:
         found.append((settings, warnings))
         return 7
 
@@ -218,6 +219,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, untouched_logging: None) -> Callable[
             logs: Logs,
             on_open: Callable[[Ports], None],
             on_loaded: Callable[[InferenceServer], None],
+            on_refused: Callable[[PortError], None],
         ) -> int:
             assert logs.settings == settings.log
             on_open(ports)

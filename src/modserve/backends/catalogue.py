@@ -28,6 +28,9 @@ class Engine:
     """The kinds of files, for people."""
     stand_ins: tuple[str, ...] = ()
     """Other backends whose engine runs some of these files where the library is not installed."""
+    builds: tuple[tuple[str, str], ...] = ()
+    """Where pip has several builds of different sizes: the command for each, the one for any machine first, and what
+    it installs."""
     elsewhere: bool = False
     """Models run in processes whose environments may have the library, where the server's has not."""
 
@@ -62,6 +65,16 @@ class Engine:
         """The command that installs it; empty for what is always there."""
         return f"pip install 'modserve[{self.extra}]'" if self.extra else ""
 
+    @property
+    def install_lines(self) -> str:
+        """A line to copy for each build, with what it installs as a comment."""
+        return "\n".join(f"{command}    # {remark}" for command, remark in self.builds) or self.install
+
+    @property
+    def install_text(self) -> str:
+        """For a sentence: the command, or the commands of several builds."""
+        return ", or ".join(f"{command} ({remark})" for command, remark in self.builds) or self.install
+
 
 ENGINES = (
     Engine(
@@ -82,6 +95,10 @@ ENGINES = (
         ("torch",),
         "torch",
         "TorchScript (model.pt), exported and compiled programs (model.pt2), classes in model.py",
+        builds=(
+            ("pip install uv && uv pip install torch --torch-backend=cpu", "the CPU build, 0.9 GB"),
+            ("pip install 'modserve[torch]'", "on Linux the CUDA build, 5.6 GB"),
+        ),
     ),
     Engine(
         "tensorflow",

@@ -26,7 +26,10 @@ class BackendEntry:
     loads: str
     installed: bool
     install: str = ""
-    """The command that installs it; empty if there is none, or no need. Also where another library stands in for it."""
+    """A line for each command that installs it; empty if there is none, or no need.
+
+    Also where another library stands in for it.
+    """
 
 
 def inventory() -> list[BackendEntry]:
@@ -38,7 +41,7 @@ def inventory() -> list[BackendEntry]:
 def _entry(point: EntryPoint) -> BackendEntry:
     name, engine = point.name, BY_BACKEND.get(point.name)
     if engine is not None:
-        install = "" if engine.installed else engine.install
+        install = "" if engine.installed else engine.install_lines
         shown = engine.stand_in or engine
         return BackendEntry(name, shown.library, shown.version, engine.loads, shown.installed, install)
     if name in _WITHOUT_LIBRARY:

@@ -104,8 +104,8 @@ class BackendRegistry:
         engine = catalogue.BY_BACKEND.get(name)
         if engine is not None and not engine.usable and engine.install:
             raise invalid(
-                f"backend '{name}' needs {engine.library}, which is not installed here: {engine.install}; installed "
-                f"backends are: {', '.join(self.names)}"
+                f"backend '{name}' needs {engine.library}, which is not installed here: {engine.install_text}; "
+                f"installed backends are: {', '.join(self.names)}"
             )
         begin_ns = time.monotonic_ns()
         _imports[name] = begin_ns, 0

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from modserve.backends.registry import BackendRegistry
 from modserve.config import ConfigurationError, Position, Problem, SourceText
 from modserve.core.configuration.model_config import ModelConfig
-from modserve.core.errors import ModserveError, from_exception, unavailable
+from modserve.core.errors import ModserveError, first_paragraph, from_exception, unavailable
 from modserve.core.lifecycle import LifecycleState
 from modserve.core.loading import Blueprint, Listing, Repository
 from modserve.core.requests.inflight import Inflight
@@ -41,6 +41,8 @@ from .remote_server import RemoteServer
 from .server_comparison import compare
 
 _SUGGESTION = re.compile(r"did you mean '([^']+)'\?")
+_TRACEBACK = "Traceback (most recent call last):"
+"""In a note; of a failure that is a problem itself, the places there are enough."""
 _REASON = re.compile(r"^(?:[A-Z][a-z]+(?: [a-z]+)*): ")
 """The kind of failure at the beginning of a reason in the repository index."""
 
@@ -219,6 +221,8 @@ class _RecordingLoader:
                 return await blueprint.load(path, version)
         except Exception as error:
             failure = from_exception(error, f"failed to load model '{report.name}' version {version}")
+            said = first_paragraph(failure.message)
+            report.notes[:] = [note for note in report.notes if not (_TRACEBACK in note.text and said in note.text)]
             for finding in findings(failure, str(Path(report.path) / str(version))):
                 if finding not in report.problems:  # as versions have the same configuration
                     report.problems.append(finding)

@@ -40,6 +40,11 @@ class ModserveError(Exception):
         return f"{self.code.value}: {self.message}"
 
 
+def first_paragraph(text: str) -> str:
+    """What clients are told of why a model cannot be used; operators see all of it in the log and the index."""
+    return text.partition("\n\n")[0]
+
+
 class OverloadedError(ModserveError):
     """The server has too much to do: UNAVAILABLE or, where a protocol distinguishes the two, too many requests.
 

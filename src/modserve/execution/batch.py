@@ -183,20 +183,22 @@ def single(
     Models that respond to each request may leave outputs out, as Triton's may; decoupled ones may give any number of
     rows. What comes as a tensor is handed on with the type and the rows that it has.
     """
-    names = tuple([name for name in member.output_names if name in outputs])
     rows = None if config.decoupled else member.batch_size
-    tensors = {
-        name: _handed_on(name, _placed(name, output, member), rows, config)
-        if isinstance(output := outputs.get(name), Tensor)
-        else _whole(name, outputs, rows, config, member)
-        for name in names
-    }
+    tensors: dict[str, Tensor] = {}
+    for name in member.output_names:
+        output = outputs.get(name)
+        if type(output) is Tensor:
+            tensors[name] = _handed_on(name, output, rows, config)
+        elif isinstance(output, Tensor):
+            tensors[name] = _handed_on(name, _placed(name, output, member), rows, config)
+        elif name in outputs:
+            tensors[name] = _whole(name, outputs, rows, config, member)
     return InferenceResponse(config.name, version, tensors, member.request.id, parameters)
 
 
 def _placed(name: str, output: Tensor, member: Inflight) -> Tensor:
     """An output on the host, unless who gets it takes it on a device."""
-    if type(output) is Tensor or name in member.device_outputs:
+    if name in member.device_outputs:
         return output
     return Tensor.from_array(output.array, output.datatype)
 
@@ -214,14 +216,37 @@ def _handed_on(name: str, output: Tensor, rows: int | None, config: ModelConfig)
     """As `_as_it_is`, but as in Triton what the configuration does not promise goes to the client: the log says so."""
     spec = config.outputs_by_name[name]
     shape = output.shape
-    fits = not config.max_batch_size or (len(shape) > 0 and (rows is None or shape[0] == rows))
+    fits = _has_dims(shape, rows, spec, config)
     if (not fits or output.datatype is not spec.datatype) and name not in config.deviations:
         config.deviations.add(name)
         try:
             _as_it_is(name, output, rows, config)
+            deviation = (
+                f"output '{name}' of model '{config.name}' has shape {format_shape(shape)}, "
+                f"but the model configuration says {format_shape(config.full_dims(spec))}"
+            )
         except ModserveError as error:
-            _log.warning("%s; it is passed on unchanged, and this output is not reported again", error.message)
+            deviation = error.message
+        _log.warning("%s; it is passed on unchanged, and this output is not reported again", deviation)
     return _as_clients_see(name, output, spec, config)
+
+
+def _has_dims(shape: Shape, rows: int | None, spec: TensorSpec, config: ModelConfig) -> bool:
+    """Whether an output has the configured dimensions, and the rows; others than those count if it is reshaped."""
+    at = 0
+    if config.max_batch_size:
+        if not shape or (rows is not None and shape[0] != rows):
+            return False
+        at = 1
+    if spec.reshape is not None:
+        return True
+    if len(shape) != at + len(spec.dims):
+        return False
+    for size in spec.dims:
+        if size != shape[at] and size != -1:
+            return False
+        at += 1
+    return True
 
 
 def _as_clients_see(name: str, output: Tensor, spec: TensorSpec, config: ModelConfig) -> Tensor:

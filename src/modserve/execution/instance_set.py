@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from modserve.backends.api import Executor, InstanceLostError
-from modserve.core.errors import ModserveError, from_exception, unavailable
+from modserve.core.errors import ModserveError, first_paragraph, from_exception, unavailable
 from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.version import ModelId
 
@@ -279,10 +279,10 @@ class InstanceSet:
         if number not in self._instances:
             return
         label = f"model '{self._model.name}', instance '{self._instances[number].name}'"
+        what = f"{label} was lost and cannot be replaced"
+        _log.error("%s: %s; the next attempt is in %g s", what, error.message, wait_ns / 1e9)
         # Whatever went wrong is no fault of those who wait.
-        failure = unavailable(f"{label} was lost and cannot be replaced: {error.message}")
-        _log.error("%s; the next attempt is in %g s", failure.message, wait_ns / 1e9)
-        self._tell_of_loss(number, failure, again=True)
+        self._tell_of_loss(number, unavailable(f"{what}: {first_paragraph(error.message)}"), again=True)
 
     def _set_trouble(self, error: ModserveError | None) -> None:
         self.trouble = error

@@ -205,6 +205,7 @@ async def serve(
     logs: Logs | None = None,
     on_open: Callable[[Ports], None] = lambda ports: None,
     on_loaded: Callable[[InferenceServer], None] = lambda server: None,
+    on_refused: Callable[[PortError], None] = lambda error: _log.error("%s", error),
     member: "Member | None" = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, and return the process's exit code.
@@ -212,8 +213,8 @@ async def serve(
     The ports open first and `on_open` is called; then the models load and `on_loaded` is called. On the first signal
     the server becomes not ready, accepts nothing new, finishes requests in flight for at most `exit_timeout_secs`, and
     returns 0 (1 if the time was too short). On a second signal the process exits at once. Returns 1 if a port or
-    repository cannot be opened, or, with `exit_on_error`, if a model fails to load. `logs` lets clients change log
-    settings.
+    repository cannot be opened, or, with `exit_on_error`, if a model fails to load; `on_refused` is called for ports
+    that cannot be opened, instead of an entry in the log. `logs` lets clients change log settings.
 
     As one of several workers (`member`), it takes part in their common operations; `on_loaded` is called when all have
     loaded. A replacement worker opens its ports last, after it has loaded the same models as the others.
@@ -238,7 +239,10 @@ async def serve(
             async def open_ports() -> bool:
                 try:
                     on_open(await listeners.start())
-                except (PortError, CertificateError) as error:
+                except PortError as error:
+                    on_refused(error)
+                    return False
+                except CertificateError as error:
                     _log.error("%s", error)
                     return False
                 return True

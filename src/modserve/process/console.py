@@ -82,8 +82,8 @@ def engines_table(entries: Sequence[BackendEntry]) -> str:
         if not each.installed and (not index or entries[index - 1].installed):
             out += ["", "Not installed:"]
         out.append(line)
-        if each.install:
-            out.append(f"    {'or by its own library: ' if each.installed else ''}{each.install}")
+        prefix = "or by its own library: " if each.installed else ""
+        out += [f"    {prefix}{command}" for command in each.install.splitlines()]
     return "\n".join(out)
 
 
@@ -104,7 +104,7 @@ def example_call(models: Sequence[ModelConfig], place: HttpAddress) -> str:
         return ""
     by_name = {model.name: model for model in models}
     config = min(models, key=lambda model: _effort(model, by_name))
-    if examples.elements(config) > _MOST_ELEMENTS or _of_any_picture(config):
+    if examples.elements(config) > _MOST_ELEMENTS or _takes_any_image(config):
         return place.infer(config.name)
     path = f"/v2/models/{quote(config.name, safe='')}"
     call = "infer_stream" if examples.decoupled(config, by_name) else "infer"
@@ -126,7 +126,7 @@ def _effort(config: ModelConfig, by_name: Mapping[str, ModelConfig]) -> tuple[ob
     """Smallest for the model that is easiest to call: of fixed sizes, without sequences, with one response."""
     return (
         examples.elements(config) > _MOST_ELEMENTS,
-        _of_any_picture(config),
+        _takes_any_image(config),
         bool(examples.sequences(config, by_name)),
         examples.decoupled(config, by_name),
         any(size < 0 for spec in config.inputs for size in spec.dims),
@@ -136,6 +136,6 @@ def _effort(config: ModelConfig, by_name: Mapping[str, ModelConfig]) -> tuple[ob
     )
 
 
-def _of_any_picture(config: ModelConfig) -> bool:
+def _takes_any_image(config: ModelConfig) -> bool:
     """Of which one point would be a request as well, and tell nothing."""
     return any(sum(size < 0 for size in spec.dims) > 1 for spec in config.inputs)

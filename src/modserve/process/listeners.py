@@ -21,7 +21,7 @@ from modserve.server.local import LocalServer
 from modserve.settings import GrpcSettings, HttpSettings, Settings
 
 from .metrics_page import MetricsPage
-from .ports import opening
+from .ports import PortOpenings, probe_port
 
 if TYPE_CHECKING:
     from modserve.workers.member import Member
@@ -111,17 +111,28 @@ class Listeners:
         return self._grpc.endings if self._grpc is not None else {}
 
     async def start(self) -> Ports:
-        """Open every port. Raises PortError, or CertificateError."""
+        """Open every port. Raises PortError, which names all that are refused, or CertificateError."""
         settings = self._settings
-        with opening("HTTP", settings.http.address, settings.http.port):
-            http = await self._http.start() if self._http else None
-        with opening("gRPC", settings.grpc.address, settings.grpc.port):
-            grpc = await self._grpc.start() if self._grpc else None
-        with opening("metrics", settings.metrics_address or settings.http.address, settings.metrics_port):
-            metrics = await self._metrics.start() if self._metrics else None
-            if metrics:
-                self._server.announce_metrics(metrics)
-        return Ports(http, grpc, metrics)
+        rows: tuple[tuple[str, HttpListener | GrpcListener | None, str, int], ...] = (
+            ("HTTP", self._http, settings.http.address, settings.http.port),
+            ("gRPC", self._grpc, settings.grpc.address, settings.grpc.port),
+            ("metrics", self._metrics, settings.metrics_address or settings.http.address, settings.metrics_port),
+        )
+        openings = PortOpenings()
+        opened: dict[str, int] = {}
+        for name, listener, address, port in rows:
+            if listener is None:
+                continue
+            with openings.opening(name, address, port):
+                if openings.failed:
+                    await probe_port(address, port)
+                else:
+                    opened[name] = await listener.start()
+        openings.end()
+        ports = Ports(opened.get("HTTP"), opened.get("gRPC"), opened.get("metrics"))
+        if ports.metrics is not None:
+            self._server.announce_metrics(ports.metrics)
+        return ports
 
     async def drain(self, shut_down: Callable[[float], Coroutine[None, None, bool]]) -> bool:
         """Stop in order: not ready, serve what is on its way, accept nothing, finish, unload, metrics last.

@@ -1,16 +1,59 @@
-"""Checks whether a port can be opened, and explains why not."""
+"""Checks whether ports can be opened, and explains why not."""
 
 import asyncio
 import contextlib
 import errno
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from modserve.resources.port_owner import owner
 
 
+@dataclass(frozen=True, slots=True)
+class RefusedPort:
+    """The port of the front end `name` that cannot be opened. `user` names the process that has it, if known."""
+
+    name: str
+    address: str
+    port: int
+    text: str
+    in_use: bool = False
+    user: str = ""
+
+    @property
+    def place(self) -> str:
+        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+
+    @property
+    def option(self) -> str:
+        return f"--{self.name.lower()}-port"
+
+
 class PortError(Exception):
-    """A port cannot be opened; the text says which, why, and which option changes that."""
+    """Ports cannot be opened; the text says which, why, and which options change that."""
+
+    def __init__(self, refusals: Sequence[RefusedPort]) -> None:
+        super().__init__(_text(refusals))
+        self.refusals = tuple(refusals)
+
+
+def _text(refusals: Sequence[RefusedPort]) -> str:
+    first, *others = refusals
+    if others and all(each.in_use and each.user == first.user for each in refusals):
+        places = listed([f"{each.place} ({each.name})" for each in refusals])
+        options = listed([f"'{each.option}'" for each in refusals])
+        return f"cannot open the ports {places}: they are in use{_by(first.user)}; {options} choose others"
+    return "; ".join(f"cannot open the {each.name} port {each.place}: {each.text}" for each in refusals)
+
+
+def listed(words: Sequence[str]) -> str:
+    """One or more words as a list in a sentence."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def _by(user: str) -> str:
+    return f" by {user}" if user else ", perhaps by another server"
 
 
 _ADVICE = {
@@ -27,10 +70,36 @@ def opening(name: str, address: str, port: int) -> Iterator[None]:
         yield
     except OSError as error:
         advice = _ADVICE.get(error.errno or 0) or f"{error}; see '--{{0}}-address' and '--{{0}}-port'"
-        place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-        user = owner(port) if error.errno == errno.EADDRINUSE else ""
-        by = f" by {user}" if user else ", perhaps by another server"
-        raise PortError(f"cannot open the {name} port {place}: {advice.format(name.lower(), by)}") from error
+        in_use = error.errno == errno.EADDRINUSE
+        user = owner(port) if in_use else ""
+        text = advice.format(name.lower(), _by(user))
+        raise PortError([RefusedPort(name, address, port, text, in_use, user)]) from error
+
+
+class PortOpenings:
+    """Opens the ports of several front ends, so that one PortError names all that are refused."""
+
+    def __init__(self) -> None:
+        self._refusals: list[RefusedPort] = []
+
+    @property
+    def failed(self) -> bool:
+        """Whether a port was refused: the others are only probed from then on."""
+        return bool(self._refusals)
+
+    @contextlib.contextmanager
+    def opening(self, name: str, address: str, port: int) -> Iterator[None]:
+        """As the function of that name, but the error comes from `end`."""
+        try:
+            with opening(name, address, port):
+                yield
+        except PortError as error:
+            self._refusals += error.refusals
+
+    def end(self) -> None:
+        """Raises PortError if a port was refused."""
+        if self._refusals:
+            raise PortError(self._refusals)
 
 
 async def probe_port(address: str, port: int) -> None:

@@ -4,7 +4,7 @@ import errno
 import os
 import socket
 
-from modserve.process.ports import opening
+from modserve.process.ports import PortOpenings, opening
 from modserve.settings import Settings
 
 
@@ -44,16 +44,21 @@ class Reservation:
 
 
 def reserve(settings: Settings) -> Reservation:
-    """Reserve the ports of every front end that is served. Raises PortError."""
+    """Reserve the ports of every front end that is served. Raises PortError, which names all that are refused."""
     reservation = Reservation()
+    openings = PortOpenings()
     http, grpc = settings.http, settings.grpc
+    rows = (
+        ("HTTP", http.allow, http.address, http.port, http.reuse_port),
+        ("gRPC", grpc.allow, grpc.address, grpc.port, grpc.reuse_port),
+        ("metrics", settings.allow_metrics, settings.metrics_address or http.address, settings.metrics_port, False),
+    )
     try:
-        if http.allow:
-            reservation.add("HTTP", http.address, http.port, http.reuse_port)
-        if grpc.allow:
-            reservation.add("gRPC", grpc.address, grpc.port, grpc.reuse_port)
-        if settings.allow_metrics:
-            reservation.add("metrics", settings.metrics_address or http.address, settings.metrics_port, False)
+        for name, allowed, address, port, shared in rows:
+            if allowed:
+                with openings.opening(name, address, port):
+                    reservation.add(name, address, port, shared)
+        openings.end()
     except BaseException:
         reservation.close()
         raise

@@ -5,7 +5,7 @@ the others are ones, so that a person can see what the model makes of them.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -22,40 +22,40 @@ Models: TypeAlias = Mapping[str, ModelConfig]
 MOST_ELEMENTS = 20_000
 """Examples with more elements than that are longer than anybody reads, or wants in a browser's text field."""
 
-_ELEMENTS: Mapping[str, tuple[Callable[[int], object], object]] = {
-    "bool": (lambda index: index % 2 == 0, True),
-    "int": (lambda index: index % 100, 1),
-    "float": (lambda index: index % 100, 1),
-    "string": (lambda index: f"text {index}", "one"),
+_COUNTING: Mapping[str, Callable[[int], object]] = {
+    "bool": lambda index: index % 2 == 0,
+    "int": lambda index: index % 100,
+    "float": lambda index: index % 100,
+    "string": lambda index: f"text {index}",
 }
-"""By `Datatype.json_kind`: an element of the first input by its index, and all elements of the other inputs."""
+"""By `Datatype.json_kind`: an element of the first input by its index."""
+
+ONES: Mapping[str, object] = {"bool": True, "int": 1, "float": 1, "string": "one"}
+"""By `Datatype.json_kind`: all elements of the other inputs."""
 
 
 def infer(config: ModelConfig, models: Models) -> JsonObject:
     """The body of an ``infer`` or ``infer_stream`` call."""
     tensors = [
-        {"name": spec.name, "datatype": spec.datatype.name, "shape": _shape(config, spec), "data": data}
-        for spec, data in _data(config)
+        {"name": spec.name, "datatype": spec.datatype.name, "shape": shape(config, spec), "data": _data(config, spec)}
+        for spec in needed(config)
     ]
-    parameters = _parameters(config, models)
-    return {"parameters": parameters, "inputs": tensors} if parameters else {"inputs": tensors}
+    own = parameters(config, models)
+    return {"parameters": own, "inputs": tensors} if own else {"inputs": tensors}
 
 
 def generate(config: ModelConfig, models: Models) -> JsonObject:
     """The body of a ``generate`` or ``generate_stream`` call."""
-    body: JsonObject = dict(_parameters(config, models))
-    for spec, data in _data(config):
+    body: JsonObject = dict(parameters(config, models))
+    for spec in needed(config):
+        data = _data(config, spec)
         body[spec.name] = data[0] if len(data) == 1 else data
     return body
 
 
 def predict(config: ModelConfig) -> JsonObject:
     """The body of a v1 ``:predict`` call, in the column format."""
-    return {
-        "inputs": {
-            spec.name: np.array(data, object).reshape(_shape(config, spec)).tolist() for spec, data in _data(config)
-        }
-    }
+    return {"inputs": {spec.name: nested(config, spec) for spec in needed(config)}}
 
 
 def bodies(config: ModelConfig, models: Models) -> JsonObject:
@@ -76,7 +76,7 @@ def bodies(config: ModelConfig, models: Models) -> JsonObject:
 
 def elements(config: ModelConfig) -> int:
     """How many elements the inputs of an example have."""
-    return sum(math.prod(_shape(config, spec)) for spec in config.inputs)
+    return sum(math.prod(shape(config, spec)) for spec in config.inputs)
 
 
 def decoupled(config: ModelConfig, models: Models) -> bool:
@@ -98,8 +98,8 @@ def composing(config: ModelConfig, models: Models) -> list[ModelConfig]:
     return [config, *(each for step in steps for each in composing(step, models))]
 
 
-def _parameters(config: ModelConfig, models: Models) -> JsonObject:
-    """Of a request that is a sequence of its own, where the model takes no others."""
+def parameters(config: ModelConfig, models: Models) -> JsonObject:
+    """Those of a request that is a sequence of its own, where the model takes no others."""
     batchings = sequences(config, models)
     if not batchings:
         return {}
@@ -107,17 +107,24 @@ def _parameters(config: ModelConfig, models: Models) -> JsonObject:
     return {"sequence_id": "1" if texts else 1, "sequence_start": True, "sequence_end": True}
 
 
-def _data(config: ModelConfig) -> list[tuple[TensorSpec, list[object]]]:
-    """The inputs that are needed, or the first one if none is, with all their elements."""
-    needed = [spec for spec in config.inputs if not spec.optional] or config.inputs[:1]
-    inputs = []
-    for spec in needed:
-        counting, one = _ELEMENTS[spec.datatype.json_kind]
-        count = math.prod(_shape(config, spec))
-        inputs.append((spec, [counting(index) if spec is needed[0] else one for index in range(count)]))
-    return inputs
+def needed(config: ModelConfig) -> Sequence[TensorSpec]:
+    """The inputs of an example: those that the model cannot do without, or the first one if it needs none."""
+    return [spec for spec in config.inputs if not spec.optional] or config.inputs[:1]
 
 
-def _shape(config: ModelConfig, spec: TensorSpec) -> list[int]:
-    """With 1 for every size that may vary."""
+def nested(config: ModelConfig, spec: TensorSpec) -> object:
+    """The elements of an input of an example, in lists as deep as its shape."""
+    values: object = np.array(_data(config, spec), object).reshape(shape(config, spec)).tolist()
+    return values
+
+
+def shape(config: ModelConfig, spec: TensorSpec) -> list[int]:
+    """The shape of an input of an example: 1 for every size that may vary."""
     return [abs(size) for size in config.full_dims(spec)]
+
+
+def _data(config: ModelConfig, spec: TensorSpec) -> list[object]:
+    count, kind = math.prod(shape(config, spec)), spec.datatype.json_kind
+    if spec is not needed(config)[0]:
+        return [ONES[kind]] * count
+    return [_COUNTING[kind](index) for index in range(count)]

@@ -37,10 +37,10 @@ CATEGORIES: Mapping[str, Calls] = {
     "metadata": Calls(
         ("ServerMetadata", "ModelMetadata"),
         paths=(
-            *("/v2", "/v2/models", "/v1/models", "/docs/examples/{model}", "/info"),
+            *("/v2", "/v2/models", "/v1/models", "/docs/examples/{model}", "/docs/snippets/{model}", "/info"),
             *("/openai/v1/models", "/openai/v1/models/{model}"),
         ),
-        model_paths=("", "/engine"),
+        model_paths=("", "/engine", "/openapi.json"),
         v1_paths=("/metadata",),
     ),
     "inference": Calls(

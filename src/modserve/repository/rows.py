@@ -1,8 +1,10 @@
 """The rows of the table: a model, its versions, and what each of these is loaded from."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
+from modserve.core.errors import first_paragraph
 from modserve.core.lifecycle import UNLOADED, VersionState
 from modserve.core.loading import Blueprint, DirectoryLease, InPlaceChange, Listing, Needs
 from modserve.core.servable import Servable
@@ -58,8 +60,17 @@ class ModelRow:
     @property
     def failure(self) -> str:
         """Why no version is READY, in Triton's words; empty where nothing has failed."""
-        failed = [(version, row.state.reason) for version, row in sorted(self.versions.items()) if row.state.failed]
-        return self.problem or " ".join([f"version {each} is at UNAVAILABLE state: {why};" for each, why in failed])
+        return self.problem or " ".join([_unavailable(version, why) for version, why in self._failed()])
+
+    @property
+    def failure_in_short(self) -> str:
+        """As `failure`, without what only operators need, such as places in a model's code."""
+        if self.problem:
+            return first_paragraph(self.problem)
+        return " ".join([_unavailable(version, first_paragraph(why)) for version, why in self._failed()])
+
+    def _failed(self) -> list[tuple[int, str]]:
+        return [(version, row.state.reason) for version, row in sorted(self.versions.items()) if row.state.failed]
 
     def count_failure(self, version: int) -> None:
         self.failed_loads[version] = self.failed_loads.get(version, 0) + 1
@@ -67,7 +78,16 @@ class ModelRow:
     def in_service(self, version: int) -> Loaded | None:
         return self.versions[version].loaded if version in self.versions else None
 
+    def folder(self, version: int) -> Path | None:
+        """The directory of a version that is in service."""
+        loaded = self.in_service(version)
+        return None if loaded is None else loaded.lease.path / str(version)
+
     def is_current(self, listing: Listing, version: int) -> bool:
         """Whether a version is in service just as it would be loaded from `listing`."""
         loaded = self.in_service(version)
         return loaded is not None and loaded.listing.mark(version) == listing.mark(version)
+
+
+def _unavailable(version: int, why: str) -> str:
+    return f"version {version} is at UNAVAILABLE state: {why};"

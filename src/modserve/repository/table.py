@@ -5,7 +5,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from modserve.core.changes import Changes
-from modserve.core.errors import ModserveError, unavailable
+from modserve.core.errors import ModserveError, first_paragraph, unavailable
 from modserve.core.lifecycle import UNLOADED, IndexEntry, LifecycleState, VersionState
 from modserve.core.loading import Blueprint, Needs
 from modserve.core.residency import residency
@@ -86,13 +86,14 @@ class ModelTable:
         if model is None:
             return unknown_model(name, self.models)
         if version is None:
-            return no_available_versions(name, model.failure)
+            return no_available_versions(name, model.failure_in_short)
         if version not in model.versions:
-            return unknown_version(name, version, model.problem if model.latest is None else "")
+            return unknown_version(name, version, first_paragraph(model.problem) if model.latest is None else "")
         state = model.versions[version].state
         if state.state is LifecycleState.LOADING:
             return still_loading(name, version)
-        return not_ready(name, version, state.reason if state.state is LifecycleState.UNAVAILABLE else "")
+        why = first_paragraph(state.reason) if state.state is LifecycleState.UNAVAILABLE else ""
+        return not_ready(name, version, why)
 
     def state(self, name: str, version: int | None) -> VersionState:
         """The state of a version, or for None of the version that would respond. Raises NOT_FOUND."""
@@ -131,8 +132,7 @@ class ModelTable:
 
     def folder(self, id: ModelId) -> Path | None:
         """The files of a version that is in service, which stay as long as it is, or is lent."""
-        loaded = self.models[id.name].in_service(id.version) if id.name in self.models else None
-        return None if loaded is None else loaded.lease.path / str(id.version)
+        return self.models[id.name].folder(id.version) if id.name in self.models else None
 
     def check_routing(self, name: str, document: object) -> None:
         """Raises INVALID_ARG for a routing to versions that are neither READY nor loading. Raises as `latest` does."""

@@ -6,12 +6,12 @@ The rules are those of Triton's ensemble scheduler (core, ensemble_scheduler.cc)
 import enum
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from modserve.core.configuration.ensemble_config import EnsembleConfig, Step
-from modserve.core.configuration.model_config import TensorSpec
+from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.errors import internal, invalid
 from modserve.core.requests.request import ParameterValue
 from modserve.core.requests.response import InferenceResponse
@@ -192,6 +192,44 @@ def follow_up(
         missing = Absence.SKIPPED if name in response.skipped else Absence.ABSENT
         entries[step.outputs[name]] = Value(outputs[name], batch_size, sequence) if name in outputs else missing
     return entries
+
+
+def wrong_input(
+    plan: StepPlan, index: int, inputs: Mapping[str, Entry], config_of: Callable[[int], ModelConfig]
+) -> str:
+    """Which of a refused step's inputs is not as the model that gave it is configured; empty if none is.
+
+    `config_of` has the configurations of the steps' models. Of a tensor that several steps may give, and one has,
+    nothing is said.
+    """
+    step = plan.steps[index]
+    for name, entry in inputs.items():
+        writers = [
+            (number, output)
+            for number in plan.needed
+            for output, tensor in plan.steps[number].outputs.items()
+            if tensor == step.inputs[name]
+        ]
+        if len(writers) == 1 and isinstance(entry, Value):
+            number, output = writers[0]
+            if difference := _difference(entry, output, config_of(number)):
+                return (
+                    f"model '{plan.steps[number].model}' (step {number + 1} of {len(plan.steps)}) returned output "
+                    f"'{output}' {difference}; model '{step.model}' cannot take it as input '{name}'"
+                )
+    return ""
+
+
+def _difference(value: Value, output: str, config: ModelConfig) -> str:
+    """How an output of a model differs from its configuration; empty if it does not."""
+    spec, tensor = config.outputs_by_name[output], value.tensor
+    if tensor.datatype is not spec.datatype:
+        return f"of type {tensor.datatype.config_name}, but its configuration says {spec.datatype.config_name}"
+    rows = -1 if config.decoupled else value.batch_size
+    dims = (rows, *spec.dims) if value.batch_size else spec.dims
+    if matches(dims, tensor.shape):
+        return ""
+    return f"with shape {format_shape(tensor.shape)}, but its configuration says {format_shape(dims)}"
 
 
 def fitted(tensor: Tensor, batch_size: int, dims: Shape, batching: bool) -> Tensor:

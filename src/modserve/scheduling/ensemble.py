@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from typing import TypeAlias
 
 from modserve.core.configuration.model_config import ModelConfig
-from modserve.core.errors import ModserveError, cancelled, invalid, unavailable
+from modserve.core.errors import Code, ModserveError, cancelled, internal, invalid, unavailable
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import ParameterValue
 from modserve.core.requests.response import InferenceResponse, Outcome
@@ -195,7 +195,7 @@ class EnsembleRun:
         if self.over:
             return
         if isinstance(outcome, ModserveError):
-            self.fail(outcome)
+            self.fail(self._cause(step, outcome))
             return
         if outcome is not None:
             try:
@@ -204,6 +204,17 @@ class EnsembleRun:
                 self.fail(error)
                 return
         self._flush()
+
+    def _cause(self, step: StepExecution, error: ModserveError) -> ModserveError:
+        """The error of a step, or that of a step before it, whose output is not what its configuration promises."""
+        if error.code is not Code.INVALID_ARG:
+            return error
+        text = dataflow.wrong_input(self.plan, step.index, step.inputs, self._config_of)
+        return internal(text) if text else error
+
+    def _config_of(self, index: int) -> ModelConfig:
+        step = self.plan.steps[index]
+        return self._handles[step.model, step.version].servable.config
 
     # Steps
 

@@ -138,6 +138,7 @@ class StepExecution:
                 inflight.cancel()
         except Exception as error:
             self.owner.settled(self, from_exception(error, f"step {self.index} failed"), True)
+            self.inputs = {}
 
     def _pace(self, inflight: Inflight) -> None:
         """Let the model wait for those behind it, unless one of them is the same model: it could wait for itself."""
@@ -160,6 +161,7 @@ class StepExecution:
     def settle(self, outcome: Outcome, final: bool) -> None:
         self.owner.settled(self, outcome, final)
         if final:
+            self.inputs = {}
             self._inflight = None  # which points back to here
 
     def _submitted(self, request: InferenceRequest, now_ns: int) -> Inflight:
@@ -179,7 +181,6 @@ class StepExecution:
                 tensors[name] = entry.tensor
                 if (spec := config.inputs_by_name.get(name)) is not None:
                     tensors[name] = dataflow.fitted(entry.tensor, entry.batch_size, spec.dims, config.batching)
-        self.inputs = {}
         step = plan.steps[self.index]
         return InferenceRequest(
             step.model,

@@ -223,6 +223,34 @@ def test_each_version_s_problems_are_said_once(folder: Path, capsys: pytest.Capt
     assert document(capsys, "model_repository", "--load")["problems"] == 2
 
 
+@pytest.mark.parametrize("mode", ["thread", "process"])
+def test_a_failure_of_a_model_s_code_is_said_once(mode: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model's own remarks are notes; the traceback is none, for the problem has what users need of it."""
+    code = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        pb_utils.Logger.log_error("no words here")
+        open("nosuch.txt")
+    def execute(self, requests):
+        return []
+"""
+    parameter = f"parameters {{ key: 'EXECUTION_MODE' value {{ string_value: '{mode}' }} }}"
+    files: dict[str, str | bytes] = {
+        "words/1/model.py": code,
+        "words/config.pbtxt": f"backend: 'python' {parameter}\n",
+    }
+    write(folder / "model_repository", files)
+    (words,) = document(capsys, "model_repository", "--load")["models"]
+    (problem,) = words["problems"]
+    assert problem["text"] == "FileNotFoundError: [Errno 2] No such file or directory: 'nosuch.txt'"
+    assert problem["advice"] == f"At:\n  {folder}/model_repository/words/1/model.py(7): initialize"
+    assert [note["text"] for note in words["notes"] if "no inputs and no outputs" not in note["text"]] == [
+        "model 'words', instance 'words_0': no words here"
+    ]
+
+
 def test_an_ensemble_of_a_model_with_problems(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The ensemble's own line says that it is concerned, and leaves the reasons to the model."""
     text = str(ENSEMBLE["pipeline/config.pbtxt"]).replace("simpel", "resnet")
@@ -421,9 +449,11 @@ def test_too_many_instances_are_not_counted_one_by_one(folder: Path, capsys: pyt
     assert [each["line"] for each in model["problems"]] == [2]
 
 
-def test_advice_is_given_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_beside_its_version_is_one_problem(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(folder / "model_repository", {"m/model.onnx": MODEL})
     code, out = said(capsys, "model_repository")
     assert code == 1
-    assert out.count(" error: ") == 2
-    assert out.count("move 'model.onnx' to '1/model.onnx'") == 1
+    assert out == (
+        "model_repository/m: error: move 'model.onnx' to '1/model.onnx': model files belong in the folder of their "
+        "version\n    'model_repository/m' holds: model.onnx\n\n1 model checked: 1 problem in 1 model\n"
+    )

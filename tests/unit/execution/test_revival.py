@@ -264,7 +264,8 @@ async def test_the_neighbours_of_a_lost_instance_go_on(caplog: pytest.LogCapture
     assert bench.backend.open_instances == 0
 
 
-async def test_with_no_instance_left_there_is_trouble_until_one_is_made() -> None:
+async def test_with_no_instance_left_there_is_trouble_until_one_is_made(caplog: pytest.LogCaptureFixture) -> None:
+    """The log has all that is known, and those who wait the first paragraph."""
     bench = PoolBench(1)
     one, dying = bench.start(1)
     dying.fail(InstanceLostError("killed"))
@@ -272,10 +273,11 @@ async def test_with_no_instance_left_there_is_trouble_until_one_is_made() -> Non
     text = "model 'model', instance 'model_0' was lost: killed"
     assert bench.troubles == [text]
     assert bench.stuck == []  # who waits may wait for the first attempt
-    bench.failing = invalid("no such device")
+    bench.failing = invalid("no such device\n\nAt:\n  /models/model.py(3): initialize")
     bench.clock.advance(S)
     await until(lambda: len(bench.troubles) == 2)
     text = "model 'model', instance 'model_0' was lost and cannot be replaced: no such device"
+    assert f"{text}\n\nAt:\n  /models/model.py(3): initialize; the next attempt is in 2 s" in caplog.messages
     assert bench.stuck == bench.troubles[1:] == [text]
     assert bench.lost == [(0, False), (0, True)]
     bench.failing = None

@@ -1,6 +1,7 @@
 """Engines that answer each request by itself: any number of times, from any thread, in and after the execution."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -18,7 +19,8 @@ from modserve.core.requests.inflight import Inflight, RequestTrace
 from modserve.core.requests.request import ParameterValue
 from modserve.core.statistics.model_statistics import FailureReason
 from modserve.core.tensors import dtypes
-from modserve.core.tensors.tensor import Tensor
+from modserve.core.tensors.tensor import Shape, Tensor
+from modserve.execution.batch import single
 from modserve.execution.running import RunningRequest
 from modserve.resources.flow import Flow
 from modserve.testing import Execution, config
@@ -406,8 +408,16 @@ async def test_a_tensor_whose_bytes_are_not_its_shape(plain: Bench) -> None:
             Tensor.from_raw(dtypes.INT32, (), bytes(4)),
             "output 'OUTPUT0' of model 'model' has shape [], expected 1 in the first dimension, as in the inputs",
         ),
+        (
+            Tensor.from_raw(dtypes.INT32, (1, 2), bytes(8)),
+            "output 'OUTPUT0' of model 'model' has shape [1,2], but the model configuration says [-1,4]",
+        ),
+        (
+            Tensor.from_raw(dtypes.INT32, (1, 4, 1), bytes(16)),
+            "output 'OUTPUT0' of model 'model' has shape [1,4,1], but the model configuration says [-1,4]",
+        ),
     ],
-    ids=["type", "rows", "empty", "scalar"],
+    ids=["type", "rows", "empty", "scalar", "dimension", "rank"],
 )
 async def test_tensors_that_are_not_as_configured_are_handed_on(
     plain: Bench, output: Tensor, remark: str, caplog: pytest.LogCaptureFixture
@@ -427,6 +437,36 @@ async def test_tensors_that_are_not_as_configured_are_handed_on(
         tensor = response.outputs["OUTPUT0"]
         assert (tensor.datatype, tensor.shape, bytes(tensor.raw)) == (output.datatype, output.shape, bytes(output.raw))
     assert caplog.messages == [f"{remark}; it is passed on unchanged, and this output is not reported again"]
+
+
+@pytest.mark.parametrize(
+    ("dims", "reshape", "max_batch_size", "shape", "expected"),
+    [
+        ((64,), None, 0, (1, 2), "has shape [1,2], but the model configuration says [64]"),
+        ((-1, 3), None, 0, (7, 4), "has shape [7,4], but the model configuration says [-1,3]"),
+        ((-1, 3), None, 0, (7, 3), ""),
+        ((-1, 3), None, 8, (1, 7, 3), ""),
+        ((3, 1), (3,), 8, (1, 3), ""),
+        ((1,), (), 0, (), ""),
+    ],
+)
+async def test_the_shape_of_an_output_is_the_configured_one(
+    dims: Shape,
+    reshape: Shape | None,
+    max_batch_size: int,
+    shape: Shape,
+    expected: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    specs = (TensorSpec("OUTPUT0", dtypes.INT32, dims, reshape=reshape),)
+    made = config(outputs=specs, max_batch_size=max_batch_size)
+    raw = bytes(4 * math.prod(shape))
+    alone = member(1)
+    for _ in range(2):
+        outputs = {"OUTPUT0": Tensor.from_raw(dtypes.INT32, shape, raw)}
+        single(outputs, alone, made, 1, {})
+    text = f"output 'OUTPUT0' of model 'model' {expected}; it is passed on unchanged, and this output is not reported"
+    assert caplog.messages == ([f"{text} again"] if expected else [])
 
 
 class Recorded:

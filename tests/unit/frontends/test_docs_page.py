@@ -39,7 +39,12 @@ async def test_the_page_needs_nothing_from_elsewhere(client: httpx.AsyncClient) 
     answer = await client.get("/docs")
     assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert re.findall(r"(?:https?:)?//[\w.-]+\.\w+", answer.text) == []
-    assert set(re.findall(r'(?:src|href)="([^"]*)"', answer.text)) == {"data:,", "openapi.json", "console"}
+    assert set(re.findall(r'(?:src|href)="([^"]*)"', answer.text)) == {
+        "data:,",
+        "openapi.json",
+        "console",
+        "#calls",
+    }
 
 
 async def test_only_its_own_script_runs(client: httpx.AsyncClient) -> None:
@@ -84,6 +89,14 @@ async def test_examples_of_a_model(client: httpx.AsyncClient) -> None:
     assert answer.status_code == 200
     assert answer.json()["infer"]["inputs"][0]["name"]
     assert (await client.get("/docs/examples/nosuch")).status_code == 404
+
+
+async def test_programs_of_a_model(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/docs/snippets/simple")
+    assert answer.status_code == 200
+    assert set(answer.json()) == {"curl", "python", "tritonclient"}
+    assert all("INPUT0" in program for program in answer.json().values())
+    assert (await client.get("/docs/snippets/nosuch")).status_code == 404
 
 
 async def test_bodies_that_need_no_model_are_in_the_document(client: httpx.AsyncClient) -> None:

@@ -46,19 +46,26 @@ V1 = {
     "protocol.http.v1_predict_request",
     "protocol.http.v1_predict_response",
 }
-DOCS = {"frontends.http.rest.docs", "protocol.examples"}
 TEXTS = {
     "frontends.http.rest.parts",
     *(f"frontends.http.text{name}" for name in ("", ".calls", ".fields", ".models", ".openai", ".rerank")),
     *(f"frontends.http.text{name}" for name in (".routes", ".tei")),
     *(f"text{name}" for name in ("", ".description", ".files", ".openai_errors", ".outputs", ".pooling", ".tokenizer")),
 }
+EXPLORER, PAGE = "frontends.http.explorer", "frontends.http.single_page"
+DOCS = {"frontends.http.rest.docs", "frontends.http.rest.model_document", "protocol.examples", "protocol.snippets"}
 CONSOLE = {f"frontends.http.console{name}" for name in ("", ".counters", ".page", ".routes", ".sampler", ".snapshot")}
 
 
 @pytest.mark.parametrize(
     ("path", "expected"),
-    [("/v1/models", V1), ("/", set()), ("/docs", DOCS), ("/console/about", CONSOLE), ("/info", TEXTS)],
+    [
+        ("/v1/models", V1),
+        ("/", set()),
+        ("/docs", {*DOCS, EXPLORER, PAGE}),
+        ("/console/about", {*CONSOLE, PAGE}),
+        ("/info", TEXTS),
+    ],
 )
 def test_a_door_opens_at_its_first_use(path: str, expected: set[str]) -> None:
     command = [sys.executable, "-c", PROGRAM, path, "404" if path == "/info" else "200"]

@@ -377,13 +377,19 @@ async def test_a_model_that_is_named_like_a_call(tmp_path: Path) -> None:
         assert (await client.get("/v1/models/a:explain")).status_code == 405
 
 
+async def test_the_methods_of_a_labelled_version(client: httpx.AsyncClient) -> None:
+    path = "/v1/models/simple/labels/stable"
+    assert (await client.options(path)).headers["allow"] == "GET, HEAD, OPTIONS"
+    assert (await client.options(f"{path}:predict")).headers["allow"] == "POST, OPTIONS"
+
+
 async def test_the_documentation(client: httpx.AsyncClient) -> None:
-    paths = (await client.get("/openapi.json")).json()["paths"]
+    document = (await client.get("/openapi.json")).json()
+    paths = document["paths"]
     model = "/v1/models/{model}"
     expected = {
         "/": "get",
         "/v1/models": "get",
-        f"{model}:explain": "post",
         **{
             prefix + suffix: method
             for prefix in (model, f"{model}/versions/{{version}}", f"{model}/labels/{{label}}")
@@ -391,8 +397,6 @@ async def test_the_documentation(client: httpx.AsyncClient) -> None:
                 ("", "get"),
                 ("/metadata", "get"),
                 (":predict", "post"),
-                (":classify", "post"),
-                (":regress", "post"),
             )
         },
     }
@@ -403,5 +407,7 @@ async def test_the_documentation(client: httpx.AsyncClient) -> None:
         path: [method] for path, method in expected.items()
     }
     schema = paths[f"{model}:predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert set(schema["properties"]) == {"signature_name", "instances", "inputs"}
+    assert schema == {"$ref": "#/components/schemas/PredictRequestBody"}
+    members = document["components"]["schemas"]["PredictRequestBody"]["properties"]
+    assert set(members) == {"signature_name", "instances", "inputs"}
     assert all(call["description"] for methods in found.values() for call in methods.values())

@@ -9,6 +9,11 @@ from modserve.backends import catalogue
 from modserve.core.files.config_file import misspelt_config
 from modserve.models.diagnosis import advice
 
+PYTORCH = (
+    "pip install uv && uv pip install torch --torch-backend=cpu (the CPU build, 0.9 GB), or "
+    "pip install 'modserve[torch]' (on Linux the CUDA build, 5.6 GB)"
+)
+
 INSTALLED = ["identity", "onnxruntime", "repeat"]
 
 
@@ -50,14 +55,14 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], list[str]]] = {
     "pytorch": (
         {"1/model.pth": b"x"},
         [
-            "'1/model.pth' is a PyTorch file: pip install 'modserve[torch]' for backend 'pytorch', and save the model "
+            f"'1/model.pth' is a PyTorch file: {PYTORCH} for backend 'pytorch', and save the model "
             "as TorchScript with torch.jit.trace(model, example_inputs).save('model.pt'); or export the model to ONNX "
             "with torch.onnx.export(model, example_inputs, 'model.onnx')"
         ],
     ),
     "torchscript": (
         {"1/model.pt": b"x"},
-        ["'1/model.pt' is a PyTorch file: pip install 'modserve[torch]' for backend 'pytorch'; or export the mod"],
+        [f"'1/model.pt' is a PyTorch file: {PYTORCH} for backend 'pytorch'; or export the mod"],
     ),
     "safetensors": ({"1/model.safetensors": b"x"}, ["is a file of weights without the model's graph", "optimum-cli"]),
     "pickle": ({"1/model.pkl": b"x"}, ["is a pickled Python object", "options={{'zipmap': False}}"]),
@@ -214,8 +219,8 @@ def test_a_model_of_mlflow_below_its_version(tmp_path: Path) -> None:
         ("onnxruntim", "did you mean 'onnxruntime'?"),
         ("onnxruntime_onnx", "did you mean 'onnxruntime'?"),
         ("identiy", "did you mean 'identity'?"),
-        ("torchscript", "did you mean 'pytorch'? It needs PyTorch: pip install 'modserve[torch]'"),
-        ("pytorch", "It needs PyTorch: pip install 'modserve[torch]'"),
+        ("torchscript", f"did you mean 'pytorch'? It needs PyTorch: {PYTORCH}"),
+        ("pytorch", f"It needs PyTorch: {PYTORCH}"),
         ("tensorrt_plan", ""),
         ("tensorflow_savedmodel", "did you mean 'tensorflow'? It needs TensorFlow: pip install 'modserve[tensorflow]'"),
         ("xgboost", "did you mean 'fil'? It needs Treelite: pip install 'modserve[trees]'"),

@@ -323,7 +323,6 @@ async def test_a_configuration_that_is_called_otherwise(bench: Bench, caplog: py
 @pytest.mark.parametrize(
     ("text", "versions", "files", "lines"),
     [
-        ("", ("1",), {"1/resnet.onnx": b""}, ["Invalid model name: Could not determine backend", "rename '1/resnet.o"]),
         (CONFIG, (), {"v1/x": b""}, ["at least one version must be available", "folder 'v1' is not a version"]),
         (
             CONFIG + "version_policy { specific { versions: [ 7 ] } }",
@@ -341,7 +340,7 @@ async def test_a_configuration_that_is_called_otherwise(bench: Bench, caplog: py
         ),
         ('backend: "onnxruntime"' + TENSORS, ("1",), {"1/a.onnx": b""}, ["unable to find model file", "rename '1/a.o"]),
     ],
-    ids=["name of the file", "name of the version", "policy", "another server's", "misspelt", "git lfs", "file"],
+    ids=["name of the version", "policy", "another server's", "misspelt", "git lfs", "file"],
 )
 async def test_what_to_do_stands_behind_tritons_text(
     bench: Bench, text: str, versions: tuple[str, ...], files: dict[str, bytes], lines: list[str]
@@ -351,6 +350,49 @@ async def test_what_to_do_stands_behind_tritons_text(
         (directory.path / name).parent.mkdir(exist_ok=True)
         (directory.path / name).write_bytes(content)
     message = (await bench.refusal(LocalRepository(bench.repository).read(directory.name))).message
+    places = [message.index(line) for line in lines]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("files", "first"),
+    [
+        ({"resnet.onnx": b""}, "move 'resnet.onnx' to '1/model.onnx': model files belong in the folder of their v"),
+        ({"1/resnet.onnx": b""}, "rename '1/resnet.onnx' to '1/model.onnx', or write default_model_filename"),
+        ({"v1/model.onnx": b""}, "folder 'v1' is not a version: versions are named by whole numbers, such as"),
+    ],
+    ids=["beside the version", "name of the file", "name of the version"],
+)
+@pytest.mark.parametrize("text", ["", TENSORS])
+async def test_what_to_do_is_all_that_is_said_where_the_files_show_what_is_meant(
+    bench: Bench, text: str, files: dict[str, bytes], first: str
+) -> None:
+    directory = bench.write(text, versions=())
+    for name, content in files.items():
+        (directory.path / name).parent.mkdir(exist_ok=True)
+        (directory.path / name).write_bytes(content)
+    message = (await bench.refusal(LocalRepository(bench.repository).read(directory.name))).message
+    assert message.startswith(first)
+    assert f"\n'{directory.path}' holds: " in message
+    assert "Invalid model name" not in message
+    assert "installed backends" not in message
+
+
+async def test_of_a_file_for_no_backend_what_backends_take_is_said_last(bench: Bench) -> None:
+    directory = bench.write("", versions=("1",))
+    (directory.path / "1" / "llama.gguf").write_bytes(b"")
+    message = (await bench.refusal(LocalRepository(bench.repository).read(directory.name))).message
+    lines = ["'1/llama.gguf' is a file of llama.cpp", "holds: 1/ (llama.gguf)", "installed backends: "]
+    places = [message.index(line) for line in lines]
+    assert places == sorted(places)
+    assert places[0] == 0
+
+
+async def test_where_the_files_show_nothing_tritons_text_and_what_backends_take(bench: Bench) -> None:
+    directory = bench.write("", versions=("1",))
+    (directory.path / "1" / "readme.txt").write_bytes(b"")
+    message = (await bench.refusal(LocalRepository(bench.repository).read(directory.name))).message
+    lines = ["Invalid model name: Could not determine backend", "holds: 1/ (readme.txt)", "installed backends: "]
     places = [message.index(line) for line in lines]
     assert places == sorted(places)
 

@@ -49,12 +49,12 @@ async def test_a_model_in_memory_gets_its_requests_at_once() -> None:
 
 async def test_a_load_that_fails_fails_those_that_wait_and_is_tried_again_later() -> None:
     bench = Bench(100, a=60)
-    bench.failures["a"] = invalid("the file is broken")
+    bench.failures["a"] = invalid("the file is broken\n\nAt:\n  /models/a/1/model.py(3): initialize\n")
     sinks = [bench.send("a") for _ in range(3)]
     await settle()
     for sink in sinks:
         assert sink.errors[0].code is Code.UNAVAILABLE
-        assert "the file is broken" in sink.errors[0].message
+        assert "cannot be loaded: the file is broken (the next attempt is due in 1 s)" in sink.errors[0].message
     assert (bench.health, bench.memory.held) == (1, 0)
     assert "the file is broken" in str(bench.models["a"].unready_reason)
     with pytest.raises(OverloadedError, match="the next attempt is due in 1 s") as refusal:

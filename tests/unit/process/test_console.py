@@ -7,6 +7,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from modserve.backends.catalogue import BY_BACKEND
 from modserve.backends.inventory import BackendEntry
 from modserve.core.configuration.ensemble_config import EnsembleConfig, Step
 from modserve.core.configuration.model_config import ModelConfig, TensorSpec
@@ -98,6 +99,15 @@ def test_a_library_that_stands_in_for_another_one() -> None:
     assert engines_table([entry]).splitlines()[2:] == [
         "tensorflow  OpenVINO 2026.4  SavedModel",
         "    or by its own library: pip install 'modserve[tensorflow]'",
+    ]
+
+
+def test_an_engine_with_builds_of_different_sizes() -> None:
+    pytorch = BY_BACKEND["pytorch"]
+    lines = engines_table([BackendEntry("pytorch", "PyTorch", "", "TorchScript", False, pytorch.install_lines)])
+    assert lines.splitlines()[-2:] == [
+        "    pip install uv && uv pip install torch --torch-backend=cpu    # the CPU build, 0.9 GB",
+        "    pip install 'modserve[torch]'    # on Linux the CUDA build, 5.6 GB",
     ]
 
 

@@ -456,7 +456,9 @@ async def test_refused_models_are_listed(bench: Bench) -> None:
     ids=["name", "name with version", "version", "not ready", "none ready"],
 )
 async def test_unknown_models(bench: Bench, name: str, version: int | None, code: Code, message: str) -> None:
-    bench.loader.failures[ModelId("broken", 1)] = invalid("bad file")
+    bench.loader.failures[ModelId("broken", 1)] = invalid(
+        "bad file\n\nAt:\n  /models/broken/1/model.py(3): initialize\n"
+    )
     await bench.reconcile(a=(1,), broken=(1,))
     assert bench.refusal(name, version) == (code, message)
 

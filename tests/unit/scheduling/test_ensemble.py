@@ -3,7 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -468,13 +468,100 @@ def test_a_model_that_is_not_there() -> None:
     assert (made.borrowed, made["a"].asked) == (0, [])
 
 
-def test_a_tensor_that_a_model_does_not_take() -> None:
+WRONG_SHAPE = "with shape [2], but its configuration says [1]"
+WRONG_TYPE = "of type TYPE_FP32, but its configuration says TYPE_INT32"
+
+
+@pytest.mark.parametrize(
+    ("output", "difference"),
+    [(tensor(dtypes.INT32, (2,)), WRONG_SHAPE), (tensor(dtypes.FP32, (1,)), WRONG_TYPE)],
+    ids=["shape", "type"],
+)
+def test_an_output_that_is_not_as_configured_is_its_step_s_fault(output: Tensor, difference: str) -> None:
+    """Whoever sent the request can do nothing about it, nor can the model that refuses the tensor."""
     made = bench(CHAIN)
+    _, sink = made.ask()
+    made["a"].answer(mid=output)
+    [error] = sink.errors
+    assert (error.code, error.message) == (
+        Code.INTERNAL,
+        f"in ensemble 'e', model 'a' (step 1 of 2) returned output 'mid' {difference}; "
+        "model 'b' cannot take it as input 'mid'",
+    )
+    assert (sink.ended, made.borrowed) == (1, 0)
+
+
+def with_dims(made: Bench, name: str, dims: tuple[int, ...], *, max_batch_size: int = 0) -> None:
+    """Let a model have inputs and outputs of these dims."""
+    former = made[name].config
+    inputs, outputs = ([replace(each, dims=dims) for each in specs] for specs in (former.inputs, former.outputs))
+    made.puppets[name] = Puppet(
+        replace(former, inputs=tuple(inputs), outputs=tuple(outputs), max_batch_size=max_batch_size)
+    )
+
+
+def test_an_output_of_rows_that_is_not_as_configured() -> None:
+    made = bench(CHAIN)
+    with_dims(made, "a", (1,), max_batch_size=4)
+    _, sink = made.ask()
+    made["a"].answer(mid=tensor(dtypes.INT32, (1, 2)))
+    [error] = sink.errors
+    assert "returned output 'mid' with shape [1,2], but its configuration says [1,1]; model 'b' " in error.message
+
+
+def test_an_output_that_is_not_as_configured_and_that_the_engine_behind_it_refuses() -> None:
+    """The model there takes any shape, but not its engine."""
+    made = bench(CHAIN)
+    with_dims(made, "b", (-1,))
+    _, sink = made.ask()
+    made["a"].answer(mid=tensor(dtypes.INT32, (2,)))
+    made["b"].asked[0].settle(invalid("Got: 2 Expected: 1"))
+    [error] = sink.errors
+    assert (error.code, WRONG_SHAPE in error.message) == (Code.INTERNAL, True)
+
+
+def test_a_failure_behind_an_output_that_is_not_as_configured_keeps_its_text() -> None:
+    made = bench(CHAIN)
+    with_dims(made, "b", (-1,))
+    _, sink = made.ask()
+    made["a"].answer(mid=tensor(dtypes.INT32, (2,)))
+    made["b"].asked[0].settle(unavailable("Exceeds maximum queue size"))
+    assert [error.message for error in sink.errors] == ["in ensemble 'e', Exceeds maximum queue size"]
+
+
+def test_a_tensor_that_a_model_does_not_take() -> None:
+    """The step before has kept its promise, which is any shape: the request may be wrong."""
+    made = bench(CHAIN)
+    with_dims(made, "a", (-1,))
     _, sink = made.ask()
     made["a"].answer(mid=tensor(dtypes.INT32, (2,)))
     [error] = sink.errors
     assert error.code is Code.INVALID_ARG
     assert error.message.startswith("in ensemble 'e', [request id: <id_unknown>] unexpected shape for input 'mid'")
+
+
+def test_nobody_is_blamed_for_a_tensor_that_several_steps_may_have_given() -> None:
+    when = {1: Condition("kind", "==", 1), 2: Condition("kind", "==", 2)}
+    steps = [("a", "in", "kind"), ("b", "in", "mid"), ("c", "in", "mid"), ("d", "mid", "out")]
+    made = bench(steps, "out", when=when)
+    _, sink = made.ask()
+    made["a"].answer(kind=2)
+    made["c"].answer(mid=tensor(dtypes.INT32, (2,)))
+    assert [error.code for error in sink.errors] == [Code.INVALID_ARG]
+
+
+def test_a_step_s_inputs_are_kept_no_longer_than_its_request() -> None:
+    made = bench(CHAIN)
+    made.ask()
+    middle = tensor(dtypes.INT32, (1,), 5)
+    array = weakref.ref(middle.array)
+    made["a"].answer(mid=middle)
+    del middle
+    made["a"].asked.clear()
+    assert array() is not None
+    made["b"].answer(out=6)
+    made["b"].asked.clear()
+    assert array() is None
 
 
 def test_a_model_that_ends_without_a_response() -> None:

@@ -160,7 +160,7 @@ def hindrance(candidate: Candidate, available: Collection[str], flags: Collectio
     """
     engine = catalogue.BY_BACKEND.get(candidate.backend)
     if candidate.backend not in available:
-        install = f": {engine.install}" if engine is not None and engine.install else ""
+        install = f": {engine.install_text}" if engine is not None and engine.install else ""
         return f"{candidate.library} is not installed{install}"
     if engine is not None and engine.stand_in is not None:
         return f"{candidate.library} is not installed, and its stand-in is {engine.stand_in.library}"

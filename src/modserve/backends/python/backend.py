@@ -126,7 +126,11 @@ class PythonModel:
 
     def _start(self, label: str) -> _Instance:
         source = self._source
-        load = {"path": str(source.path), "name": self._name}
+        load = {
+            "path": str(source.path),
+            "name": self._name,
+            "full_errors": self._backend_options.full_errors,
+        }
         if self._options.in_server:
             with self._hints():
                 return _IN_SERVER[self._options.execution_mode](label, source, load)

@@ -31,6 +31,7 @@ _LIKELY = 0.85
 INSTALL_REQUIREMENTS = "install-requirements"
 ENVIRONMENT_DIRECTORY = "environment-directory"
 PYTHON = "python"
+FULL_ERRORS = "full-errors"
 START_TIMEOUT = "start-timeout-seconds"
 _TRITONS_START_TIMEOUT = "stub-timeout-seconds"
 STOP_TIMEOUT = "stop-timeout-seconds"
@@ -43,7 +44,16 @@ _WITHOUT_EFFECT = {
     "thread-pool-size": "calls between models need no threads of the server",
 }
 BACKEND_OPTIONS: Mapping[str, str] = _WITHOUT_EFFECT | dict.fromkeys(
-    (INSTALL_REQUIREMENTS, ENVIRONMENT_DIRECTORY, PYTHON, START_TIMEOUT, _TRITONS_START_TIMEOUT, STOP_TIMEOUT), ""
+    (
+        INSTALL_REQUIREMENTS,
+        ENVIRONMENT_DIRECTORY,
+        PYTHON,
+        FULL_ERRORS,
+        START_TIMEOUT,
+        _TRITONS_START_TIMEOUT,
+        STOP_TIMEOUT,
+    ),
+    "",
 )
 """Option → why it has no effect, or nothing: the `known_options` of the backend."""
 
@@ -73,12 +83,14 @@ class BackendOptions:
     """The server's options for the backend.
 
     `python` is the path of the interpreter for models that have no environment of their own. `environment_directory` is
-    where environments are made, as it was written; None for the default. Times are in seconds, and more than 0.
+    where environments are made, as it was written; None for the default. `full_errors`: clients get all places of an
+    exception in ``execute``, with their paths, as from Triton. Times are in seconds, and more than 0.
     """
 
     install_requirements: bool = False
     environment_directory: str | None = None
     python: str = sys.executable
+    full_errors: bool = False
     start_timeout_s: float = 30.0
     stop_timeout_s: float = 30.0
 
@@ -115,6 +127,7 @@ def backend_options(options: Mapping[str, str]) -> BackendOptions:
         install_requirements=values.flag(INSTALL_REQUIREMENTS, default=default.install_requirements),
         environment_directory=_path(values, ENVIRONMENT_DIRECTORY, "a directory"),
         python=_interpreter(values, default.python),
+        full_errors=values.flag(FULL_ERRORS, default=default.full_errors),
         start_timeout_s=_seconds(values, start_key, default.start_timeout_s),
         stop_timeout_s=_seconds(values, STOP_TIMEOUT, default.stop_timeout_s),
     )

@@ -5,13 +5,16 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from modserve.core.errors import ModserveError
 from modserve.core.version import VersionPolicy, parse_directory
 from modserve.pb import inference as pb
 
-from ..text.problems import Faults, FieldPath
+from ..text.problems import ConfigurationError, Faults, FieldPath
 from . import backend_names
 
 ENSEMBLE = "ensemble"
+_NO_BACKEND = "Invalid model name: "
+"""How Triton's text begins for a model of which nothing says what its backend is."""
 Notes: TypeAlias = list[tuple[FieldPath, str]]
 """Fields that mean something else than they say, and what."""
 
@@ -166,6 +169,12 @@ def _names(folder: Path) -> Iterator[str]:
             yield from (f"{entry.name}/{below.name}" for below in entry.iterdir())
 
 
+def only_lacks_backend(error: ModserveError) -> bool:
+    """Whether nothing is wrong with a configuration but that it does not say which backend it is for."""
+    problems = error.problems if isinstance(error, ConfigurationError) else ()
+    return len(problems) > 0 and all(problem.text.startswith(_NO_BACKEND) for problem in problems)
+
+
 def validate_platform(message: pb.ModelConfig, directory: str) -> Faults:
     """`directory` is the name of the model's directory."""
     name, platform, backend = message.name, message.platform, message.backend
@@ -179,7 +188,7 @@ def validate_platform(message: pb.ModelConfig, directory: str) -> Faults:
     elif not (backend or platform or message.default_model_filename or "." in directory):
         # Like Triton, whether automatic completion is on or off.
         cause = f"Could not determine backend for model '{directory}' with no backend in model configuration."
-        yield (), f"Invalid model name: {cause} Expected model name of the form 'model.<backend_name>'."
+        yield (), f"{_NO_BACKEND}{cause} Expected model name of the form 'model.<backend_name>'."
     elif not backend:
         platforms = ", ".join(PLATFORMS)
         yield ("platform",), f"unexpected platform type '{platform}' for {name}; known platforms are: {platforms}"

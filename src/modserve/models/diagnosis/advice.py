@@ -61,7 +61,7 @@ def backend_name(name: str, installed: Collection[str]) -> str:
     if not meant or meant in installed:
         return hint if meant else ""
     engine = BY_BACKEND[meant]
-    return f"{hint} It needs {engine.library}: {engine.install}".strip() if engine.install else ""
+    return f"{hint} It needs {engine.library}: {engine.install_text}".strip() if engine.install else ""
 
 
 def absent_backends(configured: Iterable[str], installed: Collection[str]) -> list[str]:
@@ -105,6 +105,17 @@ def layout(directory: Path, installed: Collection[str]) -> str:
     """What lies in a model's directory, what the backends would take, and what to do."""
     lines = [contents(directory), *_mistakes(directory, installed), _takes(installed)]
     return "\n".join(line for line in lines if line)
+
+
+def correction(directory: Path, installed: Collection[str]) -> str:
+    """What to do with the files of a directory, and what lies there; empty where nothing shows what is meant.
+
+    What the backends take is of use only if no file is for one of them.
+    """
+    lines = [*_mistakes(directory, installed), contents(directory)]
+    if _foreign_in(directory, installed):
+        lines.append(_takes(installed))
+    return "\n".join(lines) if len(lines) > 1 else ""
 
 
 def versions(directory: Path, present: Sequence[int], installed: Collection[str]) -> str:
@@ -179,8 +190,7 @@ def _mistakes(directory: Path, installed: Collection[str]) -> Iterator[str]:
                 if (directory / name / file / _MLFLOW).is_file():
                     yield f"'{name}/{file}' was saved by MLflow: write backend: \"mlflow\" into {CONFIG_FILE}"
                     break
-    files = [*names, *(f"{name}/{file}" for name in names for file in _listed(directory / name))]
-    yield from _foreign(files, installed)
+    yield from _foreign_in(directory, installed)
     if misspelt := misspelt_config(directory):
         yield misspelt
 
@@ -188,6 +198,11 @@ def _mistakes(directory: Path, installed: Collection[str]) -> Iterator[str]:
 def _by_suffix(installed: Collection[str]) -> dict[str, str]:
     """The ends of names → the name that such a file has to have, for files that may have any name before it."""
     return {Path(row.filename).suffix: row.filename for row in FORMATS if row.backend in installed and row.by_suffix}
+
+
+def _foreign_in(directory: Path, installed: Collection[str]) -> list[str]:
+    names = _listed(directory)
+    return _foreign([*names, *(f"{name}/{file}" for name in names for file in _listed(directory / name))], installed)
 
 
 def _foreign(files: Iterable[str], installed: Collection[str]) -> list[str]:

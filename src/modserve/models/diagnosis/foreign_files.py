@@ -93,5 +93,5 @@ def advice(file: str, kind: ForeignFile, installed: Collection[str]) -> str:
             f"{kind.how}, for backend '{kind.backend}'" if kind.how else f"backend '{kind.backend}' runs such files"
         )
     elif engine is not None:
-        ways.append(f"{engine.install} for backend '{engine.backend}'" + (f", and {kind.how}" if kind.how else ""))
+        ways.append(f"{engine.install_text} for backend '{engine.backend}'" + (f", and {kind.how}" if kind.how else ""))
     return f"'{file}' is {kind.what}: " + "; or ".join([*ways, *filter(None, [kind.otherwise])])

@@ -118,7 +118,8 @@ class ModelReader:
             engine = tried(lambda draft, listing: self.backend(draft)[0])
         if engine is not None and not failures:  # else there might be a thousand million instances
             tried(lambda draft, listing: self._count_cpu(draft))
-        versions = tried(self._selected) or ()
+        laid_out = not failures or draft.backend or listing.versions  # else that has been said
+        versions = (tried(self._selected) if laid_out else None) or ()
         filename = "" if engine is None else engine.default_model_filename
         config, names, guard = draft.provisional(), self._registry.names, self._options.guard
         refusal = self._refusal(draft, engine)
@@ -195,7 +196,10 @@ class ModelReader:
                 raise
             from ..diagnosis import advice
 
-            raise advice.advised(error, advice.layout(listing.path, self._registry.names)) from error
+            installed = self._registry.names
+            if model_config.only_lacks_backend(error) and (what := advice.correction(listing.path, installed)):
+                raise invalid(what) from None
+            raise advice.advised(error, advice.layout(listing.path, installed)) from error
         if not draft.exists and (warning := misspelt_config(listing.path)):
             on_notes([model_config.Problem(warning)])
             _log.warning("model '%s': %s", listing.name, warning)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from modserve.core.errors import ModserveError, OverloadedError
+from modserve.core.errors import ModserveError, OverloadedError, first_paragraph
 from modserve.core.version import ModelId
 from modserve.scheduling.scheduler import Alarm, Clock
 
@@ -53,7 +53,7 @@ class Backoff:
         left_ns = max(0, self._retry_ns - self._clock.now_ns())
         name, version = self._id
         return OverloadedError(
-            f"model '{name}' version {version} cannot be loaded: {failure.message} "
+            f"model '{name}' version {version} cannot be loaded: {first_paragraph(failure.message)} "
             f"(the next attempt is due in {left_ns / 1e9:.0f} s)",
             left_ns,
         )

@@ -24,7 +24,7 @@ def refusal(call: Callable[[], object]) -> str:
 
 def test_defaults() -> None:
     assert options.model_options(config()) == options.ModelOptions("process", None)
-    assert options.backend_options({}) == options.BackendOptions(False, None, sys.executable, 30.0, 30.0)
+    assert options.backend_options({}) == options.BackendOptions(False, None, sys.executable, False, 30.0, 30.0)
 
 
 def test_what_a_model_says() -> None:
@@ -74,11 +74,12 @@ def test_what_the_server_says(tmp_path: Path) -> None:
         "install-requirements": "true",
         "environment-directory": "/var/cache/environments",
         "python": str(python),
+        "full-errors": "1",
         "start-timeout-seconds": "2.5",
         "stop-timeout-seconds": "5",
         "shm-default-byte-size": "nonsense",
     }
-    expected = options.BackendOptions(True, "/var/cache/environments", str(python), 2.5, 5.0)
+    expected = options.BackendOptions(True, "/var/cache/environments", str(python), True, 2.5, 5.0)
     assert options.backend_options(values) == expected
 
 

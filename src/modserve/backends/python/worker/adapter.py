@@ -14,7 +14,7 @@ import numpy as np
 
 from . import failure, host
 from .decorator import find
-from .definition import Context, Definition, label_of
+from .definition import Context, Definition, label_of, place
 from .errors import ErrorCode, TritonError
 from .response import COMPLETE_FINAL, InferenceResponse
 from .tensor import Tensor
@@ -24,15 +24,22 @@ Outcome = Union[Dict[str, Any], Exception]
 """What has become of a request: its outputs, or its failure."""
 
 
-def of_module(module: Any) -> Optional[type]:
-    """The class that runs the decorated object in a module; None if there is none. Raises TypeError for several."""
+def of_module(module: Any, own: Optional[failure.OwnFiles] = None) -> Optional[type]:
+    """The class that runs the decorated object in a module; None if there is none. Raises TypeError for several.
+
+    The files of the object become some of the model's `own`; if that is None, clients are told of all files.
+    """
     definition = find(module)
-    return None if definition is None else python_model(definition)
+    if definition is None:
+        return None
+    if own is not None:
+        own.add_module(place(definition.target)[0], getattr(definition.target, "__module__", None) or "")
+    return python_model(definition, own)
 
 
-def python_model(definition: Definition) -> type:
-    """The class that runs a decorated object as a model.py's ``TritonPythonModel``."""
-    members: Dict[str, Any] = {"definition": definition}
+def python_model(definition: Definition, own: Optional[failure.OwnFiles]) -> type:
+    """The class that runs a decorated object as a model.py's ``TritonPythonModel``. `own` is as in `of_module`."""
+    members: Dict[str, Any] = {"definition": definition, "own": own}
     if hasattr(definition.target, "is_ready") and isinstance(definition.target, type):
         members["is_ready"] = lambda self: self._object.is_ready()
     return type("TritonPythonModel", (_AsyncAdapter if definition.is_async else _SyncAdapter,), members)
@@ -40,6 +47,7 @@ def python_model(definition: Definition) -> type:
 
 class _Adapter:
     definition: Definition
+    own: Optional[failure.OwnFiles]
 
     @classmethod
     def auto_complete_config(cls, config: Any) -> Any:
@@ -151,8 +159,9 @@ class _Adapter:
         if isinstance(error, InvalidInputError):
             return TritonError(str(error), ErrorCode.INVALID_ARG)
         if isinstance(error, OutputError):
-            return TritonError(f"{label_of(self.definition.target)}: {error}")
-        report = failure.of_exception(error, "")
+            label = label_of(self.definition.target, str if self.own is None else self.own.name)
+            return TritonError(f"{label}: {error}")
+        report = failure.of_exception(error, "", self.own)
         self._host.log("ERROR", report.traceback)
         return TritonError(report.message, ErrorCode[report.code])
 

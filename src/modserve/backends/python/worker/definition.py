@@ -4,7 +4,7 @@ import collections.abc
 import inspect
 import os
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from .fields import Declaration, Field, as_mapping, declared, hinted, is_stream, output_fields, type_hints
 
@@ -301,8 +301,9 @@ def place(target: Any) -> Tuple[str, int]:
     return min(((code.co_filename, code.co_firstlineno) for code in codes), default=("", 0))
 
 
-def label_of(target: Any) -> str:
-    """How errors begin: ``model 'double' (functions.py, line 3)``."""
+def label_of(target: Any, file_name: "Callable[[str], Optional[str]]" = str) -> str:
+    """How errors begin: ``model 'double' (functions.py, line 3)``. `file_name` gives a file's name there, or None."""
     name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None) or repr(target)
-    file, line = place(target)
+    path, line = place(target)
+    file = file_name(path)
     return f"model '{name}'" + (f" ({file}, line {line})" if file else "")

@@ -2,12 +2,18 @@
 
 import os
 import traceback
-from types import TracebackType
-from typing import Iterator, Optional, Tuple
+from types import FrameType, TracebackType
+from typing import Iterable, Iterator, List, Optional, Tuple
 
 from .errors import ErrorCode, ModelError, TritonError, TritonModelException
 
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+Place = Tuple[str, int, str]
+"""A file, a line and the name of a function."""
+
+_OURS = ("modserve.", "modserve_worker.")
+"""How the names of this project's modules begin, in the server and in a worker."""
+_STANDARD_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 AT = "\n\nAt:\n"
 """What comes between a text and its places."""
 _FRAMES = 20
@@ -15,10 +21,50 @@ _LENGTH = 4096
 _TRACEBACK = 32 * 1024
 
 
-def of_exception(error: BaseException, before: str) -> ModelError:
-    """An exception of a model's code, as Triton tells it: `before`, the type and text, and where, the innermost first.
+class OwnFiles:
+    """The files of one model: those in `directories`, but for libraries that are installed there.
 
-    Frames of this package are left out, and so is importlib. A code that the model chose is kept.
+    Clients get to know the names of these files from their directory on, and no other path of the server.
+    """
+
+    def __init__(self, directories: Iterable[str]) -> None:
+        self._directories: List[str] = []
+        for directory in directories:
+            self.add(directory)
+
+    def add(self, directory: str) -> None:
+        self._directories.append(os.path.join(os.path.abspath(directory), ""))
+        self._directories.sort(key=len, reverse=True)  # a version's directory before that of its model
+
+    def add_module(self, file: str, name: str) -> None:
+        """Take in the file of a module of this name, and what can be imported beside it if it is not installed."""
+        if not file or self.name(file) is not None:
+            return
+        directory = root = os.path.dirname(os.path.abspath(file))
+        for _ in range(name.count(".")):
+            root = os.path.dirname(root)
+        self.add(directory if os.path.basename(root) in _INSTALLED else root)
+
+    def name(self, file: str) -> Optional[str]:
+        """How clients know a file, such as ``model.py``; None for one that is not the model's."""
+        for directory in self._directories:
+            if file.startswith(directory) and not file.startswith(_STANDARD_LIBRARY):
+                name = file[len(directory) :]
+                if _INSTALLED.isdisjoint(name.split(os.sep)):
+                    return name
+        return None
+
+    def among(self, places: Iterable[Place]) -> List[Place]:
+        """The places that are in these files, by the names that clients know."""
+        named = [(self.name(file), line, function) for file, line, function in places]
+        return [(file, line, function) for file, line, function in named if file is not None]
+
+
+def of_exception(error: BaseException, before: str, own: Optional[OwnFiles] = None) -> ModelError:
+    """An exception of a model's code: `before`, the type and text, and where, the innermost first.
+
+    For operators (`own` is None) it is as Triton tells it, with every place but those in this project and in importlib.
+    Clients see the places in a model's `own` files. A code that the model chose is kept.
     """
     if isinstance(error, ModelError):
         return error
@@ -29,6 +75,8 @@ def of_exception(error: BaseException, before: str) -> ModelError:
     places = list(_places(error.__traceback__))
     if isinstance(error, SyntaxError) and error.filename:
         places.append((error.filename, error.lineno or 0, (error.text or "").strip()))
+    if own is not None:
+        places = own.among(places)
     places.reverse()
     lines = [f"  {file}({line}): {function}" for file, line, function in places[:_FRAMES]]
     at = AT + "\n".join(lines) + "\n" if lines else ""
@@ -36,11 +84,15 @@ def of_exception(error: BaseException, before: str) -> ModelError:
 
 
 def formatted(error: BaseException) -> str:
-    """The whole of the traceback, but for the middle of a very long one."""
+    """The traceback from where the model's code begins, but for the middle of a very long one."""
+    trace = error.__traceback__
+    while trace is not None and _is_ours(trace.tb_frame):
+        trace = trace.tb_next
+    trace = trace or error.__traceback__
     try:
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        text = "".join(traceback.format_exception(type(error), error, trace))
     except Exception:  # its own __str__ may fail
-        text = "".join(traceback.format_tb(error.__traceback__))
+        text = "".join(traceback.format_tb(trace))
     if len(text) > _TRACEBACK:
         text = f"{text[: _TRACEBACK // 2]}\n…\n{text[-_TRACEBACK // 2 :]}"
     return text
@@ -56,10 +108,17 @@ def _text(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"
 
 
-def _places(trace: Optional[TracebackType]) -> Iterator[Tuple[str, int, str]]:
+def _places(trace: Optional[TracebackType]) -> Iterator[Place]:
     while trace is not None:
-        code = trace.tb_frame.f_code
-        file = code.co_filename
-        if not (file.startswith((_HERE, "<frozen importlib")) or "importlib" in file.split(os.sep)):
-            yield file, trace.tb_lineno, code.co_name
+        if not _is_ours(trace.tb_frame):
+            code = trace.tb_frame.f_code
+            yield code.co_filename, trace.tb_lineno, code.co_name
         trace = trace.tb_next
+
+
+def _is_ours(frame: FrameType) -> bool:
+    """Code that models run in, and that does not help to understand them: this project's, and that of imports."""
+    file = frame.f_code.co_filename
+    if file.startswith("<frozen importlib") or "importlib" in file.split(os.sep):
+        return True
+    return str(frame.f_globals.get("__name__", "")).startswith(_OURS)

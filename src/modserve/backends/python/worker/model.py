@@ -6,6 +6,7 @@ A model's code may raise whatever it likes, SystemExit too: what comes out of he
 import asyncio
 import inspect
 import json
+import os
 from types import ModuleType
 from typing import Any, Callable, Coroutine, Dict, List, Optional, Sequence
 
@@ -21,20 +22,28 @@ Responses = List[Optional[InferenceResponse]]
 
 
 def load(
-    path: str, name: str, of_host: Optional[host.Host], *, isolated: bool = False, search_paths: Sequence[str] = ()
+    path: str,
+    name: str,
+    of_host: Optional[host.Host],
+    *,
+    isolated: bool = False,
+    search_paths: Sequence[str] = (),
+    full_errors: bool = False,
 ) -> "LoadedModel":
     """Run the model.py at `path`. `name` is the model's, for messages. A decorated object in it may be the model, too.
 
     `isolated` is for a process with several models: each has its own modules beside its model.py then.
-    `search_paths` are more directories for its modules. Raises `ModelError`.
+    `search_paths` are more directories for its modules. With `full_errors`, the caller of `execute` gets all places of
+    an exception with their paths, as in Triton, and not only those in the model's own files. Raises `ModelError`.
     """
     scope = modules.Scope(path, of_host, isolated, search_paths)
+    own = None if full_errors else failure.OwnFiles(scope.directories)
     with _ModelContext(of_host if isolated else None):
         failed = None
         try:
             decorator.stand_in()
             module = scope.run()
-            kind = getattr(module, CLASS, None) or adapter.of_module(module)
+            kind = getattr(module, CLASS, None) or adapter.of_module(module, own)
         except BaseException as error:
             failed = failure.of_exception(error, "")
     if failed is not None:
@@ -43,7 +52,7 @@ def load(
         raise ModelError("INVALID_ARG", f"{path} has no class {CLASS}")
     if not isinstance(kind, type):
         raise ModelError("INVALID_ARG", f"{path}: {CLASS} is not a class but {type(kind).__name__}")
-    return LoadedModel(module, kind, path, name, of_host, scope)
+    return LoadedModel(module, kind, path, name, of_host, scope, own)
 
 
 class _ModelContext:
@@ -67,7 +76,14 @@ class LoadedModel:
     """One instance of a model's class. One thread at a time, except for `is_ready` and `execute_async`."""
 
     def __init__(
-        self, module: ModuleType, kind: type, path: str, name: str, of_host: Optional[host.Host], scope: modules.Scope
+        self,
+        module: ModuleType,
+        kind: type,
+        path: str,
+        name: str,
+        of_host: Optional[host.Host],
+        scope: modules.Scope,
+        own: Optional[failure.OwnFiles],
     ) -> None:
         self.module = module
         self.path = path
@@ -77,6 +93,7 @@ class LoadedModel:
         self.is_ready_is_async = False
         self._class = kind
         self._scope = scope
+        self._own = own
         self._of = _ModelContext(of_host if scope.isolated else None)
         self._instance: Any = None
         self._initialized = False
@@ -222,23 +239,28 @@ class LoadedModel:
             raise ModelError(
                 "INTERNAL",
                 f"{self._before}`execute` returned a coroutine without being declared 'async def' "
-                f"({self._place('execute')})",
+                f"({self._place('execute', self._own)})",
             )
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
         return self._loop.run_until_complete(coroutine)
 
     def _failure(self, error: BaseException, before: str, method: str) -> ModelError:
-        """What went wrong in, or with, a method of the model: its place is told where no line of the model raised."""
-        failed = failure.of_exception(error, before)
+        """What went wrong in, or with, a method of the model: its place is told where no line of the model raised.
+
+        A failure of `execute` is for clients, all others are for operators.
+        """
+        own = self._own if method == "execute" else None
+        failed = failure.of_exception(error, before, own)
         runs = method != "execute" or self._execute is not _not_initialized
         if runs and failure.AT not in failed.message:
-            failed.message = f"{failed.message.rstrip()}{failure.AT}  {self._place(method)}: {method}\n"
+            failed.message = f"{failed.message.rstrip()}{failure.AT}  {self._place(method, own)}: {method}\n"
         return failed
 
-    def _place(self, method: str) -> str:
+    def _place(self, method: str, own: Optional[failure.OwnFiles] = None) -> str:
         code = getattr(inspect.unwrap(getattr(self._class, method, None) or len), "__code__", None)
-        return f"{code.co_filename}({code.co_firstlineno})" if code is not None else self.path
+        file, line = (self.path, "") if code is None else (code.co_filename, f"({code.co_firstlineno})")
+        return f"{file if own is None else own.name(file) or os.path.basename(file)}{line}"
 
 
 def _signature(function: Any) -> Optional[inspect.Signature]:

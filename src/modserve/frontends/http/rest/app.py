@@ -34,9 +34,10 @@ from . import control, deferred, generate, infer_stream, middleware
 from .deferred import DeferredRoutes
 from .disconnect import unless_disconnected
 from .identified import Identified, begun, note_of
-from .messages import QUERY, V1, add_model_route, infer_head, json_response, new_router
-from .schemas import INFER_BODY, SCHEMAS, response_of, responses_of
+from .messages import QUERY, add_model_route, infer_head, json_response, new_router
+from .schemas import FAILURES, INFER_BODY, response_of, responses_of
 from .streams import Streams
+from .tags import HEALTH, INFERENCE, METADATA, STATISTICS, V1
 
 _TEXTS = r"(/openai)?/v1/(embeddings|rerank)$|/v2/rerank$|/(embed|rerank|predict|similarity|tokenize|decode|info)$"
 """Paths of the calls of texts."""
@@ -69,17 +70,12 @@ class _App(FastAPI):
         await super().__call__({**scope, "query_string": b"", QUERY: scope["query_string"]}, receive, send)
 
     def openapi(self) -> dict[str, Any]:
-        """FastAPI's document, with the request body it does not know of, since ``infer`` reads that by itself."""
+        """FastAPI's document, without what it takes this server for."""
         if self.openapi_schema is None:
             self.router.routes[:] = deferred.made(self.router.routes)
-            document = super().openapi()
-            for operation in chain.from_iterable(path.values() for path in document["paths"].values()):
-                parameters = operation.get("parameters", [])
-                operation["parameters"] = [parameter for parameter in parameters if parameter["in"] != "query"]
-            document.setdefault("components", {}).setdefault("schemas", {}).update(SCHEMAS)
-            from . import docs
+            from . import document
 
-            docs.add_examples(document)
+            document.complete(super().openapi())
         return super().openapi()
 
 
@@ -182,7 +178,7 @@ def _root(server: Server, options: HttpSettings) -> APIRouter:
 
 
 def _health(server: Server) -> APIRouter:
-    router = new_router("health")
+    router = new_router(HEALTH)
 
     @router.get("/v2/health/live", responses=responses_of("Live", 503))
     async def live() -> Response:
@@ -198,24 +194,24 @@ def _health(server: Server) -> APIRouter:
 
 
 def _metadata(server: Server) -> APIRouter:
-    router = new_router("metadata")
+    router = new_router()
 
-    @router.get("/v2", responses=responses_of("ServerMetadata"))
+    @router.get("/v2", tags=[METADATA], responses=responses_of("ServerMetadata"))
     async def server_metadata() -> Response:
         """The server's name, version and protocol extensions."""
         return json_response(metadata.server_json(server.name, server.version, server.extensions))
 
-    @router.get("/v2/models", responses=responses_of("ModelList"))
+    @router.get("/v2/models", tags=[METADATA], responses=responses_of("ModelList"))
     async def models() -> Response:
         """The names of all models, whatever their state."""
         return json_response({"models": server.model_names()})
 
-    @router.get("/v2/models/stats", responses=responses_of("object"))
+    @router.get("/v2/models/stats", tags=[STATISTICS], responses=responses_of("object"))
     async def all_statistics() -> Response:
         """The statistics of all ready model versions."""
         return json_response(to_json(await server.statistics()))
 
-    @router.get("/v2/memory", responses=responses_of("ModelMemory", 503))
+    @router.get("/v2/memory", tags=[STATISTICS], responses=responses_of("ModelMemory", 503))
     async def model_memory() -> Response:
         """Which models are in memory, how large each is, and what they may hold together."""
         return json_response(memory.json(server.model_memory(), server.models()))
@@ -231,7 +227,7 @@ def _metadata(server: Server) -> APIRouter:
 
 
 def _models(server: Server) -> APIRouter:
-    router = new_router("models")
+    router = new_router()
 
     async def model_metadata(model: str, version: int | None = None) -> Response:
         """A model's versions, platform, inputs and outputs."""
@@ -267,20 +263,27 @@ def _models(server: Server) -> APIRouter:
         """The batches executed last, and why each did not grow any more."""
         return json_response(statistics.batches_json(server.model(model, version)))
 
-    for suffix, handler, body in (
-        ("", model_metadata, "ModelMetadata"),
-        ("/ready", model_ready, "ModelReady"),
-        ("/config", model_config, "object"),
-        ("/engine", model_engine, "ModelEngine"),
-        ("/stats", model_statistics, "object"),
-        ("/batches", model_batches, "object"),
+    async def model_openapi(model: str, version: int | None = None) -> Response:
+        """OpenAPI of the model's inference calls, with its tensors as schemas. Client generators read it."""
+        from . import docs
+
+        return json_response(await docs.model_openapi(server, model, version))
+
+    for suffix, handler, tag, body in (
+        ("", model_metadata, METADATA, "ModelMetadata"),
+        ("/ready", model_ready, HEALTH, "ModelReady"),
+        ("/config", model_config, METADATA, "object"),
+        ("/engine", model_engine, METADATA, "ModelEngine"),
+        ("/openapi.json", model_openapi, METADATA, "object"),
+        ("/stats", model_statistics, STATISTICS, "object"),
+        ("/batches", model_batches, STATISTICS, "object"),
     ):
-        add_model_route(router, server, suffix, handler, responses=responses_of(body, 400, 404, 503))
+        add_model_route(router, server, suffix, handler, tags=[tag], responses=responses_of(body, 400, 404, 503))
     return router
 
 
 def _inference(context: CallContext) -> APIRouter:
-    router, options = new_router("inference"), context.options
+    router, options = new_router(INFERENCE), context.options
 
     async def infer(request: Request, model: str, version: int | None = None) -> Response:
         """Run one inference."""
@@ -306,7 +309,7 @@ def _inference(context: CallContext) -> APIRouter:
         headers["Inference-Header-Content-Length"] = str(body.header_length)
         return Response(content, headers=headers, media_type="application/octet-stream")
 
-    responses = responses_of("InferenceResponseBody", 400, 404, 503)
+    responses = responses_of("InferenceResponseBody", *FAILURES)
     add_model_route(
         router, context.server, "/infer", infer, methods=["POST"], responses=responses, openapi_extra=INFER_BODY
     )

@@ -14,20 +14,21 @@ from modserve.server.interface import Region
 from modserve.settings import LoopLimits
 
 from .messages import json_response, new_router, read_body
-from .schemas import SCHEMAS, body_of, errors_of, members_of, responses_of
-
-_LOG_SETTINGS = tuple(SCHEMAS["LogSettings"]["properties"])
-_TRACE_SETTINGS = tuple(SCHEMAS["TraceSettings"]["properties"])
+from .schemas import body_of, empty_of, responses_of
+from .tags import LOGGING, REPOSITORY, ROUTING, SHARED_MEMORY, TRACE
 
 
-def _post(router: APIRouter, path: str, handler: Callable[..., Any], responses: Any, *members: str) -> None:
-    extra = members_of(*members) if members else None
-    router.add_api_route(path, handler, methods=["POST"], responses=responses, openapi_extra=extra)
+def _post(
+    router: APIRouter, path: str, handler: Callable[..., Any], responses: Any, body: str = "", required: bool = False
+) -> None:
+    extra = body_of(body, required) if body else None
+    options = {"responses": responses, "openapi_extra": extra, "response_class": Response}
+    router.add_api_route(path, handler, methods=["POST"], **options)
 
 
 def repository_router(server: Server, max_json: int, limits: LoopLimits) -> APIRouter:
     """With Triton's paths, of which those with a repository's name serve the index only."""
-    router = new_router("model repository")
+    router = new_router(REPOSITORY)
 
     async def index(request: Request) -> Response:
         """Every model version with its state; `ready` asks for those that are READY only."""
@@ -52,16 +53,19 @@ def repository_router(server: Server, max_json: int, limits: LoopLimits) -> APIR
         await server.unload_model(model, dependents)
         return Response(media_type=MIME_JSON)
 
-    for prefix, refusals in (("/v2/repository", (400, 503)), ("/v2/repository/{repository}", (501,))):
-        _post(router, f"{prefix}/index", index, responses_of("[IndexedVersion]", 400, 503), "ready")
-        for suffix, handler in (("load", load), ("unload", unload)):
-            _post(router, f"{prefix}/models/{{model}}/{suffix}", handler, errors_of(*refusals), "parameters")
+    for prefix in ("/v2/repository", "/v2/repository/{repository}"):
+        _post(router, f"{prefix}/index", index, responses_of("[IndexedVersion]", 400, 503), "IndexRequestBody")
+    for suffix, handler in (("load", load), ("unload", unload)):
+        path = f"/v2/repository/models/{{model}}/{suffix}"
+        _post(router, path, handler, empty_of(400, 404, 503), f"{suffix.title()}RequestBody")
+        path = f"/v2/repository/{{repository}}/models/{{model}}/{suffix}"  # which only says that it is not supported
+        router.add_api_route(path, handler, methods=["POST"], include_in_schema=False)
     return router
 
 
 def logging_router(server: Server, max_json: int) -> APIRouter:
     """The settings of the log."""
-    router = new_router("logging")
+    router = new_router(LOGGING)
 
     async def log_settings() -> Response:
         """What is logged, and how."""
@@ -74,13 +78,13 @@ def logging_router(server: Server, max_json: int) -> APIRouter:
         return json_response(logging_settings.json(logs.settings))
 
     router.add_api_route("/v2/logging", log_settings, responses=responses_of("LogSettings", 503))
-    _post(router, "/v2/logging", change_log_settings, responses_of("LogSettings", 400, 501, 503), *_LOG_SETTINGS)
+    _post(router, "/v2/logging", change_log_settings, responses_of("LogSettings", 400, 501, 503), "LogSettingsChange")
     return router
 
 
 def trace_router(server: Server, max_json: int) -> APIRouter:
     """The settings of traces: those of one model, or of all models that have none of their own."""
-    router = new_router("trace")
+    router = new_router(TRACE)
 
     async def settings(model: str = "") -> Response:
         """Which requests are traced, and what of them: those of a model, or of all without their own."""
@@ -95,13 +99,13 @@ def trace_router(server: Server, max_json: int) -> APIRouter:
 
     for path, errors in (("/v2/trace/setting", ()), ("/v2/models/{model}/trace/setting", (400,))):
         router.add_api_route(path, settings, responses=responses_of("TraceSettings", *errors))
-        _post(router, path, change, responses_of("TraceSettings", 400, 501), *_TRACE_SETTINGS)
+        _post(router, path, change, responses_of("TraceSettings", 400, 501), "TraceSettingsChange")
     return router
 
 
 def shared_memory_router(server: Server, max_json: int) -> APIRouter:
     """A call without a region's name is about all regions; there is none to register without."""
-    router = new_router("shared memory")
+    router = new_router(SHARED_MEMORY)
 
     async def register_system(request: Request, region: str = "") -> Response:
         """Make POSIX shared memory known by a name, which tensors of requests can then refer to."""
@@ -115,7 +119,7 @@ def shared_memory_router(server: Server, max_json: int) -> APIRouter:
         await server.register_region(*regions.register_cuda_json(region, await read_body(request, max_json)))
         return Response(media_type=MIME_JSON)
 
-    def add(kind: type[Region], name: str, where: str, register: Callable[..., Any], *members: str) -> None:
+    def add(kind: type[Region], name: str, where: str, register: Callable[..., Any]) -> None:
         async def status(region: str = "") -> Response:
             return json_response(regions.status_json(await server.regions(kind, region)))
 
@@ -126,19 +130,21 @@ def shared_memory_router(server: Server, max_json: int) -> APIRouter:
 
         status.__doc__ = f"The registered regions of {where} memory."
         listed = responses_of(f"[{kind.__name__}Status]", 404)
-        for prefix in (f"/v2/{name}sharedmemory", f"/v2/{name}sharedmemory/region/{{region}}"):
+        every, one = f"/v2/{name}sharedmemory", f"/v2/{name}sharedmemory/region/{{region}}"
+        for prefix in (every, one):
             router.add_api_route(f"{prefix}/status", status, responses=listed)
-            _post(router, f"{prefix}/register", register, errors_of(400, 501, 503), *members)
-            _post(router, f"{prefix}/unregister", unregister, errors_of(501))
+            _post(router, f"{prefix}/unregister", unregister, empty_of(501))
+        _post(router, f"{one}/register", register, empty_of(400, 501, 503), kind.__name__, required=True)
+        router.add_api_route(f"{every}/register", register, methods=["POST"], include_in_schema=False)  # needs a name
 
-    add(SystemRegion, "system", "system", register_system, "key", "offset", "byte_size")
-    add(CudaRegion, "cuda", "GPU", register_cuda, "raw_handle", "device_id", "byte_size")
+    add(SystemRegion, "system", "system", register_system)
+    add(CudaRegion, "cuda", "GPU", register_cuda)
     return router
 
 
 def routing_router(server: Server, max_json: int) -> APIRouter:
     """The routing between the versions of a model: an extension of ours."""
-    router = new_router("routing")
+    router = new_router(ROUTING)
 
     async def routing(model: str) -> Response:
         """How requests that name no version are divided between the model's versions, and what came of it."""
@@ -159,6 +165,6 @@ def routing_router(server: Server, max_json: int) -> APIRouter:
 
     path, report = "/v2/models/{model}/routing", responses_of("RoutingReport", 400, 404, 503)
     router.add_api_route(path, routing, responses=report)
-    router.add_api_route(path, change, methods=["POST"], responses=report, openapi_extra=body_of(SCHEMAS["Routing"]))
+    router.add_api_route(path, change, methods=["POST"], responses=report, openapi_extra=body_of("Routing"))
     router.add_api_route(path, delete, methods=["DELETE"], responses=responses_of("object", 404, 503))
     return router

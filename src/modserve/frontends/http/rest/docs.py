@@ -1,63 +1,37 @@
-"""The pages for people with a browser: the REST surface, to read and to try out.
-
-Everything comes from this server, so that it works without the Internet: one HTML file with its style and script, which
-reads ``/openapi.json``, and the examples that it fills in for a model.
-"""
+"""The API explorer: the page of all calls, and what describes a model to it and to generators of clients."""
 
 import asyncio
-import base64
-import hashlib
-import re
-from collections.abc import Callable, Mapping
-from importlib import resources
+import functools
+from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import APIRouter, Response
 
 from modserve.core import residency
+from modserve.core.configuration.model_config import ModelConfig
+from modserve.frontends.http.single_page import PageResponse, single_page
 from modserve.frontends.offload import on_thread
-from modserve.protocol import examples
+from modserve.protocol import examples, snippets
 from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Server
 
 from .messages import json_response, new_router
+from .model_document import model_document
 
-_PAGE = resources.files("modserve.frontends.http.rest").joinpath("docs.html").read_bytes()
-_SCRIPT = re.search(rb"<script>(.*)</script>", _PAGE, re.DOTALL)
-assert _SCRIPT is not None, "the page has one script: this is a bug"
-
-HEADERS = {
-    "Content-Security-Policy": (
-        f"default-src 'none'; script-src 'sha256-{base64.b64encode(hashlib.sha256(_SCRIPT[1]).digest()).decode()}'; "
-        "style-src 'unsafe-inline'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'"
-    ),
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
-"""Models' names and answers are others' texts: no script but the page's own runs, and it asks this server only."""
-
-_BODIES: Mapping[str, object] = {
-    "/v2/repository/index": {"ready": True},
-    "/v2/repository/{repository}/index": {"ready": True},
-    "/v2/repository/models/{model}/load": {},
-    "/v2/repository/models/{model}/unload": {"parameters": {"unload_dependents": False}},
-    "/v2/logging": {"log_verbose_level": 0},
-    "/v2/trace/setting": {"trace_rate": "1000"},
-    "/v2/models/{model}/trace/setting": {"trace_rate": "1000"},
-    "/v2/systemsharedmemory/region/{region}/register": {"key": "/my_region", "offset": 0, "byte_size": 64},
-    "/v2/systemsharedmemory/register": {"name": "my_region", "key": "/my_region", "offset": 0, "byte_size": 64},
-}
-"""Examples of bodies that need no model to be looked at, by path."""
+_SCRIPTS = ("elements.js", "schema.js", "call.js", "model.js", "start.js")
 
 
-def add_examples(document: dict[str, Any]) -> None:
-    """Put examples of bodies into an OpenAPI document."""
-    for path, body in _BODIES.items():
-        operation = document["paths"].get(path, {}).get("post", {})
-        content = operation.get("requestBody", {}).get("content", {}).get(MIME_JSON)
-        if content is not None:
-            content["example"] = body
+@functools.cache
+def _page() -> PageResponse:
+    return single_page("modserve.frontends.http.explorer", "explorer", _SCRIPTS)
+
+
+async def model_openapi(server: Server, model: str, version: int | None) -> dict[str, Any]:
+    """The OpenAPI document of a model's inference calls. Raises what `Server.model` raises."""
+    config = await _config(server, model, version)
+    path = f"/v2/models/{quote(model, safe='')}" + ("" if version is None else f"/versions/{version}")
+    return model_document(config, _models(server), path, server.version)
 
 
 def router(server: Server, describe: Callable[[], dict[str, Any]]) -> APIRouter:
@@ -79,14 +53,27 @@ def router(server: Server, describe: Callable[[], dict[str, Any]]) -> APIRouter:
 
     @router.get("/docs")
     async def page() -> Response:
-        """The REST surface for people."""
-        return Response(_PAGE, headers=HEADERS, media_type="text/html")
+        """The API explorer."""
+        body, headers = _page()
+        return Response(body, headers=headers, media_type="text/html")
 
     @router.get("/docs/examples/{model}")
     async def model_examples(model: str) -> Response:
         """Bodies of calls that this model answers, by call."""
-        await residency.describe(server.model(model))
-        models = {servable.id.name: servable.config for servable in server.models()}
-        return json_response(examples.bodies(server.model(model).config, models))
+        return json_response(examples.bodies(await _config(server, model), _models(server)))
+
+    @router.get("/docs/snippets/{model}")
+    async def model_snippets(model: str) -> Response:
+        """Programs that call this model, by client."""
+        return json_response(snippets.snippets(await _config(server, model), _models(server)))
 
     return router
+
+
+async def _config(server: Server, model: str, version: int | None = None) -> ModelConfig:
+    await residency.describe(server.model(model, version))
+    return server.model(model, version).config
+
+
+def _models(server: Server) -> dict[str, ModelConfig]:
+    return {servable.id.name: servable.config for servable in server.models()}

@@ -20,21 +20,22 @@ from modserve.protocol.json.json_text import MIME_JSON
 
 from .disconnect import unless_disconnected
 from .messages import add_model_route, deadline_ns, forwarded_headers, new_router, read_body
-from .schemas import SCHEMAS, body_of, errors_of, responses_of
+from .schemas import FAILURES, body_of, errors_of, responses_of
 from .streams import HttpStream, Streams, respond
+from .tags import INFERENCE
 
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "One event for each response; a failure after the first is one with the key error",
         "content": {EVENTS.media_type: {"schema": {"type": "string"}}},
     },
-    **errors_of(400, 404, 503),
+    **errors_of(*FAILURES),
 }
 
 
 def router(context: CallContext, streams: Streams) -> APIRouter:
     """The routes of both calls."""
-    router = new_router("inference")
+    router = new_router(INFERENCE)
 
     async def generate(request: Request, model: str, version: int | None = None) -> Response:
         """Run one inference on a flat JSON object, for models with exactly one response."""
@@ -58,13 +59,13 @@ def router(context: CallContext, streams: Streams) -> APIRouter:
         return await respond(request, call, EVENTS, _encode)
 
     for suffix, handler, kind, responses in (
-        ("/generate", generate, JSONResponse, responses_of("GenerateResponseBody", 400, 404, 503)),
+        ("/generate", generate, JSONResponse, responses_of("GenerateResponseBody", *FAILURES)),
         ("/generate_stream", generate_stream, StreamingResponse, _STREAM),
     ):
         options = {
             "response_class": kind,
             "responses": responses,
-            "openapi_extra": body_of(SCHEMAS["GenerateRequestBody"]),
+            "openapi_extra": body_of("GenerateRequestBody"),
         }
         add_model_route(router, context.server, suffix, handler, methods=["POST"], **options)
     return router

@@ -19,21 +19,22 @@ from modserve.protocol.http.infer_body import is_long, read_request
 from modserve.protocol.http.infer_request import header_length
 
 from .messages import add_model_route, infer_head, new_router
-from .schemas import INFER_BODY, errors_of
+from .schemas import FAILURES, INFER_BODY, errors_of
 from .streams import Encode, HttpStream, Streams, respond
+from .tags import INFERENCE
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "One message for each response, by Accept; the last one has the parameter triton_final_response",
         "content": {framing.media_type: {"schema": {"type": "string"}} for framing in (EVENTS, LINES)},
     },
-    **errors_of(400, 404, 503),
+    **errors_of(*FAILURES),
 }
 
 
 def router(context: CallContext, streams: Streams) -> APIRouter:
     """The routes of ``infer_stream``."""
-    router = new_router("inference")
+    router = new_router(INFERENCE)
 
     async def infer_stream(request: Request, model: str, version: int | None = None) -> Response:
         """Run one inference; the responses follow as they come, as server-sent events or lines of JSON."""

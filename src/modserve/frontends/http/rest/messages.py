@@ -42,10 +42,6 @@ class _LabelConvertor(Convertor[str]):
 register_url_convertor("label", _LabelConvertor())
 
 
-V1 = "KServe v1, TensorFlow Serving"
-"""The tag of the calls of the older protocols."""
-
-
 def new_router(*tags: str, **options: Any) -> APIRouter:
     """A router for routes that the application takes as they are: `include_router` would build each a second time."""
     return DeferringRouter(tags=list(tags), dependencies=[Depends(with_slashes)], **options)

@@ -6,6 +6,10 @@ from modserve.protocol.json.json_text import MIME_JSON
 
 _BODIES: dict[str, tuple[str, str]] = {
     "Alive": ("status: string", ""),
+    "CudaRegion": (
+        "raw_handle: object, device_id: integer, byte_size: integer",
+        "`raw_handle` has the handle as `b64`.",
+    ),
     "CudaRegionStatus": ("name: string, device_id: integer, byte_size: integer", ""),
     "DocumentsRequestBody": (
         "model?: string, query: string, documents: [any], top_n?: integer, return_documents?: boolean",
@@ -24,6 +28,7 @@ _BODIES: dict[str, tuple[str, str]] = {
         "id?: string, model_name: string, model_version: string, text_output?: any",
         "Names of outputs with their elements, and the response's parameters.",
     ),
+    "IndexRequestBody": ("ready?: boolean", "`ready` selects the versions that are READY."),
     "IndexedVersion": (
         "name: string, version?: string, state?: string, reason?: string",
         "A model version; empty members are omitted.",
@@ -34,6 +39,10 @@ _BODIES: dict[str, tuple[str, str]] = {
         "",
     ),
     "Live": ("live: boolean", ""),
+    "LoadRequestBody": (
+        "parameters?: object",
+        "`config` is the configuration in JSON, `file:<version>/<path>` a file in base64.",
+    ),
     "LogSettings": (
         "log_file: string, log_info: boolean, log_warning: boolean, log_error: boolean, log_verbose_level: integer, "
         "log_format: string",
@@ -94,10 +103,11 @@ _BODIES: dict[str, tuple[str, str]] = {
     "RequestedOutput": ("name: string, parameters?: object", ""),
     "ServerMetadata": ("name: string, version: string, extensions: [string]", ""),
     "SignatureMetadata": ("model_spec: object, metadata: object", ""),
+    "SystemRegion": ("key: string, offset?: integer, byte_size: integer", ""),
     "SystemRegionStatus": ("name: string, key: string, offset: integer, byte_size: integer", ""),
     "TensorData": (
         "name: string, shape: [integer], datatype: string, parameters?: object, data?: [any]",
-        "A tensor with its elements, nested in any way or flat, or ``binary_data_size`` among its parameters.",
+        "A tensor with its elements, nested in any way or flat, or `binary_data_size` among its parameters.",
     ),
     "TensorMetadata": (
         "name: string, datatype: string, shape: [integer]",
@@ -115,6 +125,7 @@ _BODIES: dict[str, tuple[str, str]] = {
         "trace_mode: string",
         "Numbers are strings.",
     ),
+    "UnloadRequestBody": ("parameters?: object", "The parameter `unload_dependents` is a boolean."),
     "VersionHealth": ("error_code: string, error_message: string", ""),
     "VersionStatus": (
         "version: string, state: string, status: VersionHealth",
@@ -129,7 +140,7 @@ def _schema(name: str) -> dict[str, Any]:
     """The JSON schema of a type in the notation above."""
     if name.startswith("["):
         return {"type": "array", "items": _schema(name[1:-1])}
-    if name in _BODIES:
+    if name[0].isupper():
         return {"$ref": f"#/components/schemas/{name}"}
     return {} if name == "any" else {"type": name}
 
@@ -149,6 +160,9 @@ def _object(members: str, description: str) -> dict[str, Any]:
 
 SCHEMAS = {name: _object(*body) for name, body in _BODIES.items()}
 
+for _settings in ("LogSettings", "TraceSettings"):  # of which a request has those that change
+    SCHEMAS[f"{_settings}Change"] = {"type": "object", "properties": SCHEMAS[_settings]["properties"]}
+
 
 def response_of(name: str, description: str = "Successful Response") -> dict[str, Any]:
     """The documentation of a response: a body of the table, ``object`` for any, in brackets an array."""
@@ -160,10 +174,15 @@ _ERRORS = {
     404: "There is no such model or version",
     413: "Too long, or too many",
     422: "The body is not as the call has it",
-    500: "The model, or a file of it, fails",
+    429: "Too many requests wait: try again",
+    500: "The model failed",
     501: "Not supported",
     503: "Not ready, or too busy: try again",
 }
+
+
+FAILURES = (400, 404, 429, 500, 503)
+"""The statuses of an inference that fails."""
 
 
 def errors_of(*statuses: int, body: str = "ErrorAnswer") -> dict[int | str, dict[str, Any]]:
@@ -176,18 +195,17 @@ def responses_of(name: str, *errors: int) -> dict[int | str, dict[str, Any]]:
     return {200: response_of(name), **errors_of(*errors)}
 
 
-def body_of(schema: dict[str, Any]) -> dict[str, Any]:
+def body_of(name: str, required: bool = True) -> dict[str, Any]:
     """The documentation of a body which the call reads by itself."""
-    return {"requestBody": {"required": True, "content": {MIME_JSON: {"schema": schema}}}}
+    return {"requestBody": {"required": required, "content": {MIME_JSON: {"schema": _schema(name)}}}}
 
 
-def members_of(*names: str) -> dict[str, Any]:
-    """The same of an object all of whose members may be left out, as may the body."""
-    schema = {"type": "object", "properties": {name: {} for name in names}}
-    return {"requestBody": {"required": False, "content": {MIME_JSON: {"schema": schema}}}}
+def empty_of(*errors: int) -> dict[int | str, dict[str, Any]]:
+    """The documentation of a call whose response has no body, and its failures."""
+    return {200: {"description": "Successful Response"}, **errors_of(*errors)}
 
 
-INFER_BODY = body_of(_schema("InferenceRequestBody"))
+INFER_BODY = body_of("InferenceRequestBody")
 INFER_BODY["requestBody"]["description"] = (
     "JSON; or JSON of Inference-Header-Content-Length bytes and then binary tensor data"
 )

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.routing import Match
 from starlette.types import Scope
 
@@ -18,13 +19,29 @@ from modserve.protocol.http import v1_models
 from modserve.server import Server
 
 from .disconnect import unless_disconnected
-from .messages import V1, json_response, new_router
+from .messages import json_response, new_router
 from .predict import respond
-from .schemas import SCHEMAS, body_of, errors_of, response_of, responses_of
+from .schemas import FAILURES, body_of, response_of, responses_of
+from .tags import V1
+
+
+class _LabelConvertor(Convertor[str]):
+    """A part of a path up to a colon, behind which a call follows."""
+
+    regex = "[^/:]+"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("v1_label", _LabelConvertor())
 
 _MODEL = "/v1/models/{model}"
 _VERSION = _MODEL + "/versions/{version:version}"
-_LABEL = _MODEL + "/labels/{label}"
+_LABEL = _MODEL + "/labels/{label:v1_label}"
 _CALLS = (":predict", ":classify", ":regress", ":explain")
 
 
@@ -67,22 +84,15 @@ def _add_inference(router: APIRouter, context: CallContext) -> None:
             f"{path}:predict",
             handler,
             methods=["POST"],
-            responses=responses_of("PredictResponseBody", 400, 404, 501, 503),
-            openapi_extra=body_of(SCHEMAS["PredictRequestBody"]),
+            responses=responses_of("PredictResponseBody", *FAILURES, 501),
+            openapi_extra=body_of("PredictRequestBody"),
         )
-    records, explainer = "Refused: no model here takes tf.Example records.", "Refused: no model here has an explainer."
-    for path, method, why in (
-        *((path, method, records) for path in (_MODEL, _VERSION, _LABEL) for method in ("classify", "regress")),
-        (_MODEL, "explain", explainer),
+    # No model takes tf.Example records or has an explainer: these calls only say so, and are not in the document.
+    for path, method in (
+        *((path, method) for path in (_MODEL, _VERSION, _LABEL) for method in ("classify", "regress")),
+        (_MODEL, "explain"),
     ):
-        router.add_api_route(
-            f"{path}:{method}",
-            refusal(method),
-            methods=["POST"],
-            name=method,
-            description=why,
-            responses=errors_of(404, 501, 503),
-        )
+        router.add_api_route(f"{path}:{method}", refusal(method), methods=["POST"], include_in_schema=False)
 
 
 def _add_models(router: APIRouter, server: Server) -> None:
@@ -121,10 +131,12 @@ def _add_models(router: APIRouter, server: Server) -> None:
     unready = {**responses_of("ModelStatus", 404), 503: response_of("ModelStatus", "Not ready")}
     router.add_api_route("/v1/models", models, responses=responses_of("ModelList"))
     router.add_api_route(_MODEL, model_status, responses=unready, route_class_override=_route_of_models(server))
-    router.add_api_route(_VERSION, version_status, responses=responses_of("VersionStatuses", 404))
+    router.add_api_route(_VERSION, version_status, responses=responses_of("VersionStatuses", 400, 404))
     router.add_api_route(_LABEL, label_status, responses=responses_of("VersionStatuses", 404))
     for path in (_MODEL, _VERSION, _LABEL):
-        router.add_api_route(f"{path}/metadata", model_metadata, responses=responses_of("SignatureMetadata", 404, 503))
+        router.add_api_route(
+            f"{path}/metadata", model_metadata, responses=responses_of("SignatureMetadata", 400, 404, 503)
+        )
 
 
 def _route_of_models(server: Server) -> type[APIRoute]:

@@ -10,7 +10,8 @@ from modserve.frontends.http.infer import CallContext
 from modserve.frontends.http.rest.disconnect import unless_disconnected
 from modserve.frontends.http.rest.identified import note_of
 from modserve.frontends.http.rest.messages import json_response, new_router
-from modserve.frontends.http.rest.schemas import SCHEMAS, body_of, errors_of, response_of
+from modserve.frontends.http.rest.schemas import body_of, errors_of, response_of
+from modserve.frontends.http.rest.tags import TEXT
 from modserve.protocol import failures
 from modserve.protocol.json.json_text import MIME_JSON
 from modserve.text import openai_errors
@@ -52,7 +53,7 @@ _CALLS: Final = (
     _Call(("/v1/embeddings", "/openai/v1/embeddings"), openai.embeddings, "EmbeddingsRequestBody", dialect=_OPENAI),
     _Call(("/v1/rerank", "/openai/v1/rerank", "/v2/rerank"), rerank.rerank, "DocumentsRequestBody", dialect=_OPENAI),
     _Call(("/embed",), tei.embed, "TextsRequestBody", "[any]"),
-    _Call(("/rerank",), tei.rerank, "RankingRequestBody", "[any]"),
+    _Call(("/rerank",), tei.rank, "RankingRequestBody", "[any]"),
     _Call(("/predict",), tei.predict, "TextsRequestBody", "[any]"),
     _Call(("/similarity",), tei.similarity, "TextsRequestBody", "[any]"),
     _Call(("/tokenize",), tei.tokenize, "TextsRequestBody", "[any]"),
@@ -63,14 +64,16 @@ _CALLS: Final = (
 
 def router(context: CallContext) -> APIRouter:
     """The routes of all calls of texts."""
-    router, models = new_router("text"), TextVersions(context.server)
+    router, models = new_router(TEXT), TextVersions(context.server)
     for call in _CALLS:
         errors = errors_of(*call.dialect.statuses, body=call.dialect.body)
         options: dict[str, Any] = {"responses": {200: response_of(call.answer), **errors}}
         if call.body:
-            options |= {"methods": ["POST"], "openapi_extra": body_of(SCHEMAS[call.body])}
+            options |= {"methods": ["POST"], "openapi_extra": body_of(call.body)}
         for path in call.paths:
-            router.add_api_route(path, _handler(context, models, call), name=call.work.__name__, **options)
+            # Documents name calls without /v2, and there is a /rerank of another kind.
+            shown = path != "/v2/rerank"
+            router.add_api_route(path, _handler(context, models, call), include_in_schema=shown, **options)
     return router
 
 

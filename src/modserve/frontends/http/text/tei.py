@@ -44,7 +44,7 @@ async def embed(call: TextCall) -> bytes:
     return await call.written(vectors, sum(map(len, vectors)))
 
 
-async def rerank(call: TextCall) -> bytes:
+async def rank(call: TextCall) -> bytes:
     """The texts by their relevance to the query, the most relevant first."""
     body = call.body
     query, texts = fields.required_text(body, "query"), fields.texts(body, "texts")

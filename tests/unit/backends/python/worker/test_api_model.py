@@ -94,16 +94,16 @@ def test_an_exception(loaded: Make, tmp_path: Path, raised: str, code: str, text
     path = tmp_path / "m" / "1" / "model.py"
     assert failed.code == code
     assert failed.message.startswith("Failed to process the request(s) for model 'm', message: ")
-    assert failed.message.endswith(f"\n\nAt:\n  {path}(9): fail\n  {path}(7): execute\n")
+    assert failed.message.endswith("\n\nAt:\n  model.py(9): fail\n  model.py(7): execute\n")
     assert text in failed.message
     assert f'File "{path}", line 9, in fail' in failed.traceback
 
 
-def test_the_place_of_a_wrong_argument_is_in_the_model(loaded: Make, tmp_path: Path) -> None:
+def test_the_place_of_a_wrong_argument_is_in_the_model(loaded: Make) -> None:
     made = loaded("def execute(self, requests):\n    return [pb_utils.InferenceResponse([3])]")
     failed = refused(lambda: made.execute(requests()))
     assert "element 0 is int" in failed.message
-    assert failed.message.endswith(f"\n\nAt:\n  {tmp_path}/m/1/model.py(7): execute\n")
+    assert failed.message.endswith("\n\nAt:\n  model.py(7): execute\n")
 
 
 @pytest.mark.parametrize(

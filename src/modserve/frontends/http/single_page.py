@@ -1,0 +1,43 @@
+"""A page for browsers in one answer, with its style and its script, that needs nothing from elsewhere."""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from importlib import resources
+from typing import NamedTuple
+
+
+class PageResponse(NamedTuple):
+    body: bytes
+    headers: dict[str, str]
+
+
+def single_page(package: str, name: str, scripts: Sequence[str]) -> PageResponse:
+    """The page of the files in `package`: ``<name>.html`` and ``<name>.css``, and the scripts in their order.
+
+    Names of models and texts of failures are others': nothing runs but the page's own script, which asks this server
+    only. Pictures are those that it draws itself, of a model's outputs.
+    """
+    files = resources.files(package)
+
+    def read(file: str) -> bytes:
+        return files.joinpath(file).read_bytes()
+
+    style = read(f"{name}.css")
+    script = b'"use strict";\n' + b"\n".join(map(read, scripts))
+    body = read(f"{name}.html").replace(b"/* style */", style).replace(b"/* script */", script)
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; connect-src 'self'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    headers = {
+        "Cache-Control": "no-cache",
+        "Content-Security-Policy": policy,
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
+    return PageResponse(body, headers)
+
+
+def _hash(text: bytes) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'"

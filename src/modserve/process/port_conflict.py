@@ -1,0 +1,107 @@
+"""What to do when the ports of a server are in use: who answers there, and the command that starts on free ones."""
+
+import contextlib
+import http.client
+import json
+import shlex
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from .ports import PortError, RefusedPort
+
+_STEP = 10
+"""Between a port that is in use and the next that is tried, so that the three of a server stay together."""
+_ANSWER_SECONDS = 1.0
+_SECRET = ("http-restricted-api", "grpc-restricted-protocol", "cache-config", "trace-config")
+"""Options whose values may hold a secret, which does not belong into a log."""
+
+
+def advice(error: PortError, words: Sequence[str]) -> str:
+    """The text of `error`; if ports are in use, with the server that answers there and the command line to start
+    beside it, which has the user's own `words` but for secrets."""
+    refusals = error.refusals
+    if not all(each.in_use for each in refusals):
+        return str(error)
+    lines = [str(error)]
+    if address := next(filter(None, map(_modserve_at, refusals)), ""):
+        lines.append(f"modserve is running there already: 'modserve status --url {address}' shows it")
+    ports = _free_ports(refusals)
+    if ports:
+        lines += ["this starts on free ports:", command([*_without_ports(words, ports), *ports])]
+    return "\n".join(lines)
+
+
+def command(words: Sequence[str]) -> str:
+    """The command line that starts a server with `words`, as this process was started; ``…`` hides secrets."""
+    program = [_program(), "serve"]
+    if program[0] != "modserve":
+        program[:1] = [*program[:1], "-m", "modserve"]
+    shown = words[1:] if words[:1] == ["serve"] else words
+    return " ".join([*map(shlex.quote, program), *map(_shown, shown)])
+
+
+def _program() -> str:
+    return "modserve" if Path(sys.argv[0]).name == "modserve" else sys.orig_argv[0]
+
+
+def _shown(word: str) -> str:
+    name, equals, value = word.partition("=")
+    if equals and (_is_secret(name) or ("@" in value and "://" in value)):
+        return f"{name}=…"
+    return shlex.quote(word)
+
+
+def _is_secret(name: str) -> bool:
+    """Whether an option, or the beginning of its name, is one of those with secrets."""
+    return name.startswith("--") and any(each.startswith(name[2:].replace("_", "-")) for each in _SECRET)
+
+
+def _without_ports(words: Sequence[str], ports: Sequence[str]) -> Iterator[str]:
+    """The words but for the options of `ports`; a secret's option and its value are one word."""
+    replaced = {port.partition("=")[0] for port in ports}
+    remaining = iter(words)
+    for word in remaining:
+        name, equals, _ = word.partition("=")
+        name = name.replace("_", "-")
+        if name in replaced:
+            if not equals:
+                next(remaining, None)
+        elif _is_secret(name) and not equals:
+            yield f"{name}={next(remaining, '')}"
+        else:
+            yield word
+
+
+def _free_ports(refusals: Sequence[RefusedPort]) -> list[str]:
+    """An option with a free port for each refusal."""
+    ports: list[int] = []
+    for refusal in refusals:
+        numbers = range(refusal.port + _STEP, 65536, _STEP)
+        free = (number for number in numbers if number not in ports and _is_free(refusal.address, number))
+        ports.append(next(free, 0))
+    return [f"{refusal.option}={port}" for refusal, port in zip(refusals, ports, strict=True)]
+
+
+def _is_free(address: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.create_server((address, port), family=family):
+            return True
+    except OSError:
+        return False
+
+
+def _modserve_at(refusal: RefusedPort) -> str:
+    """The URL of the modserve server that answers on an HTTP port; empty if none does."""
+    if refusal.name != "HTTP":
+        return ""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(refusal.address, refusal.address)
+    connection = http.client.HTTPConnection(host, refusal.port, timeout=_ANSWER_SECONDS)
+    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+        connection.request("GET", "/v2")
+        answer = json.loads(connection.getresponse().read(65536))
+        if isinstance(answer, dict) and answer.get("name") == "modserve":
+            return f"http://{f'[{host}]' if ':' in host else host}:{refusal.port}"
+    return ""
