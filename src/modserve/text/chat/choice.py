@@ -40,7 +40,7 @@ class Usage:
         }
 
 
-class Choice:
+class TextChoice:
     """A text on its way. `calls` counts its calls of tools so far."""
 
     def __init__(self, index: int, request: TextRequest, tools: ToolChoice | None = None) -> None:
@@ -111,7 +111,7 @@ def _forced_calls(tools: ToolChoice, text: str) -> tuple[str, list[ToolCall]]:
     return "", calls
 
 
-def usage_of(choices: Sequence[Choice], per_prompt: int) -> Usage | None:
+def usage_of(choices: Sequence[TextChoice], per_prompt: int) -> Usage | None:
     """What a request has used, whose prompts have `per_prompt` choices each; None if the model does not count."""
     read = [choice.input_tokens for choice in choices[::per_prompt]]
     written = [choice.output_tokens for choice in choices]

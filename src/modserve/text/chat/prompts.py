@@ -52,7 +52,7 @@ class TextModel:
                 "input 'sampling_parameters'",
             )
 
-    def plain_prompt(self, chat: ChatRequest) -> str | None:
+    def untemplated_prompt(self, chat: ChatRequest) -> str | None:
         """The prompt, if that takes no template. Raises as `check`, and INVALID_ARG where a template is needed."""
         name = self.config.name
         if self.contract.takes_messages:
@@ -63,10 +63,10 @@ class TextModel:
             return None
         if self.contract.prompt == TEXT_INPUT:
             raise no_template(name)
-        return plain_form(chat.messages)
+        return transcript(chat.messages)
 
 
-def plain_form(messages: Sequence[Mapping[str, Any]]) -> str:
+def transcript(messages: Sequence[Mapping[str, Any]]) -> str:
     """A conversation for a function without a template: the text of the only message, or a line for each."""
     if len(messages) == 1:
         return str(messages[0]["content"] or "")

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from .choice import Alternatives, Choice, Delta, Usage
+from .choice import Alternatives, Delta, TextChoice, Usage
 from .logprobs import chat_logprobs, completion_logprobs
 from .requests import TextRequest
 from .tool_calls import ToolCall
@@ -17,7 +17,7 @@ DONE = b"data: [DONE]\n\n"
 class Whole:
     """All of a choice, for a client that waits for it."""
 
-    def __init__(self, choice: Choice) -> None:
+    def __init__(self, choice: TextChoice) -> None:
         self.choice = choice
         self._texts: list[str] = []
         self.calls: list[ToolCall] = []
@@ -33,13 +33,13 @@ class Whole:
         self.logprobs += delta.logprobs or ()
 
 
-class Writer(Protocol):
+class OpenAIWriter(Protocol):
     """Writes the responses of one request. What is written for streams are whole events."""
 
-    def delta(self, choice: Choice, delta: Delta) -> bytes:
+    def delta(self, choice: TextChoice, delta: Delta) -> bytes:
         """What a piece adds to a choice; empty if that is nothing."""
 
-    def end(self, choice: Choice) -> bytes:
+    def end(self, choice: TextChoice) -> bytes:
         """A choice is over."""
 
     def usage(self, usage: Usage | None) -> bytes:
@@ -66,7 +66,7 @@ class _Events:
 
 
 class ChatWriter:
-    """Implements `Writer` for ``chat/completions``."""
+    """Implements `OpenAIWriter` for ``chat/completions``."""
 
     def __init__(self, id: str, request: TextRequest) -> None:
         self._id = id
@@ -74,7 +74,7 @@ class ChatWriter:
         self._events = _Events(f"chatcmpl-{id}", "chat.completion.chunk", request, request.include_usage)
         self._begun: set[int] = set()
 
-    def delta(self, choice: Choice, delta: Delta) -> bytes:
+    def delta(self, choice: TextChoice, delta: Delta) -> bytes:
         events = b""
         if choice.index not in self._begun:
             self._begun.add(choice.index)
@@ -87,7 +87,7 @@ class ChatWriter:
             events += self._event(choice, {"tool_calls": calls})
         return events
 
-    def end(self, choice: Choice) -> bytes:
+    def end(self, choice: TextChoice) -> bytes:
         return self._event(choice, {}, reason=choice.finish_reason)
 
     def usage(self, usage: Usage | None) -> bytes:
@@ -113,7 +113,7 @@ class ChatWriter:
         return _document(f"chatcmpl-{self._id}", "chat.completion", self._request, choices, usage)
 
     def _event(
-        self, choice: Choice, delta: dict[str, Any], logprobs: object = None, reason: str | None = None
+        self, choice: TextChoice, delta: dict[str, Any], logprobs: object = None, reason: str | None = None
     ) -> bytes:
         members = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         return self._events.choice(members)
@@ -122,13 +122,13 @@ class ChatWriter:
         top = self._request.logprobs
         return None if top is None or not alternatives else chat_logprobs(alternatives, top)
 
-    def _call(self, choice: Choice, index: int, call: ToolCall) -> dict[str, Any]:
+    def _call(self, choice: TextChoice, index: int, call: ToolCall) -> dict[str, Any]:
         function = {"name": call.name, "arguments": call.arguments}
         return {"id": f"call_{self._id}_{choice.index}_{index}", "type": "function", "function": function}
 
 
 class CompletionWriter:
-    """Implements `Writer` for ``completions``. `echoes` are the prompts to repeat, by choice; empty for none."""
+    """Implements `OpenAIWriter` for ``completions``. `echoes` are the prompts to repeat, by choice; empty for none."""
 
     def __init__(self, id: str, request: TextRequest, echoes: Sequence[str] = ()) -> None:
         self._id = id
@@ -137,13 +137,13 @@ class CompletionWriter:
         self._echoes = dict(enumerate(echoes))
         self._offsets: dict[int, int] = {}
 
-    def delta(self, choice: Choice, delta: Delta) -> bytes:
+    def delta(self, choice: TextChoice, delta: Delta) -> bytes:
         text = self._echoes.pop(choice.index, "") + delta.text
         if not text and not delta.logprobs:
             return b""
         return self._event(choice, text, self._logprobs(choice, delta.logprobs))
 
-    def end(self, choice: Choice) -> bytes:
+    def end(self, choice: TextChoice) -> bytes:
         return self._event(choice, "", reason=choice.finish_reason)
 
     def usage(self, usage: Usage | None) -> bytes:
@@ -161,11 +161,11 @@ class CompletionWriter:
         ]
         return _document(f"cmpl-{self._id}", "text_completion", self._request, choices, usage)
 
-    def _event(self, choice: Choice, text: str, logprobs: object = None, reason: str | None = None) -> bytes:
+    def _event(self, choice: TextChoice, text: str, logprobs: object = None, reason: str | None = None) -> bytes:
         members = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": reason}
         return self._events.choice(members)
 
-    def _logprobs(self, choice: Choice, alternatives: Alternatives | None) -> dict[str, Any] | None:
+    def _logprobs(self, choice: TextChoice, alternatives: Alternatives | None) -> dict[str, Any] | None:
         top = self._request.logprobs
         if top is None or not alternatives:
             return None

@@ -110,8 +110,8 @@ class ChatTemplate:
         """INTERNAL, for a template that has not ended in `MOST_SECONDS`."""
         return internal(f"the chat template of model '{self._model}' did not end within {MOST_SECONDS:g} s of CPU time")
 
-    def _error(self, code: Code, what: str, detail: str) -> TemplateError:
-        return TemplateError(code, f"the chat template of model '{self._model}' {what}", detail)
+    def _error(self, code: Code, failure: str, detail: str) -> TemplateError:
+        return TemplateError(code, f"the chat template of model '{self._model}' {failure}", detail)
 
     def _broken(self, why: str) -> ModserveError:
         return internal(f"the chat template of model '{self._model}' cannot be used: {why}")

@@ -14,7 +14,7 @@ from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Tensor
-from modserve.text.chat.choice import Choice, usage_of
+from modserve.text.chat.choice import TextChoice, usage_of
 from modserve.text.chat.contract import Contract, Piece, contract_of, piece_of
 from modserve.text.chat.logprobs import chat_logprobs, completion_logprobs
 from modserve.text.chat.requests import read_chat, read_completion
@@ -152,9 +152,9 @@ def test_pieces() -> None:
     assert piece_of(made, response(logprobs=np.array([b"null"], object))).logprobs is None
 
 
-def choice(**fields: Any) -> Choice:
+def choice(**fields: Any) -> TextChoice:
     request = read_chat({"model": "m", "messages": [{"role": "user", "content": ""}], **fields})
-    return Choice(0, request.text, request.tools)
+    return TextChoice(0, request.text, request.tools)
 
 
 TOOL = {"function": {"name": "add"}}
@@ -190,14 +190,14 @@ def test_only_one_call() -> None:
 
 def test_usage() -> None:
     request = read_completion({"model": "m", "prompt": ["a", "b"], "n": 2}).text
-    choices = [Choice(index, request) for index in range(4)]
+    choices = [TextChoice(index, request) for index in range(4)]
     for index, each in enumerate(choices):
         each.add(Piece(b"", None, 10 * (index // 2 + 1), 1), False)
         each.add(Piece(b"", None, None, 2), True)
     usage = usage_of(choices, 2)
     assert usage is not None
     assert usage.document == {"prompt_tokens": 30, "completion_tokens": 12, "total_tokens": 42}
-    assert usage_of([Choice(0, request)], 1) is None
+    assert usage_of([TextChoice(0, request)], 1) is None
 
 
 def test_log_probabilities() -> None:

@@ -18,11 +18,11 @@ from modserve.frontends.offload import RequestMemory
 from modserve.protocol import failures, header_forwarding
 from modserve.protocol.http.framing import Framing
 from modserve.protocol.json.json_text import MIME_JSON
-from modserve.text.chat.choice import Choice, Usage, usage_of
+from modserve.text.chat.choice import TextChoice, Usage, usage_of
 from modserve.text.chat.contract import Contract, Piece, piece_of
 from modserve.text.chat.errors import error_event
 from modserve.text.chat.requests import TextRequest, ToolChoice
-from modserve.text.chat.responses import DONE, Whole, Writer
+from modserve.text.chat.responses import DONE, OpenAIWriter, Whole
 
 from .group import CallGroup
 
@@ -36,7 +36,7 @@ class Generation:
 
     contract: Contract
     calls: Sequence[HttpStream]
-    choices: Sequence[Choice]
+    choices: Sequence[TextChoice]
     per_prompt: int
 
     @property
@@ -65,7 +65,7 @@ def submit(
     stream = text.stream and first.servable.config.decoupled
     forwarded = forwarded_headers(request, context.options)
     ends_ns = deadline_ns(request, first.now_ns)
-    choices = [Choice(index, text, tools) for index in range(len(prompts) * text.choices)]
+    choices = [TextChoice(index, text, tools) for index in range(len(prompts) * text.choices)]
     calls: list[HttpStream] = []
     with ExitStack() as begun:
         for _ in choices:
@@ -79,12 +79,14 @@ def submit(
                 assert isinstance(seed, int), "so `fields.sampling` has it: this is a bug"
                 sampling = {**sampling, "seed": seed + variant}
             inputs = contract.inputs(prompts[prompt], stream, sampling, text.logprobs is not None)
-            asked = InferenceRequest(text.model, inputs, (), None, deadline_ns=ends_ns)
-            call.submit_stream(header_forwarding.with_headers(asked, forwarded))
+            inference = InferenceRequest(text.model, inputs, (), None, deadline_ns=ends_ns)
+            call.submit_stream(header_forwarding.with_headers(inference, forwarded))
     return Generation(contract, calls, choices, text.choices)
 
 
-async def whole_response(context: CallContext, request: Request, generation: Generation, writer: Writer) -> Response:
+async def whole_response(
+    context: CallContext, request: Request, generation: Generation, writer: OpenAIWriter
+) -> Response:
     """The response to a client that waits for all of it. Raises the first failure."""
     memory = RequestMemory(context.server.memory, asyncio.get_running_loop())
     try:
@@ -119,7 +121,9 @@ async def _collected(generation: Generation, memory: RequestMemory) -> list[Whol
     return wholes
 
 
-async def streamed_response(request: Request, text: TextRequest, generation: Generation, writer: Writer) -> Response:
+async def streamed_response(
+    request: Request, text: TextRequest, generation: Generation, writer: OpenAIWriter
+) -> Response:
     """The response to a client that reads events. Raises a failure before the first one."""
     group = CallGroup(generation.calls) if len(generation.calls) > 1 else None
     call: StreamedCall = group or generation.calls[0]

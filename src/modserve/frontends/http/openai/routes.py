@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
 
 from modserve.core.errors import Code, ModserveError
@@ -14,7 +13,9 @@ from modserve.frontends import offload
 from modserve.frontends.http.infer import CallContext
 from modserve.frontends.http.rest.identified import note_of
 from modserve.frontends.http.rest.messages import json_response, new_router, read_body
+from modserve.frontends.http.rest.schemas import FAILURES, body_of, errors_of, response_of
 from modserve.frontends.http.rest.streams import Streams
+from modserve.frontends.http.rest.tags import TEXT
 from modserve.frontends.offload import RequestMemory
 from modserve.protocol import failures, limits
 from modserve.protocol.control import control_body
@@ -29,8 +30,6 @@ from .generation import streamed_response, submit, whole_response
 from .models import list_json, model_json
 from .text_models import TextModels
 
-OPENAI = "OpenAI"
-
 T = TypeVar("T", ChatRequest, CompletionRequest)
 
 
@@ -44,7 +43,7 @@ class _Surface:
 def router(context: CallContext, streams: Streams) -> APIRouter:
     """The routes."""
     server, surface = context.server, _Surface(context, streams, TextModels(context.server, context.limits))
-    router = new_router(OPENAI)
+    router = new_router(TEXT)
 
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation with a model that generates text, as OpenAI's API does; `stream` for events."""
@@ -56,7 +55,7 @@ def router(context: CallContext, streams: Streams) -> APIRouter:
 
     async def models() -> Response:
         """The READY models that take text."""
-        return json_response(list_json(server))
+        return json_response(await list_json(server))
 
     async def model(request: Request, model: str) -> Response:
         """One model, if it is READY."""
@@ -67,13 +66,22 @@ def router(context: CallContext, streams: Streams) -> APIRouter:
 
         return await _answered(context, request, known)
 
-    for prefix in ("/v1", "/openai/v1"):
-        for path, handler in (("/chat/completions", chat_completions), ("/completions", completions)):
-            router.add_api_route(
-                prefix + path, handler, methods=["POST"], response_class=StreamingResponse, route_class_override=_Route
-            )
-    router.add_api_route("/openai/v1/models", models)
-    router.add_api_route("/openai/v1/models/{model}", model)
+    failures_of = errors_of(*FAILURES, body="OpenAIErrorAnswer")
+    for path, handler, body in (
+        ("/chat/completions", chat_completions, "ChatRequestBody"),
+        ("/completions", completions, "CompletionRequestBody"),
+    ):
+        options: dict[str, Any] = {
+            "methods": ["POST"],
+            "responses": {200: response_of("ChatResponseBody"), **failures_of},
+            "openapi_extra": body_of(body),
+            "route_class_override": _Route,
+        }
+        for prefix in ("/v1", "/openai/v1"):
+            router.add_api_route(prefix + path, handler, **options)
+    router.add_api_route("/openai/v1/models", models, responses={200: response_of("OpenAIModels")})
+    one = {200: response_of("OpenAIModel"), **errors_of(404, 503, body="OpenAIErrorAnswer")}
+    router.add_api_route("/openai/v1/models/{model}", model, responses=one)
     return router
 
 
@@ -139,10 +147,10 @@ async def _read(context: CallContext, request: Request, read: Callable[[Mapping[
         memory.release()
 
 
-async def _answered(context: CallContext, request: Request, answer: Callable[[], Awaitable[Response]]) -> Response:
+async def _answered(context: CallContext, request: Request, work: Callable[[], Awaitable[Response]]) -> Response:
     """The response, or the failure as OpenAI's clients read it."""
     try:
-        return await answer()
+        return await work()
     except ModserveError as error:
         if error.code is Code.CANCELLED:
             raise

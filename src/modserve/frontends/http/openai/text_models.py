@@ -34,7 +34,7 @@ class TextModels:
         """The text for a conversation of `size` bytes. Raises what is wrong with it, or with the chat template."""
         if not model.complete:
             await offload.on_thread(model.read_template)
-        prompt = model.plain_prompt(chat)
+        prompt = model.untemplated_prompt(chat)
         if prompt is not None:
             return prompt
         from modserve.text.chat.template import SlowTemplateError
