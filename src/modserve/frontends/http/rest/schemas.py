@@ -9,7 +9,8 @@ _BODIES: dict[str, tuple[str, str]] = {
     "ChatRequestBody": (
         "model: string, messages: [object], stream?: boolean, stream_options?: object, "
         "max_completion_tokens?: integer, temperature?: number, top_p?: number, seed?: integer, n?: integer, "
-        "stop?: any, logprobs?: boolean, top_logprobs?: integer, response_format?: object, tools?: [object], tool_choice?: any",
+        "stop?: any, logprobs?: boolean, top_logprobs?: integer, response_format?: object, tools?: [object], "
+        "tool_choice?: any",
         "Fields of OpenAI's API; others of sampling parameters are in the documentation.",
     ),
     "ChatResponseBody": (
