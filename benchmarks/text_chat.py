@@ -1,8 +1,8 @@
 """The part `chat` of benchmarks/text.py: what OpenAI's routes cost over the other calls of the same model.
 
 The models are functions that take next to no time: one runs on the server's event loop, one gives its words one by one.
-One client sends one request after the other over one connection. Counted is the CPU time of the server's process, of all its
-threads, as the scheduler measures it; the calls take turns, and a figure is the median of all turns.
+One client sends one request after the other over one connection. Counted is the CPU time of all threads of the server's
+process, as the scheduler measures it; the calls take turns, and a figure is the median of all turns.
 """
 
 import http.client

@@ -24,10 +24,10 @@ class TextModels:
 
     async def of(self, servable: Servable) -> TextModel:
         """Raises INVALID_ARG for a model that does not generate text, and why it cannot be loaded."""
-        await describe(servable)
-        model, path = self._models.get(servable), self._server.folder(servable.id)
-        if model is None or model.config is not servable.config or model.folder != path:
-            model = self._models[servable] = TextModel(servable.config, path)
+        model = self._models.get(servable)
+        if model is None or model.config is not servable.config:
+            await describe(servable)
+            model = self._models[servable] = TextModel(servable.config, self._server.folder(servable.id))
         return model
 
     async def prompt(self, model: TextModel, chat: ChatRequest, size: int) -> str:
