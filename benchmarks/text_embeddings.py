@@ -179,12 +179,16 @@ def server(plan: Plan, folder: Path) -> Iterator[tuple[int, int]]:
 async def _ready(port: int) -> None:
     for _ in range(300):
         try:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            answer = await reader.read()
             writer.close()
-            return
+            if answer.startswith(b"HTTP/1.1 200"):
+                return
         except OSError:
-            await asyncio.sleep(0.1)
-    raise RuntimeError(f"nobody listens at port {port} after 30 seconds")
+            pass  # nobody listens yet
+        await asyncio.sleep(0.1)
+    raise RuntimeError(f"the server at port {port} is not ready after 30 seconds")
 
 
 def measure(plan: Plan) -> tuple[Measures, Measures]:

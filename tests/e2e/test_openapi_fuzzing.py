@@ -94,6 +94,10 @@ def _problem(response: Any) -> str:
             body = json.loads(response.content)
         except ValueError:
             return f"no JSON: {response.content[:300]!r}"
-        if set(body) != {"error"} and "reasons" not in body and "model_version_status" not in body:
+        if (
+            not {"error"} <= set(body) <= {"error", "error_type"}
+            and "reasons" not in body
+            and "model_version_status" not in body
+        ):
             return f"no error in {body}"
     return ""

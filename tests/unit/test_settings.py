@@ -700,7 +700,7 @@ def test_a_remote_repository(remote: str) -> None:
     [
         ("https://host/models", "over HTTP a repository is an archive, .tar.gz, .tgz, .tar or .zip, got: "),
         ("HTTP://host", "over HTTP a repository is an archive, .tar.gz, .tgz, .tar or .zip, got: "),
-        ("hf://x", "there are no repositories of kind 'hf://', got: hf://x; expected s3://BUCKET/PREFIX, "),
+        ("ftp://x", "there are no repositories of kind 'ftp://', got: ftp://x; expected s3://BUCKET/PREFIX, "),
         ("s3://", "expected s3://BUCKET/PREFIX, "),
     ],
 )

@@ -38,7 +38,7 @@ class Settings(BaseModel):
 
     model_repository: values.Places = option(
         (),
-        "Directory of models, or s3://, gs://, as:// or an archive at http(s)://; may be repeated.",
+        "Directory of models, or s3://, gs://, as://, hf:// or an archive at http(s)://; may be repeated.",
         "",
         Option("Same as --model-repository.", "model-store", value="DIR", several=True),
         section="server and models",

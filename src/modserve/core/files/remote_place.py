@@ -5,6 +5,7 @@ The forms are Triton's (``src/filesystem/implementations`` of its core), and arc
 - ``s3://bucket/prefix``; ``s3://host:port/bucket/prefix`` over HTTP, and ``s3://https://host:port/bucket/prefix``
 - ``gs://bucket/prefix``
 - ``as://account/container/prefix``
+- ``hf://organisation/model`` and ``hf://organisation/model@revision``: one model of the Hugging Face Hub
 - ``http://host/models.tar.gz``, also https, ``.tgz``, ``.tar`` and ``.zip``
 """
 
@@ -18,9 +19,15 @@ ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
 _REMOTE = re.compile(r"([a-z][a-z0-9+.-]*)://|(?:s3|gs|as|az|abfss?|hdfs|https?):/", re.IGNORECASE)
 """How a place that is no directory begins; a `Path` keeps one slash of two only."""
 _ONE_SLASH = re.compile(r"^([a-z0-9]+):/(?!/)(?:(https?):/)?")
+_HUB_MODEL = re.compile(
+    r"(?P<model>(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[A-Za-z0-9][\w./-]*))?", re.ASCII
+)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SERVER = re.compile(r"(?P<scheme>https?://)?(?P<host>[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]+))?")
-_FORMS = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, as://ACCOUNT/CONTAINER/PREFIX or https://HOST/ARCHIVE.tar.gz"
+_FORMS = (
+    "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, as://ACCOUNT/CONTAINER/PREFIX, hf://ORGANISATION/MODEL or "
+    "https://HOST/ARCHIVE.tar.gz"
+)
 _AZURE_HOST = ".blob.core.windows.net"
 
 
@@ -29,12 +36,12 @@ class RemotePlace:
     """Where a repository is. `str` of it is what people wrote, without passwords and signatures."""
 
     scheme: str
-    """``s3``, ``gs``, ``as``; ``http`` for archives over HTTP and HTTPS."""
+    """``s3``, ``gs``, ``as``, ``hf``; ``http`` for archives over HTTP and HTTPS."""
     text: str
     bucket: str = ""
-    """The bucket or container; empty for an archive."""
+    """The bucket or container, or the model's name on the hub; empty for an archive."""
     prefix: str = ""
-    """What all keys of the repository begin with, without slashes at its ends."""
+    """What all keys of the repository begin with, without slashes at its ends; the revision of a model on the hub."""
     endpoint: str = ""
     """The URL of the server, for one that the place names."""
     account: str = ""
@@ -75,6 +82,8 @@ def parse_place(text: str) -> RemotePlace | None:
     rest = text[match.end() :]
     if scheme in ("http", "https"):
         return _archive(text, shown)
+    if scheme == "hf":
+        return _hub_model(rest, shown)
     if scheme not in _BUCKETS:
         raise ValueError(f"there are no repositories of kind '{scheme}://', got: {shown}; expected {_FORMS}")
     if "@" in rest.partition("?")[0] or "?" in rest:
@@ -117,6 +126,13 @@ def _server(rest: str, shown: str) -> tuple[str, str]:
     if match is None or (match["port"] and int(match["port"]) > 65_535):
         raise ValueError(f"expected s3://HOST:PORT/BUCKET/PREFIX or s3://https://HOST:PORT/BUCKET/PREFIX, got: {shown}")
     return f"{match['scheme'] or 'http://'}{host}", behind
+
+
+def _hub_model(rest: str, shown: str) -> RemotePlace:
+    match = _HUB_MODEL.fullmatch(rest)
+    if match is None or ".." in rest:
+        raise ValueError(f"expected hf://ORGANISATION/MODEL or hf://ORGANISATION/MODEL@REVISION, got: {shown}")
+    return RemotePlace("hf", f"hf://{rest}", match["model"], match["revision"] or "main")
 
 
 def _archive(text: str, shown: str) -> RemotePlace:

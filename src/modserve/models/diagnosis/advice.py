@@ -220,8 +220,9 @@ def _foreign(files: Iterable[str], installed: Collection[str]) -> list[str]:
 def _takes(installed: Collection[str]) -> str:
     installed = [name for name in installed if name not in BY_BACKEND or BY_BACKEND[name].runs_locally]
     files: dict[str, list[str]] = {}
+    snapshots = {row for row in FORMATS if "/" in row.filename or row.filename.startswith("openvino")}
     for row in FORMATS:
-        if row.backend in installed:
+        if row.backend in installed and row not in snapshots:  # of Hugging Face, which nobody makes by hand
             files.setdefault(row.backend, []).append(f"<version>/{row.filename}")
     backends = [f"'{backend}' takes {' or '.join(names)}" for backend, names in files.items()]
     by_name = sorted(set(installed) - files.keys())

@@ -25,12 +25,14 @@ _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, for temporary ones, AWS_SESSION_TOKEN",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "as": "AZURE_STORAGE_ACCOUNT and AZURE_STORAGE_KEY",
+    "hf": "HF_TOKEN, and the name: the hub does not say whether a model of others is there",
     "http": "user and password, or the signature, in the URL",
 }
 _LISTING = {
     "s3": "s3:ListBucket and s3:GetObject",
     "gs": "storage.objects.list and storage.objects.get",
     "as": "to list and to read blobs",
+    "hf": "to read the model",
     "http": "to read it",
 }
 
@@ -63,6 +65,8 @@ def reason(error: BaseException, place: RemotePlace) -> tuple[str, bool]:
     status = int(match[1]) if (match := _STATUS.search(text)) else 0
     code = next(filter(None, match.groups()), "") if (match := _CODE.search(text)) else ""
     said = f" ({code}{f': {message[1].strip()}' if (message := _MESSAGE.search(text)) else ''})" if code else ""
+    if status == 404 and place.scheme == "hf":
+        return f"there is no model '{place.bucket}' with a revision '{place.prefix}'", False
     if code in _MISSING or (status == 404 and place.scheme != "http" and not code):
         what = (
             f"container '{place.bucket}' in account '{place.account}'" if place.account else f"bucket '{place.bucket}'"

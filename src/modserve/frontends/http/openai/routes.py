@@ -1,18 +1,17 @@
 """The routes of OpenAI's API: below ``/openai/v1``, and those that generate text below ``/v1``, too."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
-from fastapi.routing import APIRoute
 
 from modserve.core.errors import Code, ModserveError
 from modserve.frontends import offload
 from modserve.frontends.http.infer import CallContext
 from modserve.frontends.http.rest.identified import note_of
-from modserve.frontends.http.rest.messages import json_response, new_router, read_body
+from modserve.frontends.http.rest.messages import DirectRoute, json_response, new_router, read_body
 from modserve.frontends.http.rest.schemas import FAILURES, body_of, errors_of, response_of
 from modserve.frontends.http.rest.streams import Streams
 from modserve.frontends.http.rest.tags import TEXT
@@ -75,7 +74,7 @@ def router(context: CallContext, streams: Streams) -> APIRouter:
             "methods": ["POST"],
             "responses": {200: response_of("ChatResponseBody"), **failures_of},
             "openapi_extra": body_of(body),
-            "route_class_override": _Route,
+            "route_class_override": DirectRoute,
         }
         for prefix in ("/v1", "/openai/v1"):
             router.add_api_route(prefix + path, handler, **options)
@@ -83,14 +82,6 @@ def router(context: CallContext, streams: Streams) -> APIRouter:
     one = {200: response_of("OpenAIModel"), **errors_of(404, 503, body="OpenAIErrorAnswer")}
     router.add_api_route("/openai/v1/models/{model}", model, responses=one)
     return router
-
-
-class _Route(APIRoute):
-    """A route whose handler takes the request alone: FastAPI would look for its parameters at each call, for 100 µs."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handler: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
-        return handler
 
 
 async def _chat(surface: _Surface, request: Request) -> Response:

@@ -113,24 +113,13 @@ def create_app(server: Server, options: HttpSettings) -> FastAPI:
         control.routing_router(server, max_json),
         _root(server, options),
     ]
-    app.router.routes.append(_generation(context, streams))  # the first, since what it stands for is called most often
+    # Few, and each for its paths alone: others pass them quickly.
+    app.router.routes.extend(_doors(app, context, streams))
     app.router.routes.extend(chain.from_iterable(router.routes for router in routers))
-    app.router.routes.extend(_doors(app, context))
     return app
 
 
-def _generation(context: CallContext, streams: Streams) -> BaseRoute:
-    """The door to the routes that generate text."""
-
-    def openai() -> Sequence[BaseRoute]:
-        from modserve.frontends.http.openai import routes
-
-        return routes.router(context, streams).routes
-
-    return DeferredRoutes(re.compile(_GENERATION), openai)
-
-
-def _doors(app: FastAPI, context: CallContext) -> list[BaseRoute]:
+def _doors(app: FastAPI, context: CallContext, streams: Streams) -> list[BaseRoute]:
     """The routes of modules that are imported at their first use: most servers run none of their lines."""
     server, options = context.server, context.options
 
@@ -154,7 +143,12 @@ def _doors(app: FastAPI, context: CallContext) -> list[BaseRoute]:
 
         return routes.router(context).routes
 
-    doors = {_TEXTS: texts, r"/v1(/|$)": v1, r"/docs(/|$)|/openapi\.json$": docs}
+    def generation() -> Sequence[BaseRoute]:
+        from modserve.frontends.http.openai import routes
+
+        return routes.router(context, streams).routes
+
+    doors = {_GENERATION: generation, _TEXTS: texts, r"/v1(/|$)": v1, r"/docs(/|$)|/openapi\.json$": docs}
     if options.console:
         doors[r"/console(/|$)"] = console
     return [DeferredRoutes(re.compile(paths), make) for paths, make in doors.items()]

@@ -54,6 +54,11 @@ class _Entry:
         self.tokenizer: asyncio.Future[Tokenizer | ModserveError] | None = None
         self._plan: tuple[ModelConfig, TensorPlan] | None = None
 
+    @property
+    def is_planned(self) -> bool:
+        """Whether there is a plan for the configuration as it is now, which is complete then."""
+        return self._plan is not None and self._plan[0] is self.servable.config
+
     def plan(self, text: TextDescription) -> TensorPlan:
         """For the configuration as it is now: it may change in place. Raises as `TensorPlan`."""
         config = self.servable.config
@@ -95,7 +100,7 @@ class TextVersions:
                 Code.NOT_FOUND,
             ) from None
         try:
-            entry = self._entry(handle.servable.id)
+            entry = self._entry(handle.servable.id, handle.servable)
             text = await _result(entry.text)
             if tasks and text.task not in tasks:
                 others = await self._names(tasks)
@@ -108,16 +113,19 @@ class TextVersions:
                 folder = entry.folder
                 entry.tokenizer = _reading(lambda: tokenizer.load(folder))
             tokens = await _result(entry.tokenizer)
-            await describe(entry.servable)
+            if not entry.is_planned:
+                await describe(entry.servable)
             return TextHandle(name, handle, handle.servable, text, tokens, entry.plan(text))
         except BaseException:
             handle.release()
             raise
 
-    def _entry(self, id: ModelId) -> _Entry:
-        """Of a version that is READY in this turn of the event loop."""
-        entry, servable = self._entries.get(id), self._current(id)
-        folder = self._server.folder(id)
+    def _entry(self, id: ModelId, front: Servable) -> _Entry:
+        """Of a version that is READY in this turn of the event loop; `front` is what takes its requests."""
+        entry = self._entries.get(id)
+        if entry is not None and entry.is_of(front):
+            return entry
+        servable, folder = self._current(id), self._server.folder(id)
         if servable is None or folder is None:
             raise unavailable(f"model '{id.name}' version {id.version} is being unloaded")
         if entry is None or not entry.is_of(servable):
@@ -125,6 +133,7 @@ class TextVersions:
         return entry
 
     def _current(self, id: ModelId) -> Servable | None:
+        """The version itself, which something else may stand before: a routing, or its predecessor."""
         return next((each for each in self._server.ready_models() if each.id == id), None)
 
     def _drop_old(self) -> None:
@@ -146,7 +155,7 @@ class TextVersions:
         for servable in self._server.ready_models():
             folder = self._server.folder(servable.id)
             if folder is not None and servable.id.name not in names:
-                outcome = await asyncio.shield(self._entry(servable.id).text)
+                outcome = await asyncio.shield(self._entry(servable.id, servable).text)
                 if isinstance(outcome, TextDescription) and (not tasks or outcome.task in tasks):
                     names[servable.id.name] = None
         return [*names]

@@ -9,7 +9,7 @@ from modserve.core.errors import Code, ModserveError
 from modserve.frontends.http.infer import CallContext
 from modserve.frontends.http.rest.disconnect import unless_disconnected
 from modserve.frontends.http.rest.identified import note_of
-from modserve.frontends.http.rest.messages import json_response, new_router
+from modserve.frontends.http.rest.messages import DirectRoute, json_response, new_router
 from modserve.frontends.http.rest.schemas import body_of, errors_of, response_of
 from modserve.frontends.http.rest.tags import TEXT
 from modserve.protocol import failures
@@ -73,7 +73,8 @@ def router(context: CallContext) -> APIRouter:
         for path in call.paths:
             # Documents name calls without /v2, and there is a /rerank of another kind.
             shown = path != "/v2/rerank"
-            router.add_api_route(path, _handler(context, models, call), include_in_schema=shown, **options)
+            handler = _handler(context, models, call)
+            router.add_api_route(path, handler, include_in_schema=shown, route_class_override=DirectRoute, **options)
     return router
 
 
