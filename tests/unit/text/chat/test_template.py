@@ -1,6 +1,7 @@
 """Chat templates: what they see, and what they may not do."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +182,12 @@ def test_broken_files(tmp_path: Path, name: str, content: bytes, text: str) -> N
     with pytest.raises(ModserveError, match=text) as raised:
         read_template("m", {}, tmp_path)
     assert raised.value.code is Code.INTERNAL
+
+
+def test_without_jinja2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "modserve.text.chat.template")
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert read_template("m", {}, tmp_path) is None
+    with pytest.raises(ModserveError, match=r"chat templates need Jinja2: pip install 'modserve\[text\]'") as raised:
+        read_template("m", {"chat_template": "{{ 1 }}"}, tmp_path)
+    assert raised.value.code is Code.UNSUPPORTED
