@@ -71,7 +71,7 @@ def test_what_is_on_this_machine(path: str) -> None:
         "as://account",
         "as://account/",
         "az://c/p",
-        "hf://a/b",
+        "ftp://a/b",
         "http://",
         "http:///x.zip",
         "https://host/models",
