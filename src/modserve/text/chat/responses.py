@@ -19,6 +19,8 @@ class Whole:
 
     def __init__(self, choice: TextChoice) -> None:
         self.choice = choice
+        self.size = 0
+        """Characters."""
         self._texts: list[str] = []
         self.calls: list[ToolCall] = []
         self.logprobs: list[dict[str, Any]] = []
@@ -29,6 +31,7 @@ class Whole:
 
     def add(self, delta: Delta) -> None:
         self._texts.append(delta.text)
+        self.size += len(delta.text)
         self.calls += delta.calls
         self.logprobs += delta.logprobs or ()
 

@@ -123,6 +123,9 @@ class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**", "+", "%"})
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if type(left) is str and type(right) is str and operator == "+":  # most are
+            _check_size(len(left) + len(right))
+            return left + right
         if operator == "*":
             for sequence, times in ((left, right), (right, left)):
                 if isinstance(sequence, str | list | tuple) and isinstance(times, int):
@@ -268,7 +271,7 @@ def _size(value: Any, sizes: dict[int, int] | None = None) -> int:
 
 def _text(value: Any) -> str:
     """A value as it is printed."""
-    if isinstance(value, str):
+    if type(value) is str:
         return value
     _check_size(_size(value))
     return str(value)

@@ -10,6 +10,8 @@ from fastapi import Request, Response
 from modserve.core.errors import ModserveError
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import Outcome
+from modserve.core.tensors.tensor import Tensor
+from modserve.frontends import offload
 from modserve.frontends.http.infer import CallContext
 from modserve.frontends.http.rest.disconnect import unless_disconnected
 from modserve.frontends.http.rest.messages import deadline_ns, forwarded_headers
@@ -48,7 +50,7 @@ class Generation:
             call.close()
 
 
-def submit(
+async def submit(
     context: CallContext,
     streams: Streams,
     request: Request,
@@ -66,22 +68,29 @@ def submit(
     forwarded = forwarded_headers(request, context.options)
     ends_ns = deadline_ns(request, first.now_ns)
     choices = [TextChoice(index, text, tools) for index in range(len(prompts) * text.choices)]
-    calls: list[HttpStream] = []
+    if max(map(len, prompts)) > first.limits.json:
+        inputs = await offload.on_thread(_inputs, contract, text, prompts, stream)
+    else:
+        inputs = _inputs(contract, text, prompts, stream)
+    calls = [first]
     with ExitStack() as begun:
-        for _ in choices:
-            call = first if not calls else begun.enter_context(streams.begin(request, text.model, None))
-            calls.append(call)
-        for choice, call in zip(choices, calls, strict=True):
-            prompt, variant = divmod(choice.index, text.choices)
-            sampling = text.sampling
-            if variant and "seed" in sampling:
-                seed = sampling["seed"]
-                assert isinstance(seed, int), "so `fields.sampling` has it: this is a bug"
-                sampling = {**sampling, "seed": seed + variant}
-            inputs = contract.inputs(prompts[prompt], stream, sampling, text.logprobs is not None)
-            inference = InferenceRequest(text.model, inputs, (), None, deadline_ns=ends_ns)
+        calls += [begun.enter_context(streams.begin(request, text.model, None)) for _ in choices[1:]]
+        for call, tensors in zip(calls, inputs, strict=True):
+            inference = InferenceRequest(text.model, tensors, (), None, deadline_ns=ends_ns)
             call.submit_stream(header_forwarding.with_headers(inference, forwarded))
     return Generation(contract, calls, choices, text.choices)
+
+
+def _inputs(contract: Contract, text: TextRequest, prompts: Sequence[str], stream: bool) -> list[dict[str, Tensor]]:
+    """The tensors of each choice of each prompt. The choices of a prompt have seeds one above the other."""
+    inputs = []
+    for prompt in prompts:
+        for variant in range(text.choices):
+            sampling, seed = text.sampling, text.sampling.get("seed")
+            if variant and isinstance(seed, int):
+                sampling = {**sampling, "seed": seed + variant}
+            inputs.append(contract.inputs(prompt, stream, sampling, text.logprobs is not None))
+    return inputs
 
 
 async def whole_response(
@@ -91,7 +100,10 @@ async def whole_response(
     memory = RequestMemory(context.server.memory, asyncio.get_running_loop())
     try:
         wholes = await unless_disconnected(request, _collected(generation, memory))
-        body = writer.whole(wholes, generation.usage)
+        if sum(whole.size for whole in wholes) > context.limits.json:
+            body = await offload.on_thread(writer.whole, wholes, generation.usage)
+        else:
+            body = writer.whole(wholes, generation.usage)
     finally:
         memory.release()
         generation.close()

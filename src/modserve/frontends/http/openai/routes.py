@@ -93,7 +93,7 @@ async def _chat(surface: _Surface, request: Request) -> Response:
         model.check(text)
         prompt = await surface.models.prompt(model, chat, size)
         context, streams = surface.context, surface.streams
-        generation = submit(context, streams, request, call, model.contract, text, [prompt], chat.tools)
+        generation = await submit(context, streams, request, call, model.contract, text, [prompt], chat.tools)
     writer = ChatWriter(call.identify(), text)
     if text.stream:
         return await streamed_response(request, text, generation, writer)
@@ -110,7 +110,7 @@ async def _complete(surface: _Surface, request: Request) -> Response:
         if model.contract.takes_messages:
             raise field_error("model", f"model '{text.model}' takes messages only: use chat/completions")
         context, streams = surface.context, surface.streams
-        generation = submit(context, streams, request, call, model.contract, text, prompts)
+        generation = await submit(context, streams, request, call, model.contract, text, prompts)
     echoes = [prompt for prompt in prompts for _ in range(text.choices)] if completion.echo else ()
     writer = CompletionWriter(call.identify(), text, echoes)
     if text.stream:
