@@ -322,8 +322,8 @@ async def test_one_of_several_must_be_named(stage: Stage) -> None:
     status, error = await stage.refused("/predict", inputs="cat")
     assert status == 404
     assert error["error"] == (
-        "no model: which of them is to answer is not said; models for classification or rerank or token_classification "
-        "are: 'classes', 'ranker', 'tags'"
+        "the request names no model, and models for classification or rerank or token_classification are: "
+        "'classes', 'ranker', 'tags'"
     )
 
 

@@ -146,8 +146,8 @@ class TextVersions:
         names = await self._names(tasks)
         if len(names) == 1:
             return names[0]
-        why = "the server has none for this call" if not names else "which of them is to answer is not said"
-        raise RequestFieldError(f"no model: {why}; {_listed(names, tasks)}", "model", "model_not_found", Code.NOT_FOUND)
+        why = "the request names no model, and " if names else ""
+        raise RequestFieldError(why + _listed(names, tasks), "model", "model_not_found", Code.NOT_FOUND)
 
     async def _names(self, tasks: Collection[TextTask]) -> Sequence[str]:
         """The READY models with one of the tasks; those whose files cannot be used are left out."""
