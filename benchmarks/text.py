@@ -1,10 +1,12 @@
 """Texts in, texts and vectors out: what the server costs beside the engines. ``python benchmarks/text.py embeddings``
 
 ``embeddings``: OpenAI's ``/v1/embeddings`` over all-MiniLM-L6-v2, beside ONNX Runtime called bare.
+``chat``: what ``/v1/chat/completions`` costs over a tensor call of the same model.
 """
 
 import argparse
 
+import text_chat
 import text_embeddings
 
 
@@ -19,9 +21,14 @@ def main() -> None:
     embeddings.add_argument("--settle", type=float, default=plan.settle, help="seconds under load before that")
     embeddings.add_argument("--port", type=int, default=plan.port, help="of another server; its CPU is not measured")
     embeddings.add_argument("--model", default=plan.model, help="as that server calls it")
+    chat, chats = parts.add_parser("chat"), text_chat.Plan()
+    chat.add_argument("--rounds", type=int, default=chats.rounds)
+    chat.add_argument("--requests", type=int, default=chats.requests, help="of each call in a round")
     arguments = vars(parser.parse_args())
-    del arguments["part"]
-    print(text_embeddings.report(text_embeddings.Plan(**arguments)))
+    if arguments.pop("part") == "chat":
+        print(text_chat.report(text_chat.Plan(**arguments)))
+    else:
+        print(text_embeddings.report(text_embeddings.Plan(**arguments)))
 
 
 if __name__ == "__main__":

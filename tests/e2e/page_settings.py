@@ -136,6 +136,7 @@ SETTINGS: Mapping[str, Setting] = {
     "README.md": Setting(a_clone),
     "docs/access.md": Setting(a_certificate),
     "docs/bench.md": Setting(server=with_resnet, options=EXPLICIT),
+    "docs/chat.md": Setting(an_empty_directory),
     "docs/check.md": Setting(an_option_file),
     "docs/commands.md": Setting(started=used),
     "docs/configuration.md": Setting(other_models),

@@ -91,7 +91,7 @@ class Entry:
             self.react()
 
     def _check(self, response: InferenceResponse) -> None:
-        values = response.outputs["OUT"].array.tolist()
+        values = [[int(each) for each in row] for row in response.outputs["OUT"].array.tolist()]
         if response.id != str(self.number) or values != [[self.value] * self.length]:
             self.note(f"{self!r} with {self.length} of {self.value} got {values} of request {response.id!r}")
 

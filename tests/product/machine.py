@@ -180,10 +180,10 @@ class ProductMachine(RuleBasedStateMachine):
         self.world.submit("stream", reads=reads, reaction=reaction)
         self.after(after)
 
-    @precondition(lambda self: "caller" in self.models and self.has(_without_sequences))
+    @precondition(lambda self: "caller" in self.models and self.has(_takes_numbers))
     @rule(model=INDEX, after=AFTER)
     def submit_a_call(self, model: int, after: str) -> None:
-        callee = self.one(_without_sequences, model)
+        callee = self.one(_takes_numbers, model)
         self.world.need(callee)
         self.world.submit("caller", callee=callee)
         self.after(after)
@@ -198,6 +198,12 @@ class ProductMachine(RuleBasedStateMachine):
     @rule(counts=LENGTHS, timeout_s=st.sampled_from((0.0, 0.0, 0.3)), after=AFTER)
     def send_texts(self, counts: list[int], timeout_s: float, after: str) -> None:
         self.world.send_texts("text", counts, timeout_s)
+        self.after(after)
+
+    @precondition(lambda self: "chat" in self.models)
+    @rule(stream=st.booleans(), choices=st.integers(1, 2), timeout_s=st.sampled_from((0.0, 0.0, 0.3)), after=AFTER)
+    def chat(self, stream: bool, choices: int, timeout_s: float, after: str) -> None:
+        self.world.chat("chat", stream=stream, choices=choices, timeout_s=timeout_s)
         self.after(after)
 
     @precondition(lambda self: any(not each.over for each in self.world.texts))
@@ -331,6 +337,10 @@ def _with_sequences(kind: Kind) -> bool:
 
 def _without_sequences(kind: Kind) -> bool:
     return not kind.sequences
+
+
+def _takes_numbers(kind: Kind) -> bool:
+    return not kind.sequences and not kind.chats
 
 
 def _varies(kind: Kind) -> bool:

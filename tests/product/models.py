@@ -22,6 +22,7 @@ parameters { key: "text.output" value { string_value: "OUT" } }
 """
 )
 """Its scores are its tokens, as they came back."""
+CHAT_TENSORS: Final = TENSORS.replace("TYPE_INT64", "TYPE_STRING")
 
 
 @dataclass(frozen=True)
@@ -101,13 +102,24 @@ class Kind:
     takes_texts: bool = False
     """Beside its tensors: it has a tokenizer."""
 
+    chats: bool = False
+    """Its tensors are texts, so that it generates text."""
+
     @property
     def input(self) -> str:
         return "input_ids" if self.takes_texts else "IN"
 
     def text(self, variation: Variation) -> str:
         if not self.ensemble:
-            tensors = TEXT_TENSORS if self.takes_texts else PADDED_TENSORS if self.padded else TENSORS
+            tensors = (
+                CHAT_TENSORS
+                if self.chats
+                else TEXT_TENSORS
+                if self.takes_texts
+                else PADDED_TENSORS
+                if self.padded
+                else TENSORS
+            )
             return self.head + tensors + variation.text(self.group)
         return self.head + TENSORS + ("response_cache { enable: true }\n" if variation.cached else "")
 
@@ -164,6 +176,12 @@ MODELS: Final[dict[str, Kind]] = {
         'backend: "requests" max_batch_size: 4 model_transaction_policy { decoupled: true }\n',
         varies=("count", "delay_ms", "queue_size", "timeout_ms"),
         decoupled=True,
+    ),
+    "chat": Kind(
+        'backend: "requests" max_batch_size: 4 model_transaction_policy { decoupled: true }\n',
+        varies=("count", "delay_ms", "queue_size", "timeout_ms"),
+        decoupled=True,
+        chats=True,
     ),
     "caller": Kind('backend: "calling" max_batch_size: 4\n', varies=QUEUE, needs=("plain",)),
     "greedy": Kind(BATCHES, Variation(resources=2), (*QUEUE, "resources"), _GREEDY),

@@ -30,6 +30,7 @@ from modserve.models.residency.sizes import Meter
 from modserve.repository.manager import ModelManager
 from text_folders import write_folder
 
+from .chats import ChatClient
 from .ledger import Entry, Ledger, SinkError
 from .models import MODELS, Variation
 from .puppets import BatchInstance, CallingInstance, Engines, Execution, PuppetBackend, RequestsInstance
@@ -70,7 +71,7 @@ class World:
         self.server: InferenceServer = self.loop.act(lambda: InferenceServer(settings, backends=self.backends))
         self.ledger = Ledger(self.server.memory)
         self.app = text_app(self.server)
-        self.texts: list[TextClient] = []
+        self.texts: list[TextClient | ChatClient] = []
         self.variations: dict[str, Variation] = {}
         self.operations: list[asyncio.Task[Any]] = []
         self.stopping: asyncio.Task[bool] | None = None
@@ -275,6 +276,15 @@ class World:
         client.task = self.loop.create_task(client.run(self.app))
         return client
 
+    def chat(self, model: str, *, stream: bool = False, choices: int = 1, timeout_s: float = 0.0) -> ChatClient:
+        """Begin a chat, as a client over HTTP does."""
+        self.need(model)
+        prompt = f"<{len(self.texts)}>"
+        client = ChatClient(model, prompt, stream=stream, choices=choices, timeout_s=timeout_s)
+        self.texts.append(client)
+        client.task = self.loop.create_task(client.run(self.app))
+        return client
+
     def leave_texts(self, index: int = -1) -> None:
         """One of the clients of texts that wait goes away."""
         waiting = [each for each in self.texts if not each.over]
@@ -337,7 +347,10 @@ class World:
 
 
 def _inputs(entry: Entry) -> dict[str, Tensor]:
-    return {MODELS[entry.model].input: Tensor.from_array(np.full((1, entry.length), entry.value, np.int64))}
+    kind = MODELS[entry.model]
+    if kind.chats:
+        return {kind.input: Tensor.from_array(np.array([[str(entry.value).encode()]], object))}
+    return {kind.input: Tensor.from_array(np.full((1, entry.length), entry.value, np.int64))}
 
 
 class _Watch(logging.Handler):

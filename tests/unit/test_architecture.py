@@ -70,7 +70,7 @@ RULES = {
     "server": rule("core observability pb resources routing"),
     "server.in_process": rule("core resources"),
     "server.local": rule("core observability pb protocol.control repository resources server server.in_process"),
-    "text": rule("core", "numpy tokenizers"),
+    "text": rule("core", "jinja2 numpy orjson tokenizers"),
     "frontends": rule(
         "core protocol server pb settings text observability.access_log",
         "fastapi google.protobuf hpack httptools mypy_extensions orjson pydantic starlette",

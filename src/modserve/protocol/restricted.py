@@ -36,7 +36,10 @@ CATEGORIES: Mapping[str, Calls] = {
     ),
     "metadata": Calls(
         ("ServerMetadata", "ModelMetadata"),
-        paths=("/v2", "/v2/models", "/v1/models", "/docs/examples/{model}", "/docs/snippets/{model}", "/info"),
+        paths=(
+            *("/v2", "/v2/models", "/v1/models", "/docs/examples/{model}", "/docs/snippets/{model}", "/info"),
+            *("/openai/v1/models", "/openai/v1/models/{model}"),
+        ),
         model_paths=("", "/engine", "/openapi.json"),
         v1_paths=("/metadata",),
     ),
@@ -44,6 +47,7 @@ CATEGORIES: Mapping[str, Calls] = {
         ("ModelInfer", "ModelStreamInfer"),
         paths=(
             *(f"{prefix}/v1/{call}" for prefix in ("", "/openai") for call in ("embeddings", "rerank")),
+            *(f"{prefix}/v1/{call}" for prefix in ("", "/openai") for call in ("chat/completions", "completions")),
             "/v2/rerank",
             *(f"/{call}" for call in ("embed", "rerank", "predict", "similarity", "tokenize", "decode")),
         ),

@@ -39,6 +39,7 @@ print(*sorted(before), "|", *sorted(imported() - before))
 """
 
 V1 = {
+    *("frontends.http.openai", "frontends.http.openai.models", "text", "text.chat", "text.chat.contract"),
     "frontends.http.rest.parts",
     "frontends.http.rest.predict",
     "frontends.http.rest.v1",

@@ -41,6 +41,8 @@ from .tags import HEALTH, INFERENCE, METADATA, STATISTICS, V1
 
 _TEXTS = r"(/openai)?/v1/(embeddings|rerank)$|/v2/rerank$|/(embed|rerank|predict|similarity|tokenize|decode|info)$"
 """Paths of the calls of texts."""
+_GENERATION = r"(/openai)?/v1/(chat/)?completions$|/openai/v1/models(/|$)"
+"""Paths of the calls that generate text, and of OpenAI's list of models."""
 
 
 class _VersionConvertor(Convertor[int]):
@@ -111,12 +113,13 @@ def create_app(server: Server, options: HttpSettings) -> FastAPI:
         control.routing_router(server, max_json),
         _root(server, options),
     ]
-    app.router.routes.extend(_doors(app, context))  # few, and each for its paths alone: others pass them quickly
+    # Few, and each for its paths alone: others pass them quickly.
+    app.router.routes.extend(_doors(app, context, streams))
     app.router.routes.extend(chain.from_iterable(router.routes for router in routers))
     return app
 
 
-def _doors(app: FastAPI, context: CallContext) -> list[BaseRoute]:
+def _doors(app: FastAPI, context: CallContext, streams: Streams) -> list[BaseRoute]:
     """The routes of modules that are imported at their first use: most servers run none of their lines."""
     server, options = context.server, context.options
 
@@ -140,7 +143,12 @@ def _doors(app: FastAPI, context: CallContext) -> list[BaseRoute]:
 
         return routes.router(context).routes
 
-    doors = {_TEXTS: texts, r"/v1(/|$)": v1, r"/docs(/|$)|/openapi\.json$": docs}
+    def generation() -> Sequence[BaseRoute]:
+        from modserve.frontends.http.openai import routes
+
+        return routes.router(context, streams).routes
+
+    doors = {_GENERATION: generation, _TEXTS: texts, r"/v1(/|$)": v1, r"/docs(/|$)|/openapi\.json$": docs}
     if options.console:
         doors[r"/console(/|$)"] = console
     return [DeferredRoutes(re.compile(paths), make) for paths, make in doors.items()]

@@ -1,6 +1,6 @@
 """Routes of models, bodies and headers of requests, and JSON responses."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 import orjson
@@ -45,6 +45,14 @@ register_url_convertor("label", _LabelConvertor())
 def new_router(*tags: str, **options: Any) -> APIRouter:
     """A router for routes that the application takes as they are: `include_router` would build each a second time."""
     return DeferringRouter(tags=list(tags), dependencies=[Depends(with_slashes)], **options)
+
+
+class DirectRoute(APIRoute):
+    """Of a handler that reads its request itself, and has no parameters that FastAPI would look for each time."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
+        return handler
 
 
 def add_model_route(

@@ -6,6 +6,23 @@ from modserve.protocol.json.json_text import MIME_JSON
 
 _BODIES: dict[str, tuple[str, str]] = {
     "Alive": ("status: string", ""),
+    "ChatRequestBody": (
+        "model: string, messages: [object], stream?: boolean, stream_options?: object, "
+        "max_completion_tokens?: integer, temperature?: number, top_p?: number, seed?: integer, n?: integer, "
+        "stop?: any, logprobs?: boolean, top_logprobs?: integer, response_format?: object, tools?: [object], "
+        "tool_choice?: any",
+        "Fields of OpenAI's API; others of sampling parameters are in the documentation.",
+    ),
+    "ChatResponseBody": (
+        "id: string, object: string, created: integer, model: string, choices: [object], usage?: object",
+        "With `stream`, server-sent events follow instead, each with a chunk.",
+    ),
+    "CompletionRequestBody": (
+        "model: string, prompt: any, stream?: boolean, stream_options?: object, max_tokens?: integer, "
+        "temperature?: number, top_p?: number, seed?: integer, n?: integer, stop?: any, logprobs?: integer, "
+        "echo?: boolean",
+        "`prompt` is a string, or a list of strings.",
+    ),
     "CudaRegion": (
         "raw_handle: object, device_id: integer, byte_size: integer",
         "`raw_handle` has the handle as `b64`.",
@@ -55,6 +72,10 @@ _BODIES: dict[str, tuple[str, str]] = {
         "What runs a model; engines may add members. `candidates` are those that were measured.",
     ),
     "ModelList": ("models: [string]", ""),
+    "ModelLists": (
+        "models: [string], object: string, data: [OpenAIModel]",
+        "KServe's `models` has all names; `data` is OpenAI's list, of the READY models that take text.",
+    ),
     "ModelMemory": (
         "limit: integer, held: integer, models: [object]",
         "Sizes in bytes. The models are those that come into memory and leave it, each with its state.",
@@ -65,8 +86,10 @@ _BODIES: dict[str, tuple[str, str]] = {
     ),
     "ModelReady": ("name: string, ready: boolean", ""),
     "ModelStatus": (
-        "name: string, ready: boolean, model_version_status: [VersionStatus], error?: string",
-        "KServe's `name` and `ready` beside TensorFlow Serving's `model_version_status`, the latest version first.",
+        "name: string, ready: boolean, model_version_status: [VersionStatus], error?: string, id: string, "
+        "object: string, created: integer, owned_by: string",
+        "KServe's `name` and `ready` beside TensorFlow Serving's `model_version_status`, the latest version first, and "
+        "what OpenAI's API says of a model.",
     ),
     "PredictRequestBody": (
         "signature_name?: string, instances?: [any], inputs?: any",
@@ -86,6 +109,8 @@ _BODIES: dict[str, tuple[str, str]] = {
         "shadow?: object",
         "The routing, and for each of its routes the version, the share of the requests and their number.",
     ),
+    "OpenAIModel": ("id: string, object: string, created: integer, owned_by: string", ""),
+    "OpenAIModels": ("object: string, data: [OpenAIModel]", "The READY models that take text."),
     "OpenAIErrorAnswer": ("error: object", "The error has `message`, `type`, `param` and `code`."),
     "RankingRequestBody": (
         "model?: string, query: string, texts: [string], raw_scores?: boolean, return_text?: boolean, "

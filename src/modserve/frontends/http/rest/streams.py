@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from fastapi import Request
 from starlette.responses import StreamingResponse
@@ -16,6 +16,7 @@ from modserve.frontends.call import HTTP, InferenceCall, OutcomeQueue
 from modserve.frontends.errors import to_client_error
 from modserve.protocol import failures
 from modserve.protocol.http.framing import Framing
+from modserve.protocol.response_form import ResponseForm
 from modserve.server import Server
 from modserve.settings import LoopLimits
 
@@ -35,6 +36,32 @@ class StreamMessage(NamedTuple):
     data: bytes
     error: ModserveError | None
     final: bool
+
+
+class StreamedCall(Protocol):
+    """What a `StreamedResponse` is made of: an `HttpStream`, or several."""
+
+    @property
+    def limits(self) -> LoopLimits: ...
+
+    @property
+    def response_form(self) -> ResponseForm: ...
+
+    async def next(self) -> tuple[Outcome, bool]:
+        """As `HttpStream` has it, and so are the others."""
+        ...
+
+    def record_failure(self, error: ModserveError, status: int | str) -> None: ...
+
+    def sending(self) -> None: ...
+
+    def sent_some(self) -> None: ...
+
+    def sent(self) -> None: ...
+
+    def release(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class HttpStream(InferenceCall):
@@ -69,6 +96,12 @@ class HttpStream(InferenceCall):
         """A part of an outcome has been sent."""
         if self.inflight is not None:
             self.inflight.sent_some()
+
+    def cut(self) -> None:
+        """What is still to come is not wanted: the call ends after what has come."""
+        self.settle(None, True)
+        if self.inflight is not None:
+            self.inflight.cancel()
 
     def end(self, error: ModserveError) -> None:
         """Report `error` in place of all that is still to come."""
@@ -113,7 +146,7 @@ class Streams:
 
 
 async def respond(
-    request: Request, call: HttpStream, framing: Framing, encode: Encode, raise_failure: bool = False
+    request: Request, call: StreamedCall, framing: Framing, encode: Encode, raise_failure: bool = False
 ) -> "StreamedResponse":
     """The HTTP response to a call that was submitted, once its first message is known.
 
@@ -132,7 +165,7 @@ async def respond(
 class StreamedResponse(StreamingResponse):
     """The HTTP response to `call`, from its first message on. It ends early when the client goes away."""
 
-    def __init__(self, call: HttpStream, first: StreamMessage, framing: Framing, encode: Encode, note: Note) -> None:
+    def __init__(self, call: StreamedCall, first: StreamMessage, framing: Framing, encode: Encode, note: Note) -> None:
         status, headers = 200, _HEADERS
         if first.error is not None:
             status, headers = failures.spelling(first.error).http, {**_HEADERS, **failures.headers(first.error)}
@@ -168,7 +201,7 @@ class StreamedResponse(StreamingResponse):
             message = await _next_message(call, self._encode)
 
 
-async def _next_message(call: HttpStream, encode: Encode) -> StreamMessage:
+async def _next_message(call: StreamedCall, encode: Encode) -> StreamMessage:
     """The call's next outcome as its client gets it."""
     outcome, final = await call.next()
     error = outcome if isinstance(outcome, ModserveError) else None

@@ -16,7 +16,7 @@ V1 = "KServe v1, TensorFlow Serving"
 
 TAGS: Mapping[str, str] = {
     INFERENCE: "Run a model.",
-    TEXT: "Embed, rerank and classify texts, by models that have a tokenizer.",
+    TEXT: "Chat, and embed, rerank and classify texts.",
     HEALTH: "Ask whether the server or a model takes requests.",
     METADATA: "See what the server and its models are.",
     STATISTICS: "See what the models have done, and what memory they hold.",

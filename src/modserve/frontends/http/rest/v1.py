@@ -14,6 +14,7 @@ from modserve.core.lifecycle import IndexEntry
 from modserve.core.residency import describe
 from modserve.core.servable import Servable
 from modserve.frontends.http.infer import CallContext
+from modserve.frontends.http.openai import models as openai_models
 from modserve.protocol.http import v1_models
 from modserve.server import Server
 
@@ -96,14 +97,15 @@ def _add_inference(router: APIRouter, context: CallContext) -> None:
 
 def _add_models(router: APIRouter, server: Server) -> None:
     async def models() -> Response:
-        """The names of all models, whatever their state."""
-        return json_response({"models": server.model_names()})
+        """The names of all models, whatever their state; for OpenAI's clients, `data` has those that take text."""
+        return json_response({"models": server.model_names(), **(await openai_models.list_json(server))})
 
     async def model_status(model: str) -> Response:
         """Is this model ready, and what are its versions' states? The body is the same when the status is 503."""
         entries = _entries(server, model)
         ready = await server.check_model_ready(model, None)
-        return json_response(v1_models.model_json(model, ready, entries), 200 if ready else 503)
+        status = v1_models.model_json(model, ready, entries)
+        return json_response(status | openai_models.model_json(model), 200 if ready else 503)
 
     async def version_status(model: str, version: int) -> Response:
         """The state of one version, whatever it is."""
@@ -127,7 +129,7 @@ def _add_models(router: APIRouter, server: Server) -> None:
         return json_response(v1_models.metadata_json(servable))
 
     unready = {**responses_of("ModelStatus", 404), 503: response_of("ModelStatus", "Not ready")}
-    router.add_api_route("/v1/models", models, responses=responses_of("ModelList"))
+    router.add_api_route("/v1/models", models, responses=responses_of("ModelLists"))
     router.add_api_route(_MODEL, model_status, responses=unready, route_class_override=_route_of_models(server))
     router.add_api_route(_VERSION, version_status, responses=responses_of("VersionStatuses", 400, 404))
     router.add_api_route(_LABEL, label_status, responses=responses_of("VersionStatuses", 404))

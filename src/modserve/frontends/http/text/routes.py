@@ -1,16 +1,15 @@
 """The paths of the calls of texts, and the two ways in which their failures are written."""
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from fastapi import APIRouter, Request, Response
-from fastapi.routing import APIRoute
 
 from modserve.core.errors import Code, ModserveError
 from modserve.frontends.http.infer import CallContext
 from modserve.frontends.http.rest.disconnect import unless_disconnected
 from modserve.frontends.http.rest.identified import note_of
-from modserve.frontends.http.rest.messages import json_response, new_router
+from modserve.frontends.http.rest.messages import DirectRoute, json_response, new_router
 from modserve.frontends.http.rest.schemas import body_of, errors_of, response_of
 from modserve.frontends.http.rest.tags import TEXT
 from modserve.protocol import failures
@@ -75,16 +74,8 @@ def router(context: CallContext) -> APIRouter:
             # Documents name calls without /v2, and there is a /rerank of another kind.
             shown = path != "/v2/rerank"
             handler = _handler(context, models, call)
-            router.add_api_route(path, handler, include_in_schema=shown, route_class_override=_DirectRoute, **options)
+            router.add_api_route(path, handler, include_in_schema=shown, route_class_override=DirectRoute, **options)
     return router
-
-
-class _DirectRoute(APIRoute):
-    """Of a handler that reads its request itself, and has no parameters that FastAPI would look for each time."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handler: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
-        return handler
 
 
 def _handler(context: CallContext, models: TextVersions, row: _Call) -> Callable[[Request], Awaitable[Response]]:

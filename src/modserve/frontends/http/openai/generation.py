@@ -1,0 +1,167 @@
+"""One request for text: its choices are calls of the model, whose outcomes become one response."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from fastapi import Request, Response
+
+from modserve.core.errors import ModserveError
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import Outcome
+from modserve.core.tensors.tensor import Tensor
+from modserve.frontends import offload
+from modserve.frontends.http.infer import CallContext
+from modserve.frontends.http.rest.disconnect import unless_disconnected
+from modserve.frontends.http.rest.messages import deadline_ns, forwarded_headers
+from modserve.frontends.http.rest.streams import HttpStream, StreamedCall, Streams, respond
+from modserve.frontends.offload import RequestMemory
+from modserve.protocol import failures, header_forwarding
+from modserve.protocol.http.framing import Framing
+from modserve.protocol.json.json_text import MIME_JSON
+from modserve.text.chat.choice import TextChoice, Usage, usage_of
+from modserve.text.chat.contract import Contract, Piece, piece_of
+from modserve.text.chat.errors import error_event
+from modserve.text.chat.requests import TextRequest, ToolChoice
+from modserve.text.chat.responses import DONE, OpenAIWriter, Whole
+
+from .group import CallGroup
+
+_FRAMING = Framing("text/event-stream", "text/event-stream; charset=utf-8", b"", b"")
+"""What is written are whole events."""
+
+
+@dataclass(slots=True)
+class Generation:
+    """The submitted calls of a request, and what becomes of each. `per_prompt` of them have the same prompt."""
+
+    contract: Contract
+    calls: Sequence[HttpStream]
+    choices: Sequence[TextChoice]
+    per_prompt: int
+
+    @property
+    def usage(self) -> Usage | None:
+        return usage_of(self.choices, self.per_prompt)
+
+    def close(self) -> None:
+        for call in self.calls:
+            call.close()
+
+
+async def submit(
+    context: CallContext,
+    streams: Streams,
+    request: Request,
+    first: HttpStream,
+    contract: Contract,
+    text: TextRequest,
+    prompts: Sequence[str],
+    tools: ToolChoice | None = None,
+) -> Generation:
+    """Submit a call for each choice of each prompt. `first` has been begun; it is the first one's.
+
+    Raises what keeps a call from being accepted; all calls but the first are closed then.
+    """
+    stream = text.stream and first.servable.config.decoupled
+    forwarded = forwarded_headers(request, context.options)
+    ends_ns = deadline_ns(request, first.now_ns)
+    choices = [TextChoice(index, text, tools) for index in range(len(prompts) * text.choices)]
+    if max(map(len, prompts)) > first.limits.json:
+        inputs = await offload.on_thread(_inputs, contract, text, prompts, stream)
+    else:
+        inputs = _inputs(contract, text, prompts, stream)
+    calls = [first]
+    with ExitStack() as begun:
+        calls += [begun.enter_context(streams.begin(request, text.model, None)) for _ in choices[1:]]
+        for call, tensors in zip(calls, inputs, strict=True):
+            inference = InferenceRequest(text.model, tensors, (), None, deadline_ns=ends_ns)
+            call.submit_stream(header_forwarding.with_headers(inference, forwarded))
+    return Generation(contract, calls, choices, text.choices)
+
+
+def _inputs(contract: Contract, text: TextRequest, prompts: Sequence[str], stream: bool) -> list[dict[str, Tensor]]:
+    """The tensors of each choice of each prompt. The choices of a prompt have seeds one above the other."""
+    inputs = []
+    for prompt in prompts:
+        for variant in range(text.choices):
+            sampling, seed = text.sampling, text.sampling.get("seed")
+            if variant and isinstance(seed, int):
+                sampling = {**sampling, "seed": seed + variant}
+            inputs.append(contract.inputs(prompt, stream, sampling, text.logprobs is not None))
+    return inputs
+
+
+async def whole_response(
+    context: CallContext, request: Request, generation: Generation, writer: OpenAIWriter
+) -> Response:
+    """The response to a client that waits for all of it. Raises the first failure."""
+    memory = RequestMemory(context.server.memory, asyncio.get_running_loop())
+    try:
+        wholes = await unless_disconnected(request, _collected(generation, memory))
+        if sum(whole.size for whole in wholes) > context.limits.json:
+            body = await offload.on_thread(writer.whole, wholes, generation.usage)
+        else:
+            body = writer.whole(wholes, generation.usage)
+    finally:
+        memory.release()
+        generation.close()
+    cost = generation.calls[-1].cost if context.server_timing else ""
+    return Response(body, headers={"Server-Timing": cost} if cost else {}, media_type=MIME_JSON)
+
+
+async def _collected(generation: Generation, memory: RequestMemory) -> list[Whole]:
+    """The choices, one after the other: their calls run at the same time.
+
+    What has come counts as memory. Raises `MemoryExhaustedError` when it is more than the server has: a model need not
+    end.
+    """
+    budget = generation.calls[0].server.memory
+    wholes = [Whole(choice) for choice in generation.choices]
+    for call, whole in zip(generation.calls, wholes, strict=True):
+        final = False
+        while not final and not whole.choice.over:
+            outcome, final = await call.next()
+            if isinstance(outcome, ModserveError):
+                raise outcome
+            piece = Piece(b"") if outcome is None else piece_of(generation.contract, outcome)
+            whole.add(whole.choice.add(piece, final))
+            memory.force(len(piece.text))
+            if budget.full:
+                raise budget.exhausted(len(piece.text))
+    return wholes
+
+
+async def streamed_response(
+    request: Request, text: TextRequest, generation: Generation, writer: OpenAIWriter
+) -> Response:
+    """The response to a client that reads events. Raises a failure before the first one."""
+    group = CallGroup(generation.calls) if len(generation.calls) > 1 else None
+    call: StreamedCall = group or generation.calls[0]
+
+    failed = False
+
+    def encode(outcome: Outcome, final: bool) -> bytes:
+        nonlocal failed
+        if failed:
+            return b""  # a stream ends with its first failure
+        if isinstance(outcome, ModserveError):
+            failed = True
+            for each in generation.calls:
+                each.cut()
+            return error_event(outcome, failures.spelling(outcome).http, failures.public_message(outcome))
+        index, ended = (group.current, group.ended) if group is not None else (0, final)
+        choice = generation.choices[index]
+        piece = Piece(b"") if outcome is None else piece_of(generation.contract, outcome)
+        events = writer.delta(choice, choice.add(piece, ended))
+        if choice.over and not ended:
+            generation.calls[index].cut()
+        if ended:
+            events += writer.end(choice)
+        if final:
+            usage = writer.usage(generation.usage) if text.include_usage else b""
+            events += usage + DONE
+        return events
+
+    return await respond(request, call, _FRAMING, encode, raise_failure=True)

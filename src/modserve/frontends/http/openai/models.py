@@ -1,0 +1,38 @@
+"""The models as OpenAI's clients list them."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from modserve.frontends import offload
+from modserve.protocol.json.json_text import JsonObject
+from modserve.server import Server
+from modserve.text.chat.contract import contract_of
+
+_TOKENIZER = "tokenizer.json"
+"""Models for the other calls of texts have it."""
+_STARTED = int(time.time())
+"""Stands for when a model was made, of which nothing is known."""
+
+
+def model_json(name: str) -> JsonObject:
+    """One model."""
+    return {"id": name, "object": "model", "created": _STARTED, "owned_by": "modserve"}
+
+
+async def list_json(server: Server) -> JsonObject:
+    """The READY models that take text. One that was never in memory may be one: nobody knows its tensors yet."""
+    names, folders = set(), {}
+    for servable in server.models():
+        name, config = servable.id.name, servable.config
+        if not (config.inputs or config.outputs) or contract_of(config) is not None:
+            names.add(name)
+        elif (folder := server.folder(servable.id)) is not None:
+            folders[name] = folder
+    names |= await offload.on_thread(_with_tokenizer, folders)
+    return {"object": "list", "data": [model_json(name) for name in sorted(names)]}
+
+
+def _with_tokenizer(folders: Mapping[str, Path]) -> set[str]:
+    """The names of the models that have a tokenizer in their folder."""
+    return {name for name, folder in folders.items() if (folder / _TOKENIZER).is_file()}

@@ -1,0 +1,52 @@
+"""What is known of the models that generate text, by the load of each."""
+
+from weakref import WeakKeyDictionary
+
+from modserve.core.residency import describe
+from modserve.core.servable import Servable
+from modserve.frontends import offload
+from modserve.server import Server
+from modserve.settings import LoopLimits
+from modserve.text.chat.prompts import TextModel, variables_of
+from modserve.text.chat.requests import ChatRequest
+
+_LOOP_SECONDS = 0.002
+"""What a template may take on the event loop: one that takes longer goes to a thread from then on."""
+
+
+class TextModels:
+    """`TextModel` by servable, for as long as its configuration is the same."""
+
+    def __init__(self, server: Server, limits: LoopLimits) -> None:
+        self._server = server
+        self._limits = limits
+        self._models: WeakKeyDictionary[Servable, TextModel] = WeakKeyDictionary()
+
+    async def of(self, servable: Servable) -> TextModel:
+        """Raises INVALID_ARG for a model that does not generate text, and why it cannot be loaded."""
+        model = self._models.get(servable)
+        if model is None or model.config is not servable.config:
+            await describe(servable)
+            model = self._models[servable] = TextModel(servable.config, self._server.folder(servable.id))
+        return model
+
+    async def prompt(self, model: TextModel, chat: ChatRequest, size: int) -> str:
+        """The text for a conversation of `size` bytes. Raises what is wrong with it, or with the chat template."""
+        if not model.complete:
+            await offload.on_thread(model.read_template)
+        prompt = model.untemplated_prompt(chat)
+        if prompt is not None:
+            return prompt
+        from modserve.text.chat.template import SlowTemplateError
+
+        template, variables = model.template, variables_of(chat)
+        assert template is not None, "or the prompt were a plain one: this is a bug"
+        if not template.slow and size <= self._limits.json:
+            try:
+                return template.render(variables, _LOOP_SECONDS)
+            except SlowTemplateError:
+                template.slow = True
+        try:
+            return await offload.on_thread(template.render, variables)
+        except SlowTemplateError:
+            raise template.too_slow() from None

@@ -1,0 +1,120 @@
+"""One of the texts that a request gets, made of the pieces that the model sends."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import orjson
+
+from .contract import Piece
+from .requests import TextRequest, ToolChoice
+from .stops import TextEnd
+from .tool_calls import ToolCall, ToolCalls
+
+_FINISH_REASONS = frozenset({"stop", "length", "content_filter", "tool_calls"})
+
+Alternatives = Sequence[dict[str, Any]]
+"""For each token of a piece its alternatives by token id, the sampled one first."""
+
+
+class Delta(NamedTuple):
+    """What a piece adds for the client."""
+
+    text: str
+    calls: Sequence[ToolCall] = ()
+    logprobs: Alternatives | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def document(self) -> dict[str, int]:
+        both = self.prompt_tokens + self.completion_tokens
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": both,
+        }
+
+
+class TextChoice:
+    """A text on its way. `calls` counts its calls of tools so far."""
+
+    def __init__(self, index: int, request: TextRequest, tools: ToolChoice | None = None) -> None:
+        self.index = index
+        self.calls = 0
+        self.input_tokens: int | None = None
+        self.output_tokens: int | None = None
+        self._most = request.sampling.get("max_tokens")
+        self._reason: str | None = None
+        self._end = TextEnd(request.stops)
+        self._tools = tools if tools is not None and tools.tools else None
+        self._parser = None if self._tools is None or self._tools.schema is not None else ToolCalls(self._tools.names)
+        self._forced: list[str] = []
+        """The text that is a call as a whole, if one is required."""
+
+    @property
+    def over(self) -> bool:
+        """Nothing that the model may still send is part of it."""
+        return self._end.reached
+
+    def add(self, piece: Piece, final: bool) -> Delta:
+        """What a piece adds."""
+        if self._end.reached:
+            return Delta("")
+        if piece.finish_reason is not None:
+            self._reason = piece.finish_reason
+        if piece.input_tokens is not None:
+            self.input_tokens = piece.input_tokens
+        if piece.output_tokens is not None:
+            self.output_tokens = (self.output_tokens or 0) + piece.output_tokens
+        text = self._end.feed(piece.text, final)
+        return self._divided(text, final or self._end.reached, piece.logprobs)
+
+    @property
+    def finish_reason(self) -> str:
+        """Why it is over, in OpenAI's words."""
+        reason = "stop" if self._end.reached else self._reason
+        if reason is None and self.output_tokens is not None and self.output_tokens == self._most:
+            reason = "length"
+        if self.calls and reason != "length":
+            return "tool_calls"
+        return reason if reason in _FINISH_REASONS else "stop"
+
+    def _divided(self, text: str, final: bool, logprobs: Alternatives | None) -> Delta:
+        if self._tools is None:
+            return Delta(text, (), logprobs)
+        if self._parser is not None:
+            split = self._parser.feed(text, final)
+            text, calls = split.text, split.calls
+        else:
+            self._forced.append(text)
+            text, calls = ("", []) if not final else _forced_calls(self._tools, "".join(self._forced))
+        if not self._tools.parallel:
+            calls = calls[: max(0, 1 - self.calls)]
+        self.calls += len(calls)
+        return Delta(text, calls, logprobs)
+
+
+def _forced_calls(tools: ToolChoice, text: str) -> tuple[str, list[ToolCall]]:
+    """What is text, and the calls, of a model that was held to the schema of calls."""
+    if tools.only:
+        return "", [ToolCall(tools.only, text.strip())]
+    try:
+        value = orjson.loads(text)
+        calls = [ToolCall(call["name"], orjson.dumps(call.get("parameters", {})).decode()) for call in value]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return text, []
+    return "", calls
+
+
+def usage_of(choices: Sequence[TextChoice], per_prompt: int) -> Usage | None:
+    """What a request has used, whose prompts have `per_prompt` choices each; None if the model does not count."""
+    read = [choice.input_tokens for choice in choices[::per_prompt]]
+    written = [choice.output_tokens for choice in choices]
+    if None in read or None in written:
+        return None
+    return Usage(sum(count or 0 for count in read), sum(count or 0 for count in written))

@@ -1,0 +1,159 @@
+"""The fields of OpenAI's requests: what each may be, and which are unknown.
+
+Unknown fields are ignored, as OpenAI ignores some, and the log says so once for each name: a client that relies on one
+finds it there.
+"""
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ..openai_errors import RequestFieldError
+from .errors import field_error
+
+_log = logging.getLogger(__name__)
+
+MOST_CHOICES: Final = 128
+_MOST_STOPS = 16
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+_MOST_NAMES = 200
+_ignored: set[str] = set()
+
+
+_NUMBERS: dict[str, tuple[type, float, float]] = {
+    "temperature": (float, 0, 2),
+    "top_p": (float, 0, 1),
+    "min_p": (float, 0, 1),
+    "top_k": (int, -1, 2**31 - 1),
+    "max_tokens": (int, 1, 2**31 - 1),
+    "seed": (int, -(2**63), 2**63 - 1),
+    "presence_penalty": (float, -2, 2),
+    "frequency_penalty": (float, -2, 2),
+    "repetition_penalty": (float, 0, 100),
+}
+"""Sampling parameters that are numbers: type, least, most. Some are vLLM's, which OpenAI has not."""
+
+SAMPLING = frozenset({*_NUMBERS, "stop", "ignore_eos", "logit_bias", "n", "logprobs", "max_completion_tokens"})
+COMMON = SAMPLING | {"model", "stream", "stream_options"}
+_WITHOUT_EFFECT = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
+"""What says something of the client only: ignored in silence."""
+
+
+def wrong_type(param: str, expected: str, value: object) -> RequestFieldError:
+    return field_error(param, f"'{param}' must be {expected}, not {_kind(value)}")
+
+
+def boolean(document: Mapping[str, Any], name: str, default: bool = False) -> bool:
+    value = document.get(name)
+    if value is None:
+        return default
+    if type(value) is not bool:
+        raise wrong_type(name, "a boolean", value)
+    return value
+
+
+def whole_number(document: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
+    value = document.get(name)
+    if value is None:
+        return None
+    if type(value) is not int:
+        raise wrong_type(name, "a whole number", value)
+    if not least <= value <= most:
+        raise field_error(name, f"'{name}' must be between {least} and {most}, not {value}")
+    return value
+
+
+def mapping(document: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    value = document.get(name)
+    if value is None:
+        return None
+    if type(value) is not dict:
+        raise wrong_type(name, "an object", value)
+    return value
+
+
+def text(document: Mapping[str, Any], name: str) -> str:
+    """A text that has to be there."""
+    value = document.get(name)
+    if value is None:
+        raise field_error(name, f"'{name}' is missing")
+    if type(value) is not str:
+        raise wrong_type(name, "a string", value)
+    if not value:
+        raise field_error(name, f"'{name}' is empty")
+    return value
+
+
+def stops(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """The stop sequences."""
+    value = document.get("stop")
+    if value is None:
+        return ()
+    texts = value if type(value) is list else [value]
+    if not all(type(each) is str for each in texts):
+        raise wrong_type("stop", "a string or a list of strings", next(x for x in texts if type(x) is not str))
+    if len(texts) > _MOST_STOPS:
+        raise field_error("stop", f"'stop' has {len(texts)} sequences, at most {_MOST_STOPS} are possible")
+    if "" in texts:
+        raise field_error("stop", "'stop' has an empty sequence, which would end every text before it begins")
+    return tuple(texts)
+
+
+def sampling(document: Mapping[str, Any]) -> dict[str, object]:
+    """The sampling parameters in the names of the contract, without `n` and `logprobs`. Raises `RequestFieldError`."""
+    values: dict[str, object] = {}
+    for name, (kind, least, most) in _NUMBERS.items():
+        value = document.get(name)
+        if value is None:
+            continue
+        values[name] = _number(name, value, kind, least, most)
+    longest = document.get("max_completion_tokens")
+    if longest is not None:
+        values["max_tokens"] = _number("max_completion_tokens", longest, *_NUMBERS["max_tokens"])
+    if document.get("ignore_eos") is not None:
+        values["ignore_eos"] = boolean(document, "ignore_eos")
+    bias = mapping(document, "logit_bias")
+    if bias:
+        values["logit_bias"] = bias
+    sequences = stops(document)
+    if sequences:
+        values["stop"] = list(sequences)
+    return values
+
+
+def stream_usage(document: Mapping[str, Any], stream: bool) -> bool:
+    """``stream_options.include_usage``."""
+    options = mapping(document, "stream_options")
+    if options is None:
+        return False
+    if not stream:
+        raise field_error("stream_options", "'stream_options' is for requests with 'stream': true")
+    return boolean(options, "include_usage")
+
+
+def tell_ignored(call: str, document: Mapping[str, Any], known: frozenset[str]) -> None:
+    """Say in the log, once for each, which fields of the request have no effect."""
+    unknown = [name for name in document if name not in known]
+    for name in unknown:
+        if name in _WITHOUT_EFFECT or name in _ignored or document[name] is None:
+            continue
+        if _NAME.fullmatch(name) and len(_ignored) < _MOST_NAMES:
+            _ignored.add(name)
+            _log.warning(
+                "the field '%s' of a request to %s is unknown, and ignored in this one and all others", name, call
+            )
+
+
+def _number(name: str, value: object, kind: type, least: float, most: float) -> object:
+    if type(value) is not int and not (kind is float and type(value) is float):
+        raise wrong_type(name, "a whole number" if kind is int else "a number", value)
+    assert isinstance(value, int | float), "one of these types: this is a bug"
+    if not least <= value <= most:
+        raise field_error(name, f"'{name}' must be between {least:g} and {most:g}, not {value}")
+    return value
+
+
+def _kind(value: object) -> str:
+    kinds = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    return kinds.get(type(value), f"the number {value}" if isinstance(value, int | float) else "that")

@@ -1,0 +1,85 @@
+"""From a conversation to the text that a model gets."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from modserve.core.configuration.model_config import ModelConfig
+from modserve.core.errors import invalid
+
+from .contract import TEXT_INPUT, Contract, contract_of
+from .errors import field_error
+from .requests import ChatRequest, TextRequest
+from .template_files import no_template, read_template
+
+if TYPE_CHECKING:
+    from .template import ChatTemplate
+
+
+class TextModel:
+    """A model that generates text, as one load of it is. Raises INVALID_ARG for one that does not."""
+
+    def __init__(self, config: ModelConfig, folder: Path | None) -> None:
+        contract = contract_of(config)
+        if contract is None:
+            raise invalid(
+                f"model '{config.name}' does not generate text: that takes an input and an output of one text, such as "
+                "text_input and text_output"
+            )
+        self.contract: Contract = contract
+        self.config = config
+        self.folder = folder
+        self.template: ChatTemplate | None = None
+        self.complete = contract.takes_messages
+        """Its template, if it has one, has been read."""
+
+    def read_template(self) -> None:
+        """Reads files and compiles: for a thread. Raises as `template_files.read_template`."""
+        self.template = read_template(self.config.name, self.config.parameters, self.folder)
+        self.complete = True
+
+    def check(self, request: TextRequest) -> None:
+        """Raises `RequestFieldError` for what the model cannot do, which leaving out would be no answer to."""
+        name = self.config.name
+        if request.logprobs is not None and not self.contract.gives_logprobs:
+            raise field_error("logprobs", f"model '{name}' gives no log probabilities: it has no output 'logprobs'")
+        if "structured_outputs" in request.sampling and not self.contract.takes("structured_outputs"):
+            raise field_error(
+                "response_format",
+                f"model '{name}' cannot be held to a form, by 'response_format' or 'tool_choice': it has no "
+                "input 'sampling_parameters'",
+            )
+
+    def untemplated_prompt(self, chat: ChatRequest) -> str | None:
+        """The prompt, if that takes no template. Raises as `check`, and INVALID_ARG where a template is needed."""
+        name = self.config.name
+        if self.contract.takes_messages:
+            return orjson.dumps(chat.messages).decode()
+        if chat.tools.tools and (self.template is None or not self.template.takes_tools):
+            raise field_error("tools", f"model '{name}' takes no tools: its chat template has no place for them")
+        if self.template is not None:
+            return None
+        if self.contract.prompt == TEXT_INPUT:
+            raise no_template(name)
+        return transcript(chat.messages)
+
+
+def transcript(messages: Sequence[Mapping[str, Any]]) -> str:
+    """A conversation for a function without a template: the text of the only message, or a line for each."""
+    if len(messages) == 1:
+        return str(messages[0]["content"] or "")
+    lines = [f"{message['role']}: {message['content'] or ''}" for message in messages]
+    return "\n".join([*lines, "assistant:"])
+
+
+def variables_of(chat: ChatRequest) -> dict[str, object]:
+    """What a template sees."""
+    return {
+        "messages": chat.messages,
+        "tools": list(chat.tools.tools) or None,
+        "documents": None,
+        "add_generation_prompt": chat.add_generation_prompt,
+        **chat.template_arguments,
+    }

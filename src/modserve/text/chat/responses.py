@@ -1,0 +1,183 @@
+"""What OpenAI's clients get: a document, or server-sent events."""
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import orjson
+
+from .choice import Alternatives, Delta, TextChoice, Usage
+from .logprobs import chat_logprobs, completion_logprobs
+from .requests import TextRequest
+from .tool_calls import ToolCall
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Whole:
+    """All of a choice, for a client that waits for it."""
+
+    def __init__(self, choice: TextChoice) -> None:
+        self.choice = choice
+        self.size = 0
+        """Characters."""
+        self._texts: list[str] = []
+        self.calls: list[ToolCall] = []
+        self.logprobs: list[dict[str, Any]] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    def add(self, delta: Delta) -> None:
+        self._texts.append(delta.text)
+        self.size += len(delta.text)
+        self.calls += delta.calls
+        self.logprobs += delta.logprobs or ()
+
+
+class OpenAIWriter(Protocol):
+    """Writes the responses of one request. What is written for streams are whole events."""
+
+    def delta(self, choice: TextChoice, delta: Delta) -> bytes:
+        """What a piece adds to a choice; empty if that is nothing."""
+
+    def end(self, choice: TextChoice) -> bytes:
+        """A choice is over."""
+
+    def usage(self, usage: Usage | None) -> bytes:
+        """The last event of a stream, before `DONE`."""
+
+    def whole(self, wholes: Sequence[Whole], usage: Usage | None) -> bytes:
+        """The document of a request that does not stream."""
+
+
+class _Events:
+    """Events of one stream: they have `head` in common."""
+
+    def __init__(self, id: str, kind: str, request: TextRequest, usage: bool) -> None:
+        head = {"id": id, "object": kind, "created": int(time.time()), "model": request.model}
+        self._before = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
+        self._after = b'],"usage":null}\n\n' if usage else b"]}\n\n"
+
+    def choice(self, members: dict[str, Any]) -> bytes:
+        return self._before + orjson.dumps(members) + self._after
+
+    def usage(self, usage: Usage | None) -> bytes:
+        said = orjson.dumps(usage and usage.document)
+        return self._before + b'],"usage":' + said + b"}\n\n"
+
+
+class ChatWriter:
+    """Implements `OpenAIWriter` for ``chat/completions``."""
+
+    def __init__(self, id: str, request: TextRequest) -> None:
+        self._id = id
+        self._request = request
+        self._events = _Events(f"chatcmpl-{id}", "chat.completion.chunk", request, request.include_usage)
+        self._begun: set[int] = set()
+
+    def delta(self, choice: TextChoice, delta: Delta) -> bytes:
+        events = b""
+        if choice.index not in self._begun:
+            self._begun.add(choice.index)
+            events = self._event(choice, {"role": "assistant", "content": ""})
+        if delta.text or delta.logprobs:
+            events += self._event(choice, {"content": delta.text}, self._logprobs(delta.logprobs))
+        if delta.calls:
+            first = choice.calls - len(delta.calls)
+            calls = [{"index": first + n, **self._call(choice, first + n, call)} for n, call in enumerate(delta.calls)]
+            events += self._event(choice, {"tool_calls": calls})
+        return events
+
+    def end(self, choice: TextChoice) -> bytes:
+        return self._event(choice, {}, reason=choice.finish_reason)
+
+    def usage(self, usage: Usage | None) -> bytes:
+        return self._events.usage(usage)
+
+    def whole(self, wholes: Sequence[Whole], usage: Usage | None) -> bytes:
+        choices = []
+        for whole in wholes:
+            text = whole.text
+            message: dict[str, Any] = {"role": "assistant", "content": text or (None if whole.calls else "")}
+            message["refusal"] = None
+            if whole.calls:
+                calls = [self._call(whole.choice, index, call) for index, call in enumerate(whole.calls)]
+                message["tool_calls"] = calls
+            choices.append(
+                {
+                    "index": whole.choice.index,
+                    "message": message,
+                    "logprobs": self._logprobs(whole.logprobs),
+                    "finish_reason": whole.choice.finish_reason,
+                }
+            )
+        return _document(f"chatcmpl-{self._id}", "chat.completion", self._request, choices, usage)
+
+    def _event(
+        self, choice: TextChoice, delta: dict[str, Any], logprobs: object = None, reason: str | None = None
+    ) -> bytes:
+        members = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return self._events.choice(members)
+
+    def _logprobs(self, alternatives: Alternatives | None) -> dict[str, Any] | None:
+        top = self._request.logprobs
+        return None if top is None or not alternatives else chat_logprobs(alternatives, top)
+
+    def _call(self, choice: TextChoice, index: int, call: ToolCall) -> dict[str, Any]:
+        function = {"name": call.name, "arguments": call.arguments}
+        return {"id": f"call_{self._id}_{choice.index}_{index}", "type": "function", "function": function}
+
+
+class CompletionWriter:
+    """Implements `OpenAIWriter` for ``completions``. `echoes` are the prompts to repeat, by choice; empty for none."""
+
+    def __init__(self, id: str, request: TextRequest, echoes: Sequence[str] = ()) -> None:
+        self._id = id
+        self._request = request
+        self._events = _Events(f"cmpl-{id}", "text_completion", request, request.include_usage)
+        self._echoes = dict(enumerate(echoes))
+        self._offsets: dict[int, int] = {}
+
+    def delta(self, choice: TextChoice, delta: Delta) -> bytes:
+        text = self._echoes.pop(choice.index, "") + delta.text
+        if not text and not delta.logprobs:
+            return b""
+        return self._event(choice, text, self._logprobs(choice, delta.logprobs))
+
+    def end(self, choice: TextChoice) -> bytes:
+        return self._event(choice, "", reason=choice.finish_reason)
+
+    def usage(self, usage: Usage | None) -> bytes:
+        return self._events.usage(usage)
+
+    def whole(self, wholes: Sequence[Whole], usage: Usage | None) -> bytes:
+        choices = [
+            {
+                "index": whole.choice.index,
+                "text": self._echoes.get(whole.choice.index, "") + whole.text,
+                "logprobs": self._logprobs(whole.choice, whole.logprobs),
+                "finish_reason": whole.choice.finish_reason,
+            }
+            for whole in wholes
+        ]
+        return _document(f"cmpl-{self._id}", "text_completion", self._request, choices, usage)
+
+    def _event(self, choice: TextChoice, text: str, logprobs: object = None, reason: str | None = None) -> bytes:
+        members = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        return self._events.choice(members)
+
+    def _logprobs(self, choice: TextChoice, alternatives: Alternatives | None) -> dict[str, Any] | None:
+        top = self._request.logprobs
+        if top is None or not alternatives:
+            return None
+        offset = self._offsets.get(choice.index, 0)
+        said = completion_logprobs(alternatives, top, offset)
+        self._offsets[choice.index] = offset + sum(map(len, said["tokens"]))
+        return said
+
+
+def _document(id: str, kind: str, request: TextRequest, choices: list[dict[str, Any]], usage: Usage | None) -> bytes:
+    head = {"id": id, "object": kind, "created": int(time.time()), "model": request.model}
+    return orjson.dumps({**head, "choices": choices, "usage": usage and usage.document})

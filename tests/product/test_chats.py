@@ -1,0 +1,54 @@
+"""Chats over HTTP, while something happens to their model."""
+
+from collections.abc import Callable
+
+import pytest
+
+from .world import World
+
+EVENTS: dict[str, Callable[[World], object]] = {
+    "nothing": lambda world: None,
+    "a client leaves": lambda world: world.leave_texts(),
+    "all clients leave": lambda world: world.loop.act(lambda: [each.leave() for each in world.texts]),
+    "the engine fails": lambda world: world.finish(how="error"),
+    "the instance is lost": lambda world: world.lose(),
+    "they time out": lambda world: world.run(0.4),
+    "others join": lambda world: [world.chat("chat", stream=True, choices=2), world.submit("chat")],
+    "another instance, in place": lambda world: world.change("chat", count=2),
+    "the files change": lambda world: world.load_again("chat"),
+    "it is evicted": lambda world: world.evict("chat"),
+    "another model needs its memory": lambda world: world.submit("plain"),
+    "it is unloaded": lambda world: world.unload("chat"),
+    "the server stops": lambda world: world.stop(),
+}
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13])
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("event", EVENTS)
+def test_every_chat_ends(event: str, first: bool, turns: int) -> None:
+    """`first`: nothing is known of the model yet. The event comes `turns` turns of the event loop after the chats."""
+    with World(limit=70_000_000) as world:
+        world.need("chat")
+        if not first:
+            world.chat("chat")
+            world.run()
+            world.finish()
+            world.run()
+        clients = [
+            world.chat("chat", stream=True, choices=2),
+            world.chat("chat", stream=True),
+            world.chat("chat", timeout_s=0.3),
+        ]
+        for _ in range(turns):
+            world.turn()
+        world.respond()
+        EVENTS[event](world)
+        for number in range(10):
+            world.run(0.02)
+            world.respond(number)
+            world.run(0.02)
+            world.finish()
+    statuses = [client.status for client in clients]
+    failing = ("the engine fails", "the instance is lost", "it is unloaded", "the server stops", "all clients leave")
+    assert 200 in statuses or event in failing, clients

@@ -1,0 +1,226 @@
+"""Every field of the two requests: what comes of it, and what is said of a wrong one."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from modserve.text.chat import fields
+from modserve.text.chat.requests import ChatRequest, CompletionRequest, read_chat, read_completion
+from modserve.text.openai_errors import RequestFieldError
+
+USER = {"role": "user", "content": "hi"}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {}}}},
+}
+SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return read_chat({"model": "m", "messages": [USER], **fields})
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return read_completion({"model": "m", "prompt": "hi", **fields})
+
+
+def test_defaults() -> None:
+    request = chat()
+    text = request.text
+    assert (text.model, text.stream, text.include_usage, text.choices, text.stops) == ("m", False, False, 1, ())
+    assert (text.sampling, text.logprobs) == ({}, None)
+    assert request.messages == [USER]
+    assert (request.tools.tools, request.template_arguments, request.add_generation_prompt) == ((), {}, True)
+    plain = completion()
+    assert (plain.prompts, plain.echo, plain.text.sampling) == (("hi",), False, {})
+
+
+@pytest.mark.parametrize(
+    ("said", "sampling"),
+    [
+        ({"temperature": 0}, {"temperature": 0}),
+        ({"temperature": 1.5, "top_p": 0.5, "min_p": 0.1}, {"temperature": 1.5, "top_p": 0.5, "min_p": 0.1}),
+        ({"top_k": 4, "seed": -3}, {"top_k": 4, "seed": -3}),
+        ({"max_tokens": 5}, {"max_tokens": 5}),
+        ({"max_completion_tokens": 6, "max_tokens": 5}, {"max_tokens": 6}),
+        ({"presence_penalty": -2, "frequency_penalty": 2}, {"presence_penalty": -2, "frequency_penalty": 2}),
+        ({"repetition_penalty": 1.1, "ignore_eos": True}, {"repetition_penalty": 1.1, "ignore_eos": True}),
+        ({"stop": "x"}, {"stop": ["x"]}),
+        ({"stop": ["x", "yz"]}, {"stop": ["x", "yz"]}),
+        ({"logit_bias": {"5": -100}}, {"logit_bias": {"5": -100}}),
+        (dict.fromkeys(sorted(fields.SAMPLING)), {}),
+        ({"stop": [], "logit_bias": {}}, {}),
+    ],
+)
+def test_sampling(said: dict[str, Any], sampling: dict[str, Any]) -> None:
+    assert chat(**said).text.sampling == sampling
+    assert completion(**said).text.sampling == sampling
+
+
+def test_stops_are_for_us_too() -> None:
+    assert chat(stop=["a", "b"]).text.stops == ("a", "b")
+
+
+def test_streams_choices_and_log_probabilities() -> None:
+    text = chat(stream=True, stream_options={"include_usage": True}, n=3, logprobs=True, top_logprobs=4).text
+    assert (text.stream, text.include_usage, text.choices, text.logprobs) == (True, True, 3, 4)
+    assert text.sampling == {"logprobs": 4}
+    assert chat(logprobs=True).text.sampling == {"logprobs": 0}
+    assert chat(logprobs=False).text.logprobs is None
+    assert completion(logprobs=2).text.logprobs == 2
+
+
+@pytest.mark.parametrize(
+    ("response_format", "structure"),
+    [
+        ({"type": "json_object"}, {"json_object": True}),
+        ({"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}, {"json": SCHEMA}),
+    ],
+)
+def test_response_format(response_format: dict[str, Any], structure: dict[str, Any]) -> None:
+    assert chat(response_format=response_format).text.sampling == {"structured_outputs": structure}
+    assert chat(response_format={"type": "text"}).text.sampling == {}
+
+
+def test_messages_are_as_templates_have_them() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    messages = chat(
+        messages=[
+            {"role": "system", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "content": "2", "tool_call_id": "1"},
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+        ]
+    ).messages
+    assert [message["content"] for message in messages] == ["a\nb", None, "2", "no"]
+    assert messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert messages[2]["tool_call_id"] == "1"
+
+
+def test_tools() -> None:
+    assert chat(tools=[TOOL]).tools.names == {"add"}
+    assert chat(tools=[TOOL]).tools.schema is None
+    assert chat(tools=[TOOL], tool_choice="none").tools.tools == ()
+    assert chat(tools=[TOOL], parallel_tool_calls=False).tools.parallel is False
+    assert chat(tools=[], tool_choice="auto").tools.tools == ()
+    only = chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "add"}})
+    assert only.text.sampling == {"structured_outputs": {"json": TOOL["function"]["parameters"]}}
+    required = chat(tools=[TOOL], tool_choice="required", parallel_tool_calls=False).tools.schema
+    assert required is not None
+    assert (required["type"], required["maxItems"]) == ("array", 1)
+    items: Any = required["items"]
+    assert items["anyOf"][0]["properties"]["name"] == {"enum": ["add"]}
+
+
+def test_prompts() -> None:
+    assert completion(prompt=["a", "b"], echo=True, best_of=1).prompts == ("a", "b")
+    assert completion(prompt="").prompts == ("",)
+
+
+WRONG_BOTH: list[tuple[dict[str, Any], str, str]] = [
+    ({"model": None}, "model", "'model' is missing"),
+    ({"model": 5}, "model", "'model' must be a string, not the number 5"),
+    ({"model": ""}, "model", "'model' is empty"),
+    ({"stream": "yes"}, "stream", "'stream' must be a boolean, not a string"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "for requests with 'stream': true"),
+    ({"stream": True, "stream_options": 1}, "stream_options", "must be an object, not the number 1"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "include_usage", "must be a boolean"),
+    ({"n": 0}, "n", "'n' must be between 1 and 128, not 0"),
+    ({"n": 1.0}, "n", "'n' must be a whole number"),
+    ({"n": 129}, "n", "between 1 and 128"),
+    ({"temperature": 2.1}, "temperature", "'temperature' must be between 0 and 2, not 2.1"),
+    ({"temperature": "hot"}, "temperature", "'temperature' must be a number, not a string"),
+    ({"temperature": True}, "temperature", "'temperature' must be a number, not a boolean"),
+    ({"top_p": -1}, "top_p", "between 0 and 1"),
+    ({"top_k": 1.5}, "top_k", "must be a whole number"),
+    ({"max_tokens": 0}, "max_tokens", "between 1 and"),
+    ({"max_completion_tokens": -1}, "max_completion_tokens", "between 1 and"),
+    ({"seed": 2**63}, "seed", "between"),
+    ({"presence_penalty": 3}, "presence_penalty", "between -2 and 2"),
+    ({"ignore_eos": 1}, "ignore_eos", "must be a boolean"),
+    ({"logit_bias": []}, "logit_bias", "must be an object, not an array"),
+    ({"stop": 1}, "stop", "must be a string or a list of strings, not the number 1"),
+    ({"stop": ["a", None]}, "stop", "must be a string or a list of strings, not null"),
+    ({"stop": ""}, "stop", "has an empty sequence"),
+    ({"stop": ["a"] * 17}, "stop", "'stop' has 17 sequences, at most 16 are possible"),
+]
+WRONG_CHAT: list[tuple[dict[str, Any], str, str]] = [
+    ({"messages": None}, "messages", "'messages' is missing"),
+    ({"messages": {}}, "messages", "must be an array, not an object"),
+    ({"messages": []}, "messages", "'messages' is empty"),
+    ({"messages": ["hi"]}, "messages[0]", "must be an object, not a string"),
+    ({"messages": [{"role": "robot", "content": ""}]}, "messages[0].role", "must be one of assistant, developer"),
+    ({"messages": [USER, {"role": "user"}]}, "messages[1].content", "'messages[1].content' is missing"),
+    ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "a string or an array of parts"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", "is no text"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "a string"),
+    ({"messages": [{"role": "assistant", "tool_calls": 1}]}, "messages[0].tool_calls", "must be an array"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]", "'function'"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+        "messages[0].tool_calls[0].function.arguments",
+        "is no JSON",
+    ),
+    ({"logprobs": 1}, "logprobs", "must be a boolean"),
+    ({"top_logprobs": 1}, "top_logprobs", "for requests with 'logprobs': true"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "between 0 and 20"),
+    ({"response_format": "json"}, "response_format", "must be an object"),
+    ({"response_format": {"type": "xml"}}, "response_format.type", "'json_object' or 'json_schema'"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "must have a 'schema'"),
+    ({"tools": {}}, "tools", "must be an array"),
+    ({"tools": [1]}, "tools[0]", "must be an object"),
+    ({"tools": [{"type": "search"}]}, "tools[0].type", "must be 'function'"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "must be an object, not null"),
+    ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "must be a string"),
+    ({"tools": [{"function": {"name": "f", "parameters": [1]}}]}, "tools[0].function.parameters", "an object"),
+    ({"tools": [TOOL] * 1025}, "tools", "at most 1024"),
+    ({"tools": [TOOL], "tool_choice": "maybe"}, "tool_choice", "'none', 'auto', 'required'"),
+    ({"tools": [TOOL], "tool_choice": {"function": {"name": "sub"}}}, "tool_choice", "not in 'tools'"),
+    ({"tool_choice": "required"}, "tool_choice", "for requests with 'tools'"),
+    (
+        {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
+        "response_format",
+        "exclude each other",
+    ),
+    ({"chat_template_kwargs": 1}, "chat_template_kwargs", "must be an object"),
+]
+WRONG_COMPLETION: list[tuple[dict[str, Any], str, str]] = [
+    ({"prompt": None}, "prompt", "'prompt' is missing"),
+    ({"prompt": []}, "prompt", "'prompt' is empty"),
+    ({"prompt": [1, 2]}, "prompt", "has token ids"),
+    ({"prompt": {}}, "prompt", "must be a string or a list of strings"),
+    ({"prompt": ["a"] * 100, "n": 3}, "prompt", "100 prompts with 3 choices each"),
+    ({"best_of": 4}, "best_of", "'best_of' is not supported"),
+    ({"suffix": "x"}, "suffix", "'suffix' is not supported"),
+    ({"echo": True, "logprobs": 1}, "logprobs", "with 'echo' is not supported"),
+    ({"logprobs": True}, "logprobs", "must be a whole number"),
+]
+
+
+@pytest.mark.parametrize(("said", "param", "text"), [*WRONG_BOTH, *WRONG_CHAT])
+def test_wrong_chats(said: dict[str, Any], param: str, text: str) -> None:
+    with pytest.raises(RequestFieldError) as raised:
+        chat(**said)
+    assert (raised.value.param, text in raised.value.message) == (param, True), raised.value.message
+
+
+@pytest.mark.parametrize(("said", "param", "text"), [*WRONG_BOTH, *WRONG_COMPLETION])
+def test_wrong_completions(said: dict[str, Any], param: str, text: str) -> None:
+    with pytest.raises(RequestFieldError) as raised:
+        completion(**said)
+    assert (raised.value.param, text in raised.value.message) == (param, True), raised.value.message
+
+
+def test_unknown_fields_are_told_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fields, "_ignored", set())
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            chat(reasoning_effort="low", user="me", best_of=None)
+            completion(messages=[])
+        chat(**{"bad\nname": 1, "x" * 65: 1})
+    told = "the field '{}' of a request to {} is unknown, and ignored in this one and all others"
+    assert [record.getMessage() for record in caplog.records] == [
+        told.format("reasoning_effort", "chat/completions"),
+        told.format("messages", "completions"),
+    ]

@@ -1,0 +1,104 @@
+"""Where texts end, and the calls of tools in them, however they are cut into pieces."""
+
+import pytest
+
+from modserve.text.chat.stops import TextEnd, overlap
+from modserve.text.chat.tool_calls import ToolCall, ToolCalls
+
+WEATHER = '{"name": "weather", "arguments": {"city": "Köln"}}'
+CALL = ToolCall("weather", '{"city":"Köln"}')
+
+
+def ended(text: str, stops: tuple[str, ...], size: int) -> tuple[str, bool]:
+    """A text in pieces of `size` bytes: what is left of it, and whether a stop was reached."""
+    end, data, kept = TextEnd(stops), text.encode(), ""
+    for start in range(0, len(data), size):
+        kept += end.feed(data[start : start + size])
+    return kept + end.feed(b"", final=True), end.reached
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 1000])
+@pytest.mark.parametrize(
+    ("text", "stops", "expected"),
+    [
+        ("one two", (), ("one two", False)),
+        ("one two", ("three",), ("one two", False)),
+        ("one two three", (" two",), ("one", True)),
+        ("aab", ("ab",), ("a", True)),
+        ("aaab", ("aab",), ("a", True)),
+        ("a\n\nb", ("\n\n", "b"), ("a", True)),
+        ("Grüße 🙂 da", ("🙂",), ("Grüße ", True)),
+        ("ends with a beginning: sto", ("stop",), ("ends with a beginning: sto", False)),
+        ("stop", ("stop",), ("", True)),
+        ("the longer one first", ("longer one", "one"), ("the ", True)),
+    ],
+)
+def test_a_text_ends_at_its_first_stop(
+    text: str, stops: tuple[str, ...], expected: tuple[str, bool], size: int
+) -> None:
+    assert ended(text, stops, size) == expected
+
+
+def test_bytes_that_are_no_text_become_replacements() -> None:
+    end = TextEnd()
+    assert end.feed(b"a\xff") + end.feed(b"\xc3") + end.feed(b"", final=True) == "a\ufffd\ufffd"
+
+
+def test_nothing_is_added_after_a_stop() -> None:
+    end = TextEnd(("x",))
+    assert [end.feed(b"ax"), end.feed(b"b"), end.feed(b"c", final=True)] == ["a", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("text", "mark", "size"), [("abc", "cde", 1), ("abcd", "cde", 2), ("cde", "cde", 0), ("", "a", 0)]
+)
+def test_overlap(text: str, mark: str, size: int) -> None:
+    assert overlap(text, mark) == size
+
+
+def divided(text: str, size: int, names: frozenset[str] = frozenset({"weather"})) -> tuple[str, list[ToolCall]]:
+    parser, kept, calls = ToolCalls(names), "", []
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    for index, piece in enumerate([*pieces, ""]):
+        split = parser.feed(piece, final=index == len(pieces))
+        kept += split.text
+        calls += split.calls
+    return kept, calls
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+@pytest.mark.parametrize(
+    ("text", "kept", "calls"),
+    [
+        ("no call", "no call", 0),
+        (f"<tool_call>{WEATHER}</tool_call>", "", 1),
+        (f"<tool_call>\n{WEATHER}\n</tool_call>\n<tool_call>\n{WEATHER}\n</tool_call>", "", 2),
+        (f"<tool_call>[{WEATHER}, {WEATHER}]</tool_call>", "", 2),
+        (f"Let me look. <tool_call>{WEATHER}</tool_call>", "Let me look. ", 1),
+        (f"[TOOL_CALLS][{WEATHER}]", "", 1),
+        (f"<|python_tag|>{WEATHER}<|eom_id|>", "", 1),
+        (WEATHER.replace("arguments", "parameters"), "", 1),
+        (f"  {WEATHER}", "", 1),
+        (WEATHER.replace("weather", "news"), WEATHER.replace("weather", "news"), 0),
+        ("<tool_call>{</tool_call> and on", "<tool_call>{</tool_call> and on", 0),
+        ("a < b", "a < b", 0),
+        ("<tool_ca", "<tool_ca", 0),
+        ('{"answer": 1}', '{"answer": 1}', 0),
+    ],
+)
+def test_calls_in_a_text(text: str, kept: str, calls: int, size: int) -> None:
+    assert divided(text, size) == (kept, [CALL] * calls)
+
+
+def test_a_call_that_is_not_complete_is_text() -> None:
+    assert divided('<tool_call>{"name": "wea', 3) == ('<tool_call>{"name": "wea', [])
+
+
+def test_a_call_is_given_as_soon_as_it_is_complete() -> None:
+    parser = ToolCalls(frozenset({"weather"}))
+    assert parser.feed(f"<tool_call>{WEATHER}</tool_call").calls == []
+    assert parser.feed(">").calls == [CALL]
+
+
+def test_arguments_that_are_a_text_stay_it() -> None:
+    assert divided('{"name": "weather", "arguments": "{}"}', 99)[1] == [ToolCall("weather", "{}")]
