@@ -24,11 +24,24 @@ class ModelFormat(NamedTuple):
     platform: str = ""
     by_suffix: bool = True
     """Whether other files with the same ending are likely to be such models, too."""
+    any_name: bool = False
+    """Whether the ending alone tells: such files never have the name `filename`."""
+    beside: str = ""
+    """Another file of the folder without which this one is something else."""
+
+    def file_in(self, names: Collection[str]) -> str:
+        """The model's file among those of a folder; empty if there is none of this format."""
+        if self.beside and self.beside not in names:
+            return ""
+        if self.filename in names:
+            return self.filename
+        suffix = Path(self.filename).suffix
+        return next((name for name in sorted(names) if name.endswith(suffix)), "") if self.any_name else ""
 
 
 # In Triton's order, and behind them those that Triton does not have: the first one counts if a directory holds several,
 # as where a model.py has weights beside it. Beside an MLmodel lie the files of its library. saved_model.pb is how
-# TensorFlow Serving keeps its models, a version's folder being the SavedModel.
+# TensorFlow Serving keeps its models, a version's folder being the SavedModel. What generates text has a detokenizer.
 FORMATS = (
     ModelFormat("MLmodel", "mlflow", by_suffix=False),
     ModelFormat("model.savedmodel", "tensorflow", "tensorflow_savedmodel"),
@@ -51,6 +64,8 @@ FORMATS = (
     ModelFormat("model.joblib", "sklearn"),
     ModelFormat("model.pkl", "sklearn", by_suffix=False),
     ModelFormat("model.pickle", "sklearn", by_suffix=False),
+    ModelFormat("openvino_model.xml", "openvino_genai", by_suffix=False, beside="openvino_detokenizer.xml"),
+    ModelFormat("model.gguf", "openvino_genai", any_name=True),
 )
 PLATFORMS = {row.platform: row.backend for row in FORMATS if row.platform} | {"libtorch": "pytorch"}
 """Platform → backend."""
@@ -91,8 +106,8 @@ def identify(
         message.backend = PLATFORMS.get(message.platform, "") or (present.backend if present else "")
     formats = [row for row in FORMATS if row.backend == message.backend]
     formats.sort(key=lambda row: (row != present, row.platform != message.platform))
-    if not formats and present is not None and present.backend == message.backend:
-        formats = [present]
+    if present is not None and present not in formats and present.backend == message.backend:
+        formats.insert(0, present)
     if formats:
         message.platform = message.platform or formats[0].platform
         message.default_model_filename = message.default_model_filename or formats[0].filename
@@ -135,8 +150,8 @@ def _present_format(message: pb.ModelConfig, filenames: Sequence[Collection[str]
         return None
     for names in filenames:
         for row in FORMATS:
-            if row.filename in names and message.backend in ("", row.backend):
-                return row
+            if message.backend in ("", row.backend) and (file := row.file_in(names)):
+                return row._replace(filename=file)
     # Triton's last resort: a model called `x.identity` is for the backend `identity`.
     backend = message.name.partition(".")[2]
     return ModelFormat(f"model.{backend}", backend) if backend and not message.backend else None

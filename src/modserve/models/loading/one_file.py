@@ -46,11 +46,15 @@ def model_file(path: Path, installed: Collection[str]) -> StandaloneModel:
         raise invalid(f"there is no file '{path}'")
     folder, filename = path.parent, path.name
     if path.is_dir() and path.suffix != ".savedmodel":
-        folder, filename = path, next((row.filename for row in FORMATS if (path / row.filename).exists()), "")
+        folder, names = path, frozenset(os.listdir(path))
+        filename = next(filter(None, (row.file_in(names) for row in FORMATS)), "")
         if not filename:
             raise invalid(f"'{path}' is not a model: no engine recognises a file in it by its name")
     ours = [
-        row for row in FORMATS if row.filename == filename or (row.by_suffix and _ends_alike(row.filename, filename))
+        row
+        for row in FORMATS
+        if (row.filename == filename and (not row.beside or (folder / row.beside).exists()))
+        or (row.by_suffix and _ends_alike(row.filename, filename))
     ]
     if not ours:
         from ..diagnosis.foreign_files import BY_SUFFIX, advice
