@@ -55,31 +55,49 @@ class Answer:
 
 
 @pytest.fixture(scope="module")
-def program() -> Iterator[subprocess.Popen[bytes]]:
-    """The engine alone. It loads while the server does."""
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("repository")
+
+
+@pytest.fixture(scope="module")
+def program(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[bytes]]:
+    """The engine alone. It loads while the server does. It also makes another model, as files of OpenVINO."""
+    file = tmp_path_factory.mktemp("alone") / "smol.gguf"
+    os.link(unpacked(PACKAGE) / FILE, file)
     path = Path(__file__).with_name("genai_alone.py")
-    arguments = [sys.executable, str(path), str(unpacked(PACKAGE) / FILE), json.dumps(PROMPTS), str(TOKENS)]
+    arguments = [
+        sys.executable,
+        str(path),
+        str(file),
+        json.dumps(PROMPTS),
+        str(TOKENS),
+        str(repository / "tuned" / "1"),
+    ]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE) as process:
         yield process
 
 
 @pytest.fixture(scope="module")
-def alone(server: InferenceServer, program: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
+def all_alone(server: InferenceServer, program: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
     output, _ = program.communicate()
     assert program.returncode == 0
     return json.loads(output)  # type: ignore[no-any-return]
 
 
+@pytest.fixture(scope="module")
+def alone(all_alone: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return all_alone[: len(PROMPTS)]
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def server(
-    tmp_path_factory: pytest.TempPathFactory, program: subprocess.Popen[bytes]
-) -> AsyncIterator[InferenceServer]:
-    repository = tmp_path_factory.mktemp("repository")
+async def server(repository: Path, program: subprocess.Popen[bytes]) -> AsyncIterator[InferenceServer]:
     version = repository / "smol" / "1"
     version.mkdir(parents=True)
     os.link(unpacked(PACKAGE) / FILE, version / "SmolLM2-135M-Instruct.Q4_1.gguf")
     (repository / "smol" / "config.pbtxt").write_text(CONFIG)
-    async with InferenceServer(Settings(model_repository=(repository,))) as server:
+    async with InferenceServer(
+        Settings(model_repository=(repository,), model_control_mode="explicit", load_model=("smol",))
+    ) as server:
         assert server.ready, server.index()
         yield server
 
@@ -93,12 +111,12 @@ def inputs(prompt: str | bytes, sampling: Any = None, **flags: bool) -> dict[str
     return tensors | {name: np.array([value]) for name, value in flags.items()}
 
 
-async def say(server: InferenceServer, prompt: str, sampling: Any = None, **flags: bool) -> Answer:
+async def say(server: InferenceServer, prompt: str, sampling: Any = None, model: str = "smol", **flags: bool) -> Answer:
     answer = Answer(ids=[], logprobs=[])
     extras = {f"return_{name}": True for name in ("finish_reason", "num_input_tokens", "num_output_tokens")}
     extras |= {f"return_{name}": True for name in ("token_ids", "logprobs", "cumulative_logprob")}
     sampling = {**GREEDY, "logprobs": 0} | (sampling or {})
-    async for response in server.infer_stream("smol", inputs(prompt, sampling, **({"stream": True} | extras | flags))):
+    async for response in server.infer_stream(model, inputs(prompt, sampling, **({"stream": True} | extras | flags))):
         outputs = {name: tensor.array for name, tensor in response.outputs.items()}
         assert answer.ids is not None
         assert answer.logprobs is not None
@@ -309,6 +327,16 @@ async def test_each_stream_hears_of_a_killed_worker_and_the_next_request_is_serv
     await eventually(lambda: server.ready)
     answer = await say(server, PROMPTS[0])
     assert answer.ids == alone[0]["ids"]
+
+
+async def test_openvino_ir_with_an_adapter(
+    server: InferenceServer, repository: Path, all_alone: list[dict[str, Any]]
+) -> None:
+    config = 'parameters { key: "adapters" value { string_value: "noise.safetensors:0.5" } }'
+    (repository / "tuned" / "config.pbtxt").write_text(config)
+    await server.load_model("tuned")
+    answer = await say(server, PROMPTS[0], model="tuned")
+    assert answer.ids == all_alone[-1]["ids"] != all_alone[0]["ids"]
 
 
 def _workers() -> list[int]:

@@ -95,7 +95,7 @@ class OpenVinoGenaiModel:
                 "'openvino_genai' forms batches itself: leave max_batch_size out, and limit them by 'max_num_seqs'"
             )
         self._source = source
-        self._options = options.read(config, path.parent)
+        self._options = options.read(config, path)
         self._parameters = _parameters(path)
         self._python = PythonModel(replace(source, path=_PROGRAM, auto_complete=False))
 

@@ -57,20 +57,25 @@ class GenaiOptions:
     """0 if nothing limits it but what the model's files say."""
 
 
-def read(config: ModelConfig, directory: Path) -> GenaiOptions:
-    """Raises INVALID_ARG. `directory` is the version's."""
+def read(config: ModelConfig, path: Path) -> GenaiOptions:
+    """Raises INVALID_ARG. `path` is the model's file."""
     values = parameters_of(config)
     for key, check in SCHEDULER.items():
         check(values, key)
     if CONTEXT in values:
         _count(values, CONTEXT)
+    if values.text(ADAPTERS) and path.suffix == ".gguf":
+        raise invalid(
+            f"model '{config.name}': parameter '{ADAPTERS}' has no effect on a GGUF file: OpenVINO GenAI applies LoRA "
+            "adapters to OpenVINO IR alone; convert the original model with optimum-cli export openvino"
+        )
     adapters = tuple(filter(None, (each.strip() for each in values.text(ADAPTERS).split(","))))
     for each in adapters:
         name, _, weight = each.rpartition(":") if ":" in each else (each, "", "")
         if weight and not _is_number(weight):
             raise values.fault(ADAPTERS, "names of files, each with ':' and its weight behind it if that is not 1")
-        if not (directory / name).is_file():
-            raise invalid(f"model '{config.name}': there is no adapter '{directory / name}' (parameter '{ADAPTERS}')")
+        if not (path.parent / name).is_file():
+            raise invalid(f"model '{config.name}': there is no adapter '{path.parent / name}' (parameter '{ADAPTERS}')")
     return GenaiOptions(values.text(DEVICE).upper() or "CPU", adapters, values.integer(CONTEXT, 0))
 
 

@@ -71,9 +71,7 @@ class GrammarChecker:
         with tempfile.TemporaryDirectory(prefix="modserve-grammar-") as directory:
             path = os.path.join(directory, "grammar.gguf")
             write_weightless(path, len(self._tokenizer.get_vocab()))
-            return genai.ContinuousBatchingPipeline(
-                path, self._tokenizer, scheduler, "CPU", INFERENCE_NUM_THREADS=1
-            )
+            return genai.ContinuousBatchingPipeline(path, self._tokenizer, scheduler, "CPU", INFERENCE_NUM_THREADS=1)
 
 
 def shortened(error: BaseException) -> str:

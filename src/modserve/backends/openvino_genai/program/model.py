@@ -85,6 +85,7 @@ class TritonPythonModel:
 
 def scheduler_config(genai, parameters):
     config = genai.SchedulerConfig()
+    config.enable_prefix_caching = True
     for name in _SIZES:
         if parameters.get(name):
             setattr(config, name, int(parameters[name]))
@@ -103,7 +104,8 @@ def properties(genai, parameters, directory):
     result = {key: int(value) if value.isdecimal() else value for key, value in result.items()}
     names = [each.strip() for each in parameters.get("adapters", "").split(",") if each.strip()]
     if names:
-        adapters = genai.AdapterConfig()
+        # Requests cannot choose among adapters where the engine batches them: these are part of the model.
+        adapters = genai.AdapterConfig(mode=genai.AdapterConfig.Mode.MODE_STATIC)
         for each in names:
             name, _, weight = each.rpartition(":") if ":" in each else (each, "", "")
             adapters.add(genai.Adapter(os.path.join(directory, name)), float(weight or 1))
