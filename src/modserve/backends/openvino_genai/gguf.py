@@ -134,7 +134,11 @@ class _Reader:
         return number  # type: ignore[no-any-return]
 
     def _text(self) -> str:
-        return self._file.read(self._length()).decode("utf-8")
+        length = self._length()
+        data = self._file.read(length)
+        if len(data) < length:
+            raise _BrokenError("it ends too early")
+        return data.decode("utf-8")
 
     def _length(self) -> int:
         (length,) = struct.unpack("<Q", self._file.read(8))
@@ -143,4 +147,5 @@ class _Reader:
         return int(length)
 
     def _skip(self, size: int) -> None:
-        self._file.seek(size, os.SEEK_CUR)
+        if self._file.seek(size, os.SEEK_CUR) > self._size:
+            raise _BrokenError("it ends too early")
