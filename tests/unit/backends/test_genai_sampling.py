@@ -1,4 +1,4 @@
-"""Sampling parameters: what is read, what is refused, and what the engine gets."""
+"""SamplingParameters parameters: what is read, what is refused, and what the engine gets."""
 
 import json
 import math
@@ -9,8 +9,8 @@ import pytest
 
 from modserve.backends.openvino_genai.program.sampling import (
     Grammar,
-    Sampling,
     SamplingError,
+    SamplingParameters,
     generation_config,
     read,
     read_json,
@@ -25,13 +25,13 @@ class StructuredOutputConfig(SimpleNamespace):
 GENAI = SimpleNamespace(GenerationConfig=SimpleNamespace, StructuredOutputConfig=StructuredOutputConfig)
 
 
-def config(sampling: Sampling, tokens: int = 10) -> Any:
+def config(sampling: SamplingParameters, tokens: int = 10) -> Any:
     return generation_config(GENAI, sampling, 2, frozenset({2, 5}), tokens)
 
 
 def test_defaults_are_those_of_vllm() -> None:
     sampling = read({})
-    assert sampling == Sampling()
+    assert sampling == SamplingParameters()
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens, sampling.n) == (1, 1, 0, 16, 1)
     assert sampling.seed is None
     assert not sampling.greedy
@@ -123,7 +123,7 @@ def test_refusals(values: dict[str, Any], message: str) -> None:
 
 
 def test_unknown_names_may_be_somebody_elses() -> None:
-    assert read({"tenant": "a", "seed": 1}, strict=False) == Sampling(seed=1)
+    assert read({"tenant": "a", "seed": 1}, strict=False) == SamplingParameters(seed=1)
     with pytest.raises(SamplingError, match="'logit_bias' is not supported"):
         read({"logit_bias": {"1": 2}}, strict=False)
 
@@ -186,10 +186,10 @@ def test_what_the_engine_gets() -> None:
         "top_k": 20,
         "top_p": 0.9,
     }
-    assert "top_k" not in vars(config(Sampling()))
+    assert "top_k" not in vars(config(SamplingParameters()))
 
 
 def test_seeds() -> None:
-    assert [seed_of(Sampling(seed=7), index, 1000) for index in range(3)] == [7, 8, 9]
-    assert [seed_of(Sampling(), index, 1000) for index in range(2)] == [1000, 1001]
-    assert 0 <= seed_of(Sampling(seed=-1), 0, 5) < 1 << 32
+    assert [seed_of(SamplingParameters(seed=7), index, 1000) for index in range(3)] == [7, 8, 9]
+    assert [seed_of(SamplingParameters(), index, 1000) for index in range(2)] == [1000, 1001]
+    assert 0 <= seed_of(SamplingParameters(seed=-1), 0, 5) < 1 << 32

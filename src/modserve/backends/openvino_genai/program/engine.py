@@ -17,7 +17,7 @@ import openvino
 from .figures import Figures, clock
 from .generation import UNFINISHED, Generation, Output
 from .grammars import GrammarChecker, shortened
-from .sampling import Sampling, generation_config, seed_of
+from .sampling import SamplingParameters, generation_config, seed_of
 
 _EXIT_STATUS = 70
 _LONGEST = 1 << 31
@@ -27,7 +27,7 @@ class PromptError(ValueError):
     """What is wrong with a prompt."""
 
 
-class Engine:
+class GenerationEngine:
     """`respond(generation, arrays, final)` and `fail(generation, code, message)` tell a client; `log` takes a line."""
 
     def __init__(
@@ -85,12 +85,12 @@ class Engine:
             )
         return list(ids)
 
-    def check(self, sampling: Sampling) -> None:
+    def check(self, sampling: SamplingParameters) -> None:
         """Raises GrammarError for a grammar that the engine cannot compile."""
         if sampling.grammar is not None:
             self._checker.check(sampling.grammar)
 
-    def add(self, generation: Generation, prompt: Sequence[int], sampling: Sampling) -> None:
+    def add(self, generation: Generation, prompt: Sequence[int], sampling: SamplingParameters) -> None:
         """Begin to generate. Raises RuntimeError where the engine does not take the request."""
         most = self._context - len(prompt) if self._context else _LONGEST
         tokens = most if sampling.max_tokens is None else min(sampling.max_tokens, most)

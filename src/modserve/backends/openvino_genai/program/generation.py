@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .sampling import Sampling
+from .sampling import SamplingParameters
 from .texts import StopTexts, TokenText
 
 UNFINISHED = "None"
@@ -29,7 +29,7 @@ class Wishes(NamedTuple):
 class Output:
     """One of the `n` outputs of a request: `handle` is the engine's, None before it has it."""
 
-    def __init__(self, prompt: Sequence[int], sampling: Sampling) -> None:
+    def __init__(self, prompt: Sequence[int], sampling: SamplingParameters) -> None:
         self.handle: Any = None
         self.reason = UNFINISHED
         self.last_at = 0.0
@@ -91,7 +91,14 @@ class Generation:
     """A request with its outputs. `text` is the prompt, `prompt` its tokens."""
 
     def __init__(
-        self, request: Any, sender: Any, text: str, prompt: Sequence[int], sampling: Sampling, wishes: Wishes, at: float
+        self,
+        request: Any,
+        sender: Any,
+        text: str,
+        prompt: Sequence[int],
+        sampling: SamplingParameters,
+        wishes: Wishes,
+        at: float,
     ) -> None:
         self.request = request
         self.sender = sender

@@ -10,7 +10,7 @@ import os
 import triton_python_backend_utils as pb_utils
 
 from . import sampling
-from .engine import Engine, PromptError
+from .engine import GenerationEngine, PromptError
 from .figures import Figures, clock
 from .generation import Generation, Wishes
 from .grammars import GrammarError, shortened
@@ -41,7 +41,7 @@ class TritonPythonModel:
                 f"OpenVINO GenAI cannot load '{path}': {shortened(error)}", code=pb_utils.TritonError.INVALID_ARG
             ) from None
         labels = {"model": args["model_name"], "version": args["model_version"]}
-        self.engine = Engine(
+        self.engine = GenerationEngine(
             openvino_genai,
             pipeline,
             scheduler.max_num_seqs,

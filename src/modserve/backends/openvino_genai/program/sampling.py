@@ -1,4 +1,4 @@
-"""Reads sampling parameters, which have vLLM's names, and checks them: a `Sampling` is what the engine can do.
+"""Reads sampling parameters, which have vLLM's names, and checks them: a `SamplingParameters` is what the engine can do.
 
 Pure: `generation_config` takes the engine's module as an argument.
 """
@@ -33,7 +33,7 @@ class Grammar(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sampling:
+class SamplingParameters:
     """`max_tokens` is None where only the context limits the output; `seed` is None where none was given."""
 
     temperature: float = 1.0
@@ -77,7 +77,7 @@ def read_json(text: bytes) -> Mapping[str, Any]:
     return values
 
 
-def read(values: Mapping[str, Any], *, strict: bool = True) -> Sampling:
+def read(values: Mapping[str, Any], *, strict: bool = True) -> SamplingParameters:
     """Raises SamplingError. Unknown names are ignored unless `strict`; those that vLLM has and this engine lacks are
     always errors, unless they have the value that changes nothing.
     """
@@ -97,7 +97,7 @@ def read(values: Mapping[str, Any], *, strict: bool = True) -> Sampling:
             hint = f"; did you mean '{near[0]}'?" if near else f"; known ones are: {', '.join(sorted(_READERS))}"
             raise SamplingError(f"unknown sampling parameter '{name}'{hint}")
     best_of = fields.pop("best_of", None)
-    sampling = Sampling(**fields)
+    sampling = SamplingParameters(**fields)
     if best_of not in (None, sampling.n):
         raise SamplingError(f"sampling parameter 'best_of' is {best_of}, but the engine generates 'n' = {sampling.n}")
     if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
@@ -107,7 +107,9 @@ def read(values: Mapping[str, Any], *, strict: bool = True) -> Sampling:
     return sampling
 
 
-def generation_config(genai: Any, sampling: Sampling, eos: int, stops: frozenset[int], max_tokens: int) -> Any:
+def generation_config(
+    genai: Any, sampling: SamplingParameters, eos: int, stops: frozenset[int], max_tokens: int
+) -> Any:
     """The engine's GenerationConfig for one output, without the seed. `eos` and `stops` are the model's own tokens.
 
     Texts to stop at are not the engine's business: it would hold back as many tokens as the longest of them has.
@@ -135,7 +137,7 @@ def generation_config(genai: Any, sampling: Sampling, eos: int, stops: frozenset
     return config
 
 
-def seed_of(sampling: Sampling, index: int, chance: int) -> int:
+def seed_of(sampling: SamplingParameters, index: int, chance: int) -> int:
     """That of output number `index`; `chance` takes the place of a seed that was not given."""
     return ((chance if sampling.seed is None else sampling.seed) + index) % _SEEDS
 
