@@ -1,4 +1,4 @@
-"""Reads sampling parameters, which have vLLM's names, and checks them: a `SamplingParameters` is what the engine can do.
+"""Reads sampling parameters, which have vLLM's names, and checks that the engine can do what they say.
 
 Pure: `generation_config` takes the engine's module as an argument.
 """
