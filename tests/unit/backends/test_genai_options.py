@@ -39,6 +39,7 @@ def file(tmp_path: Path) -> Path:
         ("max_num_batched_tokens", "many", "an integer of 0 or more"),
         ("enable_prefix_caching", "maybe", "true or false"),
         ("max_model_len", "0", "an integer of 1 or more"),
+        ("EXECUTION_MODE", "thread", "process: the engine would hold up everything else in the server's"),
     ],
 )
 def test_values_that_the_engine_would_not_take(file: Path, key: str, value: str, expected: str) -> None:

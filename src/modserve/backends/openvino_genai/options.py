@@ -11,7 +11,7 @@ from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import invalid
 
 from ..options import OptionReader, parameters_of, unknown_parameter
-from ..python.options import MODEL_PARAMETERS
+from ..python.options import EXECUTION_MODE, MODEL_PARAMETERS, model_options
 
 DEVICE = "device"
 ADAPTERS = "adapters"
@@ -64,6 +64,8 @@ def read(config: ModelConfig, path: Path) -> GenaiOptions:
         check(values, key)
     if CONTEXT in values:
         _count(values, CONTEXT)
+    if model_options(config).in_server:
+        raise values.fault(EXECUTION_MODE, "process: the engine would hold up everything else in the server's")
     if values.text(ADAPTERS) and path.suffix == ".gguf":
         raise invalid(
             f"model '{config.name}': parameter '{ADAPTERS}' has no effect on a GGUF file: OpenVINO GenAI applies LoRA "
