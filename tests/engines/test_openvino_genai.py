@@ -304,7 +304,7 @@ async def test_metrics_have_the_names_of_vllm(server: InferenceServer) -> None:
         assert sum(histogram.buckets) > 0
     reasons = {labels["finished_reason"] for labels, _ in families["modserve_request_success_total"]}
     assert reasons == {"length", "stop"}
-    assert value(server, "kv_cache_usage_perc") == value(server, "num_requests_waiting") == 0
+    await eventually(lambda: value(server, "kv_cache_usage_perc") == value(server, "num_requests_running") == 0)
 
 
 async def test_each_stream_hears_of_a_killed_worker_and_the_next_request_is_served(

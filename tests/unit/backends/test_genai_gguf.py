@@ -74,6 +74,7 @@ def test_every_cut_is_told(path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
+        (b"x", "it ends too early (at byte 1)"),
         (b"PK\3\4" + bytes(40), "it begins with"),
         (content(*PAIRS, version=1), "its version is 1, expected 2 or 3"),
         (content(count=1 << 60), "it says that it has 1152921504606846976 values"),

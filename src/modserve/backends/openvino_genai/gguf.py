@@ -65,7 +65,7 @@ def read_header(path: Path) -> GgufHeader:
         try:
             return _Reader(file, size).header()
         except (struct.error, _BrokenError, UnicodeDecodeError) as error:
-            what = str(error) or "it ends too early"
+            what = "it ends too early" if isinstance(error, struct.error) else str(error)
             raise invalid(f"'{path}' is not a GGUF file that can be read: {what} (at byte {file.tell()})") from None
 
 
