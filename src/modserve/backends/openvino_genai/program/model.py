@@ -102,6 +102,9 @@ def properties(genai, parameters, directory):
         key: value for key, value in parameters.items() if key == key.upper() and not key.startswith("EXECUTION_")
     }
     result = {key: int(value) if value.isdecimal() else value for key, value in result.items()}
+    share = os.environ.get("OMP_NUM_THREADS", "")  # of the cores, where a model has several instances
+    if share.isdecimal():
+        result.setdefault("INFERENCE_NUM_THREADS", int(share))
     names = [each.strip() for each in parameters.get("adapters", "").split(",") if each.strip()]
     if names:
         # Requests cannot choose among adapters where the engine batches them: these are part of the model.
