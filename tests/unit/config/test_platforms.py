@@ -90,6 +90,15 @@ def test_an_openvino_model_generates_text_if_its_detokenizer_is_there(tmp_path: 
     assert config.read(tmp_path / "config.pbtxt", "foo").backend == "openvino_genai"
 
 
+def test_the_name_of_such_a_file_alone_says_less(tmp_path: Path) -> None:
+    text = 'default_model_filename: "openvino_model.xml"'
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "openvino_model.xml").touch()
+    assert config.parse(text, tmp_path / "config.pbtxt", "foo").backend == "openvino"
+    (tmp_path / "1" / "openvino_detokenizer.xml").touch()
+    assert config.parse(text, tmp_path / "config.pbtxt", "foo").backend == "openvino_genai"
+
+
 def test_a_written_backend_chooses_among_the_files(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "model.onnx").touch()

@@ -143,7 +143,8 @@ def _present_format(message: pb.ModelConfig, filenames: Sequence[Collection[str]
     """The format of the model's file, as the configuration names it or as the directory holds it."""
     filename = Path(message.default_model_filename)
     if filename.name:
-        same = (row for row in FORMATS if row.filename == filename.name)
+        beside = frozenset[str]().union(*filenames)
+        same = (row for row in FORMATS if row.filename == filename.name and (not row.beside or row.beside in beside))
         alike = (row for row in FORMATS if row.by_suffix and Path(row.filename).suffix == filename.suffix)
         return next(same, None) or next(alike, None)
     if message.platform:

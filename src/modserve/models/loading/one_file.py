@@ -50,12 +50,8 @@ def model_file(path: Path, installed: Collection[str]) -> StandaloneModel:
         filename = next(filter(None, (row.file_in(names) for row in FORMATS)), "")
         if not filename:
             raise invalid(f"'{path}' is not a model: no engine recognises a file in it by its name")
-    ours = [
-        row
-        for row in FORMATS
-        if (row.filename == filename and (not row.beside or (folder / row.beside).exists()))
-        or (row.by_suffix and _ends_alike(row.filename, filename))
-    ]
+    same = [row for row in FORMATS if row.filename == filename and (not row.beside or (folder / row.beside).exists())]
+    ours = same or [row for row in FORMATS if row.by_suffix and _ends_alike(row.filename, filename)]
     if not ours:
         from ..diagnosis.foreign_files import BY_SUFFIX, advice
 
