@@ -25,6 +25,16 @@ class StructuredOutputConfig(SimpleNamespace):
 GENAI = SimpleNamespace(GenerationConfig=SimpleNamespace, StructuredOutputConfig=StructuredOutputConfig)
 
 
+def _deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels - 1):
+        schema = {"properties": {"a": schema}}
+    return schema
+
+
+WIDE = {"properties": {f"p{index}": {"enum": [{"a": 1}]} for index in range(257)}}
+
+
 def config(sampling: SamplingParameters, tokens: int = 10) -> Any:
     return generation_config(GENAI, sampling, 2, frozenset({2, 5}), tokens)
 
@@ -113,6 +123,16 @@ def test_structured_outputs(name: str, rules: dict[str, Any], kind: str, text: s
         ({"structured_outputs": {"json": 5}}, "'structured_outputs.json' is 5, expected a JSON schema"),
         ({"guided_decoding": {"regex": "a", "json": {}}}, "'guided_decoding' has json and regex, expected one of them"),
         ({"guided_decoding": {"choice": []}}, "'guided_decoding.choice' is [], expected a list of strings"),
+        (
+            {"guided_decoding": {"regex": "a" * 65_537}},
+            "'guided_decoding.regex' has 65537 characters, expected at most",
+        ),
+        (
+            {"guided_decoding": {"json": WIDE}},
+            "'guided_decoding.json' has an object with 257 members, expected at most",
+        ),
+        ({"guided_decoding": {"regex": "(" * 65}}, "'guided_decoding.regex' is nested 65 deep, expected at most 64"),
+        ({"guided_decoding": {"json": _deep(40)}}, "'guided_decoding.json' is nested 79 deep, expected at most 64"),
         ({"guided_decoding": {"regex": 5}}, "'guided_decoding.regex' is 5, expected a string"),
     ],
 )

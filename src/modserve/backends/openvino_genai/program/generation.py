@@ -42,6 +42,7 @@ class Output:
         self._ids: list[int] = []
         self._logprobs: list[tuple[int, float]] = []
         self._cumulative = 0.0
+        self._end_taken = False
 
     @property
     def finished(self) -> bool:
@@ -65,11 +66,13 @@ class Output:
 
     @property
     def has_news(self) -> bool:
-        return bool(self._text)
+        """Whether there is text that was not taken, or an end that was not."""
+        return bool(self._text) or (self.finished and not self._end_taken)
 
     def take_text(self) -> str:
         text = "".join(self._text)
         self._text.clear()
+        self._end_taken = self.finished
         return text
 
     def take_ids(self) -> list[int]:
@@ -115,11 +118,7 @@ class Generation:
     @property
     def is_due(self) -> bool:
         """Whether a response is to be sent."""
-        if self.finished:
-            return True
-        return self.wishes.stream and any(
-            output.has_news or output.finished for output in self.outputs if output.handle
-        )
+        return self.finished or (self.wishes.stream and any(output.has_news for output in self.outputs))
 
     def tensors(self, decode: Any) -> dict[str, Any]:
         """What has not been sent yet, by the names of the model's outputs. ``decode(rows)`` turns tokens into texts."""

@@ -5,6 +5,7 @@ So each new grammar is first compiled by another engine, which has the tokens of
 that weighs nothing: all of its elements are holes in a file.
 """
 
+import hashlib
 import os
 import re
 import struct
@@ -35,12 +36,13 @@ class GrammarChecker:
         self._genai = genai
         self._tokenizer = tokenizer
         self._pipeline: Any = None
-        self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._known: OrderedDict[bytes, None] = OrderedDict()
+        """The digests of grammars that were compiled, the last used ones last."""
         self._number = 0
 
     def check(self, grammar: Grammar) -> None:
         """Raises GrammarError."""
-        key = grammar.kind, grammar.text
+        key = hashlib.blake2b(f"{grammar.kind} {grammar.text}".encode("utf-8", "surrogatepass")).digest()
         if key in self._known:
             self._known.move_to_end(key)
             return

@@ -16,6 +16,10 @@ _GREEDY_BELOW = 1e-5
 """A temperature below this is none, as in vLLM: the engine would divide by it."""
 _SEEDS = 1 << 32
 _MOST_STOPS = 64
+_MOST_GRAMMAR = 65_536
+_MOST_DEPTH = 64
+_MOST_PROPERTIES = 256
+_BRACKETS = re.compile(r"[()\[\]{}]")
 _ANY_OBJECT = '{"type": "object"}'
 
 
@@ -218,26 +222,58 @@ def _structured(name: str, value: Any) -> Grammar | None:
     ((key, rule),) = rules.items()
     where = f"{name}.{key}"
     if key == "json":
-        if isinstance(rule, str):
-            _json(where, rule)
-            return Grammar("json_schema", rule, where)
-        if not isinstance(rule, dict):
+        schema = _json(where, rule) if isinstance(rule, str) else rule
+        if not isinstance(schema, dict | bool):
             raise _fault(where, rule, "a JSON schema: an object, or its text")
-        return Grammar("json_schema", json.dumps(rule), where)
+        grammar = _limited("json_schema", rule if isinstance(rule, str) else json.dumps(rule), where)
+        widest = _widest(schema)
+        if widest > _MOST_PROPERTIES:
+            raise SamplingError(
+                f"sampling parameter '{where}' has an object with {widest} members, expected at most {_MOST_PROPERTIES}"
+            )
+        return grammar
     if key == "json_object":
         _flag(where, rule)
-        return Grammar("json_schema", _ANY_OBJECT, where)
+        return _limited("json_schema", _ANY_OBJECT, where)
     if key == "choice":
         if not isinstance(rule, list) or not rule or not all(isinstance(each, str) for each in rule):
             raise _fault(where, rule, "a list of strings")
-        return Grammar("regex", "|".join(f"({re.escape(each)})" for each in rule), where)
+        return _limited("regex", "|".join(f"({re.escape(each)})" for each in rule), where)
     if key in ("regex", "grammar"):
         if not isinstance(rule, str):
             raise _fault(where, rule, "a string")
-        return Grammar(key, rule, where)
+        return _limited(key, rule, where)
     raise SamplingError(
         f"sampling parameter '{where}' is unknown: json, json_object, regex, choice and grammar are not"
     )
+
+
+def _limited(kind: str, text: str, where: str) -> Grammar:
+    """All outputs stand still while a grammar is compiled: its time grows with the squares of depth and of members."""
+    if len(text) > _MOST_GRAMMAR:
+        raise SamplingError(
+            f"sampling parameter '{where}' has {len(text)} characters, expected at most {_MOST_GRAMMAR}"
+        )
+    depth = deepest = 0
+    for bracket in _BRACKETS.findall(text):
+        depth += 1 if bracket in "([{" else -1
+        deepest = max(deepest, depth)
+    if deepest > _MOST_DEPTH:
+        raise SamplingError(f"sampling parameter '{where}' is nested {deepest} deep, expected at most {_MOST_DEPTH}")
+    return Grammar(kind, text, where)
+
+
+def _widest(schema: Any) -> int:
+    """The most members of an object in a schema."""
+    widest, rest = 0, [schema]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, dict):
+            widest = max(widest, len(value))
+            rest += value.values()
+        elif isinstance(value, list):
+            rest += value
+    return widest
 
 
 def _json(where: str, text: str) -> Any:
