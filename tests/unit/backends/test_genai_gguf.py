@@ -38,7 +38,7 @@ PAIRS = (
 
 
 def content(*pairs: bytes, version: int = 3, count: int | None = None) -> bytes:
-    return b"GGUF" + struct.pack("<IQQ", version, 1, len(pairs) if count is None else count) + b"".join(pairs)
+    return b"GGUF" + struct.pack("<IQQ", version, 0, len(pairs) if count is None else count) + b"".join(pairs)
 
 
 @pytest.fixture
@@ -89,6 +89,15 @@ def test_broken_files(path: Path, data: bytes, message: str) -> None:
     with pytest.raises(ModserveError, match="is not a GGUF file") as raised:
         read_header(path)
     assert message in raised.value.message
+
+
+def test_a_file_that_was_cut_in_its_tensors(path: Path) -> None:
+    write_weightless(str(path), 1000)
+    whole = path.read_bytes()
+    for end in range(1300, len(whole) - 3000, 1000):
+        path.write_bytes(whole[:end])
+        with pytest.raises(ModserveError, match=rf"it ends at byte {end}, before its tensor 'blk.0.ffn_down.weight'"):
+            read_header(path)
 
 
 def test_the_model_without_weights(path: Path) -> None:

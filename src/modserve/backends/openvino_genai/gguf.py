@@ -15,8 +15,10 @@ from modserve.core.errors import invalid
 Value: TypeAlias = int | float | str
 
 _NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
-_STRING, _ARRAY, _UINT32 = 8, 9, 4
+_STRING, _ARRAY, _UINT32, _UINT64 = 8, 9, 4, 10
 """The types of values."""
+_ALIGNMENT = 32
+"""Of tensors, in bytes, where the file does not say it."""
 _MOST_VALUES = 100_000
 _MOST_DEPTH = 4
 _TOKENS = "tokenizer.ggml.tokens"
@@ -80,7 +82,7 @@ class _Reader:
 
     def header(self) -> GgufHeader:
         header = GgufHeader()
-        magic, version, _, count = struct.unpack("<4sIQQ", self._file.read(24))
+        magic, version, tensors, count = struct.unpack("<4sIQQ", self._file.read(24))
         if magic != b"GGUF":
             raise _BrokenError(f"it begins with {magic!r} and not with b'GGUF'")
         if version not in (2, 3):
@@ -94,7 +96,22 @@ class _Reader:
                 header.places = self._places()
             elif (value := self._value(int(kind), 0)) is not None:
                 header.values[name] = value
+        self._check_tensors(tensors, header.values.get("general.alignment", _ALIGNMENT))
         return header
+
+    def _check_tensors(self, count: int, alignment: Value) -> None:
+        """Every tensor begins inside the file: the engine itself reads on behind the end of one that is cut."""
+        last, name = -1, ""
+        for _ in range(count):
+            own = self._text()
+            self._skip(8 * int(self._number(_UINT32)) + 4)
+            offset = int(self._number(_UINT64))
+            last, name = max((last, name), (offset, own))
+        if not isinstance(alignment, int) or alignment < 1:
+            raise _BrokenError(f"its alignment is {alignment}")
+        begin = -(-self._file.tell() // alignment) * alignment + last
+        if count and begin >= self._size:
+            raise _BrokenError(f"it ends at byte {self._size}, before its tensor '{name}', which begins at {begin}")
 
     def _value(self, kind: int, depth: int) -> Value | None:
         """A number or a text; None for an array, which is skipped."""
