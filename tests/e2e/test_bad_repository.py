@@ -59,7 +59,7 @@ ARTIFACTS: dict[str, tuple[dict[str, bytes], str]] = {
     ),
     "pickled": ({"1/classifier.pkl": b"x"}, r"'1/classifier.pkl' is a pickled Python object: .*skops.io.dump"),
     "keras": ({"1/model.h5": b"x"}, r"'1/model.h5' is a Keras file: .*model.export\('model.savedmodel'\)"),
-    "llama": ({"1/llama.gguf": b"x"}, r"'1/llama.gguf' is a file of llama.cpp: no engine of modserve runs it"),
+    "llama": ({"1/llama.gguf": b"x"}, r"'\S+/1/llama.gguf' is not a GGUF file that can be read: it ends too early"),
     "plan": ({"1/model.plan": b"ptrt"}, r"is a TensorRT engine, which needs an NVIDIA GPU .* Serve the ONNX file that"),
     "flat": ({"resnet.onnx": b"x"}, r"move 'resnet.onnx' to '1/model.onnx'"),
     "v": ({"v1/model.onnx": b"x"}, r"folder 'v1' is not a version: versions are named by whole numbers, such as '1'"),

@@ -50,8 +50,8 @@ RULES = {
     "settings": rule("core protocol.restricted", "pydantic yaml"),
     "backends": rule(
         "core",
-        "numpy google.protobuf yaml onnx onnxruntime openvino torch tensorflow treelite sklearn skops joblib "
-        "threadpoolctl pandas mlflow triton_python_backend_utils",
+        "numpy google.protobuf yaml onnx onnxruntime openvino openvino_genai torch tensorflow treelite sklearn "
+        "skops joblib threadpoolctl pandas mlflow triton_python_backend_utils",
     ),
     "resources": rule("core", "mypy_extensions redis"),
     "routing": rule("core", "numpy"),

@@ -74,8 +74,8 @@ _GERUNDS = """
 KNOWN_IN_ING = frozenset(_NOUNS_IN_ING.split() + _GERUNDS.split())
 """A class is a thing, not an activity: a FrameReader, not Reading. The gerunds may only become fewer."""
 
-KNOWN_TWINS = frozenset({"InferenceRequest", "InferenceResponse", "ModelConfig", "Tensor"})
-"""Names that Triton's Python API shares with the core. Other public classes have names of their own."""
+KNOWN_TWINS = frozenset({"InferenceRequest", "InferenceResponse", "ModelConfig", "Tensor", "TritonPythonModel"})
+"""Names of Triton's Python API, which the core shares or each program has. Other public classes have their own."""
 
 
 class Name(NamedTuple):

@@ -134,6 +134,14 @@ ENGINES = (
         "MLflow model directories (MLmodel)",
         elsewhere=True,
     ),
+    Engine(
+        "openvino_genai",
+        "OpenVINO GenAI",
+        "openvino_genai",
+        ("openvino-genai",),
+        "genai",
+        "language models: GGUF files (*.gguf), OpenVINO IR with its tokenizer (openvino_model.xml)",
+    ),
     Engine("tensorrt", "TensorRT", "tensorrt", ("tensorrt",), "", "plans, which need the GPU they were built for"),
 )
 """Those that this package runs without another library (python, identity, repeat, auto) are not here."""

@@ -27,7 +27,7 @@ from . import complete, features
 from .draft import Draft, decode, parse, read, read_override
 from .features import ModelContext, backend_names
 from .features.composition import validate_composition
-from .features.directory import FORMATS, MEASURED, PLATFORMS, only_lacks_backend, version_filenames
+from .features.directory import FORMATS, MEASURED, PLATFORMS, names_in, only_lacks_backend, version_filenames
 from .text import override
 from .text.problems import ConfigurationError, Position, Problem, Problems, SourceText, printable
 
@@ -46,6 +46,7 @@ __all__ = [
     "decode",
     "finish",
     "from_json",
+    "names_in",
     "only_lacks_backend",
     "parse",
     "printable",

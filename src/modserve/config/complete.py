@@ -61,6 +61,9 @@ def apply_traits(message: pb.ModelConfig, description: ModelDescription, problem
                 f"the model is {'' if decoupled else 'not '}decoupled, but the configuration of model '{message.name}' "
                 "says the opposite",
             )
+    for key, value in description.parameters.items():
+        if key not in message.parameters:
+            message.parameters[key].string_value = value
     if message.WhichOneof("scheduling_choice") is None:
         if description.sequence_batching is not None:
             try:

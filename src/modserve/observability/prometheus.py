@@ -281,6 +281,22 @@ RESERVED = (
 )
 """The beginnings of the names of the server's own metrics, and of those that Triton has."""
 
+GENERATION = frozenset(
+    f"modserve_{name}"
+    for name in (
+        "prompt_tokens_total",
+        "generation_tokens_total",
+        "num_requests_running",
+        "num_requests_waiting",
+        "kv_cache_usage_perc",
+        "time_to_first_token_seconds",
+        "inter_token_latency_seconds",
+        "e2e_request_latency_seconds",
+        "request_success_total",
+    )
+)
+"""Metrics of language models, which engines fill. Behind our prefix, their names are those of vLLM."""
+
 
 def engine_families(store: MetricStore) -> Iterator[Family]:
     """The metric families that engines have made."""

@@ -95,7 +95,7 @@ class InferenceServer(LocalServer):
 
             for warning in absent_backends(settings.backend_config, registry.names):
                 _log.warning("%s", warning)
-        self.engine_metrics = MetricStore(prometheus.RESERVED)
+        self.engine_metrics = MetricStore(prometheus.RESERVED, prometheus.GENERATION)
         """What engines show on the metrics page."""
         self.cores = max(1, available_cores() // workers)
         """For this process, of those that the machine lets all workers have."""

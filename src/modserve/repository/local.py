@@ -14,7 +14,7 @@ from modserve.core.loading import DirectoryLease, Listing
 from modserve.core.version import parse_directory
 
 MODEL_FILES = frozenset(
-    {".onnx", ".pt", ".pth", ".plan", ".engine", ".pb", ".pkl", ".joblib", ".safetensors", ".h5", ".keras"}
+    {".onnx", ".pt", ".pth", ".plan", ".engine", ".pb", ".pkl", ".joblib", ".safetensors", ".gguf", ".h5", ".keras"}
 )
 
 

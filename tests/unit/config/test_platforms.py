@@ -63,12 +63,40 @@ def test_written(text: str, expected: tuple[str, str, str]) -> None:
 @pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.filename)
 def test_found_in_a_version_directory(tmp_path: Path, row: ModelFormat) -> None:
     filename, backend, platform = row.filename, row.backend, row.platform
-    for file in ("notes/model.onnx", "2/readme.txt", f"10/{filename}"):
-        (tmp_path / file).parent.mkdir(parents=True)
+    files = ["notes/model.onnx", "2/readme.txt", f"10/{filename}", *([f"10/{row.beside}"] if row.beside else [])]
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
     found = config.read(tmp_path / "config.pbtxt", "foo").identified
 
     assert (found.backend, found.platform, found.default_model_filename) == (backend, platform, filename)
+
+
+@pytest.mark.parametrize("text", ["", 'backend: "openvino_genai"'])
+def test_files_with_any_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "1").mkdir()
+    for file in ("b-00001.gguf", "a.gguf", "readme.md"):
+        (tmp_path / "1" / file).touch()
+    found = config.parse(text, tmp_path / "config.pbtxt", "foo").identified
+
+    assert (found.backend, found.platform, found.default_model_filename) == ("openvino_genai", "", "a.gguf")
+
+
+def test_an_openvino_model_generates_text_if_its_detokenizer_is_there(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "openvino_model.xml").touch()
+    assert config.read(tmp_path / "config.pbtxt", "foo").backend == ""
+    (tmp_path / "1" / "openvino_detokenizer.xml").touch()
+    assert config.read(tmp_path / "config.pbtxt", "foo").backend == "openvino_genai"
+
+
+def test_the_name_of_such_a_file_alone_says_less(tmp_path: Path) -> None:
+    text = 'default_model_filename: "openvino_model.xml"'
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "openvino_model.xml").touch()
+    assert config.parse(text, tmp_path / "config.pbtxt", "foo").backend == "openvino"
+    (tmp_path / "1" / "openvino_detokenizer.xml").touch()
+    assert config.parse(text, tmp_path / "config.pbtxt", "foo").backend == "openvino_genai"
 
 
 def test_a_written_backend_chooses_among_the_files(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], list[str]]] = {
     ),
     "a language model": (
         {"1/llama.gguf": b"x"},
-        ["'1/llama.gguf' is a file of llama.cpp: no engine of modserve runs it"],
+        ["'1/llama.gguf' is a file of llama.cpp: pip install 'modserve[genai]'", "with llama-cpp-python"],
     ),
     "tensorrt": ({"1/model.plan": b"x"}, ["'1/model.plan' is a TensorRT engine: serve the ONNX file that"]),
     "tensorrt by its tool": ({"1/model.engine": b"x"}, ["'1/model.engine' is a TensorRT engine"]),

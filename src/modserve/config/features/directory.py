@@ -27,12 +27,25 @@ class ModelFormat(NamedTuple):
     platform: str = ""
     by_suffix: bool = True
     """Whether other files with the same ending are likely to be such models, too."""
+    any_name: bool = False
+    """Whether the ending alone tells: such files never have the name `filename`."""
+    beside: str = ""
+    """Another file of the folder without which this one is something else."""
+
+    def file_in(self, names: Collection[str]) -> str:
+        """The model's file among those of a folder; empty if there is none of this format."""
+        if self.beside and self.beside not in names:
+            return ""
+        if self.filename in names:
+            return self.filename
+        suffix = Path(self.filename).suffix
+        return next((name for name in sorted(names) if name.endswith(suffix)), "") if self.any_name else ""
 
 
 # In Triton's order, and behind them those that Triton does not have: the first one counts if a directory holds several,
 # as where a model.py has weights beside it. Beside an MLmodel lie the files of its library. saved_model.pb is how
 # TensorFlow Serving keeps its models, a version's folder being the SavedModel. Snapshots of Hugging Face have what
-# begins with onnx/ or openvino.
+# begins with onnx/ or openvino. What generates text has a detokenizer.
 FORMATS = (
     ModelFormat("MLmodel", "mlflow", by_suffix=False),
     ModelFormat("model.savedmodel", "tensorflow", "tensorflow_savedmodel"),
@@ -41,6 +54,7 @@ FORMATS = (
     ModelFormat("model.onnx", "onnxruntime", "onnxruntime_onnx"),
     ModelFormat("model.xml", "openvino"),
     ModelFormat("onnx/model.onnx", "onnxruntime", "onnxruntime_onnx", by_suffix=False),
+    ModelFormat("openvino_model.xml", "openvino_genai", by_suffix=False, beside="openvino_detokenizer.xml"),
     ModelFormat("openvino_model.xml", "openvino", by_suffix=False),
     ModelFormat("openvino/openvino_model.xml", "openvino", by_suffix=False),
     ModelFormat("model.pt", "pytorch", "pytorch_libtorch"),
@@ -58,6 +72,7 @@ FORMATS = (
     ModelFormat("model.joblib", "sklearn"),
     ModelFormat("model.pkl", "sklearn", by_suffix=False),
     ModelFormat("model.pickle", "sklearn", by_suffix=False),
+    ModelFormat("model.gguf", "openvino_genai", any_name=True),
 )
 _SUBFOLDERS = frozenset(row.filename.split("/")[0] for row in FORMATS if "/" in row.filename)
 PLATFORMS = {row.platform: row.backend for row in FORMATS if row.platform} | {"libtorch": "pytorch"}
@@ -99,8 +114,8 @@ def identify(
         message.backend = PLATFORMS.get(message.platform, "") or (present.backend if present else "")
     formats = [row for row in FORMATS if row.backend == message.backend]
     formats.sort(key=lambda row: (row != present, row.platform != message.platform))
-    if not formats and present is not None and present.backend == message.backend:
-        formats = [present]
+    if present is not None and present not in formats and present.backend == message.backend:
+        formats.insert(0, present)
     if formats:
         message.platform = message.platform or formats[0].platform
         message.default_model_filename = message.default_model_filename or formats[0].filename
@@ -136,15 +151,16 @@ def _present_format(message: pb.ModelConfig, filenames: Sequence[Collection[str]
     """The format of the model's file, as the configuration names it or as the directory holds it."""
     filename = Path(message.default_model_filename)
     if filename.name:
-        same = (row for row in FORMATS if row.filename == filename.name)
+        beside = frozenset[str]().union(*filenames)
+        same = (row for row in FORMATS if row.filename == filename.name and (not row.beside or row.beside in beside))
         alike = (row for row in FORMATS if row.by_suffix and Path(row.filename).suffix == filename.suffix)
         return next(same, None) or next(alike, None)
     if message.platform:
         return None
     for names in filenames:
         for row in FORMATS:
-            if row.filename in names and message.backend in ("", row.backend):
-                return row
+            if message.backend in ("", row.backend) and (file := row.file_in(names)):
+                return row._replace(filename=file)
     # Triton's last resort: a model called `x.identity` is for the backend `identity`.
     backend = message.name.partition(".")[2]
     return ModelFormat(f"model.{backend}", backend) if backend and not message.backend else None
@@ -157,12 +173,13 @@ def version_filenames(folder: Path) -> list[frozenset[str]]:
     """
     try:
         versions = sorted(filter(None, (parse_directory(entry.name) for entry in folder.iterdir())))
-        return [frozenset(_names(folder / str(version))) for version in versions]
+        return [frozenset(names_in(folder / str(version))) for version in versions]
     except OSError:  # there is no folder, or it is a file
         return []
 
 
-def _names(folder: Path) -> Iterator[str]:
+def names_in(folder: Path) -> Iterator[str]:
+    """Of the files in a version's folder, and in the folders below it that may hold the model's. Raises OSError."""
     for entry in folder.iterdir():
         yield entry.name
         if entry.name in _SUBFOLDERS and entry.is_dir():

@@ -301,3 +301,5 @@ class ModelDescription:
     """Whether its inputs and outputs that the configuration does not list are added to the listed ones."""
     sequence_batching: Mapping[str, object] | None = None
     """``sequence_batching`` in the JSON form of a configuration, for a stateful model."""
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    """Parameters that the model's files have values for, unless the configuration has them itself."""

@@ -66,10 +66,14 @@ class _Family:
 
 
 class MetricStore:
-    """The metrics of all engines of a server. `reserved` are the beginnings of names that are the server's own."""
+    """The metrics of all engines of a server. `reserved` are the beginnings of names that are the server's own.
 
-    def __init__(self, reserved: tuple[str, ...] = ()) -> None:
+    `shared` are names with such a beginning that engines may use: the server has none of these metrics itself.
+    """
+
+    def __init__(self, reserved: tuple[str, ...] = (), shared: frozenset[str] = frozenset()) -> None:
         self.reserved = reserved
+        self.shared = shared
         self.lock = threading.RLock()
         self.families: dict[str, _Family] = {}
 
@@ -170,7 +174,7 @@ class StoredMetrics:
             if store.families[name].kind != kind:
                 raise _other_kind(store.families[name], kind)
             return store.families[name]
-        if name.startswith(store.reserved):
+        if name.startswith(store.reserved) and name not in store.shared:
             raise invalid(f"metric family '{name}': this prefix is reserved for the server's own metrics")
         for other in store.families.values():
             for sample in sorted(_sample_names(name, kind) & other.sample_names):

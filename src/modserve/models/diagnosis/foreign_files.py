@@ -72,9 +72,9 @@ KINDS = (
     ForeignFile(
         "a file of llama.cpp",
         ".gguf",
+        "openvino_genai",
         "",
-        "",
-        "no engine of modserve runs it; a model.py can, with llama-cpp-python",
+        "load it in a model.py with llama-cpp-python",
     ),
     ForeignFile(
         "an archive of TorchServe", ".mar", "pytorch", "it is a zip archive: the model is inside", EXPORT_TORCH

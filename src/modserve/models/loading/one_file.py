@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from modserve.config import FORMATS, MEASURED, from_json
+from modserve.config import FORMATS, MEASURED, from_json, names_in
 from modserve.core.errors import invalid
 from modserve.core.files.config_file import CONFIG_FILE
 from modserve.core.version import parse_directory
@@ -46,12 +46,12 @@ def model_file(path: Path, installed: Collection[str]) -> StandaloneModel:
         raise invalid(f"there is no file '{path}'")
     folder, filename = path.parent, path.name
     if path.is_dir() and path.suffix != ".savedmodel":
-        folder, filename = path, next((row.filename for row in FORMATS if (path / row.filename).exists()), "")
+        folder, names = path, frozenset(names_in(path))
+        filename = next(filter(None, (row.file_in(names) for row in FORMATS)), "")
         if not filename:
             raise invalid(f"'{path}' is not a model: no engine recognises a file in it by its name")
-    ours = [
-        row for row in FORMATS if row.filename == filename or (row.by_suffix and _ends_alike(row.filename, filename))
-    ]
+    same = [row for row in FORMATS if row.filename == filename and (not row.beside or (folder / row.beside).exists())]
+    ours = same or [row for row in FORMATS if row.by_suffix and _ends_alike(row.filename, filename)]
     if not ours:
         from ..diagnosis.foreign_files import BY_SUFFIX, advice
 

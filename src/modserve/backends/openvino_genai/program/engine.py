@@ -1,0 +1,238 @@
+"""Runs the engine's steps on a thread of its own, and answers requests as tokens come.
+
+Requests come from the thread of the model's ``execute``; the engine and its tokenizer are used with the interpreter's
+lock, which a step keeps, so they come between two steps. An engine that raises in a step has an unknown state: all
+requests fail and the process ends, which the server replaces.
+"""
+
+import os
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import openvino
+
+from .figures import Figures, clock
+from .generation import UNFINISHED, Generation, Output
+from .grammars import GrammarChecker, shortened
+from .sampling import SamplingParameters, generation_config, seed_of
+
+_EXIT_STATUS = 70
+_LONGEST = 1 << 31
+
+
+class PromptError(ValueError):
+    """What is wrong with a prompt."""
+
+
+class GenerationEngine:
+    """`respond(generation, arrays, final)` and `fail(generation, code, message)` tell a client; `log` takes a line."""
+
+    def __init__(
+        self,
+        genai: Any,
+        pipeline: Any,
+        max_outputs: int,
+        max_tokens: int,
+        figures: Figures,
+        respond: Callable[[Generation, Mapping[str, Any], bool], None],
+        fail: Callable[[Generation, str, str], None],
+        log: Callable[[str], None],
+    ) -> None:
+        self._genai = genai
+        self._pipeline = pipeline
+        self._tokenizer = pipeline.get_tokenizer()
+        self._checker = GrammarChecker(genai, self._tokenizer)
+        self._most = max_outputs
+        self._context = max_tokens
+        self._figures = figures
+        self._respond = respond
+        self._fail = fail
+        self._log = log
+        config = pipeline.get_config()
+        self._eos = config.eos_token_id if config.eos_token_id >= 0 else self._tokenizer.get_eos_token_id()
+        self._stops = frozenset(config.stop_token_ids)
+        self._bos = self._tokenizer.get_bos_token() or ""
+        self._number = 0
+        self._running: list[Generation] = []
+        self._count = 0
+        """Outputs of these that are not finished."""
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="generation")
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread when nothing runs any more."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    # On the thread of execute()
+
+    def tokens_of(self, text: str) -> list[int]:
+        """Raises PromptError. A prompt that begins with the token for beginnings does not get another one."""
+        special = not (self._bos and text.startswith(self._bos))
+        ids = self._tokenizer.encode(text, add_special_tokens=special).input_ids.data[0].tolist() if text else []
+        if not ids:
+            raise PromptError("text_input is empty: it has no token to go on from")
+        if self._context and len(ids) >= self._context:
+            raise PromptError(
+                f"text_input has {len(ids)} tokens, but the model's context ('max_model_len') has {self._context}"
+            )
+        return list(ids)
+
+    def check(self, sampling: SamplingParameters) -> None:
+        """Raises GrammarError for a grammar that the engine cannot compile."""
+        if sampling.grammar is not None:
+            self._checker.check(sampling.grammar)
+
+    def add(self, generation: Generation, prompt: Sequence[int], sampling: SamplingParameters) -> None:
+        """Begin to generate. Raises RuntimeError where the engine does not take the request."""
+        most = self._context - len(prompt) if self._context else _LONGEST
+        tokens = most if sampling.max_tokens is None else min(sampling.max_tokens, most)
+        config = generation_config(self._genai, sampling, self._eos, self._stops, tokens)
+        ids = openvino.Tensor(np.array([prompt], np.int64))
+        chance = random.getrandbits(32)
+        for index, output in enumerate(generation.outputs):
+            config.rng_seed = seed_of(sampling, index, chance)
+            self._number += 1
+            output.handle = self._pipeline.add_request(self._number, ids, config)
+        self._figures.count("prompt_tokens_total", len(prompt))
+        with self._changed:
+            self._running.append(generation)
+            self._count += len(generation.outputs)
+            self._changed.notify_all()
+
+    def wait_for_room(self) -> None:
+        """Wait until another output may be added: what the engine cannot run yet shall wait in the server's queue."""
+        with self._changed:
+            while self._count >= self._most:
+                self._changed.wait()
+
+    # On the engine's thread
+
+    def _run(self) -> None:
+        try:
+            while self._has_work():
+                self._turn()
+        except BaseException as error:
+            self._give_up(error)
+
+    def _has_work(self) -> bool:
+        with self._changed:
+            while not self._running and not self._closing:
+                self._changed.wait()
+            return bool(self._running)
+
+    def _turn(self) -> None:
+        for generation in self._running:
+            if generation.request.is_cancelled():
+                self._end(generation)
+                self._fail(generation, "CANCELLED", "the request was cancelled")
+        self._pipeline.step()
+        at = clock()
+        fresh = self._read(at)
+        self._decode(fresh)
+        for generation in self._running:
+            if generation.sender.is_closed():
+                continue
+            final = generation.finished
+            if generation.is_due:
+                self._respond(generation, generation.tensors(self._tokenizer.decode), final)
+            if final:
+                self._figures.observe("e2e_request_latency_seconds", at - generation.begun_at)
+        self._settle()
+
+    def _read(self, at: float) -> list[tuple[Output, str]]:
+        """The outputs that have new tokens or have ended, and why."""
+        statuses = self._genai.GenerationStatus
+        fresh, tokens = [], 0
+        for generation in self._running:
+            for output in generation.outputs:
+                if output.finished:
+                    continue
+                count, reason = output.count, UNFINISHED
+                handle = output.handle
+                while handle.can_read():
+                    for part in handle.read().values():
+                        output.add(part.generated_ids, part.generated_log_probs)
+                        reason = self._reason(part.finish_reason)
+                if reason == UNFINISHED and handle.get_status() != statuses.RUNNING:
+                    if handle.get_status() == statuses.IGNORED:
+                        self._exhausted(generation)
+                        break
+                    reason = "stop"
+                if output.count > count:
+                    self._time(generation, output, output.count - count, at)
+                    tokens += output.count - count
+                if output.count > count or reason != UNFINISHED:
+                    fresh.append((output, reason))
+        self._figures.count("generation_tokens_total", tokens)
+        return fresh
+
+    def _reason(self, reason: Any) -> str:
+        reasons = self._genai.GenerationFinishReason
+        return "length" if reason == reasons.LENGTH else UNFINISHED if reason == reasons.NONE else "stop"
+
+    def _time(self, generation: Generation, output: Output, count: int, at: float) -> None:
+        if output.last_at:
+            self._figures.observe("inter_token_latency_seconds", (at - output.last_at) / count)
+        else:
+            self._figures.observe("time_to_first_token_seconds", at - generation.begun_at)
+        output.last_at = at
+
+    def _decode(self, fresh: Sequence[tuple[Output, str]]) -> None:
+        """All texts of a step in one call, which costs little more than one of them."""
+        rows: list[list[int]] = []
+        spans = []
+        for output, _ in fresh:
+            begin = len(rows)
+            rows += output.tokens.rows()
+            spans.append((begin, len(rows)))
+        texts = self._tokenizer.decode(rows) if rows else []
+        for (output, reason), (begin, end) in zip(fresh, spans, strict=False):
+            output.say(texts[begin:end], reason)
+            if output.finished:
+                if reason == UNFINISHED:  # at a text
+                    output.handle.stop()
+                self._figures.finished(output.reason)
+
+    def _exhausted(self, generation: Generation) -> None:
+        self._end(generation)
+        self._fail(
+            generation,
+            "UNAVAILABLE",
+            "the KV cache of the model has no room for the request's "
+            f"{generation.prompt_length + max(output.count for output in generation.outputs)} tokens: the parameters "
+            "'cache_size' (GB) and 'num_kv_blocks' allow more",
+        )
+
+    def _end(self, generation: Generation) -> None:
+        for output in generation.outputs:
+            if not output.finished:
+                output.reason = "abort"
+                output.handle.cancel()
+
+    def _settle(self) -> None:
+        """Forget what is finished, and let others in."""
+        with self._changed:
+            self._running = [each for each in self._running if not each.finished]
+            self._count = sum(not output.finished for each in self._running for output in each.outputs)
+            self._changed.notify_all()
+        metrics = self._pipeline.get_metrics()
+        running = min(self._count, metrics.scheduled_requests)
+        self._figures.set("num_requests_running", running)
+        self._figures.set("num_requests_waiting", self._count - running)
+        self._figures.set("kv_cache_usage_perc", metrics.cache_usage / 100 if self._count else 0.0)
+
+    def _give_up(self, error: BaseException) -> None:
+        reason = shortened(error)
+        self._log(f"the engine failed, and its process ends: {type(error).__name__}: {reason}")
+        for generation in self._running:
+            if not generation.sender.is_closed():
+                self._fail(generation, "INTERNAL", f"the engine failed: {reason}")
+        os._exit(_EXIT_STATUS)

@@ -1,0 +1,255 @@
+"""The thread that drives the engine, with an engine that says what the test wants."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("openvino")
+
+from modserve.backends.openvino_genai.program.engine import GenerationEngine, PromptError
+from modserve.backends.openvino_genai.program.generation import Generation, Wishes
+from modserve.backends.openvino_genai.program.sampling import SamplingParameters
+
+WISHES = Wishes(True, False, True, False, False, False, True, False)
+Status = Enum("Status", "RUNNING FINISHED IGNORED CANCEL STOP")
+Finish = Enum("Finish", "NONE STOP LENGTH")
+
+
+class Handle:
+    """A generation that has a token in each step, up to `limit` of them."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.count, self.status = limit, 0, Status.RUNNING
+        self.fresh: list[SimpleNamespace] = []
+
+    def step(self) -> None:
+        if self.status is Status.RUNNING:
+            self.count += 1
+            last = self.count == self.limit
+            reason = Finish.LENGTH if last else Finish.NONE
+            part = SimpleNamespace(generated_ids=[self.count], generated_log_probs=[-1.0], finish_reason=reason)
+            self.fresh.append(part)
+            self.status = Status.FINISHED if last else Status.RUNNING
+
+    def can_read(self) -> bool:
+        return bool(self.fresh)
+
+    def read(self) -> Mapping[int, Any]:
+        return {0: self.fresh.pop(0)}
+
+    def get_status(self) -> Any:
+        return self.status
+
+    def cancel(self) -> None:
+        self.status = Status.IGNORED
+
+    stop = cancel
+
+
+class Tokenizer:
+    """A token is a letter."""
+
+    def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        return ["".join(chr(ord("a") + token - 1) for token in row) for row in rows]
+
+    def get_bos_token(self) -> str:
+        return "<s>"
+
+    def encode(self, text: str, add_special_tokens: bool) -> SimpleNamespace:
+        ids = [0] * add_special_tokens + [1] * len(text.split())
+        return SimpleNamespace(input_ids=SimpleNamespace(data=[SimpleNamespace(tolist=lambda: ids)]))
+
+
+class Pipeline:
+    """`step` waits until the test allows one."""
+
+    def __init__(self) -> None:
+        self.handles: list[Handle] = []
+        self.allowed = threading.Semaphore(0)
+        self.error: Exception | None = None
+        self.seeds: list[int] = []
+
+    def get_tokenizer(self) -> Tokenizer:
+        return Tokenizer()
+
+    def get_config(self) -> SimpleNamespace:
+        return SimpleNamespace(eos_token_id=2, stop_token_ids={2})
+
+    def add_request(self, number: int, ids: Any, config: Any) -> Handle:
+        self.seeds.append(config.rng_seed)
+        self.handles.append(Handle(config.max_new_tokens))
+        return self.handles[-1]
+
+    def step(self) -> None:
+        assert self.allowed.acquire(timeout=20)
+        if self.error is not None:
+            raise self.error
+        for handle in self.handles:
+            handle.step()
+
+    def get_metrics(self) -> SimpleNamespace:
+        running = sum(handle.status is Status.RUNNING for handle in self.handles)
+        return SimpleNamespace(scheduled_requests=running, cache_usage=50.0)
+
+
+class Client:
+    """A request with its sender, and what it has been sent."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.cancelled = False
+        self.error = ""
+        self.ended = threading.Event()
+
+    def is_cancelled(self) -> bool:
+        return self.cancelled
+
+    def is_closed(self) -> bool:
+        return self.ended.is_set()
+
+
+class Bench:
+    def __init__(self, most: int = 4, context: int = 0) -> None:
+        self.pipeline = Pipeline()
+        self.log: list[str] = []
+        figures: Any = SimpleNamespace(**dict.fromkeys(("count", "observe", "finished", "set"), lambda *_: None))
+        genai = SimpleNamespace(
+            GenerationConfig=SimpleNamespace, GenerationStatus=Status, GenerationFinishReason=Finish
+        )
+        self.engine = GenerationEngine(
+            genai, self.pipeline, most, context, figures, self.respond, self.fail, self.log.append
+        )
+
+    def respond(self, generation: Generation, arrays: Mapping[str, Any], final: bool) -> None:
+        client = generation.sender
+        client.text += arrays["text_output"][0].decode()
+        if final:
+            client.ended.set()
+
+    def fail(self, generation: Generation, code: str, message: str) -> None:
+        generation.sender.error = f"{code}: {message}"
+        generation.sender.ended.set()
+
+    def begin(self, **values: Any) -> Client:
+        client, sampling = Client(), SamplingParameters(**values)
+        self.engine.add(Generation(client, client, "", [1], sampling, WISHES, 0.0), [1], sampling)
+        return client
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.pipeline.allowed.release()
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Bench]]:
+    benches: list[Bench] = []
+
+    def made(**options: Any) -> Bench:
+        benches.append(Bench(**options))
+        return benches[-1]
+
+    yield made
+    for bench in benches:
+        bench.run(100)
+        bench.engine.close()
+
+
+def test_requests_join_and_leave(make: Callable[..., Bench]) -> None:
+    bench = make()
+    first, second = bench.begin(max_tokens=2), bench.begin(max_tokens=3, stop=("c",))
+    bench.run(3)
+    assert first.ended.wait(20)
+    assert second.ended.wait(20)
+    assert (first.text, second.text) == ("ab", "ab")
+    third = bench.begin(max_tokens=1)
+    bench.run(1)
+    assert third.ended.wait(20)
+    assert third.text == "a"
+
+
+def test_a_text_to_stop_at_ends_the_engines_generation(make: Callable[..., Bench]) -> None:
+    bench = make()
+    client = bench.begin(max_tokens=50, stop=("bc",))
+    bench.run(4)
+    assert client.ended.wait(20)
+    assert client.text == "a"
+    assert bench.pipeline.handles[0].status is Status.IGNORED
+
+
+def test_a_cancelled_request_is_ended_before_the_next_step(make: Callable[..., Bench]) -> None:
+    bench = make()
+    client = bench.begin(max_tokens=50)
+    client.cancelled = True
+    bench.run(2)
+    assert client.ended.wait(20)
+    assert client.error == "CANCELLED: the request was cancelled"
+    assert bench.pipeline.handles[0].count <= 1
+
+
+def test_what_the_cache_has_no_room_for(make: Callable[..., Bench]) -> None:
+    bench = make()
+    client = bench.begin(max_tokens=50)
+    bench.pipeline.handles[0].status = Status.IGNORED
+    bench.run(1)
+    assert client.ended.wait(20)
+    assert client.error.startswith("UNAVAILABLE: the KV cache of the model has no room for the request's 1 tokens")
+
+
+def test_the_caller_waits_for_room(make: Callable[..., Bench]) -> None:
+    bench = make(most=1)
+    client = bench.begin(max_tokens=2)
+    waiting = threading.Thread(target=bench.engine.wait_for_room)
+    waiting.start()
+    assert waiting.is_alive()
+    assert not client.ended.is_set()
+    bench.run(2)
+    waiting.join(20)
+    assert client.ended.is_set()
+
+
+def test_outputs_have_seeds_of_their_own(make: Callable[..., Bench]) -> None:
+    bench = make()
+    client = bench.begin(n=3, seed=5, max_tokens=1)
+    bench.run(1)
+    assert client.ended.wait(20)
+    assert bench.pipeline.seeds == [5, 6, 7]
+
+
+def test_an_engine_that_fails_tells_everybody_and_ends_its_process(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exits: list[int] = []
+    monkeypatch.setattr(os, "_exit", exits.append)
+    bench = make()
+    clients = [bench.begin(max_tokens=9), bench.begin(max_tokens=9)]
+    bench.pipeline.error = RuntimeError("[05:27:56] /home/somebody/regex_converter.cc:75: it broke\n")
+    bench.run(1)
+    for client in clients:
+        assert client.ended.wait(20)
+        assert client.error == "INTERNAL: the engine failed: it broke"
+    bench.engine.close()
+    assert exits == [70]
+    assert bench.log == ["the engine failed, and its process ends: RuntimeError: it broke"]
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("a b", [0, 1, 1]), ("<s> a", [1, 1]), ("a b c d", None), ("", None)])
+def test_the_tokens_of_a_prompt(make: Callable[..., Bench], text: str, tokens: list[int] | None) -> None:
+    bench = make(context=4)
+    if tokens is not None:
+        assert bench.engine.tokens_of(text) == tokens
+        return
+    with pytest.raises(PromptError, match=r"text_input (is empty|has 5 tokens, but the model's context)"):
+        bench.engine.tokens_of(text)
+
+
+def test_the_context_ends_an_output(make: Callable[..., Bench]) -> None:
+    bench = make(context=4)
+    client = bench.begin(max_tokens=None)
+    bench.run(3)
+    assert client.ended.wait(20)
+    assert client.text == "abc"
