@@ -85,7 +85,7 @@ def test_files_with_any_name(tmp_path: Path, text: str) -> None:
 def test_an_openvino_model_generates_text_if_its_detokenizer_is_there(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "openvino_model.xml").touch()
-    assert config.read(tmp_path / "config.pbtxt", "foo").backend == ""
+    assert config.read(tmp_path / "config.pbtxt", "foo").backend == "openvino"
     (tmp_path / "1" / "openvino_detokenizer.xml").touch()
     assert config.read(tmp_path / "config.pbtxt", "foo").backend == "openvino_genai"
 

@@ -380,9 +380,9 @@ async def test_what_to_do_is_all_that_is_said_where_the_files_show_what_is_meant
 
 async def test_of_a_file_for_no_backend_what_backends_take_is_said_last(bench: Bench) -> None:
     directory = bench.write("", versions=("1",))
-    (directory.path / "1" / "llama.gguf").write_bytes(b"")
+    (directory.path / "1" / "net.mlmodel").write_bytes(b"")
     message = (await bench.refusal(LocalRepository(bench.repository).read(directory.name))).message
-    lines = ["'1/llama.gguf' is a file of llama.cpp", "holds: 1/ (llama.gguf)", "installed backends: "]
+    lines = ["'1/net.mlmodel' is a Core ML file", "holds: 1/ (net.mlmodel)", "installed backends: "]
     places = [message.index(line) for line in lines]
     assert places == sorted(places)
     assert places[0] == 0
