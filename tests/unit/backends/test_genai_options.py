@@ -83,7 +83,7 @@ def test_what_the_configuration_gets(file: Path) -> None:
     description = OpenVinoGenaiBackend().open(source(file)).describe()
     assert description is not None
     assert (description.inputs, description.outputs, description.decoupled) == (INPUTS, OUTPUTS, True)
-    assert description.parameters == {"max_model_len": "64"}
+    assert description.parameters == {"max_model_len": "64", "default_max_tokens": "64"}
 
 
 @pytest.mark.parametrize(

@@ -135,14 +135,19 @@ def _parameters(path: Path) -> dict[str, str]:
     """What the model's files say that a configuration may leave out. Raises INVALID_ARG for a broken GGUF file."""
     if path.suffix != ".gguf":
         length = _context_length(path.parent / _CONFIG)
-        return {options.CONTEXT: str(length)} if length else {}
+        return _lengths(length) if length else {}
     header = gguf.read_header(path)
     parameters = dict(gguf.special_tokens(path, header))
     if header.chat_template:
         parameters["chat_template"] = header.chat_template
     if header.context_length:
-        parameters[options.CONTEXT] = str(header.context_length)
+        parameters |= _lengths(header.context_length)
     return parameters
+
+
+def _lengths(context: int) -> dict[str, str]:
+    """A chat goes on to the end of the context, unless a request says otherwise."""
+    return {options.CONTEXT: str(context), options.CHAT_LENGTH: str(context)}
 
 
 def _context_length(path: Path) -> int:

@@ -16,8 +16,9 @@ from ..python.options import EXECUTION_MODE, MODEL_PARAMETERS, model_options
 DEVICE = "device"
 ADAPTERS = "adapters"
 CONTEXT = "max_model_len"
-_OF_THE_TEMPLATE = ("chat_template", "bos_token", "eos_token")
-"""Parameters that a model's description adds, for what makes prompts of conversations."""
+CHAT_LENGTH = "default_max_tokens"
+_OF_CHATS = ("chat_template", "bos_token", "eos_token", CHAT_LENGTH)
+"""Parameters that a model's description adds, for chats."""
 _MOST = 1 << 31
 
 
@@ -46,7 +47,7 @@ SCHEDULER: Mapping[str, Callable[[OptionReader, str], None]] = {
     "use_sparse_attention": _flag,
 }
 """Fields of the engine's SchedulerConfig → what checks a value."""
-_KNOWN = (*SCHEDULER, DEVICE, ADAPTERS, CONTEXT, *_OF_THE_TEMPLATE, *MODEL_PARAMETERS)
+_KNOWN = (*SCHEDULER, DEVICE, ADAPTERS, CONTEXT, *_OF_CHATS, *MODEL_PARAMETERS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ CHAT, COMPLETIONS = "chat/completions", "completions"
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _MOST_TOOLS = 1024
 _MOST_PROMPTS: Final = 256
+_USUAL_MAX_TOKENS: Final = 16
+"""Of completions, as in OpenAI's API; how long chats are is up to the model."""
 
 _CHAT_FIELDS = fields.COMMON | {
     *("messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "top_logprobs"),
@@ -111,6 +113,8 @@ def read_chat(document: Mapping[str, Any]) -> ChatRequest:
 def read_completion(document: Mapping[str, Any]) -> CompletionRequest:
     """The request of ``completions``. Raises `RequestFieldError`."""
     fields.tell_ignored(COMPLETIONS, document, _COMPLETION_FIELDS)
+    if document.get("max_tokens") is None and document.get("max_completion_tokens") is None:
+        document = {**document, "max_tokens": _USUAL_MAX_TOKENS}
     text = _text_request(document, fields.whole_number(document, "logprobs", 0, 20), {})
     best_of = fields.whole_number(document, "best_of", 1, fields.MOST_CHOICES)
     if best_of not in (None, 1, text.choices):

@@ -33,7 +33,7 @@ def test_defaults() -> None:
     assert request.messages == [USER]
     assert (request.tools.tools, request.template_arguments, request.add_generation_prompt) == ((), {}, True)
     plain = completion()
-    assert (plain.prompts, plain.echo, plain.text.sampling) == (("hi",), False, {})
+    assert (plain.prompts, plain.echo, plain.text.sampling) == (("hi",), False, {"max_tokens": 16})
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_defaults() -> None:
 )
 def test_sampling(said: dict[str, Any], sampling: dict[str, Any]) -> None:
     assert chat(**said).text.sampling == sampling
-    assert completion(**said).text.sampling == sampling
+    assert completion(**said).text.sampling == {"max_tokens": 16} | sampling
 
 
 def test_stops_are_for_us_too() -> None:

@@ -33,7 +33,7 @@ _FRAMING = Framing("text/event-stream", "text/event-stream; charset=utf-8", b"",
 
 
 @dataclass(slots=True)
-class Generation:
+class TextGeneration:
     """The submitted calls of a request, and what becomes of each. `per_prompt` of them have the same prompt."""
 
     contract: Contract
@@ -59,7 +59,7 @@ async def submit(
     text: TextRequest,
     prompts: Sequence[str],
     tools: ToolChoice | None = None,
-) -> Generation:
+) -> TextGeneration:
     """Submit a call for each choice of each prompt. `first` has been begun; it is the first one's.
 
     Raises what keeps a call from being accepted; all calls but the first are closed then.
@@ -78,7 +78,7 @@ async def submit(
         for call, tensors in zip(calls, inputs, strict=True):
             inference = InferenceRequest(text.model, tensors, (), None, deadline_ns=ends_ns)
             call.submit_stream(header_forwarding.with_headers(inference, forwarded))
-    return Generation(contract, calls, choices, text.choices)
+    return TextGeneration(contract, calls, choices, text.choices)
 
 
 def _inputs(contract: Contract, text: TextRequest, prompts: Sequence[str], stream: bool) -> list[dict[str, Tensor]]:
@@ -94,7 +94,7 @@ def _inputs(contract: Contract, text: TextRequest, prompts: Sequence[str], strea
 
 
 async def whole_response(
-    context: CallContext, request: Request, generation: Generation, writer: OpenAIWriter
+    context: CallContext, request: Request, generation: TextGeneration, writer: OpenAIWriter
 ) -> Response:
     """The response to a client that waits for all of it. Raises the first failure."""
     memory = RequestMemory(context.server.memory, asyncio.get_running_loop())
@@ -111,7 +111,7 @@ async def whole_response(
     return Response(body, headers={"Server-Timing": cost} if cost else {}, media_type=MIME_JSON)
 
 
-async def _collected(generation: Generation, memory: RequestMemory) -> list[Whole]:
+async def _collected(generation: TextGeneration, memory: RequestMemory) -> list[Whole]:
     """The choices, one after the other: their calls run at the same time.
 
     What has come counts as memory. Raises `MemoryExhaustedError` when it is more than the server has: a model need not
@@ -134,7 +134,7 @@ async def _collected(generation: Generation, memory: RequestMemory) -> list[Whol
 
 
 async def streamed_response(
-    request: Request, text: TextRequest, generation: Generation, writer: OpenAIWriter
+    request: Request, text: TextRequest, generation: TextGeneration, writer: OpenAIWriter
 ) -> Response:
     """The response to a client that reads events. Raises a failure before the first one."""
     group = CallGroup(generation.calls) if len(generation.calls) > 1 else None
