@@ -133,8 +133,8 @@ def test_calls_are_found_by_a_part_of_their_path(
 def test_inference_is_first(server: ServerProcess, browser: webdriver.Chrome) -> None:
     opened(browser, server)
     headings = [heading.lower() for heading in shown(browser, "h2")]
-    assert headings[:5] == ["call a model", "inference", "health", "metadata", "statistics"]
-    assert headings[5:] == [
+    assert headings[:6] == ["call a model", "inference", "text", "health", "metadata", "statistics"]
+    assert headings[6:] == [
         "model repository",
         "routing",
         "logging",
