@@ -337,6 +337,24 @@ async def test_damaged_files(tmp_path: Path, filename: str, content: bytes) -> N
     assert f"1/{filename}' cannot be loaded with scikit-learn" in reason
 
 
+async def test_an_import_on_another_thread_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's parser may fail then, which no lock of ours prevents."""
+    write(tmp_path, "model", LogisticRegression(max_iter=200).fit(IRIS, NAMES))
+    load, calls = skops.io.load, 0
+
+    def mixed_up(*arguments: Any, **more: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise SystemError("AST constructor recursion depth mismatch (before=108, after=52)")
+        return load(*arguments, **more)
+
+    monkeypatch.setattr(skops.io, "load", mixed_up)
+    async with InferenceServer(Settings(model_repository=(tmp_path,))) as server:
+        assert server.ready, server.index()
+    assert calls == 2
+
+
 async def test_a_file_of_another_version(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = LinearRegression().fit(IRIS, SPECIES)
     path = write(tmp_path, "model", model)

@@ -41,7 +41,10 @@ def _read(path: Path, name: str, allowed: Permissions, work: Callable[[Path, str
         raise invalid(f"model '{name}': '{path}' is not a scikit-learn file: its name must end in one of: {endings}")
     try:
         with _loading:
-            return work(path, name, allowed)
+            try:
+                return work(path, name, allowed)
+            except SystemError:  # a thread that does something else, such as an import, may use the parser as well
+                return work(path, name, allowed)
     except ModserveError:
         raise
     except Exception as error:  # a file can make of its loading whatever it likes
