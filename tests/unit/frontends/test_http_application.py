@@ -14,7 +14,7 @@ from modserve.core.errors import invalid
 from modserve.core.version import ModelId
 from modserve.frontends.http.application import Application
 from modserve.frontends.http.rest.app import create_app
-from modserve.frontends.http.rest.streams import Streams
+from modserve.frontends.http.streams import Streams
 from modserve.observability.access_log import AccessLog
 from modserve.protocol.restricted import Restriction
 from modserve.server.local import LocalServer

@@ -13,6 +13,8 @@ from modserve.protocol.http import infer_response
 from modserve.protocol.http.infer_response import Body
 from modserve.protocol.http.request_head import RequestHead
 
+from .direct_call import DirectCall
+
 
 class ConnectionLog:
     """A connection has one if the server logs requests. `rest.identified` logs what the application serves."""
@@ -23,7 +25,7 @@ class ConnectionLog:
         self._access = access
         self._client: object = None
         self._size = 0
-        """Bytes of the body of the inference at hand."""
+        """Bytes of the body of the request at hand."""
         self._began_ns = 0
         self._traceparent = ""
 
@@ -31,7 +33,7 @@ class ConnectionLog:
         self._client = transport.get_extra_info("peername")
 
     def begin(self, head: RequestHead, size: int) -> None:
-        """An inference with a body of `size` bytes begins."""
+        """An inference, or another call, with a body of `size` bytes begins."""
         self._size = size
         self._traceparent = entries.traceparent_of(head.trace_headers)
         self._began_ns = time.monotonic_ns()
@@ -45,9 +47,25 @@ class ConnectionLog:
         else:
             self._add(call, 200, sum([len(part) for part in outcome.parts]))
 
-    def abandon(self, call: InferCall) -> None:
+    def abandon(self, call: object) -> None:
         """The client has gone before the outcome."""
-        self._add(call, entries.GONE, 0)
+        if isinstance(call, InferCall):
+            self._add(call, entries.GONE, 0)
+        elif isinstance(call, DirectCall):
+            self.direct(call, False)
+
+    def direct(self, call: DirectCall, complete: bool) -> None:
+        """Another call is over, with its whole response or without."""
+        note, status = call.note, call.status if complete else entries.GONE
+        inference, note.call = note.call, None
+        what, counts = f"POST {call.path}", (status, self._size, call.sent)
+        if inference is not None:
+            entries.record(
+                self._access, inference, self._client, what, *counts, note.count, self._began_ns, self._traceparent
+            )
+        else:
+            entry = "HTTP", self._client, what, "", -1, *counts, 1, "", note.request_id
+            self._access.record(*entry, self._began_ns, 0, None, self._traceparent)
 
     def refuse(self, status: int, message: str) -> None:
         now_ns, size = time.monotonic_ns(), len(infer_response.encode_message(message))

@@ -32,6 +32,7 @@ from modserve.core.errors import ModserveError
 from modserve.core.requests.memory import MemoryExhaustedError
 from modserve.core.runtime.turn import BURST
 from modserve.core.tensors.tensor import Buffer
+from modserve.frontends.http.exchange import note_of
 from modserve.frontends.http.infer import InferCall
 from modserve.protocol.http import infer_response
 from modserve.protocol.http.infer_response import Body
@@ -40,6 +41,7 @@ from modserve.protocol.http.request_head import RequestHead
 from .access import ConnectionLog
 from .asgi import AsgiCall
 from .context import Hold, HttpContext
+from .direct_call import DirectCall
 from .half_closed import look_after
 from .head import RefusedRequestError
 from .long_response import LongResponse
@@ -79,7 +81,7 @@ class HttpConnection(asyncio.Protocol):
         self._known = context.heads.exact
         self._turn = context.turn
         self._phase = ConnectionPhase.OPEN
-        self._call: InferCall | AsgiCall | LongResponse | None = None
+        self._call: InferCall | DirectCall | AsgiCall | LongResponse | None = None
         self._head = _NO_HEAD
         self._blockage: asyncio.Event | None = None  # set when it is over
         self._reading = True
@@ -113,7 +115,7 @@ class HttpConnection(asyncio.Protocol):
         call, self._call = self._call, None
         if call is not None:
             call.cancel()
-            if self._access is not None and isinstance(call, InferCall):
+            if self._access is not None:
                 self._access.abandon(call)
 
     def eof_received(self) -> bool:
@@ -141,7 +143,7 @@ class HttpConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client does not read its responses: it gets to send no more until it does."""
         self._blockage = asyncio.Event()
-        if isinstance(self._call, LongResponse):
+        if isinstance(self._call, LongResponse | DirectCall):
             self._call.paused = True
         if self._transport is not None:
             self._held_unsent.force(self._unsent_now(self._transport))
@@ -152,7 +154,7 @@ class HttpConnection(asyncio.Protocol):
             self._blockage.set()
         self._blockage = None
         self._held_unsent.resize(0)
-        if isinstance(self._call, LongResponse):
+        if isinstance(self._call, LongResponse | DirectCall):
             self._call.paused = False
             self._call.write()
         self.advance()
@@ -178,7 +180,7 @@ class HttpConnection(asyncio.Protocol):
             self.advance(True)
         else:
             reader.empty_lines = 0
-            self._infer(known[0], data[end:])
+            self._serve(known[0], data[end:], 0)
 
     # What the listener asks for
 
@@ -292,8 +294,8 @@ class HttpConnection(asyncio.Protocol):
         if len(body) > _SMALL_BODY or self._held.size:
             self._held.resize(len(body))
         received_ns, self._received_ns = self._received_ns, 0
-        if head.model:
-            self._infer(head, body, received_ns)
+        if head.model or head.route:
+            self._serve(head, body, received_ns)
             return
         self._head = head
         if not head.keep_alive:
@@ -305,16 +307,27 @@ class HttpConnection(asyncio.Protocol):
         self.context.turns.calls += 1
         self.context.tasks.create_task(call.run())
 
-    def _infer(self, head: RequestHead, body: Buffer, received_ns: int = 0) -> None:
+    def _serve(self, head: RequestHead, body: Buffer, received_ns: int) -> None:
+        """Serve a request that goes around the application."""
         if not head.keep_alive:
             self._read_no_more()
         self._head = head
         if self._access is not None:
             self._access.begin(head, len(body))
-        self._call = call = InferCall(self.context.calls, self._respond)
         turn = self._turn
+        if head.model:
+            self._call = call = InferCall(self.context.calls, self._respond)
+            turn.begin()
+            call.start(head.model, head.model_version, head, body, received_ns)
+            turn.end()
+            return
+        context, transport, direct = self.context, self._transport, self.context.direct
+        assert transport is not None and direct is not None, "heads have a route where they are served: this is a bug"
+        keep_alive = head.keep_alive and self._phase is not _LAST
+        note = note_of(head.request_id, self._access is not None)
+        self._call = other = DirectCall(context, transport, head, keep_alive, note, self._send, self._sent)
         turn.begin()
-        call.start(head.model, head.model_version, head, body, received_ns)
+        other.start(direct.handler(head.route), body)
         turn.end()
 
     # Responses out
@@ -329,21 +342,43 @@ class HttpConnection(asyncio.Protocol):
             if context.closing:
                 self._read_no_more()
             lines = header_lines(head, request_id, self._phase is _LAST or context.closing)
-            transport = self._transport
-            if transport is not None:
-                statuses = context.statuses
-                size, parts = inference_response(outcome, lines, context.json_head, context.binary_head, statuses)
-                if size > _SMALL_BODY:
-                    self._held.resize(0)
-                    paused = self._blockage is not None
-                    self._call = response = LongResponse(context.loop, transport, parts, self._done, paused)
-                    response.write()
-                    return
-                transport.write(b"".join(parts))
-            self._done(True)
+            if self._transport is not None:
+                heads = context.json_head, context.binary_head
+                self._write(*inference_response(outcome, lines, *heads, context.statuses))
+            else:
+                self._done(True)
         except Exception:
             _log.exception("a response could not be written; its connection is closed")
             self.abort()
+
+    def _send(self, size: int, parts: list[Buffer]) -> None:
+        """Write the response of a `DirectCall`."""
+        call = self._call
+        if self._access is not None and isinstance(call, DirectCall):
+            self._access.direct(call, True)
+        if self.context.closing:
+            self._read_no_more()
+        self._write(size, parts)
+
+    def _sent(self, complete: bool) -> None:
+        """The last part of the stream of a `DirectCall` has been written."""
+        call = self._call
+        if self._access is not None and isinstance(call, DirectCall):
+            self._access.direct(call, True)
+        self._done(complete)
+
+    def _write(self, size: int, parts: list[Buffer]) -> None:
+        """Write a response with a body of `size` bytes, at once if it is short."""
+        transport = self._transport
+        assert transport is not None, "or nobody is there to read: this is a bug"
+        if size > _SMALL_BODY:
+            self._held.resize(0)
+            paused = self._blockage is not None
+            self._call = response = LongResponse(self.context.loop, transport, parts, self._done, paused)
+            response.write()
+        else:
+            transport.write(b"".join(parts))
+            self._done(True)
 
     def _done(self, complete: bool) -> None:
         """The response to the request at hand has been written; on to the next."""
