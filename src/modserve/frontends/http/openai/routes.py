@@ -1,4 +1,4 @@
-"""The routes of OpenAI's API, as FastAPI documents and serves them: those that generate text, and the list of models."""
+"""The routes of OpenAI's API that generate text, and its list of models, as FastAPI documents and serves them."""
 
 from collections.abc import Mapping
 from typing import Any

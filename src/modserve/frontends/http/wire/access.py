@@ -6,14 +6,13 @@ import time
 from modserve.core.errors import ModserveError
 from modserve.core.requests import request_ids
 from modserve.frontends import access as entries
+from modserve.frontends.http.exchange import Note
 from modserve.frontends.http.infer import InferCall
 from modserve.observability.access_log import AccessLog
 from modserve.protocol import failures
 from modserve.protocol.http import infer_response
 from modserve.protocol.http.infer_response import Body
 from modserve.protocol.http.request_head import RequestHead
-
-from .direct_call import DirectCall
 
 
 class ConnectionLog:
@@ -47,22 +46,17 @@ class ConnectionLog:
         else:
             self._add(call, 200, sum([len(part) for part in outcome.parts]))
 
-    def abandon(self, call: object) -> None:
+    def abandon(self, call: InferCall) -> None:
         """The client has gone before the outcome."""
-        if isinstance(call, InferCall):
-            self._add(call, entries.GONE, 0)
-        elif isinstance(call, DirectCall):
-            self.direct(call, False)
+        self._add(call, entries.GONE, 0)
 
-    def direct(self, call: DirectCall, complete: bool) -> None:
-        """Another call is over, with its whole response or without."""
-        note, status = call.note, call.status if complete else entries.GONE
+    def other(self, note: Note, path: str, status: int, sent: int) -> None:
+        """A call other than an inference is over."""
         inference, note.call = note.call, None
-        what, counts = f"POST {call.path}", (status, self._size, call.sent)
+        what, counts = f"POST {path}", (status, self._size, sent)
         if inference is not None:
-            entries.record(
-                self._access, inference, self._client, what, *counts, note.count, self._began_ns, self._traceparent
-            )
+            timing = self._began_ns, self._traceparent
+            entries.record(self._access, inference, self._client, what, *counts, note.count, *timing)
         else:
             entry = "HTTP", self._client, what, "", -1, *counts, 1, "", note.request_id
             self._access.record(*entry, self._began_ns, 0, None, self._traceparent)

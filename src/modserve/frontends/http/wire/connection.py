@@ -4,10 +4,7 @@ The reader understands what comes in; the connection decides when it may read on
 responses and ends what takes too long. Its state:
 
 - `_transport` is None before the connection is made and after it is lost. Then nothing is written or held.
-- `_phase` only moves forward, to LAST by `_read_no_more` and to ENDED by `eof_received`:
-    OPEN    requests are read.
-    LAST    the request at hand, or the refusal just written, is the last: what follows is dropped.
-    ENDED   the client has sent its last byte, but still reads. What it has sent is served, unless it was LAST before.
+- `_phase` only moves forward, to LAST by `_read_no_more` and to ENDED by `eof_received`.
 - `_call` serves the request whose head is `_head`, or is its long response while that is written. Nothing is read
   meanwhile: what the client sends ahead waits in the reader, and above `_AHEAD` bytes the client is read no further.
 - `_blockage` is there while the client does not take what was written. Then no request is begun, and nothing is read.
@@ -25,14 +22,12 @@ inference whose head is known byte for byte goes past the reader, which saves 0.
 import asyncio
 import logging
 import time
-from enum import Enum, auto
 from typing import cast
 
 from modserve.core.errors import ModserveError
 from modserve.core.requests.memory import MemoryExhaustedError
 from modserve.core.runtime.turn import BURST
 from modserve.core.tensors.tensor import Buffer
-from modserve.frontends.http.exchange import note_of
 from modserve.frontends.http.infer import InferCall
 from modserve.protocol.http import infer_response
 from modserve.protocol.http.infer_response import Body
@@ -45,6 +40,7 @@ from .direct_call import DirectCall
 from .half_closed import look_after
 from .head import RefusedRequestError
 from .long_response import LongResponse
+from .phase import ConnectionPhase
 from .reader import END, IDLE, Reader
 from .responses import CONTINUE, header_lines, inference_response, json_response, persistence
 from .time_outs import CloseAction, TimeOuts
@@ -59,12 +55,6 @@ _SMALL_BODY = 64 * 1024
 
 _LINGER = 2.0
 """Seconds in which a refused client may read why, before the connection closes."""
-
-
-class ConnectionPhase(Enum):
-    OPEN = auto()
-    LAST = auto()
-    ENDED = auto()
 
 
 _OPEN, _LAST, _ENDED = ConnectionPhase
@@ -115,7 +105,7 @@ class HttpConnection(asyncio.Protocol):
         call, self._call = self._call, None
         if call is not None:
             call.cancel()
-            if self._access is not None:
+            if self._access is not None and isinstance(call, InferCall):
                 self._access.abandon(call)
 
     def eof_received(self) -> bool:
@@ -294,41 +284,34 @@ class HttpConnection(asyncio.Protocol):
         if len(body) > _SMALL_BODY or self._held.size:
             self._held.resize(len(body))
         received_ns, self._received_ns = self._received_ns, 0
-        if head.model or head.route:
-            self._serve(head, body, received_ns)
-            return
-        self._head = head
-        if not head.keep_alive:
-            self._read_no_more()
-        transport = self._transport
-        assert transport is not None, "requests are only read while there is a connection: this is a bug"
-        keep_alive = head.keep_alive and self._phase is not _LAST
-        self._call = call = AsgiCall(self.context, transport, head, body, keep_alive, self._writable, self._done)
-        self.context.turns.calls += 1
-        self.context.tasks.create_task(call.run())
+        self._serve(head, body, received_ns)
 
     def _serve(self, head: RequestHead, body: Buffer, received_ns: int) -> None:
-        """Serve a request that goes around the application."""
         if not head.keep_alive:
             self._read_no_more()
         self._head = head
         if self._access is not None:
             self._access.begin(head, len(body))
-        turn = self._turn
+        context, turn = self.context, self._turn
         if head.model:
-            self._call = call = InferCall(self.context.calls, self._respond)
+            self._call = call = InferCall(context.calls, self._respond)
             turn.begin()
             call.start(head.model, head.model_version, head, body, received_ns)
             turn.end()
             return
-        context, transport, direct = self.context, self._transport, self.context.direct
-        assert transport is not None and direct is not None, "heads have a route where they are served: this is a bug"
-        keep_alive = head.keep_alive and self._phase is not _LAST
-        note = note_of(head.request_id, self._access is not None)
-        self._call = other = DirectCall(context, transport, head, keep_alive, note, self._send, self._sent)
-        turn.begin()
-        other.start(direct.handler(head.route), body)
-        turn.end()
+        transport, keep_alive = self._transport, head.keep_alive and self._phase is not _LAST
+        assert transport is not None, "requests are only read while there is a connection: this is a bug"
+        if head.route:
+            self._call = direct = DirectCall(
+                context, transport, head, keep_alive, self._access, self._write, self._done
+            )
+            turn.begin()
+            direct.start(body)
+            turn.end()
+            return
+        self._call = other = AsgiCall(context, transport, head, body, keep_alive, self._writable, self._done)
+        context.turns.calls += 1
+        context.tasks.create_task(other.run())
 
     # Responses out
 
@@ -339,46 +322,27 @@ class HttpConnection(asyncio.Protocol):
             if self._access is not None and isinstance(call, InferCall):
                 self._access.end(call, outcome)
                 request_id = call.request_id
-            if context.closing:
-                self._read_no_more()
             lines = header_lines(head, request_id, self._phase is _LAST or context.closing)
-            if self._transport is not None:
-                heads = context.json_head, context.binary_head
-                self._write(*inference_response(outcome, lines, *heads, context.statuses))
-            else:
-                self._done(True)
+            heads = context.json_head, context.binary_head
+            self._write(*inference_response(outcome, lines, *heads, context.statuses))
         except Exception:
             _log.exception("a response could not be written; its connection is closed")
             self.abort()
 
-    def _send(self, size: int, parts: list[Buffer]) -> None:
-        """Write the response of a `DirectCall`."""
-        call = self._call
-        if self._access is not None and isinstance(call, DirectCall):
-            self._access.direct(call, True)
-        if self.context.closing:
-            self._read_no_more()
-        self._write(size, parts)
-
-    def _sent(self, complete: bool) -> None:
-        """The last part of the stream of a `DirectCall` has been written."""
-        call = self._call
-        if self._access is not None and isinstance(call, DirectCall):
-            self._access.direct(call, True)
-        self._done(complete)
-
     def _write(self, size: int, parts: list[Buffer]) -> None:
         """Write a response with a body of `size` bytes, at once if it is short."""
         transport = self._transport
-        assert transport is not None, "or nobody is there to read: this is a bug"
-        if size > _SMALL_BODY:
+        if self.context.closing:
+            self._read_no_more()
+        if size > _SMALL_BODY and transport is not None:
             self._held.resize(0)
             paused = self._blockage is not None
             self._call = response = LongResponse(self.context.loop, transport, parts, self._done, paused)
             response.write()
-        else:
+            return
+        if transport is not None:
             transport.write(b"".join(parts))
-            self._done(True)
+        self._done(True)
 
     def _done(self, complete: bool) -> None:
         """The response to the request at hand has been written; on to the next."""

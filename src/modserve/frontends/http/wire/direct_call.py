@@ -13,12 +13,14 @@ from typing import Any
 
 from modserve.core.tensors.tensor import Buffer
 from modserve.frontends import offload
+from modserve.frontends.access import GONE
 from modserve.frontends.http import exchange
-from modserve.frontends.http.exchange import Handler, HttpRequest, Note, Reply, StreamMessage, StreamReply
+from modserve.frontends.http.exchange import HttpRequest, Reply, StreamMessage, StreamReply, note_of
 from modserve.protocol import failures
 from modserve.protocol.http.infer_response import encode_message
 from modserve.protocol.http.request_head import RequestHead
 
+from .access import ConnectionLog
 from .context import HttpContext
 from .responses import CLOSE, CONTINUE, KEEP_ALIVE, persistence, response_head
 from .send_buffer import keep_little
@@ -43,19 +45,20 @@ class DirectCall:
         "_done",
         "_head",
         "_keep_alive",
+        "_log",
+        "_note",
         "_over",
         "_parts",
         "_scheduled",
         "_send",
+        "_sent",
+        "_status",
         "_stream",
         "_transport",
         "_waiting",
         "_work",
         "begun",
-        "note",
         "paused",
-        "sent",
-        "status",
     )
 
     def __init__(
@@ -64,7 +67,7 @@ class DirectCall:
         transport: asyncio.Transport,
         head: RequestHead,
         keep_alive: bool,
-        note: Note,
+        log: ConnectionLog | None,
         send: Callable[[int, list[Buffer]], None],
         done: Callable[[bool], None],
     ) -> None:
@@ -87,9 +90,10 @@ class DirectCall:
         self.begun = False
         """Whether the response's head is written."""
         self.paused = False
-        self.note = note
-        self.status = 0
-        self.sent = 0
+        self._log = log
+        self._note = note_of(head.request_id, log is not None)
+        self._status = 0
+        self._sent = 0
         """Bytes of the body of the response."""
 
     @property
@@ -99,20 +103,18 @@ class DirectCall:
             return CONTINUE
         return b"0" if self._chunked else b""  # the size of the next chunk begins with it
 
-    @property
-    def path(self) -> str:
-        return self._head.route.decode("latin-1")
-
-    def start(self, handler: Handler, body: Buffer) -> None:
+    def start(self, body: Buffer) -> None:
         """Never raises."""
-        self._work = handler(HttpRequest(self._head, bytes(body), self.note))
+        direct = self._context.direct
+        assert direct is not None, "heads have a route where there are such calls: this is a bug"
+        self._work = direct.handler(self._head.route)(HttpRequest(self._head, bytes(body), self._note))
         self._step(None)
 
     def cancel(self) -> None:
         """The client has gone."""
         if self._over:
             return
-        self._over = True
+        self._end(GONE)
         self._parts.clear()
         if self._stream is not None:
             self._stream.call.close()
@@ -155,14 +157,20 @@ class DirectCall:
 
     def _fail(self, error: Exception) -> None:
         if not self._over:
-            _log.error("POST %s failed unexpectedly", self.path, exc_info=error)
+            _log.error("POST %s failed unexpectedly", self._head.route.decode("latin-1"), exc_info=error)
             self._reply(Reply(_ERROR, 500))
 
     def _give_up(self) -> None:
         """Somebody else has cancelled the work: there will be no response."""
         if not self._over:
-            self._over = True
+            self._end(GONE)
             self._transport.abort()
+
+    def _end(self, status: int) -> None:
+        """The call is over, and logged with its status."""
+        self._over = True
+        if self._log is not None:
+            self._log.other(self._note, self._head.route.decode("latin-1"), status, self._sent)
 
     # The response
 
@@ -175,10 +183,10 @@ class DirectCall:
             if isinstance(reply, StreamReply):
                 self._begin_stream(reply)
                 return
-            self._over = True
-            self.status, self.sent = reply.status, len(reply.body)
+            self._sent = len(reply.body)
             head = self._first_lines(reply.status, reply.headers, reply.content_type, len(reply.body))
             self.begun = True
+            self._end(reply.status)
             self._send(len(reply.body), [head, reply.body])
         except Exception:
             _log.exception("a response could not be written; its connection is closed")
@@ -199,8 +207,8 @@ class DirectCall:
         else:
             self._chunked = True
             named.append((b"Transfer-Encoding", b"chunked"))
-        if self.note.echoed or status >= 400:
-            named.append((b"X-Request-ID", self.note.request_id.encode()))
+        if self._note.echoed or status >= 400:
+            named.append((b"X-Request-ID", self._note.request_id.encode()))
         context.statuses[status] += 1
         return response_head(status, named, context.date + head.cors + kept)
 
@@ -208,16 +216,15 @@ class DirectCall:
 
     def _begin_stream(self, reply: StreamReply) -> None:
         self._stream = reply
-        self.status = reply.status
-        self.note.count = 0
+        self._status = reply.status
+        self._note.count = 0
         keep_little(self._transport)
         head = self._first_lines(reply.status, reply.headers, reply.framing.content_type, -1)
         self.begun = True
         self._parts.append((head, False))
         self._add(reply.first)
         reply.call.listen(self._arrived)
-        if self._stream is not None and not self._scheduled:
-            self._pump()
+        self._pump()
 
     def _arrived(self) -> None:
         if not self._scheduled:
@@ -275,12 +282,12 @@ class DirectCall:
         if message.data:
             call.sending()
             frame, size = stream.framing.frame(message.data), call.limits.part
-            self.sent += len(frame)
+            self._sent += len(frame)
             for start in range(0, len(frame), size):  # in parts, so that a slow reader is seen to read
                 part = frame[start : start + size]
                 end = start + size >= len(frame)
                 self._parts.append((b"%x\r\n%b\r\n" % (len(part), part) if self._chunked else part, end))
-            self.note.count += 1
+            self._note.count += 1
         if message.final and self._chunked:
             self._parts.append((b"0\r\n\r\n", False))
 
@@ -306,7 +313,7 @@ class DirectCall:
             return
         call.acknowledge()
         if self._complete:
-            self._over = True
+            self._end(self._status)
             self._stream = None
             call.close()
             self._done(not self._closing)
