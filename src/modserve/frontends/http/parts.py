@@ -84,14 +84,18 @@ class Parts:
             for part in list(self._running):
                 part.close()
             self._running.clear()
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            try:
-                raise failure
-            finally:  # its traceback has this frame
-                del failure
+        self._raise()
         results = self._results
         return [results[index] for index in range(len(results))]
+
+    def _raise(self) -> None:
+        """Raise the failure, if there is one."""
+        failure, self._failure = self._failure, None
+        try:
+            if failure is not None:
+                raise failure
+        finally:  # its traceback has this frame
+            del failure
 
     def _begin_next(self) -> bool:
         """Submit the next inference, if there is one."""

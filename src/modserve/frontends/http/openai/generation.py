@@ -132,16 +132,30 @@ async def _collected(generation: TextGeneration, memory: RequestMemory) -> list[
 async def streamed_reply(text: TextRequest, generation: TextGeneration, writer: OpenAIWriter) -> StreamReply:
     """The response to a client that reads events. Raises a failure before the first one."""
     group = CallGroup(generation.calls) if len(generation.calls) > 1 else None
-    call: StreamedCall = group or generation.calls[0]
+    call: StreamedCall = generation.calls[0] if group is None else group
+    events = _Events(text, generation, writer, group)
+    return await stream_reply(call, _FRAMING, events.of, raise_failure=True)
 
-    failed = False
 
-    def encode(outcome: Outcome, final: bool) -> bytes:
-        nonlocal failed
-        if failed:
+class _Events:
+    """The events of a stream, made of the outcomes of the calls of a `group`, or of the only one."""
+
+    def __init__(
+        self, text: TextRequest, generation: TextGeneration, writer: OpenAIWriter, group: CallGroup | None
+    ) -> None:
+        self._generation = generation
+        self._writer = writer
+        self._group = group
+        self._usage = text.include_usage
+        self._failed = False
+
+    def of(self, outcome: Outcome, final: bool) -> bytes:
+        """Those that an outcome adds."""
+        generation, writer, group = self._generation, self._writer, self._group
+        if self._failed:
             return b""  # a stream ends with its first failure
         if isinstance(outcome, ModserveError):
-            failed = True
+            self._failed = True
             for each in generation.calls:
                 each.cut()
             return error_event(outcome, failures.spelling(outcome).http, failures.public_message(outcome))
@@ -154,8 +168,6 @@ async def streamed_reply(text: TextRequest, generation: TextGeneration, writer: 
         if ended:
             events += writer.end(choice)
         if final:
-            usage = writer.usage(generation.usage) if text.include_usage else b""
+            usage = writer.usage(generation.usage) if self._usage else b""
             events += usage + DONE
         return events
-
-    return await stream_reply(call, _FRAMING, encode, raise_failure=True)
