@@ -18,6 +18,7 @@ from .tokenizer import Tokens
 _IDS, _MASK, _TYPES, _POSITIONS = "input_ids", "attention_mask", "token_type_ids", "position_ids"
 _BY_PLACE: Final = (_IDS, _MASK, _TYPES)
 """The inputs of TorchScript have numbers, not names, in the order of their arguments."""
+_ROLES: Final = (*_BY_PLACE, _POSITIONS)
 _INTEGERS: Final = (dtypes.INT64, dtypes.INT32)
 _WHOLE_VECTORS: Final = ("sentence_embedding", "text_embeds", "embedding", "embeddings")
 """Outputs that are vectors of texts, pooled inside the model."""
@@ -88,7 +89,7 @@ def _role(config: ModelConfig, spec: TensorSpec) -> str:
         place = names.index(spec.name)
         return _BY_PLACE[place] if place < len(_BY_PLACE) else ""
     fits = spec.datatype in _INTEGERS and len(spec.dims) == 1 + (not config.batching)
-    return spec.name if fits and spec.name in (*_BY_PLACE, _POSITIONS) else ""
+    return spec.name if fits and spec.name in _ROLES else ""
 
 
 def _chosen(config: ModelConfig, text: TextDescription) -> TensorSpec:

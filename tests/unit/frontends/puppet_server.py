@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 
 from modserve.core.configuration.model_config import ModelConfig, TensorSpec
@@ -25,6 +26,7 @@ from modserve.core.tensors.tensor import Array, Tensor
 from modserve.core.version import ModelId
 from modserve.frontends.grpc.message_inflater import MessageInflater
 from modserve.frontends.grpc.model_stream import InferStreams
+from modserve.frontends.http.direct import DirectCalls
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.wire.connection import HttpConnection
 from modserve.frontends.http.wire.context import AsgiApp, HttpContext
@@ -276,6 +278,28 @@ class Client:
         """The answers, when there are as many."""
         await self.transport.until(lambda: len(self.answers) >= count or self.transport.closing)
         return self.answers
+
+
+class PortTransport(httpx.AsyncBaseTransport):
+    """Sends each request over a connection of its own to a port that runs calls `direct`, without a socket."""
+
+    def __init__(self, direct: DirectCalls) -> None:
+        self._direct = direct
+        self._app = create_app(direct.context.server, direct.context.options, direct)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        context, loop = self._direct.context, asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as tasks:
+            site = HttpContext(context.server, self._app, tasks, loop, context.options, True, self._direct)
+            client = Client(site)
+            try:
+                lines = b"".join(b"%b: %b\r\n" % header for header in request.headers.raw)
+                first = b"%b %b HTTP/1.1\r\n" % (request.method.encode(), request.url.raw_path)
+                client.send(first + lines + b"\r\n" + await request.aread())
+                answer = (await client.receive())[-1]
+            finally:
+                client.connection.abort()
+        return httpx.Response(answer.status, headers=answer.headers, content=answer.body)
 
 
 def _parse(data: bytes) -> tuple[Answer, bytes] | None:

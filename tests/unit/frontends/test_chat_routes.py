@@ -5,11 +5,10 @@ import contextlib
 import json
 import re
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from fastapi import FastAPI
 from puppet_server import MAX_JSON, SIMPLE, Client, PuppetLoader, request, server_over
 
 from garbage import garbage_left
@@ -19,6 +18,8 @@ from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
+from modserve.frontends.http.direct import DirectCalls
+from modserve.frontends.http.infer import CallContext
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.wire.context import HttpContext
 from modserve.protocol.restricted import http_restrictions
@@ -149,8 +150,25 @@ class Talk:
         return {name: tensor.array.reshape(-1)[0] for name, tensor in self.inflights[index].inputs.items()}
 
 
+@pytest.fixture(scope="module", params=["port", "application"])
+def way(request: pytest.FixtureRequest) -> str:
+    """Who runs the calls: the port itself, or the application behind it, which is all that there is in another one."""
+    return str(request.param)
+
+
+class Models(NamedTuple):
+    """What `talk_to` takes."""
+
+    direct: DirectCalls
+    loader: PuppetLoader
+    way: str
+
+    def with_options(self, options: HttpSettings) -> "Models":
+        return self._replace(direct=DirectCalls(CallContext(self.direct.context.server, options)))
+
+
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[FastAPI, PuppetLoader]:
+def models(tmp_path_factory: pytest.TempPathFactory, way: str) -> Models:
     loader = PuppetLoader(
         {"speaker": SPEAKER, "bare": BARE, "function": FUNCTION, "recite": MESSAGES, "simple": SIMPLE}
     )
@@ -158,14 +176,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[FastAPI, PuppetLoa
     asyncio.run(server.load())
     for name in NAMES:
         loader.loaded[ModelId(name, 1)].automatic = False
-    return create_app(server, HttpSettings(max_json=MAX_JSON)), loader
+    return Models(DirectCalls(CallContext(server, HttpSettings(max_json=MAX_JSON))), loader, way)
 
 
 @contextlib.asynccontextmanager
-async def talk_to(app: FastAPI, loader: PuppetLoader, options: HttpSettings) -> AsyncIterator[Talk]:
+async def talk_to(models: Models) -> AsyncIterator[Talk]:
+    direct, options = models.direct, models.direct.context.options
     async with asyncio.TaskGroup() as tasks:
-        context = HttpContext(app.state.streams.server, app, tasks, asyncio.get_running_loop(), options)
-        made = Talk(context, loader)
+        app = create_app(direct.context.server, options, direct)
+        by_port = direct if models.way == "port" else None
+        loop = asyncio.get_running_loop()
+        context = HttpContext(direct.context.server, app, tasks, loop, options, True, by_port)
+        made = Talk(context, models.loader)
         yield made
         for connection in list(context.connections):
             connection.abort()
@@ -179,8 +201,8 @@ async def talk_to(app: FastAPI, loader: PuppetLoader, options: HttpSettings) -> 
 
 
 @pytest.fixture
-async def talk(models: tuple[FastAPI, PuppetLoader]) -> AsyncIterator[Talk]:
-    async with talk_to(*models, HttpSettings(max_json=MAX_JSON)) as made:
+async def talk(models: Models) -> AsyncIterator[Talk]:
+    async with talk_to(models) as made:
         yield made
 
 
@@ -407,11 +429,11 @@ async def test_pieces_that_wait_for_a_slow_client_count_as_memory(talk: Talk) ->
     assert (await talk.events())[-1] == "[DONE]"
 
 
-async def test_the_end_of_the_server_ends_streams(talk: Talk, models: tuple[FastAPI, PuppetLoader]) -> None:
+async def test_the_end_of_the_server_ends_streams(talk: Talk, models: Models) -> None:
     await talk.chat(stream=True)
     talk.say("first")
     await talk.written(b'"first"')
-    models[0].state.streams.stop()
+    models.direct.streams.stop()
     *_, last = await talk.events()
     assert "the server stopped" in last["error"]["message"]
 
@@ -427,10 +449,9 @@ async def test_a_deadline_and_a_request_id(talk: Talk) -> None:
     assert json.loads(answer.body)["id"] == "chatcmpl-mine"
 
 
-async def test_a_long_body_is_read_on_a_thread(models: tuple[FastAPI, PuppetLoader]) -> None:
-    server, loader = models[0].state.streams.server, models[1]
+async def test_a_long_body_is_read_on_a_thread(models: Models) -> None:
     options = HttpSettings(max_json=MAX_JSON, limits=LoopLimits(json=10))
-    async with talk_to(create_app(server, options), loader, options) as talk:
+    async with talk_to(models.with_options(options)) as talk:
         await talk.post("/v1/chat/completions", {"model": "speaker", "messages": HI})
         await talk.taken(1)
         assert talk.inputs()["text_input"] == b"<user>hi"
@@ -444,10 +465,9 @@ async def test_a_slow_template_goes_to_a_thread(talk: Talk) -> None:
     assert talk.inputs()["text_input"] == b"<user>long"
 
 
-async def test_restricted(models: tuple[FastAPI, PuppetLoader]) -> None:
-    server, loader = models[0].state.streams.server, models[1]
+async def test_restricted(models: Models) -> None:
     options = HttpSettings(restrictions=http_restrictions({"inference": ("key", "open"), "metadata": ("key", "open")}))
-    async with talk_to(create_app(server, options), loader, options) as talk:
+    async with talk_to(models.with_options(options)) as talk:
         for number, path in enumerate(("chat/completions", "completions"), 1):
             await talk.post(f"/openai/v1/{path}", {})
             assert (await talk.client.receive(number))[-1].status == 403

@@ -40,7 +40,7 @@ print(*sorted(before), "|", *sorted(imported() - before))
 
 V1 = {
     *("frontends.http.openai", "frontends.http.openai.models", "text", "text.chat", "text.chat.contract"),
-    "frontends.http.rest.parts",
+    "frontends.http.parts",
     "frontends.http.rest.predict",
     "frontends.http.rest.v1",
     "protocol.http.v1_models",
@@ -48,9 +48,9 @@ V1 = {
     "protocol.http.v1_predict_response",
 }
 TEXTS = {
-    "frontends.http.rest.parts",
+    "frontends.http.parts",
     *(f"frontends.http.text{name}" for name in ("", ".calls", ".fields", ".models", ".openai", ".rerank")),
-    *(f"frontends.http.text{name}" for name in (".routes", ".tei")),
+    *(f"frontends.http.text{name}" for name in (".handlers", ".routes", ".tei")),
     *(f"text{name}" for name in ("", ".description", ".files", ".openai_errors", ".outputs", ".pooling", ".tokenizer")),
 }
 EXPLORER, PAGE = "frontends.http.explorer", "frontends.http.single_page"

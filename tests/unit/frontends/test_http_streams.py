@@ -545,7 +545,7 @@ async def test_long_answers_are_written_on_a_thread(
     await talk.ask(call, body)
     talk.respond(1, final=True)
     assert (await talk.answer())[2] == expected
-    assert writers.work == ["_encode" if call == "generate_stream" else "encode"]
+    assert writers.work == ["encode" if call == "generate" else "message_of"]
 
 
 async def test_long_messages_are_sent_in_parts(models: Models, talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from puppet_server import SIMPLE, PuppetServable
+from puppet_server import SIMPLE, PortTransport, PuppetServable
 
 from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.configuration.text_settings import TextSettings
@@ -23,6 +23,8 @@ from modserve.core.requests.memory import MemoryBudget
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array
 from modserve.core.version import ModelId
+from modserve.frontends.http.direct import DirectCalls
+from modserve.frontends.http.infer import CallContext
 from modserve.frontends.http.rest.app import create_app
 from modserve.repository.manager import ModelManager
 from modserve.repository.places import repositories_at
@@ -134,6 +136,7 @@ async def staged(
     models: Mapping[str, tuple[ModelConfig, Any, dict[str, Any]]],
     memory: MemoryBudget | None = None,
     options: HttpSettings | None = None,
+    way: str = "port",
 ) -> Stage:
     loader = TextLoader(models)
     for name, (_, _, files) in models.items():
@@ -142,7 +145,9 @@ async def staged(
     services = Services(memory=MemoryBudget() if memory is None else memory)
     server = LocalServer(manager, repositories_at([repository]), services, name="modserve")
     await server.load()
-    transport = httpx.ASGITransport(create_app(server, options or HttpSettings()))
+    direct = DirectCalls(CallContext(server, options or HttpSettings()))
+    app = create_app(server, direct.context.options, direct)
+    transport = PortTransport(direct) if way == "port" else httpx.ASGITransport(app)
     return Stage(server, loader, httpx.AsyncClient(transport=transport, base_url="http://localhost"), repository)
 
 
@@ -150,9 +155,10 @@ BARE: dict[str, Any] = {}
 """The files of a model without a tokenizer."""
 
 
-@pytest.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    stage = await staged(tmp_path, MODELS)
+@pytest.fixture(params=["port", "application"])
+async def stage(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
+    """With the calls run by the port itself, or by the application, which is all that there is in another one."""
+    stage = await staged(tmp_path, MODELS, way=request.param)
     async with stage.client:
         yield stage
 
@@ -301,7 +307,7 @@ async def test_too_many_texts(stage: Stage) -> None:
 
 
 async def test_memory_is_refused_before_it_is_used(tmp_path: Path) -> None:
-    budget = MemoryBudget(1_000_000)
+    budget = MemoryBudget(20_000_000)  # enough for the body
     stage = await staged(tmp_path, MODELS, budget)
     response = await stage.client.post("/v1/embeddings", json={"model": "embed", "input": ["the " * 500] * 2000})
     assert response.status_code == 503

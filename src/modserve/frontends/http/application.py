@@ -18,6 +18,8 @@ from modserve.server import Server
 from modserve.settings import HttpSettings
 
 from . import probes
+from .direct import DirectCalls
+from .infer import CallContext
 from .wire.context import AsgiApp
 
 _PROBES = {"/v2/health/live": probes.live, "/v2/health/ready": probes.ready}
@@ -32,7 +34,8 @@ class Application:
         self._options = options
         self._making = asyncio.Lock()
         self._app: AsgiApp | None = None
-        self._streams: Any = None
+        self.direct = DirectCalls(CallContext(server, options))
+        """The calls that the port runs without the application."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         app = self._app
@@ -53,16 +56,14 @@ class Application:
             if self._app is None:
                 module = await asyncio.to_thread(importlib.import_module, "modserve.frontends.http.rest.app")
                 identified = importlib.import_module("modserve.frontends.http.rest.identified")
-                app = module.create_app(self._server, self._options)
-                self._streams = app.state.streams
+                app = module.create_app(self._server, self._options, self.direct)
                 access = self._server.access_log
                 self._app = app if access is None else identified.logged_app(app, access)
             return self._app
 
     def stop_streams(self) -> None:
         """The server's time is up: responses that are still open end with an error."""
-        if self._streams is not None:
-            self._streams.stop()
+        self.direct.streams.stop()
 
 
 async def _respond(send: Any, status: int, content: dict[str, Any]) -> None:

@@ -11,8 +11,9 @@ from modserve.protocol.http.deadlines import Timeouts
 class RequestHead:
     """What a head says that has been checked; how long the body is, is left to `BodyFraming`.
 
-    `model` is named for an inference that goes around the application, which needs none of the first five fields. Other
-    requests have only these, as the application reads the rest by itself. Requests share heads, so nobody changes one.
+    `model` is named for an inference, and `route` for another call that goes around the application. They need none of
+    the first five fields, but for the target of a `route`. Other requests have only these, as the application reads the
+    rest by itself. Requests share heads, so nobody changes one.
     """
 
     method: bytes
@@ -32,6 +33,7 @@ class RequestHead:
     forwarded: Forwarded  # headers that become parameters of the request
     timeouts: Timeouts  # headers that say how long the client waits
     trace_headers: TraceHeaders | None  # the client's span
+    route: bytes  # the path of a call that the port runs by itself
     request_id: str  # as `core.requests.request_ids` has it; empty if the client sent none
 
     def __init__(
@@ -54,6 +56,7 @@ class RequestHead:
         timeouts: Timeouts = (),
         trace_headers: TraceHeaders | None = None,
         request_id: str = "",
+        route: bytes = b"",
     ) -> None:
         self.method = method
         self.target = target
@@ -73,3 +76,4 @@ class RequestHead:
         self.timeouts = timeouts
         self.trace_headers = trace_headers
         self.request_id = request_id
+        self.route = route

@@ -5,21 +5,18 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from fastapi import Request, Response
-
 from modserve.core.errors import ModserveError
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import Outcome
 from modserve.core.tensors.tensor import Tensor
 from modserve.frontends import offload
+from modserve.frontends.http.exchange import HttpRequest, Reply, StreamedCall, StreamReply, stream_reply
 from modserve.frontends.http.infer import CallContext
-from modserve.frontends.http.rest.disconnect import unless_disconnected
-from modserve.frontends.http.rest.messages import deadline_ns, forwarded_headers
-from modserve.frontends.http.rest.streams import HttpStream, StreamedCall, Streams, respond
+from modserve.frontends.http.streams import HttpStream, Streams
 from modserve.frontends.offload import RequestMemory
 from modserve.protocol import failures, header_forwarding
+from modserve.protocol.http import deadlines
 from modserve.protocol.http.framing import Framing
-from modserve.protocol.json.json_text import MIME_JSON
 from modserve.text.chat.choice import TextChoice, Usage, usage_of
 from modserve.text.chat.contract import Contract, Piece, piece_of
 from modserve.text.chat.errors import error_event
@@ -51,9 +48,8 @@ class TextGeneration:
 
 
 async def submit(
-    context: CallContext,
     streams: Streams,
-    request: Request,
+    request: HttpRequest,
     first: HttpStream,
     contract: Contract,
     text: TextRequest,
@@ -65,8 +61,8 @@ async def submit(
     Raises what keeps a call from being accepted; all calls but the first are closed then.
     """
     stream = text.stream and first.servable.config.decoupled
-    forwarded = forwarded_headers(request, context.options)
-    ends_ns = deadline_ns(request, first.now_ns)
+    head = request.head
+    ends_ns = deadlines.deadline_ns(head.timeouts, first.now_ns)
     choices = [TextChoice(index, text, tools) for index in range(len(prompts) * text.choices)]
     if max(map(len, prompts)) > first.limits.json:
         inputs = await offload.on_thread(_inputs, contract, text, prompts, stream)
@@ -74,10 +70,12 @@ async def submit(
         inputs = _inputs(contract, text, prompts, stream)
     calls = [first]
     with ExitStack() as begun:
-        calls += [begun.enter_context(streams.begin(request, text.model, None)) for _ in choices[1:]]
+        for _ in choices[1:]:
+            another = streams.begin(request.note, head.trace_headers, text.model, None)
+            calls.append(begun.enter_context(another))
         for call, tensors in zip(calls, inputs, strict=True):
             inference = InferenceRequest(text.model, tensors, (), None, deadline_ns=ends_ns)
-            call.submit_stream(header_forwarding.with_headers(inference, forwarded))
+            call.submit_stream(header_forwarding.with_headers(inference, head.forwarded))
     return TextGeneration(contract, calls, choices, text.choices)
 
 
@@ -93,13 +91,11 @@ def _inputs(contract: Contract, text: TextRequest, prompts: Sequence[str], strea
     return inputs
 
 
-async def whole_response(
-    context: CallContext, request: Request, generation: TextGeneration, writer: OpenAIWriter
-) -> Response:
+async def whole_reply(context: CallContext, generation: TextGeneration, writer: OpenAIWriter) -> Reply:
     """The response to a client that waits for all of it. Raises the first failure."""
     memory = RequestMemory(context.server.memory, asyncio.get_running_loop())
     try:
-        wholes = await unless_disconnected(request, _collected(generation, memory))
+        wholes = await _collected(generation, memory)
         if sum(whole.size for whole in wholes) > context.limits.json:
             body = await offload.on_thread(writer.whole, wholes, generation.usage)
         else:
@@ -108,7 +104,7 @@ async def whole_response(
         memory.release()
         generation.close()
     cost = generation.calls[-1].cost if context.server_timing else ""
-    return Response(body, headers={"Server-Timing": cost} if cost else {}, media_type=MIME_JSON)
+    return Reply(body, headers=(("Server-Timing", cost),) if cost else ())
 
 
 async def _collected(generation: TextGeneration, memory: RequestMemory) -> list[Whole]:
@@ -133,21 +129,33 @@ async def _collected(generation: TextGeneration, memory: RequestMemory) -> list[
     return wholes
 
 
-async def streamed_response(
-    request: Request, text: TextRequest, generation: TextGeneration, writer: OpenAIWriter
-) -> Response:
+async def streamed_reply(text: TextRequest, generation: TextGeneration, writer: OpenAIWriter) -> StreamReply:
     """The response to a client that reads events. Raises a failure before the first one."""
     group = CallGroup(generation.calls) if len(generation.calls) > 1 else None
-    call: StreamedCall = group or generation.calls[0]
+    call: StreamedCall = generation.calls[0] if group is None else group
+    events = _Events(text, generation, writer, group)
+    return await stream_reply(call, _FRAMING, events.of, raise_failure=True)
 
-    failed = False
 
-    def encode(outcome: Outcome, final: bool) -> bytes:
-        nonlocal failed
-        if failed:
+class _Events:
+    """The events of a stream, made of the outcomes of the calls of a `group`, or of the only one."""
+
+    def __init__(
+        self, text: TextRequest, generation: TextGeneration, writer: OpenAIWriter, group: CallGroup | None
+    ) -> None:
+        self._generation = generation
+        self._writer = writer
+        self._group = group
+        self._usage = text.include_usage
+        self._failed = False
+
+    def of(self, outcome: Outcome, final: bool) -> bytes:
+        """Those that an outcome adds."""
+        generation, writer, group = self._generation, self._writer, self._group
+        if self._failed:
             return b""  # a stream ends with its first failure
         if isinstance(outcome, ModserveError):
-            failed = True
+            self._failed = True
             for each in generation.calls:
                 each.cut()
             return error_event(outcome, failures.spelling(outcome).http, failures.public_message(outcome))
@@ -160,8 +168,6 @@ async def streamed_response(
         if ended:
             events += writer.end(choice)
         if final:
-            usage = writer.usage(generation.usage) if text.include_usage else b""
+            usage = writer.usage(generation.usage) if self._usage else b""
             events += usage + DONE
         return events
-
-    return await respond(request, call, _FRAMING, encode, raise_failure=True)

@@ -1,11 +1,13 @@
 """Several calls whose responses go into one HTTP response: the choices of a request."""
 
 import asyncio
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from modserve.core.errors import ModserveError
 from modserve.core.requests.response import Outcome
-from modserve.frontends.http.rest.streams import HttpStream
+from modserve.frontends.http.streams import HttpStream
 from modserve.protocol.response_form import ResponseForm
 from modserve.settings import LoopLimits
 
@@ -18,10 +20,15 @@ class CallGroup:
 
     def __init__(self, calls: Sequence[HttpStream]) -> None:
         self._calls = calls
-        self._waiting: dict[asyncio.Task[tuple[Outcome, bool]], int] = {}
-        self._open = set(range(len(calls)))
+        self._order: deque[int] = deque()
+        """Of which call each outcome is that has come."""
+        self._open = len(calls)
+        self._arrival: Callable[[], None] | None = None
+        self._waiting: asyncio.Future[None] | None = None
         self.current = 0
         self.ended = False
+        for index, call in enumerate(calls):
+            call.listen(partial(self._came, index))
 
     @property
     def limits(self) -> LoopLimits:
@@ -31,18 +38,38 @@ class CallGroup:
     def response_form(self) -> ResponseForm:
         return self._calls[0].response_form
 
-    async def next(self) -> tuple[Outcome, bool]:
+    @property
+    def ready(self) -> bool:
+        return bool(self._order)
+
+    def listen(self, arrival: Callable[[], None]) -> None:
+        self._arrival = arrival
+        for _ in range(len(self._order)):
+            arrival()
+
+    def take(self) -> tuple[Outcome, bool]:
         """The next outcome of any call, and whether it is the last of all."""
-        idle = self._open - set(self._waiting.values())
-        loop = asyncio.get_running_loop()
-        self._waiting |= {loop.create_task(self._calls[index].next()): index for index in sorted(idle)}
-        done, _ = await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
-        first = min(done, key=self._waiting.__getitem__)
-        self.current = self._waiting.pop(first)
-        outcome, self.ended = first.result()
-        if self.ended:
-            self._open.discard(self.current)
+        self.current = self._order.popleft()
+        outcome, self.ended = self._calls[self.current].take()
+        self._open -= self.ended
         return outcome, not self._open or (self.ended and isinstance(outcome, ModserveError))
+
+    def acknowledge(self) -> None:
+        self._calls[self.current].acknowledge()
+
+    async def next(self) -> tuple[Outcome, bool]:
+        self.acknowledge()
+        while not self._order:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        return self.take()
+
+    def _came(self, index: int) -> None:
+        self._order.append(index)
+        if self._arrival is not None:
+            self._arrival()
+        elif self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     def sent_some(self) -> None:
         self._calls[self.current].sent_some()
@@ -61,8 +88,6 @@ class CallGroup:
             call.release()
 
     def close(self) -> None:
-        for task in self._waiting:
-            task.cancel()
-        self._waiting.clear()
+        self._arrival = None  # which leads back here
         for call in self._calls:
             call.close()

@@ -20,9 +20,10 @@ from modserve.core.errors import Code, ModserveError
 from modserve.core.residency import describe
 from modserve.core.version import parse_requested
 from modserve.frontends.http import probes
+from modserve.frontends.http.direct import GENERATION, TEXT, DirectCalls
 from modserve.frontends.http.infer import CallContext, InferCall
 from modserve.pb.json_message import to_json
-from modserve.protocol import compression, failures
+from modserve.protocol import failures
 from modserve.protocol.control import memory, metadata, statistics
 from modserve.protocol.http import infer_response
 from modserve.protocol.http.infer_response import Body
@@ -31,12 +32,12 @@ from modserve.server import Phase, Server
 from modserve.settings import HttpSettings
 
 from . import control, deferred, generate, infer_stream, middleware
+from .adapter import http_request
 from .deferred import DeferredRoutes
 from .disconnect import unless_disconnected
-from .identified import Identified, begun, note_of
-from .messages import QUERY, add_model_route, infer_head, json_response, new_router
+from .identified import Identified, note_of
+from .messages import QUERY, add_model_route, json_response, new_router
 from .schemas import FAILURES, INFER_BODY, response_of, responses_of
-from .streams import Streams
 from .tags import HEALTH, INFERENCE, METADATA, STATISTICS, V1
 
 _TEXTS = r"(/openai)?/v1/(embeddings|rerank)$|/v2/rerank$|/(embed|rerank|predict|similarity|tokenize|decode|info)$"
@@ -79,9 +80,13 @@ class _App(FastAPI):
         return super().openapi()
 
 
-def create_app(server: Server, options: HttpSettings) -> FastAPI:
-    """The application over `server`. Its ``state.streams`` are the `Streams` that are open."""
-    max_json, limits, context = options.max_json, options.limits, CallContext(server, options)
+def create_app(server: Server, options: HttpSettings, direct: DirectCalls | None = None) -> FastAPI:
+    """The application over `server`. Its ``state.streams`` are the `Streams` that are open.
+
+    `direct` are the calls that its port serves without the application; it has others if there is no port.
+    """
+    direct = DirectCalls(CallContext(server, options)) if direct is None else direct
+    max_json, limits, context = options.max_json, options.limits, direct.context
     app = _App(
         title="modserve",
         version=server.version,
@@ -98,7 +103,7 @@ def create_app(server: Server, options: HttpSettings) -> FastAPI:
         app.add_middleware(middleware.RestrictedApp, restrictions=options.restrictions)
     app.add_middleware(middleware.AnyMethod)
     app.add_middleware(Identified)
-    streams = app.state.streams = Streams(server, limits)
+    streams = app.state.streams = direct.streams
     routers = [
         _health(server),
         _metadata(server),
@@ -114,13 +119,14 @@ def create_app(server: Server, options: HttpSettings) -> FastAPI:
         _root(server, options),
     ]
     # Few, and each for its paths alone: others pass them quickly.
-    app.router.routes.extend(_doors(app, context, streams))
+    app.router.routes.extend(_doors(app, direct))
     app.router.routes.extend(chain.from_iterable(router.routes for router in routers))
     return app
 
 
-def _doors(app: FastAPI, context: CallContext, streams: Streams) -> list[BaseRoute]:
+def _doors(app: FastAPI, direct: DirectCalls) -> list[BaseRoute]:
     """The routes of modules that are imported at their first use: most servers run none of their lines."""
+    context = direct.context
     server, options = context.server, context.options
 
     def v1() -> Sequence[BaseRoute]:
@@ -141,12 +147,12 @@ def _doors(app: FastAPI, context: CallContext, streams: Streams) -> list[BaseRou
     def texts() -> Sequence[BaseRoute]:
         from modserve.frontends.http.text import routes
 
-        return routes.router(context).routes
+        return routes.router(direct.of(TEXT), options).routes
 
     def generation() -> Sequence[BaseRoute]:
         from modserve.frontends.http.openai import routes
 
-        return routes.router(context, streams).routes
+        return routes.router(direct.of(GENERATION), context).routes
 
     doors = {_GENERATION: generation, _TEXTS: texts, r"/v1(/|$)": v1, r"/docs(/|$)|/openapi\.json$": docs}
     if options.console:
@@ -284,9 +290,9 @@ def _inference(context: CallContext) -> APIRouter:
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[Body | ModserveError] = loop.create_future()
         call = InferCall(context, lambda body, request_id: outcome.set_result(body))
-        begun(request, call)
-        encoding = compression.choose(", ".join(request.headers.getlist("accept-encoding")))
-        call.start(model, version, infer_head(request, options, encoding), await request.body())
+        note_of(request).begun(call)
+        complete = await http_request(request, options)
+        call.start(model, version, complete.head, complete.body)
         try:
             body = await unless_disconnected(request, _settled(outcome))
         except (asyncio.CancelledError, ModserveError):

@@ -12,6 +12,7 @@ from modserve.core.requests.response import InferenceResponse, Outcome
 from modserve.core.residency import describe
 from modserve.frontends import offload
 from modserve.frontends.http.infer import CallContext
+from modserve.frontends.http.streams import HttpStream, Streams
 from modserve.protocol import header_forwarding, limits
 from modserve.protocol.http import generate as codec
 from modserve.protocol.http import infer_response
@@ -19,9 +20,10 @@ from modserve.protocol.http.framing import EVENTS
 from modserve.protocol.json.json_text import MIME_JSON
 
 from .disconnect import unless_disconnected
-from .messages import add_model_route, deadline_ns, forwarded_headers, new_router, read_body
+from .identified import note_of
+from .messages import add_model_route, deadline_ns, forwarded_headers, new_router, read_body, trace_headers
 from .schemas import FAILURES, body_of, errors_of, responses_of
-from .streams import HttpStream, Streams, respond
+from .streams import respond
 from .tags import INFERENCE
 
 _STREAM: dict[int | str, dict[str, Any]] = {
@@ -39,7 +41,7 @@ def router(context: CallContext, streams: Streams) -> APIRouter:
 
     async def generate(request: Request, model: str, version: int | None = None) -> Response:
         """Run one inference on a flat JSON object, for models with exactly one response."""
-        with streams.begin(request, model, version) as call:
+        with streams.begin(note_of(request), trace_headers(request), model, version) as call:
             await _submit(call, version, request, context)
         try:
             response = await unless_disconnected(request, _only(call))
@@ -54,7 +56,7 @@ def router(context: CallContext, streams: Streams) -> APIRouter:
 
     async def generate_stream(request: Request, model: str, version: int | None = None) -> Response:
         """Run one inference on a flat JSON object; the responses follow as server-sent events."""
-        with streams.begin(request, model, version) as call:
+        with streams.begin(note_of(request), trace_headers(request), model, version) as call:
             await _submit(call, version, request, context)
         return await respond(request, call, EVENTS, _encode)
 

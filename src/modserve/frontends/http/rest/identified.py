@@ -8,7 +8,8 @@ from starlette.types import Receive, Send
 
 from modserve.core.requests import request_ids, trace_context
 from modserve.frontends import access as entries
-from modserve.frontends.call import InferenceCall
+from modserve.frontends.http import exchange
+from modserve.frontends.http.exchange import Note
 from modserve.frontends.http.wire.asgi import SLASH
 from modserve.frontends.http.wire.context import AsgiApp, Message
 from modserve.observability.access_log import AccessLog
@@ -17,49 +18,19 @@ _NOTE: Final = "modserve.note"
 _HEADER: Final = request_ids.HEADER.encode()
 
 
-class Note:
-    """What is known of a request: its id, whether its client hears of that, and the last inference that it took.
-
-    It has that only if the request is `logged`: a call may hold many tensors. `count` is that of its inferences, or of
-    the responses of one that streams.
-    """
-
-    __slots__ = ("call", "count", "echoed", "logged", "request_id")
-
-    def __init__(self, request_id: str, echoed: bool) -> None:
-        self.request_id = request_id
-        self.echoed = echoed
-        self.logged = False
-        self.call: InferenceCall | None = None
-        self.count = 0
-
-
 def note_of(request: Request) -> Note:
     """The note of a request that `Identified`, or `logged_app`, serves."""
     note: Note | None = request.scope.get(_NOTE)
     return _note(request.scope) if note is None else note
 
 
-def begun(request: Request, call: InferenceCall) -> None:
-    """An inference is begun for a request, and has its id."""
-    note = note_of(request)
-    if note.logged:
-        note.call = call
-        note.count += 1
-    note.echoed = True
-    call.request_id = note.request_id
-
-
-def _note(scope: Any) -> Note:
+def _note(scope: Any, logged: bool = False) -> Note:
     value: bytes | None = None
     for name, value_sent in scope["headers"]:
         if name == _HEADER:
             value = value_sent
-    if value is None:
-        note = Note(request_ids.make(), False)
-    else:
-        note = Note(request_ids.chosen(request_ids.received(value.decode("latin-1").strip())), True)
-    scope[_NOTE] = note
+    id = "" if value is None else request_ids.received(value.decode("latin-1").strip())
+    note = scope[_NOTE] = exchange.note_of(id, logged)
     return note
 
 
@@ -91,8 +62,7 @@ def logged_app(app: AsgiApp, access: AccessLog) -> AsgiApp:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
-        start_ns, note = time.monotonic_ns(), _note(scope)
-        note.echoed = note.logged = True
+        start_ns, note = time.monotonic_ns(), _note(scope, logged=True)
         received = sent = 0
         status, over = entries.GONE, False
 

@@ -10,7 +10,9 @@ from modserve.core.errors import ModserveError
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import Outcome, bare_end
 from modserve.frontends import offload
+from modserve.frontends.http.exchange import Encode
 from modserve.frontends.http.infer import CallContext, read_long_request
+from modserve.frontends.http.streams import HttpStream, Streams
 from modserve.protocol.compression import Inflater
 from modserve.protocol.http import framing as framings
 from modserve.protocol.http import infer_response
@@ -18,9 +20,10 @@ from modserve.protocol.http.framing import EVENTS, LINES
 from modserve.protocol.http.infer_body import is_long, read_request
 from modserve.protocol.http.infer_request import header_length
 
-from .messages import add_model_route, infer_head, new_router
+from .identified import note_of
+from .messages import add_model_route, infer_head, new_router, trace_headers
 from .schemas import FAILURES, INFER_BODY, errors_of
-from .streams import Encode, HttpStream, Streams, respond
+from .streams import respond
 from .tags import INFERENCE
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -38,7 +41,7 @@ def router(context: CallContext, streams: Streams) -> APIRouter:
 
     async def infer_stream(request: Request, model: str, version: int | None = None) -> Response:
         """Run one inference; the responses follow as they come, as server-sent events or lines of JSON."""
-        with streams.begin(request, model, version) as call:
+        with streams.begin(note_of(request), trace_headers(request), model, version) as call:
             call.submit_stream(await _read(call, version, request, context))
         framing = framings.choose(", ".join(request.headers.getlist("accept")))
         return await respond(request, call, framing, _encoder(call, context.server_timing), raise_failure=True)

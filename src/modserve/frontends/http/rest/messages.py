@@ -118,7 +118,10 @@ def deadline_ns(request: Request, now_ns: int) -> int:
 def infer_head(request: Request, options: HttpSettings, response_encoding: str | None = None) -> RequestHead:
     """What the headers of an inference request say of its body and its response."""
     headers = request.headers
+    scope = request.scope
     return RequestHead(
+        scope["method"].encode(),
+        scope["path"].encode(errors="surrogatepass") + b"?" + scope.get(QUERY, b""),
         header_length=_raw(headers.get(infer_request.HEADER_LENGTH)),
         content_encoding=_raw(headers.get("content-encoding")),
         response_encoding=response_encoding,

@@ -3,39 +3,36 @@
 import asyncio
 from collections.abc import Callable
 
-from fastapi import Request, Response
-
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.servable import Servable
 from modserve.frontends import offload
+from modserve.frontends.http.exchange import HttpRequest, Reply
 from modserve.frontends.http.infer import CallContext
+from modserve.frontends.http.parts import Parts
 from modserve.frontends.offload import RequestMemory
 from modserve.protocol import compression
 from modserve.protocol.compression import Inflater
 from modserve.protocol.http import v1_predict_request, v1_predict_response
 from modserve.protocol.http.infer_body import check_json_size
 from modserve.protocol.http.v1_predict_request import Prediction
-from modserve.protocol.json.json_text import MIME_JSON
-
-from . import parts
 
 
 async def respond(
-    context: CallContext, servable: Servable, version: int | None, request: Request, body: bytes, now_ns: int
-) -> Response:
+    context: CallContext, servable: Servable, version: int | None, request: HttpRequest, now_ns: int
+) -> Reply:
     """The response to a prediction that came at `now_ns`, of a model version that is borrowed."""
-    coding, limits, max_json = request.headers.get("content-encoding"), context.limits, context.max_json
-    content = body if coding is None else offload.inflated(coding.encode("latin-1"), body, max_json, limits)
+    coding, limits, max_json = request.head.content_encoding, context.limits, context.max_json
+    content = request.body if coding is None else offload.inflated(coding, request.body, max_json, limits)
     memory = RequestMemory(context.server.memory, asyncio.get_running_loop())
     try:
         if isinstance(content, Inflater) or len(content) > limits.json:
             prediction = await offload.on_thread(_read, servable, content, max_json, memory.take)
         else:
             prediction = _read(servable, content, max_json)
-        run = parts.begin(context, request, servable, version, now_ns)
+        run = Parts(context, request, servable, version, now_ns)
         batches = v1_predict_request.batches(servable.config, prediction.inputs)
         responses = await run.all(batches, lambda response, _: response)
-        chosen = compression.choose(", ".join(request.headers.getlist("accept-encoding")))
+        chosen = request.head.response_encoding
         size = sum(tensor.array.nbytes for response in responses for tensor in response.outputs.values())
         write = responses, prediction.rows, chosen
         if size > (limits.json if chosen is None else limits.compressed):
@@ -44,10 +41,10 @@ async def respond(
             written = _write(*write)
     finally:
         memory.release()
-    headers = {} if chosen is None else {"Content-Encoding": chosen}
+    headers = [] if chosen is None else [("Content-Encoding", chosen)]
     if context.server_timing and run.cost:
-        headers["Server-Timing"] = run.cost
-    return Response(written, headers=headers, media_type=MIME_JSON)
+        headers.append(("Server-Timing", run.cost))
+    return Reply(written, headers=headers)
 
 
 def _read(

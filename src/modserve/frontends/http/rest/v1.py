@@ -18,6 +18,7 @@ from modserve.frontends.http.openai import models as openai_models
 from modserve.protocol.http import v1_models
 from modserve.server import Server
 
+from .adapter import http_request, response_to
 from .disconnect import unless_disconnected
 from .messages import json_response, new_router
 from .predict import respond
@@ -62,9 +63,10 @@ def _add_inference(router: APIRouter, context: CallContext) -> None:
         _servable(server, model, version)
         handle = server.borrow(model, version)  # its parts may wait for long
         try:
-            body = await request.body()
+            complete = await http_request(request, context.options)
             await describe(handle.servable)
-            return await unless_disconnected(request, respond(context, handle.servable, version, request, body, now_ns))
+            work = respond(context, handle.servable, version, complete, now_ns)
+            return response_to(request, await unless_disconnected(request, work))
         finally:
             handle.release()
 

@@ -8,16 +8,15 @@ from typing import Any, Final, TypeVar
 from urllib.parse import parse_qs
 
 import orjson
-from fastapi import Request
 
 from modserve.core.configuration.text_settings import TextTask
 from modserve.core.errors import invalid
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors.tensor import Tensor
 from modserve.frontends import offload
+from modserve.frontends.http.exchange import HttpRequest
 from modserve.frontends.http.infer import CallContext
-from modserve.frontends.http.rest import parts
-from modserve.frontends.http.rest.messages import QUERY
+from modserve.frontends.http.parts import Parts
 from modserve.frontends.offload import RequestMemory
 from modserve.protocol import limits
 from modserve.protocol.compression import Inflater
@@ -57,7 +56,7 @@ class TextCall:
     """A body that has been read. `close` gives back what it holds."""
 
     context: CallContext
-    request: Request
+    request: HttpRequest
     models: TextVersions
     body: dict[str, Any]
     memory: RequestMemory
@@ -69,7 +68,7 @@ class TextCall:
         """The model that the body, or the query of the path, names; otherwise the only one. Raises as `borrow`."""
         name = self.body.get("model")
         if name is None:
-            query = parse_qs(self.request.scope.get(QUERY, b"").decode("latin-1"))
+            query = parse_qs(self.request.query)
             name = query.get("model", [None])[0]
         if name is not None and not isinstance(name, str):
             raise RequestFieldError("'model' must be a string: the name of a model", "model")
@@ -126,7 +125,7 @@ class TextCall:
         """What `finish` makes of the output of each text, on the event loop. Raises the first failure."""
         plan, output = model.plan, model.plan.output.name
         order = sorted(range(len(tokens)), key=lambda place: -len(tokens[place].ids))  # alike lengths share batches
-        run = parts.begin(self.context, self.request, model.servable, None, self.now_ns, (output,))
+        run = Parts(self.context, self.request, model.servable, None, self.now_ns, (output,))
         inputs = (plan.inputs(tokens[place]) for place in order)
 
         def read(response: InferenceResponse, _: int) -> Result:
@@ -158,14 +157,14 @@ def write(content: object) -> bytes:
     return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-async def begin(context: CallContext, request: Request, models: TextVersions) -> TextCall:
+async def begin(context: CallContext, request: HttpRequest, models: TextVersions) -> TextCall:
     """Read the body of a call. Raises INVALID_ARG for one that is no JSON object, or too long."""
     now_ns = time.monotonic_ns()
     memory = RequestMemory(context.server.memory, asyncio.get_running_loop())
     try:
-        raw = await request.body() if request.method == "POST" else b"{}"
-        coding, most = request.headers.get("content-encoding"), context.max_json
-        content = raw if coding is None else offload.inflated(coding.encode("latin-1"), raw, most, context.limits)
+        raw = request.body if request.head.method == b"POST" else b"{}"
+        coding, most = request.head.content_encoding, context.max_json
+        content = raw if coding is None else offload.inflated(coding, raw, most, context.limits)
         if isinstance(content, Inflater) or len(content) > context.limits.json:
             body = await offload.on_thread(_read, content, most, memory.take)
         else:

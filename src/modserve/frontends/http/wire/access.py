@@ -6,6 +6,7 @@ import time
 from modserve.core.errors import ModserveError
 from modserve.core.requests import request_ids
 from modserve.frontends import access as entries
+from modserve.frontends.http.exchange import Note
 from modserve.frontends.http.infer import InferCall
 from modserve.observability.access_log import AccessLog
 from modserve.protocol import failures
@@ -23,7 +24,7 @@ class ConnectionLog:
         self._access = access
         self._client: object = None
         self._size = 0
-        """Bytes of the body of the inference at hand."""
+        """Bytes of the body of the request at hand."""
         self._began_ns = 0
         self._traceparent = ""
 
@@ -31,7 +32,7 @@ class ConnectionLog:
         self._client = transport.get_extra_info("peername")
 
     def begin(self, head: RequestHead, size: int) -> None:
-        """An inference with a body of `size` bytes begins."""
+        """An inference, or another call, with a body of `size` bytes begins."""
         self._size = size
         self._traceparent = entries.traceparent_of(head.trace_headers)
         self._began_ns = time.monotonic_ns()
@@ -48,6 +49,17 @@ class ConnectionLog:
     def abandon(self, call: InferCall) -> None:
         """The client has gone before the outcome."""
         self._add(call, entries.GONE, 0)
+
+    def other(self, note: Note, path: str, status: int, sent: int) -> None:
+        """A call other than an inference is over."""
+        inference, note.call = note.call, None
+        what, counts = f"POST {path}", (status, self._size, sent)
+        if inference is not None:
+            timing = self._began_ns, self._traceparent
+            entries.record(self._access, inference, self._client, what, *counts, note.count, *timing)
+        else:
+            entry = "HTTP", self._client, what, "", -1, *counts, 1, "", note.request_id
+            self._access.record(*entry, self._began_ns, 0, None, self._traceparent)
 
     def refuse(self, status: int, message: str) -> None:
         now_ns, size = time.monotonic_ns(), len(infer_response.encode_message(message))

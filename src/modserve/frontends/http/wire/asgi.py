@@ -3,9 +3,7 @@
 import asyncio
 import logging
 import re
-import socket
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from urllib.parse import unquote_to_bytes
 
 from modserve.core.tensors.tensor import Buffer
@@ -14,6 +12,7 @@ from modserve.protocol.http.request_head import RequestHead
 
 from .context import STATUSES, HttpContext, Message
 from .responses import CLOSE, CONTINUE, KEEP_ALIVE, json_response, persistence, response_head
+from .send_buffer import keep_little
 
 _log = logging.getLogger(__name__)
 
@@ -25,11 +24,6 @@ No text of a client holds it, since it is no character.
 HEADERS_AS_SENT = "modserve.headers_as_sent"
 """A scope's extension: names as the client spelled them, with values; only where headers are forwarded to models."""
 _ENCODED_SLASH = re.compile(rb"%2[fF]")
-
-_UNSENT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
-_KEPT = 64 * 1024
-"""Bytes that the system keeps of a response in parts beside those on their way. Otherwise it would take megabytes, and
-a slow reader would look like one that does not read."""
 
 
 class AsgiCall:
@@ -137,7 +131,7 @@ class AsgiCall:
             data = _chunk(body)
         if more and not self._in_parts:
             self._in_parts = True
-            _keep_little(self._transport)
+            keep_little(self._transport)
         if self._chunked and not more:
             data += b"0\r\n\r\n"
         self._transport.write(data)
@@ -170,14 +164,6 @@ class AsgiCall:
                 self._headers.append((b"content-length", b"%d" % len(body)))
         lines = self._lines if b"date" in names else self._context.date + self._lines
         return response_head(self._status, self._headers, lines) + body
-
-
-def _keep_little(transport: asyncio.Transport) -> None:
-    """The response comes in parts: let the system take no more of them than it sends on."""
-    connected = transport.get_extra_info("socket")
-    if connected is not None and _UNSENT is not None:
-        with suppress(OSError):  # no TCP
-            connected.setsockopt(socket.IPPROTO_TCP, _UNSENT, _KEPT)
 
 
 def _chunk(body: bytes) -> bytes:

@@ -4,10 +4,7 @@ The reader understands what comes in; the connection decides when it may read on
 responses and ends what takes too long. Its state:
 
 - `_transport` is None before the connection is made and after it is lost. Then nothing is written or held.
-- `_phase` only moves forward, to LAST by `_read_no_more` and to ENDED by `eof_received`:
-    OPEN    requests are read.
-    LAST    the request at hand, or the refusal just written, is the last: what follows is dropped.
-    ENDED   the client has sent its last byte, but still reads. What it has sent is served, unless it was LAST before.
+- `_phase` only moves forward, to LAST by `_read_no_more` and to ENDED by `eof_received`.
 - `_call` serves the request whose head is `_head`, or is its long response while that is written. Nothing is read
   meanwhile: what the client sends ahead waits in the reader, and above `_AHEAD` bytes the client is read no further.
 - `_blockage` is there while the client does not take what was written. Then no request is begun, and nothing is read.
@@ -25,7 +22,6 @@ inference whose head is known byte for byte goes past the reader, which saves 0.
 import asyncio
 import logging
 import time
-from enum import Enum, auto
 from typing import cast
 
 from modserve.core.errors import ModserveError
@@ -40,9 +36,11 @@ from modserve.protocol.http.request_head import RequestHead
 from .access import ConnectionLog
 from .asgi import AsgiCall
 from .context import Hold, HttpContext
+from .direct_call import DirectCall
 from .half_closed import look_after
 from .head import RefusedRequestError
 from .long_response import LongResponse
+from .phase import ConnectionPhase
 from .reader import END, IDLE, Reader
 from .responses import CONTINUE, header_lines, inference_response, json_response, persistence
 from .time_outs import CloseAction, TimeOuts
@@ -59,12 +57,6 @@ _LINGER = 2.0
 """Seconds in which a refused client may read why, before the connection closes."""
 
 
-class ConnectionPhase(Enum):
-    OPEN = auto()
-    LAST = auto()
-    ENDED = auto()
-
-
 _OPEN, _LAST, _ENDED = ConnectionPhase
 _NO_HEAD = RequestHead()
 
@@ -79,7 +71,7 @@ class HttpConnection(asyncio.Protocol):
         self._known = context.heads.exact
         self._turn = context.turn
         self._phase = ConnectionPhase.OPEN
-        self._call: InferCall | AsgiCall | LongResponse | None = None
+        self._call: InferCall | DirectCall | AsgiCall | LongResponse | None = None
         self._head = _NO_HEAD
         self._blockage: asyncio.Event | None = None  # set when it is over
         self._reading = True
@@ -141,7 +133,7 @@ class HttpConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client does not read its responses: it gets to send no more until it does."""
         self._blockage = asyncio.Event()
-        if isinstance(self._call, LongResponse):
+        if isinstance(self._call, LongResponse | DirectCall):
             self._call.paused = True
         if self._transport is not None:
             self._held_unsent.force(self._unsent_now(self._transport))
@@ -152,7 +144,7 @@ class HttpConnection(asyncio.Protocol):
             self._blockage.set()
         self._blockage = None
         self._held_unsent.resize(0)
-        if isinstance(self._call, LongResponse):
+        if isinstance(self._call, LongResponse | DirectCall):
             self._call.paused = False
             self._call.write()
         self.advance()
@@ -178,7 +170,7 @@ class HttpConnection(asyncio.Protocol):
             self.advance(True)
         else:
             reader.empty_lines = 0
-            self._infer(known[0], data[end:])
+            self._serve(known[0], data[end:], 0)
 
     # What the listener asks for
 
@@ -292,30 +284,34 @@ class HttpConnection(asyncio.Protocol):
         if len(body) > _SMALL_BODY or self._held.size:
             self._held.resize(len(body))
         received_ns, self._received_ns = self._received_ns, 0
-        if head.model:
-            self._infer(head, body, received_ns)
-            return
-        self._head = head
-        if not head.keep_alive:
-            self._read_no_more()
-        transport = self._transport
-        assert transport is not None, "requests are only read while there is a connection: this is a bug"
-        keep_alive = head.keep_alive and self._phase is not _LAST
-        self._call = call = AsgiCall(self.context, transport, head, body, keep_alive, self._writable, self._done)
-        self.context.turns.calls += 1
-        self.context.tasks.create_task(call.run())
+        self._serve(head, body, received_ns)
 
-    def _infer(self, head: RequestHead, body: Buffer, received_ns: int = 0) -> None:
+    def _serve(self, head: RequestHead, body: Buffer, received_ns: int) -> None:
         if not head.keep_alive:
             self._read_no_more()
         self._head = head
         if self._access is not None:
             self._access.begin(head, len(body))
-        self._call = call = InferCall(self.context.calls, self._respond)
-        turn = self._turn
-        turn.begin()
-        call.start(head.model, head.model_version, head, body, received_ns)
-        turn.end()
+        context, turn = self.context, self._turn
+        if head.model:
+            self._call = call = InferCall(context.calls, self._respond)
+            turn.begin()
+            call.start(head.model, head.model_version, head, body, received_ns)
+            turn.end()
+            return
+        transport, keep_alive = self._transport, head.keep_alive and self._phase is not _LAST
+        assert transport is not None, "requests are only read while there is a connection: this is a bug"
+        if head.route:
+            self._call = direct = DirectCall(
+                context, transport, head, keep_alive, self._access, self._write, self._done
+            )
+            turn.begin()
+            direct.start(body)
+            turn.end()
+            return
+        self._call = other = AsgiCall(context, transport, head, body, keep_alive, self._writable, self._done)
+        context.turns.calls += 1
+        context.tasks.create_task(other.run())
 
     # Responses out
 
@@ -326,24 +322,27 @@ class HttpConnection(asyncio.Protocol):
             if self._access is not None and isinstance(call, InferCall):
                 self._access.end(call, outcome)
                 request_id = call.request_id
-            if context.closing:
-                self._read_no_more()
             lines = header_lines(head, request_id, self._phase is _LAST or context.closing)
-            transport = self._transport
-            if transport is not None:
-                statuses = context.statuses
-                size, parts = inference_response(outcome, lines, context.json_head, context.binary_head, statuses)
-                if size > _SMALL_BODY:
-                    self._held.resize(0)
-                    paused = self._blockage is not None
-                    self._call = response = LongResponse(context.loop, transport, parts, self._done, paused)
-                    response.write()
-                    return
-                transport.write(b"".join(parts))
-            self._done(True)
+            heads = context.json_head, context.binary_head
+            self._write(*inference_response(outcome, lines, *heads, context.statuses))
         except Exception:
             _log.exception("a response could not be written; its connection is closed")
             self.abort()
+
+    def _write(self, size: int, parts: list[Buffer]) -> None:
+        """Write a response with a body of `size` bytes, at once if it is short."""
+        transport = self._transport
+        if self.context.closing:
+            self._read_no_more()
+        if size > _SMALL_BODY and transport is not None:
+            self._held.resize(0)
+            paused = self._blockage is not None
+            self._call = response = LongResponse(self.context.loop, transport, parts, self._done, paused)
+            response.write()
+            return
+        if transport is not None:
+            transport.write(b"".join(parts))
+        self._done(True)
 
     def _done(self, complete: bool) -> None:
         """The response to the request at hand has been written; on to the next."""

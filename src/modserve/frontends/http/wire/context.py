@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias
 
 from modserve.core.requests.memory import MemoryBudget
 from modserve.core.runtime.turn import turn_of
+from modserve.frontends.http.direct import MODULES, DirectCalls
 from modserve.frontends.http.infer import CallContext
 from modserve.server import Server
 from modserve.settings import HttpSettings
@@ -123,7 +124,7 @@ class Turns:
 class HttpContext:
     """What the connections of a listener share: the server behind them, its limits, and themselves.
 
-    Without `inferences`, those go to the application as all other requests do.
+    Without `inferences`, those go to the application as all other requests do; and so do all others without `direct`.
     """
 
     def __init__(
@@ -134,6 +135,7 @@ class HttpContext:
         loop: asyncio.AbstractEventLoop,
         options: HttpSettings,
         inferences: bool = True,
+        direct: DirectCalls | None = None,
     ) -> None:
         self.server = server
         self.memory = server.memory
@@ -141,13 +143,14 @@ class HttpContext:
         self.tasks = tasks
         self.loop = loop
         self.options = options
-        self.calls = CallContext(server, options)
+        self.direct = direct
+        self.calls = CallContext(server, options) if direct is None else direct.context
         self.access = server.access_log
         self.turns = Turns(loop)
         self.turn = turn_of(loop)
         self.connections: set[OpenConnection] = set()
         traced = server.tracer.propagates or server.access_log is not None
-        self.heads = HeadMemory(options, self.memory, traced, inferences)
+        self.heads = HeadMemory(options, self.memory, traced, inferences, () if direct is None else MODULES)
         self.statuses = [0] * STATUSES
         """Responses by their status."""
         self.closing = False

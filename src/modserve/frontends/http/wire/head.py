@@ -1,6 +1,7 @@
 """What the head of a request says, and what it must say for the request to be served (RFC 9112)."""
 
 import re
+from collections.abc import Collection
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
@@ -18,6 +19,9 @@ _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-
 _INFER = re.compile(rb"/v2/models/([^/?#]+)(?:/versions/(?:([0-9]{1,18})|([a-z][a-z0-9_-]*)))?/infer(?:\?|$)")
 _BINARY = re.compile(rb"/v2/models/[^/?#]+(?:/versions/(?:[0-9]+|[a-z][a-z0-9_-]*))?/infer(?:_stream)?(?:\?|$)")
 _ORIGIN = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
+
+_OTHER: tuple[str, int | None, str] = ("", None, "")
+"""In place of a model, of its version and of a label, for another call."""
 
 _VERSIONS = ("1.1", "1.0")
 _HEADER_LENGTH = infer_request.HEADER_LENGTH.encode()
@@ -77,10 +81,12 @@ def read_head(
     options: HttpSettings,
     traced: bool,
     inferences: bool,
+    routes: Collection[bytes] = (),
 ) -> tuple[RequestHead, BodyFraming]:
     """Check a head and understand it, with the headers of traces if they are `traced`. Raises RefusedRequestError.
 
-    Without `inferences`, it is none of an inference, whatever its target is.
+    Without `inferences`, it is none of an inference, whatever its target is. `routes` are the paths of other calls that
+    go around the application.
     """
     if version not in _VERSIONS:
         raise RefusedRequestError(505, f"HTTP/{version} is not supported on this port, only HTTP/1.1 and HTTP/1.0 are")
@@ -120,12 +126,19 @@ def read_head(
         _check_browser(method, hosts[0] if hosts else b"", marks, options)
     header_length = single.get(_HEADER_LENGTH)
     framing = BodyFraming(length, expecting, header_length is None or not may_be_binary(lines.target))
-    inference = match_infer(lines.target) if inferences and method == b"POST" else None
+    inference: tuple[str, int | None, str] | None = None
+    if method == b"POST":
+        path = lines.target.partition(b"?")[0]
+        if path in routes:
+            inference = _OTHER
+        elif inferences:
+            inference = match_infer(lines.target)
     restriction = options.restrictions.get("inference")
     if inference is None or (restriction is not None and not restriction.granted(lines.headers)):
         head = RequestHead(method, lines.target, version, lines.headers, lines.as_sent, keep_alive, old, cors)
     else:
         head = RequestHead(
+            target=b"" if inference[0] else lines.target,
             keep_alive=keep_alive,
             old=old,
             cors=cors,
@@ -139,6 +152,7 @@ def read_head(
             timeouts=tuple(sorted(timeouts)),  # heads are remembered whatever the order of their lines is
             trace_headers=trace_context.of_values(trace) if trace else None,
             request_id=_request_id(single.get(_REQUEST_ID)),
+            route=b"" if inference[0] else path,
         )
     return head, framing
 

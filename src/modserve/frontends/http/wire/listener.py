@@ -54,8 +54,9 @@ class HttpListener:
         """Open the port and return its number. Raises OSError, or CertificateError."""
         loop = asyncio.get_running_loop()
         assert self._app is not None, "one of the two: this is a bug"
-        inferences = self._calls is not None
-        context = HttpContext(self._server, self._app, self._tasks, loop, self._options, inferences)
+        direct = None if self._calls is None else self._calls.direct
+        inferences = direct is not None
+        context = HttpContext(self._server, self._app, self._tasks, loop, self._options, inferences, direct)
         self._context = context
         tls: dict[str, Any] = {}
         if self._options.tls is not None:

@@ -190,7 +190,7 @@ class Reader:
             self._framing = 0
             if self.missing:
                 self._parser = None
-            if whole and self.head is not None and self.head.model:
+            if whole and self.head is not None and (self.head.model or self.head.route):
                 self._heads.remember(piece, self.head, self.missing)
 
     def _parse_chunks(self, piece: bytes) -> None:
@@ -255,8 +255,9 @@ class Reader:
             self.cors = cors.header_block(options.cors_allow_origin, method, lines.headers)
         version, keep_alive = parser.get_http_version(), parser.should_keep_alive()
         try:
-            traced, inferences = self._heads.traced, self._heads.inferences
-            self.head, framing = read_head(lines, method, version, keep_alive, self.cors, options, traced, inferences)
+            heads = self._heads
+            kinds = heads.traced, heads.inferences, heads.routes
+            self.head, framing = read_head(lines, method, version, keep_alive, self.cors, options, *kinds)
         except RefusedRequestError as refused:
             self._stop(refused.status, refused.message)
         self._limited = framing.limited

@@ -1,0 +1,61 @@
+"""The calls that the port runs by itself, without the application: those of texts. Inference has a way of its own.
+
+Their modules are imported, on a thread, at the first request for one of their paths.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from modserve.frontends import offload
+
+from .exchange import Handler, HttpRequest, Reply, StreamReply
+from .infer import CallContext
+from .streams import Streams
+
+TEXT: Final = "modserve.frontends.http.text.handlers"
+GENERATION: Final = "modserve.frontends.http.openai.handlers"
+
+_TEI: Final = ("/embed", "/rerank", "/predict", "/similarity", "/tokenize", "/decode")
+_PREFIXES: Final = ("/v1", "/openai/v1")
+MODULES: Final[Mapping[bytes, str]] = {
+    **{path.encode(): TEXT for path in (*_TEI, "/v2/rerank")},
+    **{f"{prefix}/{call}".encode(): TEXT for prefix in _PREFIXES for call in ("embeddings", "rerank")},
+    **{f"{prefix}/{call}".encode(): GENERATION for prefix in _PREFIXES for call in ("chat/completions", "completions")},
+}
+"""Path → the module with its handler. All are for POST, and of the category `inference` of restricted calls."""
+
+
+class DirectCalls:
+    """The handlers, and the `streams` that are open. For the event loop's thread."""
+
+    def __init__(self, context: CallContext) -> None:
+        self.context = context
+        self.streams = Streams(context.server, context.limits)
+        self._by_module: dict[str, Mapping[str, Handler]] = {}
+        self._by_path: dict[bytes, Handler] = {}
+
+    def handler(self, path: bytes) -> Handler:
+        """Of a path in `MODULES`."""
+        known = self._by_path.get(path)
+        return self._first if known is None else known
+
+    def of(self, module: str) -> Mapping[str, Handler]:
+        """The handlers of a module by their paths: always the same ones. It is imported now, if it was not before."""
+        if module not in self._by_module:
+            made = _MAKERS[module](importlib.import_module(module), self)
+            self._by_module[module] = made
+            self._by_path |= {path.encode(): call for path, call in made.items()}
+        return self._by_module[module]
+
+    async def _first(self, request: HttpRequest) -> Reply | StreamReply:
+        path = request.head.route
+        await offload.on_thread(importlib.import_module, MODULES[path])
+        self.of(MODULES[path])
+        return await self._by_path[path](request)
+
+
+_MAKERS: Final[Mapping[str, Callable[[Any, DirectCalls], Mapping[str, Handler]]]] = {
+    TEXT: lambda module, calls: module.handlers(calls.context),
+    GENERATION: lambda module, calls: module.handlers(calls.context, calls.streams),
+}

@@ -1,0 +1,209 @@
+"""Calls that know of no framework: what one gets, and what it returns. The port runs it, or an ASGI application.
+
+The port runs the calls of texts by itself (`direct.py`). Inside another application, FastAPI's routes run the same.
+"""
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+from modserve.core.errors import ModserveError
+from modserve.core.requests import request_ids
+from modserve.core.requests.response import InferenceResponse, Outcome
+from modserve.frontends import offload
+from modserve.frontends.call import InferenceCall
+from modserve.frontends.errors import to_client_error
+from modserve.protocol import failures
+from modserve.protocol.http.framing import Framing
+from modserve.protocol.http.request_head import RequestHead
+from modserve.protocol.json.json_text import MIME_JSON
+from modserve.protocol.response_form import ResponseForm
+from modserve.settings import LoopLimits
+
+Headers: TypeAlias = Sequence[tuple[str, str]]
+
+_NO_CACHE: Final = (("Cache-Control", "no-cache"),)
+
+
+class Note:
+    """What is known of a request: its id, whether its client hears of that, and the last inference that it took.
+
+    It has that only if the request is `logged`: a call may hold many tensors. `count` is that of its inferences, or of
+    the responses of one that streams.
+    """
+
+    __slots__ = ("call", "count", "echoed", "logged", "request_id")
+
+    def __init__(self, request_id: str, echoed: bool, logged: bool = False) -> None:
+        self.request_id = request_id
+        self.echoed = echoed
+        self.logged = logged
+        self.call: InferenceCall | None = None
+        self.count = 0
+
+    def begun(self, call: InferenceCall) -> None:
+        """An inference is begun for the request, and has its id."""
+        if self.logged:
+            self.call = call
+            self.count += 1
+        self.echoed = True
+        call.request_id = self.request_id
+
+
+def note_of(request_id: str, logged: bool = False) -> Note:
+    """Of a request whose client has sent this id, as `RequestHead` has it."""
+    id = request_ids.chosen(request_id) if request_id else request_ids.make()
+    return Note(id, logged or bool(request_id), logged)
+
+
+class HttpRequest:
+    """A request that has come completely."""
+
+    __slots__ = ("body", "head", "note")
+
+    def __init__(self, head: RequestHead, body: bytes, note: Note) -> None:
+        self.head = head
+        self.body = body
+        self.note = note
+
+    @property
+    def query(self) -> str:
+        """That of the path, as it was sent."""
+        return self.head.target.partition(b"?")[2].decode("latin-1")
+
+
+class Reply(NamedTuple):
+    """A whole response."""
+
+    body: bytes
+    status: int = 200
+    headers: Headers = ()
+    content_type: str = MIME_JSON
+
+
+Encode: TypeAlias = Callable[[Outcome, bool], bytes]
+"""Makes a message of an outcome, and whether it is the last one; empty where there is none. Never raises on errors."""
+
+
+class StreamMessage(NamedTuple):
+    """`error` is what the message reports, or why it could not report what it should."""
+
+    data: bytes
+    error: ModserveError | None
+    final: bool
+
+
+class StreamedCall(Protocol):
+    """What a `StreamReply` is made of: an `HttpStream`, or several."""
+
+    @property
+    def limits(self) -> LoopLimits: ...
+
+    @property
+    def response_form(self) -> ResponseForm: ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether `take` returns an outcome."""
+        ...
+
+    def listen(self, arrival: Callable[[], None]) -> None:
+        """Call `arrival` whenever an outcome comes, in place of whoever waits in `next`."""
+        ...
+
+    def take(self) -> tuple[Outcome, bool]:
+        """The next outcome, which has come, and whether it is the last."""
+        ...
+
+    def acknowledge(self) -> None:
+        """What was taken has been sent: its model may go on."""
+        ...
+
+    async def next(self) -> tuple[Outcome, bool]:
+        """As `take`, when it has come. Waiting for one says that the one before it has been sent."""
+        ...
+
+    def record_failure(self, error: ModserveError, status: int | str) -> None: ...
+
+    def sending(self) -> None: ...
+
+    def sent_some(self) -> None: ...
+
+    def sent(self) -> None: ...
+
+    def release(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class StreamReply:
+    """A response that goes on as outcomes come: the call is submitted, and its `first` message is known.
+
+    Whoever has one closes its call.
+    """
+
+    __slots__ = ("call", "encode", "first", "framing")
+
+    def __init__(self, call: StreamedCall, first: StreamMessage, framing: Framing, encode: Encode) -> None:
+        self.call = call
+        self.first = first
+        self.framing = framing
+        self.encode = encode
+
+    @property
+    def status(self) -> int:
+        error = self.first.error
+        return 200 if error is None else failures.spelling(error).http
+
+    @property
+    def headers(self) -> Headers:
+        error = self.first.error
+        return _NO_CACHE if error is None else (*_NO_CACHE, *failures.headers(error).items())
+
+
+Handler: TypeAlias = Callable[[HttpRequest], Coroutine[Any, Any, Reply | StreamReply]]
+"""A call. It is cancelled when its client goes away. It raises nothing else that a client should read."""
+
+
+async def stream_reply(
+    call: StreamedCall, framing: Framing, encode: Encode, raise_failure: bool = False
+) -> StreamReply:
+    """The response to a call that was submitted, once its first message is known.
+
+    `raise_failure`: a failure that is all there is to report is raised instead; the call is closed then.
+    """
+    try:
+        first = await next_message(call, encode)
+        if raise_failure and first.error is not None and first.final:
+            raise first.error
+    except BaseException:
+        call.close()
+        raise
+    return StreamReply(call, first, framing, encode)
+
+
+async def next_message(call: StreamedCall, encode: Encode) -> StreamMessage:
+    """The call's next outcome as its client gets it."""
+    outcome, final = await call.next()
+    if is_long(call, outcome):
+        message = await offload.on_thread(message_of, encode, outcome, final)
+    else:
+        message = message_of(encode, outcome, final)
+    if final:
+        call.release()
+    return message
+
+
+def is_long(call: StreamedCall, outcome: Outcome) -> bool:
+    """Whether a thread should make the message of an outcome."""
+    return isinstance(outcome, InferenceResponse) and offload.is_long_response(outcome, call.response_form, call.limits)
+
+
+def message_of(encode: Encode, outcome: Outcome, final: bool) -> StreamMessage:
+    """An outcome as its client gets it. Never raises."""
+    error = outcome if isinstance(outcome, ModserveError) else None
+    try:
+        data = encode(outcome, final)
+    except Exception as failure:
+        error = to_client_error(failure, "a response of a stream")
+        data = encode(error, final)
+    return StreamMessage(data, error, final)

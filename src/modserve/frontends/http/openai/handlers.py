@@ -1,0 +1,123 @@
+"""OpenAI's calls that generate text, by their paths."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import orjson
+
+from modserve.core.errors import Code, ModserveError
+from modserve.frontends import offload
+from modserve.frontends.http.exchange import Handler, HttpRequest, Reply, StreamReply
+from modserve.frontends.http.infer import CallContext
+from modserve.frontends.http.streams import Streams
+from modserve.frontends.offload import RequestMemory
+from modserve.protocol import failures, limits
+from modserve.protocol.control import control_body
+from modserve.protocol.http import generate
+from modserve.protocol.http.infer_body import check_json_size
+from modserve.protocol.limits import LIMITS
+from modserve.text.chat import requests
+from modserve.text.chat.errors import TemplateError, error_document, field_error
+from modserve.text.chat.requests import ChatRequest, CompletionRequest
+from modserve.text.chat.responses import ChatWriter, CompletionWriter
+
+from .generation import streamed_reply, submit, whole_reply
+from .text_models import TextModels
+
+T = TypeVar("T", ChatRequest, CompletionRequest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Surface:
+    context: CallContext
+    streams: Streams
+    models: TextModels
+
+
+def handlers(context: CallContext, streams: Streams) -> Mapping[str, Handler]:
+    """By path."""
+    surface = _Surface(context, streams, TextModels(context.server, context.limits))
+
+    async def chat_completions(request: HttpRequest) -> Reply | StreamReply:
+        """Answer a conversation with a model that generates text, as OpenAI's API does; `stream` for events."""
+        asked = ""
+        try:
+            chat, size = await _read(context, request, requests.read_chat)
+            asked = chat.text.model
+            return await _chat(surface, request, chat, size)
+        except ModserveError as error:
+            return failure_reply(context, request, error, asked)
+
+    async def completions(request: HttpRequest) -> Reply | StreamReply:
+        """Continue a text with a model that generates text, as OpenAI's API does; `stream` for events."""
+        asked = ""
+        try:
+            completion, _ = await _read(context, request, requests.read_completion)
+            asked = completion.text.model
+            return await _complete(surface, request, completion)
+        except ModserveError as error:
+            return failure_reply(context, request, error, asked)
+
+    calls: dict[str, Handler] = {"/chat/completions": chat_completions, "/completions": completions}
+    return {prefix + path: call for path, call in calls.items() for prefix in ("/v1", "/openai/v1")}
+
+
+async def _chat(surface: _Surface, request: HttpRequest, chat: ChatRequest, size: int) -> Reply | StreamReply:
+    text = chat.text
+    with surface.streams.begin(request.note, request.head.trace_headers, text.model, None) as call:
+        model = await surface.models.of(call.servable)
+        model.check(text)
+        prompt = await surface.models.prompt(model, chat, size)
+        generation = await submit(surface.streams, request, call, model.contract, text, [prompt], chat.tools)
+    writer = ChatWriter(call.identify(), text)
+    if text.stream:
+        return await streamed_reply(text, generation, writer)
+    return await whole_reply(surface.context, generation, writer)
+
+
+async def _complete(surface: _Surface, request: HttpRequest, completion: CompletionRequest) -> Reply | StreamReply:
+    text, prompts = completion.text, completion.prompts
+    with surface.streams.begin(request.note, request.head.trace_headers, text.model, None) as call:
+        model = await surface.models.of(call.servable)
+        model.check(text)
+        if model.contract.takes_messages:
+            raise field_error("model", f"model '{text.model}' takes messages only: use chat/completions")
+        generation = await submit(surface.streams, request, call, model.contract, text, prompts)
+    echoes = [prompt for prompt in prompts for _ in range(text.choices)] if completion.echo else ()
+    writer = CompletionWriter(call.identify(), text, echoes)
+    if text.stream:
+        return await streamed_reply(text, generation, writer)
+    return await whole_reply(surface.context, generation, writer)
+
+
+async def _read(context: CallContext, request: HttpRequest, read: Callable[[Mapping[str, Any]], T]) -> tuple[T, int]:
+    """The request, and the size of its body in bytes. A long body is read on a thread."""
+    coding, body = request.head.content_encoding, request.body
+    generate.check_encoding(None if coding is None else coding.decode("latin-1"))
+    check_json_size(len(body), context.max_json)
+    if len(body) > LIMITS.parsed_parts:
+        limits.check_parts(limits.count_parts(body))
+    if len(body) <= context.limits.json:
+        return read(control_body.read(body, most_parts=None)), len(body)
+    memory = RequestMemory(context.server.memory, asyncio.get_running_loop())
+
+    def read_long() -> T:
+        memory.take(limits.parsed_size(body))
+        return read(control_body.read(body, most_parts=None))
+
+    try:
+        return await offload.on_thread(read_long), len(body)
+    finally:
+        memory.release()
+
+
+def failure_reply(context: CallContext, request: HttpRequest, error: ModserveError, model: str) -> Reply:
+    """A failure of a request for `model`, as OpenAI's clients read it."""
+    status, message = failures.spelling(error).http, failures.public_message(error)
+    if error.code is not Code.CANCELLED:  # nobody waits for the response
+        logged = error.summary if isinstance(error, TemplateError) else error.message  # nothing of the conversation
+        context.server.failure_log.record("HTTP", model, None, "", status, logged, request.note.request_id)
+    document = error_document(error, status, message)
+    return Reply(orjson.dumps(document), status, tuple(failures.headers(error).items()))

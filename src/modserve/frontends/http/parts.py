@@ -1,0 +1,155 @@
+"""One body that takes several inferences of its model, a limited number at a time."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from modserve.core.errors import ModserveError
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import InferenceResponse
+from modserve.core.servable import Servable
+from modserve.core.tensors.tensor import Tensor
+from modserve.frontends.call import HTTP, InferenceCall
+from modserve.frontends.http.infer import CallContext
+from modserve.protocol import header_forwarding
+from modserve.protocol.http import deadlines
+
+from .exchange import HttpRequest
+
+
+class Parts:
+    """The inferences of a request that came at `now_ns`, by a servable that is borrowed; `outputs` are all for none.
+
+    `cost` is that of the inference that ended last. Raises INVALID_ARG for headers that are wrong.
+    """
+
+    __slots__ = (
+        "_deadline_ns",
+        "_end",
+        "_failure",
+        "_finish",
+        "_most",
+        "_names",
+        "_now_ns",
+        "_request",
+        "_results",
+        "_running",
+        "_servable",
+        "_server",
+        "_version",
+        "_waiting",
+        "cost",
+    )
+
+    def __init__(
+        self,
+        context: CallContext,
+        request: HttpRequest,
+        servable: Servable,
+        version: int | None,
+        now_ns: int,
+        outputs: tuple[str, ...] = (),
+    ) -> None:
+        self._server = context.server
+        self._most = context.limits.parts
+        self._request = request
+        self._servable = servable
+        self._version = version
+        self._now_ns = now_ns
+        self._names = outputs
+        self._deadline_ns = deadlines.deadline_ns(request.head.timeouts, now_ns)
+        self._waiting: Iterator[tuple[int, Mapping[str, Tensor]]] = iter(())
+        self._finish: Callable[[InferenceResponse, int], Any] | None = None
+        self._running: set[_Part] = set()
+        self._results: dict[int, Any] = {}
+        self._failure: Exception | None = None
+        self._end: asyncio.Future[None] | None = None
+        self.cost = ""
+
+    async def all(
+        self, inputs: Iterable[Mapping[str, Tensor]], finish: Callable[[InferenceResponse, int], Any]
+    ) -> list[Any]:
+        """What `finish` makes of each response and its number, in order, on the event loop.
+
+        Raises the first failure; the other inferences are cancelled.
+        """
+        self._waiting, self._finish = enumerate(inputs), finish
+        self._end = asyncio.get_running_loop().create_future()
+        try:
+            while len(self._running) < self._most and self._begin_next():
+                pass
+            await self._end
+        finally:
+            self._finish, self._waiting = None, iter(())
+            for part in list(self._running):
+                part.close()
+            self._running.clear()
+        self._raise()
+        results = self._results
+        return [results[index] for index in range(len(results))]
+
+    def _raise(self) -> None:
+        """Raise the failure, if there is one."""
+        failure, self._failure = self._failure, None
+        try:
+            if failure is not None:
+                raise failure
+        finally:  # its traceback has this frame
+            del failure
+
+    def _begin_next(self) -> bool:
+        """Submit the next inference, if there is one."""
+        following = next(self._waiting, None)
+        if following is None:
+            if not self._running:
+                self._over()
+            return False
+        index, inputs = following
+        name, head = self._servable.config.name, self._request.head
+        request = InferenceRequest(name, inputs, self._names, self._version, deadline_ns=self._deadline_ns)
+        part = _Part(self, index, name, self._version)
+        self._request.note.begun(part)
+        self._running.add(part)
+        part.begin(self._servable, self._now_ns, 0, head.trace_headers)
+        part.submit(header_forwarding.with_headers(request, head.forwarded))
+        return True
+
+    def settled(self, part: "_Part", outcome: InferenceResponse | ModserveError) -> None:
+        """An inference has its outcome."""
+        finish = self._finish
+        if finish is None:
+            return
+        self._running.discard(part)
+        self.cost = part.cost
+        part.sending()  # how long that takes is not seen from here
+        part.sent()
+        part.close()
+        try:
+            if isinstance(outcome, ModserveError):
+                self._fail(outcome)
+            else:
+                self._results[part.index] = finish(outcome, part.index)
+                self._begin_next()
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._finish = None
+        self._failure = error
+        self._over()
+
+    def _over(self) -> None:
+        if self._end is not None and not self._end.done():
+            self._end.set_result(None)
+
+
+class _Part(InferenceCall):
+    __slots__ = ("_parts", "index")
+
+    def __init__(self, parts: Parts, index: int, model: str, version: int | None) -> None:
+        super().__init__(parts._server, HTTP, model, version)
+        self._parts = parts
+        self.index = index
+
+    def deliver(self, outcome: InferenceResponse | ModserveError) -> None:
+        self._parts.settled(self, outcome)

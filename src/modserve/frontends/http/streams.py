@@ -1,0 +1,125 @@
+"""Calls whose response is a stream: one request, and its outcomes as they come."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from modserve.core.errors import ModserveError, unavailable
+from modserve.core.requests.response import Outcome
+from modserve.core.requests.trace_context import TraceHeaders
+from modserve.frontends.call import HTTP, InferenceCall, OutcomeQueue
+from modserve.server import Server
+from modserve.settings import LoopLimits
+
+from .exchange import Note
+
+
+class HttpStream(InferenceCall):
+    """A call over HTTP with any number of responses, which `next` returns in their order."""
+
+    __slots__ = ("_arrival", "_queue", "_streams", "_unsent", "_waiting", "limits")
+
+    def __init__(self, streams: "Streams", model: str, version: int | None) -> None:
+        super().__init__(streams.server, HTTP, model, version)
+        self.limits: LoopLimits = streams.limits
+        self._streams = streams
+        self._queue = OutcomeQueue(streams.server.memory)
+        self._arrival: Callable[[], None] | None = None
+        self._waiting: asyncio.Future[None] | None = None
+        self._unsent = False
+        streams.open.add(self)
+
+    @property
+    def ready(self) -> bool:
+        """Whether `take` returns an outcome."""
+        return len(self._queue) > 0
+
+    def listen(self, arrival: Callable[[], None]) -> None:
+        """Call `arrival` for each outcome that has come, and for each that comes."""
+        self._arrival = arrival
+        for _ in range(len(self._queue)):
+            arrival()
+
+    def take(self) -> tuple[Outcome, bool]:
+        """The next outcome, which has come, and whether it is the last."""
+        self.acknowledge()
+        self._unsent = True
+        return self._queue.pop()
+
+    def acknowledge(self) -> None:
+        """What was taken has been sent: the model may go on."""
+        if self._unsent:
+            self._unsent = False
+            self._queue.sent_first(self.inflight)
+
+    async def next(self) -> tuple[Outcome, bool]:
+        """As `take`, when it has come. Waiting for one says that the one before it has been sent."""
+        self.acknowledge()
+        while not self.ready:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        return self.take()
+
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        if not self._queue.add(outcome, final):
+            return
+        if self._arrival is not None:
+            self._arrival()
+        elif self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            if not waiting.done():
+                waiting.set_result(None)
+
+    def sent_some(self) -> None:
+        """A part of an outcome has been sent."""
+        if self.inflight is not None:
+            self.inflight.sent_some()
+
+    def cut(self) -> None:
+        """What is still to come is not wanted: the call ends after what has come."""
+        self.settle(None, True)
+        if self.inflight is not None:
+            self.inflight.cancel()
+
+    def end(self, error: ModserveError) -> None:
+        """Report `error` in place of all that is still to come."""
+        self.settle(error, True)
+        if self.inflight is not None:
+            self.inflight.cancel()
+
+    def close(self) -> None:
+        self._streams.open.discard(self)
+        self._arrival = None  # which leads back here
+        super().close()
+        self._queue.close()
+
+
+class Streams:
+    """The calls that are open."""
+
+    def __init__(self, server: Server, limits: LoopLimits) -> None:
+        self.server = server
+        self.limits = limits
+        self.open: set[HttpStream] = set()
+
+    @contextmanager
+    def begin(self, note: Note, trace: TraceHeaders | None, model: str, version: int | None) -> Iterator[HttpStream]:
+        """A call whose request is read and submitted in the block, by its model even if that is replaced meanwhile.
+
+        It is closed if that fails.
+        """
+        call = HttpStream(self, model, version)
+        note.begun(call)
+        try:
+            call.borrow()
+            call.begin(call.servable, time.monotonic_ns(), 0, trace)
+            yield call
+        except BaseException:
+            call.close()
+            raise
+
+    def stop(self) -> None:
+        """The server's time is up: what is still open ends with an error."""
+        for call in list(self.open):
+            call.end(unavailable("the server stopped before the request was answered to its end"))

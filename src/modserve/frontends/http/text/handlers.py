@@ -1,0 +1,91 @@
+"""The calls of texts by their paths, and the two ways in which their failures are written."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import orjson
+
+from modserve.core.errors import Code, ModserveError
+from modserve.frontends.http.exchange import Handler, HttpRequest, Reply
+from modserve.frontends.http.infer import CallContext
+from modserve.protocol import failures
+from modserve.text import openai_errors
+
+from . import calls, openai, rerank, tei
+from .calls import TextCall
+from .models import TextVersions
+
+Work: TypeAlias = Callable[[TextCall], Awaitable[bytes]]
+ErrorForm: TypeAlias = Callable[[ModserveError, int], tuple[int, dict[str, Any]]]
+
+
+def _openai_error(error: ModserveError, status: int) -> tuple[int, dict[str, Any]]:
+    return status, openai_errors.error_body(error, status)
+
+
+class _Dialect(NamedTuple):
+    """How failures are written: the body by the failure and its usual status, and what documents it."""
+
+    form: ErrorForm
+    body: str
+    statuses: tuple[int, ...]
+
+
+_OPENAI = _Dialect(_openai_error, "OpenAIErrorAnswer", (400, 404, 500, 501, 503))
+_TEI = _Dialect(tei.error_body, "TextErrorAnswer", (400, 404, 413, 422, 500, 501, 503))
+
+
+class TextRoute(NamedTuple):
+    paths: tuple[str, ...]
+    work: Work
+    body: str
+    """The documentation of what is sent; empty for a GET."""
+    answer: str = "object"
+    dialect: _Dialect = _TEI
+
+
+ROUTES: Final = (
+    TextRoute(("/v1/embeddings", "/openai/v1/embeddings"), openai.embeddings, "EmbeddingsRequestBody", dialect=_OPENAI),
+    TextRoute(
+        ("/v1/rerank", "/openai/v1/rerank", "/v2/rerank"), rerank.rerank, "DocumentsRequestBody", dialect=_OPENAI
+    ),
+    TextRoute(("/embed",), tei.embed, "TextsRequestBody", "[any]"),
+    TextRoute(("/rerank",), tei.rank, "RankingRequestBody", "[any]"),
+    TextRoute(("/predict",), tei.predict, "TextsRequestBody", "[any]"),
+    TextRoute(("/similarity",), tei.similarity, "TextsRequestBody", "[any]"),
+    TextRoute(("/tokenize",), tei.tokenize, "TextsRequestBody", "[any]"),
+    TextRoute(("/decode",), tei.decode, "TokensRequestBody", "[any]"),
+    TextRoute(("/info",), tei.info, ""),
+)
+
+
+def handlers(context: CallContext) -> Mapping[str, Handler]:
+    """By path."""
+    models = TextVersions(context.server)
+    return {path: _handler(context, models, route) for route in ROUTES for path in route.paths}
+
+
+def _handler(context: CallContext, models: TextVersions, route: TextRoute) -> Handler:
+    work, form = route.work, route.dialect.form
+
+    async def handle(request: HttpRequest) -> Reply:
+        try:
+            call = await calls.begin(context, request, models)
+            try:
+                return Reply(await work(call))
+            finally:
+                call.close()
+        except ModserveError as error:
+            return _failure(context, request, error, form)
+
+    handle.__doc__ = work.__doc__
+    return handle
+
+
+def _failure(context: CallContext, request: HttpRequest, error: ModserveError, form: ErrorForm) -> Reply:
+    spelling, note = failures.spelling(error), request.note
+    status, body = form(error, spelling.http)
+    if error.code is not Code.CANCELLED:  # nobody waits for the response
+        model = "" if note.call is None else note.call.model
+        context.server.failure_log.record("HTTP", model, None, "", status, error.message, note.request_id)
+    return Reply(orjson.dumps(body), status, tuple(failures.headers(error).items()))

@@ -1,0 +1,319 @@
+"""A request that the port serves by a coroutine of its own: no task, and no framework.
+
+The coroutine is driven here. Most run to the first wait for a model at once, and to their end when that has answered.
+What a stream sends is written once in a turn of the event loop.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from modserve.core.tensors.tensor import Buffer
+from modserve.frontends import offload
+from modserve.frontends.access import GONE
+from modserve.frontends.http import exchange
+from modserve.frontends.http.exchange import HttpRequest, Reply, StreamMessage, StreamReply, note_of
+from modserve.protocol import failures
+from modserve.protocol.http.infer_response import encode_message
+from modserve.protocol.http.request_head import RequestHead
+
+from .access import ConnectionLog
+from .context import HttpContext
+from .responses import CLOSE, CONTINUE, KEEP_ALIVE, persistence, response_head
+from .send_buffer import keep_little
+
+_log = logging.getLogger(__name__)
+
+_ERROR = encode_message("Internal Server Error")
+
+
+class DirectCall:
+    """One request. `send` writes a whole response, which is made of parts; its first number is the length of the body.
+
+    `done` is called when the last part of a stream is with the transport, with whether the connection may stay open.
+    `paused`: the client does not take what was written. Whoever clears that calls `write`.
+    """
+
+    __slots__ = (
+        "_chunked",
+        "_closing",
+        "_complete",
+        "_context",
+        "_done",
+        "_head",
+        "_keep_alive",
+        "_log",
+        "_note",
+        "_over",
+        "_parts",
+        "_scheduled",
+        "_send",
+        "_sent",
+        "_status",
+        "_stream",
+        "_transport",
+        "_waiting",
+        "_work",
+        "begun",
+        "paused",
+    )
+
+    def __init__(
+        self,
+        context: HttpContext,
+        transport: asyncio.Transport,
+        head: RequestHead,
+        keep_alive: bool,
+        log: ConnectionLog | None,
+        send: Callable[[int, list[Buffer]], None],
+        done: Callable[[bool], None],
+    ) -> None:
+        self._context = context
+        self._transport = transport
+        self._head = head
+        self._keep_alive = keep_alive
+        self._send = send
+        self._done = done
+        self._work: Coroutine[Any, Any, Reply | StreamReply] | None = None
+        self._waiting: asyncio.Future[Any] | None = None
+        self._stream: StreamReply | None = None
+        self._parts: deque[tuple[bytes, bool]] = deque()
+        """Of the stream, for the transport; and whether a part ends its message."""
+        self._scheduled = False
+        self._complete = False  # the last message has been made
+        self._over = False
+        self._chunked = False
+        self._closing = False
+        self.begun = False
+        """Whether the response's head is written."""
+        self.paused = False
+        self._log = log
+        self._note = note_of(head.request_id, log is not None)
+        self._status = 0
+        self._sent = 0
+        """Bytes of the body of the response."""
+
+    @property
+    def filler(self) -> bytes:
+        """What may be written now and changes nothing for a client of HTTP/1.1; empty where there is no such thing."""
+        if not self.begun:
+            return CONTINUE
+        return b"0" if self._chunked else b""  # the size of the next chunk begins with it
+
+    def start(self, body: Buffer) -> None:
+        """Never raises."""
+        direct = self._context.direct
+        assert direct is not None, "heads have a route where there are such calls: this is a bug"
+        self._work = direct.handler(self._head.route)(HttpRequest(self._head, bytes(body), self._note))
+        self._step(None)
+
+    def cancel(self) -> None:
+        """The client has gone."""
+        if self._over:
+            return
+        self._end(GONE)
+        self._parts.clear()
+        if self._stream is not None:
+            self._stream.call.close()
+            self._stream = None
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    def write(self) -> None:
+        """The client takes more of a stream."""
+        if self._stream is not None:
+            self._pump()
+
+    # The coroutine
+
+    def _step(self, waited: "asyncio.Future[Any] | None") -> None:
+        """Run it to its next wait, or its end."""
+        work, self._waiting = self._work, None
+        assert work is not None, "it runs until it has ended: this is a bug"
+        try:
+            waiting = work.send(None)
+        except StopIteration as end:
+            self._work = None
+            self._reply(end.value)
+        except asyncio.CancelledError:
+            self._work = None
+            self._give_up()
+        except Exception as error:
+            self._work = None
+            self._fail(error)
+        else:
+            if waiting is None:  # as `asyncio.sleep(0)` has it
+                waiting = self._context.loop.create_future()
+                waiting.set_result(None)
+            else:
+                waiting._asyncio_future_blocking = False  # how awaited futures tell a task, which there is none of
+            self._waiting = waiting
+            waiting.add_done_callback(self._step)
+            if self._over:
+                waiting.cancel()
+
+    def _fail(self, error: Exception) -> None:
+        if not self._over:
+            _log.error("POST %s failed unexpectedly", self._head.route.decode("latin-1"), exc_info=error)
+            self._reply(Reply(_ERROR, 500))
+
+    def _give_up(self) -> None:
+        """Somebody else has cancelled the work: there will be no response."""
+        if not self._over:
+            self._end(GONE)
+            self._transport.abort()
+
+    def _end(self, status: int) -> None:
+        """The call is over, and logged with its status."""
+        self._over = True
+        if self._log is not None:
+            self._log.other(self._note, self._head.route.decode("latin-1"), status, self._sent)
+
+    # The response
+
+    def _reply(self, reply: Reply | StreamReply) -> None:
+        if self._over:
+            if isinstance(reply, StreamReply):
+                reply.call.close()
+            return
+        try:
+            if isinstance(reply, StreamReply):
+                self._begin_stream(reply)
+                return
+            self._sent = len(reply.body)
+            head = self._first_lines(reply.status, reply.headers, reply.content_type, len(reply.body))
+            self.begun = True
+            self._end(reply.status)
+            self._send(len(reply.body), [head, reply.body])
+        except Exception:
+            _log.exception("a response could not be written; its connection is closed")
+            self._transport.abort()
+
+    def _first_lines(self, status: int, headers: exchange.Headers, content_type: str, length: int) -> bytes:
+        """The head of the response. `length` is that of its body; -1 for one in parts."""
+        context, head = self._context, self._head
+        self._closing = context.closing or not self._keep_alive
+        kept = persistence(not self._closing, head.old)
+        named = [(b"Content-Type", content_type.encode())]
+        named += [(name.encode(), value.encode()) for name, value in headers]
+        if length >= 0:
+            named.append((b"Content-Length", b"%d" % length))
+        elif head.old:
+            # Its clients know no chunks: the end of the connection is that of the body.
+            kept, self._closing = kept.replace(KEEP_ALIVE, b"") or CLOSE, True
+        else:
+            self._chunked = True
+            named.append((b"Transfer-Encoding", b"chunked"))
+        if self._note.echoed or status >= 400:
+            named.append((b"X-Request-ID", self._note.request_id.encode()))
+        context.statuses[status] += 1
+        return response_head(status, named, context.date + head.cors + kept)
+
+    # A stream
+
+    def _begin_stream(self, reply: StreamReply) -> None:
+        self._stream = reply
+        self._status = reply.status
+        self._note.count = 0
+        keep_little(self._transport)
+        head = self._first_lines(reply.status, reply.headers, reply.framing.content_type, -1)
+        self.begun = True
+        self._parts.append((head, False))
+        self._add(reply.first)
+        reply.call.listen(self._arrived)
+        self._pump()
+
+    def _arrived(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._context.loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        if self._stream is not None:
+            self._pump()
+
+    def _pump(self) -> None:
+        """Make messages of what has come, and write as much as the client takes. Never raises."""
+        try:
+            self._take()
+            self._flush()
+        except Exception:
+            _log.exception("a stream could not be written; its connection is closed")
+            self._transport.abort()
+
+    def _take(self) -> None:
+        stream = self._stream
+        assert stream is not None, "asked by its callers: this is a bug"
+        call = stream.call
+        while call.ready and not self._complete and not self.paused and self._waiting is None:
+            outcome, final = call.take()
+            if exchange.is_long(call, outcome):
+                making = offload.in_background(partial(exchange.message_of, stream.encode, outcome, final))
+                self._waiting = making
+                making.add_done_callback(self._made)
+                return
+            message = exchange.message_of(stream.encode, outcome, final)
+            if final:
+                call.release()
+            self._add(message)
+
+    def _made(self, making: "asyncio.Future[StreamMessage]") -> None:
+        """A thread has made a message."""
+        self._waiting = None
+        if self._stream is None or making.cancelled():
+            return
+        message = making.result()
+        if message.final:
+            self._stream.call.release()
+        self._add(message)
+        self._pump()
+
+    def _add(self, message: StreamMessage) -> None:
+        stream = self._stream
+        assert stream is not None, "messages are those of a stream: this is a bug"
+        call = stream.call
+        self._complete = message.final
+        if message.error is not None:
+            call.record_failure(message.error, failures.spelling(message.error).http)
+        if message.data:
+            call.sending()
+            frame, size = stream.framing.frame(message.data), call.limits.part
+            self._sent += len(frame)
+            for start in range(0, len(frame), size):  # in parts, so that a slow reader is seen to read
+                part = frame[start : start + size]
+                end = start + size >= len(frame)
+                self._parts.append((b"%x\r\n%b\r\n" % (len(part), part) if self._chunked else part, end))
+            self._note.count += 1
+        if message.final and self._chunked:
+            self._parts.append((b"0\r\n\r\n", False))
+
+    def _flush(self) -> None:
+        """Write what there is: small parts together."""
+        stream = self._stream
+        assert stream is not None, "asked by its callers: this is a bug"
+        call = stream.call
+        while self._parts and not self.paused:
+            pieces: list[bytes] = []
+            size = count = 0
+            while self._parts and (not pieces or size + len(self._parts[0][0]) <= call.limits.part):
+                piece, end = self._parts.popleft()
+                pieces.append(piece)
+                size += len(piece)
+                count += end
+            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            self._transport.write(data)
+            call.sent_some()
+            if count:
+                call.sent()
+        if self._stream is None or self._parts or self.paused:
+            return
+        call.acknowledge()
+        if self._complete:
+            self._end(self._status)
+            self._stream = None
+            call.close()
+            self._done(not self._closing)

@@ -1,0 +1,14 @@
+"""What a connection still reads."""
+
+from enum import Enum, auto
+
+
+class ConnectionPhase(Enum):
+    """It only moves forward."""
+
+    OPEN = auto()
+    """Requests are read."""
+    LAST = auto()
+    """The request at hand, or the refusal just written, is the last: what follows is dropped."""
+    ENDED = auto()
+    """The client has sent its last byte, but still reads. What it has sent is served, unless it was LAST before."""
