@@ -46,6 +46,7 @@ function stoppable(form, button, prepare, call) {
       status.className = error.name === "AbortError" ? "soft" : "bad";
       write(status, error.name === "AbortError" ? "stopped" : error.message);
     }
+    control.abort(); // what was not read to its end
     openCalls.delete(control);
     control = null;
     write(button, name);

@@ -32,6 +32,7 @@ function chooseByAddress() {
 }
 
 function closeDetail() {
+  stopCalls();
   chosen = null;
   detail = null;
   byId("detail").hidden = true;
@@ -42,6 +43,7 @@ function closeDetail() {
 function openDetail() {
   const row = currentRow();
   const section = byId("detail");
+  stopCalls();
   if (!row) {
     detail = null;
     section.replaceChildren(element("p", {}, `There is no model '${chosen.name}', version '${chosen.version}'.`));
@@ -83,7 +85,7 @@ function openDetail() {
   };
   section.replaceChildren(
     element("div", { class: "head" }, title, state, close), reason, facts, actions, outcome,
-    detail.tiles,
+    textPlace(row), detail.tiles,
     element("div", { class: "columns" }, detail.closed[0], detail.sizes[0], detail.failures[0]),
     detail.tuner[0], engineBlock, requestForm(row));
   addActions(row, actions, outcome);
