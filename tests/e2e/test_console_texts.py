@@ -12,7 +12,7 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from server_process import ServerProcess, serving
-from text_models import FUNCTIONS, write_speaker
+from text_models import FUNCTIONS, write_metered, write_speaker
 from wire import http
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("desktop")]
@@ -27,6 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     write_speaker(folder / "models")
     write_speaker(folder / "models", "raw", None)
     write_speaker(folder / "models", "hurt", "{{ broken")
+    write_metered(folder / "models")
     functions = folder / "functions.py"
     functions.write_text(FUNCTIONS)
     models = [f"minilm={minilm()}", f"ranker={ranker()}", f"classifier={classifier()}", f"tagger={tagger()}"]
@@ -207,6 +208,40 @@ def test_an_answer_is_copied(server: ServerProcess, browser: webdriver.Chrome) -
     until(lambda: button.text == "Copied")
     script = "const done = arguments[0]; navigator.clipboard.readText().then(done, (error) => done(String(error)))"
     assert browser.execute_async_script(script).rstrip() == turns(browser)[1]
+
+
+def legend(browser: webdriver.Chrome, title: str) -> str:
+    """Of a chart of the model."""
+    (chart,) = [each for each in shown(browser, "#detail .chart") if each.startswith(f"{title}\n")]
+    return chart.split("\n", 1)[1]
+
+
+def test_tokens_are_in_the_charts(server: ServerProcess, browser: webdriver.Chrome) -> None:
+    opened_box(browser, server, "metered")
+    say(browser, "hello")
+    until(lambda: "tokens generated 7" in text_of(browser, "#detail .facts").replace("\n", " "))
+    until(lambda: "25 %" in legend(browser, "KV cache"))
+    assert "2 running\n1 waiting" in legend(browser, "Running / waiting outputs")
+    for title in ("Time to first token", "Time between tokens"):
+        until(lambda title=title: browser.execute_script(LINE, title))  # type: ignore[misc]
+    assert browser.execute_script(LINE, "Tokens per second")
+
+
+def test_responses_are_in_the_charts_of_other_models(server: ServerProcess, browser: webdriver.Chrome) -> None:
+    opened_box(browser, server, "speaker")
+    say(browser, "one two three")
+    for title in ("Time to first response", "Time between responses"):
+        until(lambda title=title: browser.execute_script(LINE, title))  # type: ignore[misc]
+    assert "Tokens per second" not in text_of(browser, "#detail .tiles")
+    opened(browser, server, "add")
+    until(lambda: shown(browser, "#detail .chart"))
+    assert "Time" not in text_of(browser, "#detail .tiles")
+
+
+LINE = """return [...document.querySelectorAll("#detail .chart")].filter(
+    (each) => each.querySelector("figcaption span").textContent === arguments[0]
+    && each.querySelector("path.line.a").getAttribute("d").startsWith("M")).length"""
+"""Whether the chart with this title has a line."""
 
 
 # Texts

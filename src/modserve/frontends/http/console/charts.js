@@ -8,11 +8,12 @@ const STEPS = [1, 2, 4, 5, 10]; // where a scale may end, times a power of ten: 
 
 const perSecond = (value) => (value === null ? NOTHING : `${number(value)}/s`);
 
+const quantileSeries = ["p50", "p99"].map((name) => [name, (value) => `${name} ${milliseconds(value)}`]);
+
 // What is drawn, of the server and of a model: the title, how the scale is written, and each line's name and legend.
 const CHARTS = {
   requests: ["Requests per second", number, ["all", perSecond], ["failed", (value) => `${number(value)} failed`]],
-  latency: ["Latency", milliseconds, ["p50", (value) => `p50 ${milliseconds(value)}`],
-    ["p99", (value) => `p99 ${milliseconds(value)}`]],
+  latency: ["Latency", milliseconds, ...quantileSeries],
   queue: ["Queue / in flight", number, ["queued", (value) => `${number(value)} queued`],
     ["in flight", (value) => `${number(value)} in flight`]],
   batch: ["Mean batch size", number, ["size", number]],
@@ -21,7 +22,18 @@ const CHARTS = {
   cpu: ["CPU", number, ["cores", (value) => `${number(value)} ${value === 1 ? "core" : "cores"}`]],
   memory: ["Memory", bytes, ["process", (value) => `process ${bytes(value)}`],
     ["requests", (value) => `requests ${bytes(value)}`]],
+  firstToken: ["Time to first token", milliseconds, ...quantileSeries],
+  betweenTokens: ["Time between tokens", milliseconds, ...quantileSeries],
+  firstResponse: ["Time to first response", milliseconds, ...quantileSeries],
+  betweenResponses: ["Time between responses", milliseconds, ...quantileSeries],
+  tokens: ["Tokens per second", number, ["generated", (value) => `${number(value)} generated`],
+    ["prompts", (value) => `${number(value)} of prompts`]],
+  sequences: ["Running / waiting outputs", number, ["running", (value) => `${number(value)} running`],
+    ["waiting", (value) => `${number(value)} waiting`]],
+  kvCache: ["KV cache", percent, ["use", percent]],
 };
+const SERVER_CHARTS = ["requests", "latency", "queue", "batch", "batches", "cache", "cpu", "memory"];
+const SHARES = new Set(["cache", "kvCache"]); // their scale is always the same
 
 // The round number at or above a value at which its scale ends.
 function topOf(most) {
@@ -36,7 +48,7 @@ class Chart {
     this.show = show;
     this.series = series;
     this.lines = series.map(() => []);
-    this.fixed = kind === "cache" ? 1 : 0; // a share has the same scale always
+    this.fixed = SHARES.has(kind) ? 1 : 0;
     this.top = 1;
     this.at = -1;
     this.when = element("span", { class: "soft" });
