@@ -101,8 +101,8 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "s",
             stacked=True,
         ),
-        Panel("Waiting, p99 by model", _quantiles("modserve_queue_duration_seconds", "model"), "s"),
-        Panel("Computing, p99 by model", _quantiles("modserve_compute_duration_seconds", "model"), "s"),
+        Panel("Waiting, p99 by model", _quantiles("modserve_queue_duration_seconds", "model"), "s", width=12),
+        Panel("Computing, p99 by model", _quantiles("modserve_compute_duration_seconds", "model"), "s", width=12),
         Panel(
             "First response of decoupled models",
             _quantiles("nv_inference_first_response_histogram_ms"),
@@ -208,9 +208,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             width=12,
             stacked=True,
         ),
-        Panel(
-            "First token, p99 by model", _quantiles("modserve_time_to_first_token_seconds", "model"), "s", width=12
-        ),
+        Panel("First token, p99 by model", _quantiles("modserve_time_to_first_token_seconds", "model"), "s", width=12),
     ),
     "Models": (
         Panel("States", {"": "modserve_model_state{M}"}, kind="table", width=12),
