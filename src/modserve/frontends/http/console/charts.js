@@ -59,10 +59,11 @@ class Chart {
     this.svg = drawn("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "slider", tabindex: 0 });
     this.under = drawn("path", { class: "under" });
     this.paths = series.map((_, index) => drawn("path", { class: `line ${"ab"[index]}` }));
+    this.dots = series.map((_, index) => drawn("path", { class: `dots line ${"ab"[index]}` })); // values between two gaps
     this.cursor = drawn("line", { class: "cursor", y1: 0, y2: HEIGHT, visibility: "hidden" });
     const across = [0.5, HEIGHT / 2, HEIGHT - 0.5].map((y) => drawn("line", { class: "grid", x1: 0, x2: WIDTH, y1: y, y2: y }));
     const down = [0.5, WIDTH / 2, WIDTH - 0.5].map((x) => drawn("line", { class: "grid", x1: x, x2: x, y1: 0, y2: HEIGHT }));
-    this.svg.append(...across, ...down, this.under, ...this.paths, this.cursor);
+    this.svg.append(...across, ...down, this.under, ...this.paths, ...this.dots, this.cursor);
     this.element = element("figure", { class: "chart" },
       element("figcaption", {}, element("span", {}, title),
         element("span", { class: "legend" }, this.when, ...this.values.map((value, index) => element("span", {},
@@ -92,7 +93,11 @@ class Chart {
   draw() {
     const values = this.lines.flat().filter((value) => value !== null);
     this.top = this.fixed || topOf(Math.max(...values, 0) || 1);
-    this.lines.forEach((line, index) => this.paths[index].setAttribute("d", this.path(line)));
+    this.lines.forEach((line, index) => {
+      const alone = line.map((value, at) => ((line[at - 1] ?? null) === null && (line[at + 1] ?? null) === null ? value : null));
+      this.paths[index].setAttribute("d", this.path(line));
+      this.dots[index].setAttribute("d", this.path(alone));
+    });
     const area = this.path(this.lines[0]);
     const closed = area && !this.lines[0].includes(null);
     this.under.setAttribute("d", closed
@@ -121,7 +126,7 @@ class Chart {
         return;
       }
       const y = (HEIGHT - 1 - (value / this.top) * (HEIGHT - 2)).toFixed(1);
-      // A value between two gaps is a line of its own width.
+      // A value between two gaps is a dot.
       text += `${pen}${this.x(line, index)},${y}${pen === "M" ? "h.1" : ""}`;
       pen = "L";
     });

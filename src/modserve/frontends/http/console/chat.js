@@ -5,7 +5,7 @@ const MOST_TEXT = 200_000; // characters of an answer
 const FRAME = 20; // ms
 const FIELDS = { // of the settings: their attributes and what they are called
   temperature: ["Temperature", { type: "number", min: 0, max: 2, step: "any", placeholder: "the model's" }],
-  max_tokens: ["Most tokens", { type: "number", min: 1, step: 1, placeholder: "the model's" }],
+  max_tokens: ["Max tokens", { type: "number", min: 1, step: 1, placeholder: "the model's" }],
 };
 const ROLES = { user: "You", assistant: "Model", system: "System" };
 

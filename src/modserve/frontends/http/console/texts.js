@@ -1,7 +1,7 @@
 // Texts for a model that compares, ranks or labels them, and what it says of each.
 
 const MOST_IN_MATRIX = 16;
-const MOST_PAIRS = 10;
+const MOST_PAIRS = 5;
 const MOST_LABELS = 5;
 const SAMPLE = ["A man is playing a guitar.", "Someone strums an instrument.", "The stock market fell sharply.", "Share prices dropped today."];
 
