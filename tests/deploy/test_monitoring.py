@@ -192,7 +192,7 @@ def test_the_dashboard_s_panels_have_places_of_their_own() -> None:
     assert len(set(cells)) == len(cells)
     assert max(x for x, _ in cells) == 23
     rows = [panel["title"] for panel in panels if panel["type"] == "row"]
-    assert rows == ["Overview", "Latency", "Batching and queues", "Models", "Resources", "Workers"]
+    assert rows == ["Overview", "Latency", "Batching and queues", "Text generation", "Models", "Resources", "Workers"]
 
 
 def test_every_metric_of_dashboard_and_alerts_is_described() -> None:

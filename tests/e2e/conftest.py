@@ -2,11 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from python_models import MODES, PROTOCOLS
 from repositories import CONFIG_TYPES, EXAMPLES, ONNX_TYPES, write_identity, write_onnx_identity
 from server_process import ServerProcess, serving
+
+if TYPE_CHECKING:
+    from selenium import webdriver
 
 MAX_JSON = 200_000
 
@@ -77,3 +81,19 @@ def mode(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(params=PROTOCOLS)
 def protocol(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[webdriver.Chrome]":
+    from chromium import chromium
+
+    with chromium(tmp_path_factory.mktemp("browser"), "--window-size=1280,1000", "--hide-scrollbars") as running:
+        yield running
+
+
+@pytest.fixture
+def desktop(browser: "webdriver.Chrome") -> None:
+    """The browser has the screen of a desktop at the beginning of the test."""
+    from chromium import DESKTOP, screen
+
+    screen(browser, *DESKTOP)

@@ -1,11 +1,9 @@
 """The live console in a browser: opening it, and what tests read in it and press."""
 
 import json
-import time
-from collections.abc import Callable
 from urllib.parse import urlencode
 
-from chromium import SECONDS
+from chromium import until
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
@@ -22,13 +20,6 @@ def opened(browser: webdriver.Chrome, server: ServerProcess, model: str = "", ve
     if model:
         until(lambda: browser.find_elements(By.CSS_SELECTOR, "#detail form, #detail [data-verb]"))
     return browser
-
-
-def until(fact: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not fact():
-        assert time.monotonic() < deadline, f"not true within {SECONDS} s"
-        time.sleep(0.05)
 
 
 _ROW = """return [...document.querySelectorAll("#rows tr")].find(

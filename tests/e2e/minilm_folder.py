@@ -1,9 +1,13 @@
-"""all-MiniLM-L6-v2 as a snapshot of Hugging Face lies, and two made of it: a ranker and a classifier, at random."""
+"""all-MiniLM-L6-v2 as a snapshot of Hugging Face lies, and others with its tokenizer.
 
+A ranker and a classifier at random, and a tagger that knows two words.
+"""
+
+import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -39,6 +43,11 @@ def ranker() -> Path:
 def classifier() -> Path:
     """Of three labels."""
     return _made("minilm-classifier", lambda folder: _write_head(folder, 3))
+
+
+def tagger() -> Path:
+    """Labels two words: "Anna" and "Paris"."""
+    return _made("minilm-tagger", _write_tagger)
 
 
 def _made(name: str, write: Callable[[Path], None]) -> Path:
@@ -77,7 +86,7 @@ def _encoder() -> onnx.ModelProto:
 def _write_head(folder: Path, labels: int) -> None:
     """A layer over the vector of the first token."""
     network = _encoder()
-    graph, source = network.graph, minilm()
+    graph = network.graph
     head = np.random.default_rng(labels).normal(size=(384, labels)).astype(np.float32)
     graph.initializer.append(numpy_helper.from_array(head, "head"))
     graph.initializer.append(numpy_helper.from_array(np.array(0), "first"))
@@ -86,11 +95,37 @@ def _write_head(folder: Path, labels: int) -> None:
     del graph.output[:]
     graph.output.append(helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", labels]))
     (folder / "model.onnx").write_bytes(network.SerializeToString())
+    names = [f"label {number}" for number in range(labels)]
+    _write_files(folder, "BertForSequenceClassification", names)
+
+
+def _write_tagger(folder: Path) -> None:
+    labels = ["O", "PERSON", "PLACE"]
+    _write_files(folder, "BertForTokenClassification", labels)
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    table = np.zeros((len(vocabulary), len(labels)), np.float32)
+    table[:, 0] = 1
+    table[[vocabulary["anna"], vocabulary["paris"]], [1, 2]] = 4
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["table", "input_ids"], ["logits"])],
+        "tagger",
+        [
+            helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "length"])
+            for name in ("input_ids", "attention_mask")
+        ],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "length", len(labels)])],
+        [numpy_helper.from_array(table, "table")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+
+
+def _write_files(folder: Path, architecture: str, labels: Sequence[str]) -> None:
+    """The tokenizer's, and a configuration."""
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(source / name, folder / name)
-    names = "".join(f'"{number}": "label {number}", ' for number in range(labels)).removesuffix(", ")
-    text = f'{{"architectures": ["BertForSequenceClassification"], "id2label": {{{names}}}}}'
-    (folder / "config.json").write_text(text)
+        shutil.copy(minilm() / name, folder / name)
+    config = {"architectures": [architecture], "id2label": dict(enumerate(labels))}
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 if __name__ == "__main__":

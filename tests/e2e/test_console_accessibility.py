@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from axe import violations
-from chromium import chromium, emulate_scheme
-from console_page import opened, row_of, sent, text_of, until
+from chromium import DESKTOP, PHONE, in_every_look, look, press, screen, until
+from console_page import opened, row_of, sent, text_of
 from repositories import EXAMPLES, write_identity
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
@@ -15,11 +15,8 @@ from selenium.webdriver.common.keys import Keys
 from server_process import ServerProcess, serving
 from wire import http
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("desktop")]
 
-PHONE = (390, 844)
-DESKTOP = (1280, 1000)
-GOAL = 'parameters { key: "scheduling.p99_goal_microseconds" value: { string_value: "20000" } }'
 GOAL = 'parameters { key: "scheduling.p99_goal_microseconds" value: { string_value: "20000" } }'
 BACKEND = "no_such_engine_with_a_long_name"
 
@@ -38,23 +35,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    with chromium(tmp_path_factory.mktemp("browser"), "--hide-scrollbars") as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def desktop(browser: webdriver.Chrome) -> None:
-    screen(browser, *DESKTOP)
-
-
-def screen(browser: webdriver.Chrome, width: int, height: int) -> None:
-    """Let the page believe that it is on a screen of this size; windows have a least one."""
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-
-
 def top_of(browser: webdriver.Chrome, selector: str) -> float:
     script = "return document.querySelector(arguments[0]).getBoundingClientRect().top + scrollY"
     return float(browser.execute_script(script, selector))
@@ -71,13 +51,11 @@ def tree(browser: webdriver.Chrome) -> list[tuple[str, str]]:
     return [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node["ignored"]]
 
 
-@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@in_every_look
 def test_no_rule_of_axe_is_broken(
     server: ServerProcess, browser: webdriver.Chrome, scheme: str, size: tuple[int, int]
 ) -> None:
-    screen(browser, *size)
-    emulate_scheme(browser, scheme)
+    look(browser, scheme, size)
     opened(browser, server)
     until(lambda: browser.find_elements(By.CSS_SELECTOR, "#failure-rows tr"))
     until(lambda: browser.find_element(By.ID, "log").is_displayed())
@@ -161,10 +139,6 @@ def focus(browser: webdriver.Chrome) -> tuple[str, str]:
     style, width, in_view = browser.execute_script(script)
     assert (style != "none", width >= 1, in_view) == (True, True, True), element.get_attribute("outerHTML")
     return element.aria_role, element.accessible_name
-
-
-def press(browser: webdriver.Chrome, *keys: str) -> None:
-    ActionChains(browser).send_keys(*keys).perform()
 
 
 def walk(browser: webdriver.Chrome, name: str, most: int = 120) -> list[tuple[str, str]]:

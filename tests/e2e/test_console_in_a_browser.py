@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 import pytest
 from axe import violations
-from chromium import SECONDS, asked_of, chromium, emulate_scheme, log
-from console_page import opened, row_of, sent, text_of, text_of_row, until
+from chromium import SECONDS, asked_of, emulate_scheme, log, until
+from console_page import opened, row_of, sent, text_of, text_of_row
 from repositories import EXAMPLES, write_accumulator, write_identity
 from selenium import webdriver
 from selenium.webdriver.common.by import By
@@ -60,12 +60,6 @@ def server(repository: Path) -> Iterator[ServerProcess]:
         f"--load-model={name}" for name in (*NAMES, "texts", "cached", "tuned", "sum", "pictures", "broken", "simple")
     ]
     with serving(EXAMPLES, repository, options=options, errors=["broken"]) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    with chromium(tmp_path_factory.mktemp("browser"), "--window-size=1280,1000") as running:
         yield running
 
 

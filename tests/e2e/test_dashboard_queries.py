@@ -13,6 +13,7 @@ import yaml
 from repositories import EXAMPLES, write_identity
 from server_process import ServerProcess, eventually, serving
 from test_prometheus_scrape import Prometheus
+from text_models import write_metered
 from wire import HOST, Ask, Input, grpc_infer, http, http_infer, ints
 
 WITHOUT_DATA = {"nv_gpu_": "there is no GPU", "nv_energy_": "there is no GPU"}
@@ -45,6 +46,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     for name, how in MODELS.items():
         write_identity(repository, name, **how)  # type: ignore[arg-type]
     (repository / "routed" / "2").mkdir()
+    write_metered(repository)
     traces = tmp_path_factory.mktemp("traces") / "trace.json"
     options = [
         *("--workers=2", "--model-memory-limit=1GB", "--load-lazily=false", "--cache-config=local,size=1000000"),
@@ -74,6 +76,8 @@ def traffic(server: ServerProcess) -> None:
         {"name": name, "datatype": "INT32" if name == "IN" else "UINT32", "shape": [len(data)], "data": data}
         for name, data in values.items()
     ]
+    chat = {"model": "metered", "messages": [{"role": "user", "content": "hello you"}]}
+    assert http(server.http_port, "POST", "/v1/chat/completions", orjson.dumps(chat)).status == 200
     path = "/v2/models/repeat/infer_stream"
     assert http(server.http_port, "POST", path, orjson.dumps({"inputs": inputs})).status == 200
 

@@ -3,72 +3,42 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from axe import violations
-from chromium import SECONDS, asked_of, chromium, emulate_scheme, log
+from chromium import SECONDS, asked_of, in_every_look, log, look, press, screen, shown, until
 from repositories import EXAMPLES
 from selenium import webdriver
-from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
-from selenium.webdriver.support.ui import Select, WebDriverWait
+from selenium.webdriver.support.ui import Select
 from server_process import ServerProcess, serving
 
-DESKTOP, PHONE = (1280, 1000), (390, 844)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    with chromium(tmp_path_factory.mktemp("browser")) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def desktop(browser: webdriver.Chrome) -> None:
-    screen(browser, *DESKTOP)
-
-
-def screen(browser: webdriver.Chrome, width: int, height: int) -> None:
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+pytestmark = pytest.mark.usefixtures("desktop")
 
 
 def opened(browser: webdriver.Chrome, server: ServerProcess) -> None:
     """The page, with the programs of its first model."""
     browser.get(f"http://127.0.0.1:{server.http_port}/docs")
-    until(browser, lambda: browser.find_elements(By.CSS_SELECTOR, "body[data-ready] #snippet pre"))
-
-
-def until(browser: webdriver.Chrome, condition: Callable[[], object]) -> None:
-    WebDriverWait(browser, SECONDS).until(lambda _: condition())
-
-
-def press(browser: webdriver.Chrome, *keys: str) -> None:
-    ActionChains(browser).send_keys(*keys).perform()
-
-
-def shown(browser: webdriver.Chrome, selector: str) -> list[str]:
-    return [each.text for each in browser.find_elements(By.CSS_SELECTOR, selector)]
+    until(lambda: browser.find_elements(By.CSS_SELECTOR, "body[data-ready] #snippet pre"))
 
 
 def unfold(browser: webdriver.Chrome) -> None:
     """Open every call, and every schema in it."""
     browser.execute_script("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
-    until(browser, lambda: browser.execute_script("return !document.querySelector('.call:not(:has(form))')"))
+    until(lambda: browser.execute_script("return !document.querySelector('.call:not(:has(form))')"))
     browser.execute_script("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
 
 
 def opened_call(browser: webdriver.Chrome, path: str, method: str) -> WebElement:
     """The form of a call, filled in with an example."""
     place = f'details[data-path="{path}"][data-method="{method}"]'
-    call = WebDriverWait(browser, SECONDS).until(lambda page: page.find_element(By.CSS_SELECTOR, place))
+    (call,) = until(lambda: browser.find_elements(By.CSS_SELECTOR, place))
     call.find_element(By.TAG_NAME, "summary").click()
-    WebDriverWait(browser, SECONDS).until(lambda _: call.find_elements(By.TAG_NAME, "button"))
+    until(lambda: call.find_elements(By.TAG_NAME, "button"))
     return call
 
 
@@ -77,11 +47,11 @@ def sent(browser: webdriver.Chrome, call: WebElement) -> tuple[str, str]:
     call.find_element(By.CSS_SELECTOR, "button[type=submit]").click()
     place = '[aria-live="polite"]'
 
-    def ended(_: webdriver.Chrome) -> WebElement | None:
+    def ended() -> WebElement | None:
         results = call.find_elements(By.CSS_SELECTOR, f"{place} > p")
         return results[0] if results and results[0].text not in ("", "…") else None
 
-    status = WebDriverWait(browser, SECONDS).until(ended)
+    status = until(ended)
     assert status is not None, "until returns what is true"
     return status.text, call.find_elements(By.CSS_SELECTOR, f"{place} > pre")[-1].text
 
@@ -95,7 +65,7 @@ def test_an_inference_is_sent_as_it_stands_and_nobody_else_is_asked(
     model.clear()
     model.send_keys("simple\t")
     body = call.find_element(By.TAG_NAME, "textarea")
-    WebDriverWait(browser, SECONDS).until(lambda _: "INPUT1" in (body.get_attribute("value") or ""))
+    until(lambda: "INPUT1" in (body.get_attribute("value") or ""))
     inputs = {each["name"]: each["data"] for each in json.loads(body.get_attribute("value") or "")["inputs"]}
     status, text = sent(browser, call)
     assert status.startswith("200 OK")
@@ -149,13 +119,13 @@ def test_a_model_is_shown_with_its_tensors(server: ServerProcess, browser: webdr
     opened(browser, server)
     call = opened_call(browser, "/v2/models/{model}/infer", "post")
     Select(browser.find_element(By.ID, "name")).select_by_visible_text("digits")
-    until(browser, lambda: "image input FP32 [-1, 64]" in shown(browser, "#tensors tbody tr"))
+    until(lambda: "image input FP32 [-1, 64]" in shown(browser, "#tensors tbody tr"))
     assert "label output INT64 [-1, 1]" in shown(browser, "#tensors tbody tr")
-    until(browser, lambda: '"image"' in shown(browser, "#snippet pre")[0])
+    until(lambda: '"image"' in shown(browser, "#snippet pre")[0])
     document = browser.find_element(By.ID, "document").get_attribute("href")
     assert document == f"http://127.0.0.1:{server.http_port}/v2/models/digits/openapi.json"
     body = call.find_element(By.TAG_NAME, "textarea")
-    until(browser, lambda: '"image"' in (body.get_attribute("value") or ""))
+    until(lambda: '"image"' in (body.get_attribute("value") or ""))
     status, text = sent(browser, call)
     assert status.startswith("200 OK")
     assert json.loads(text)["model_name"] == "digits"
@@ -171,7 +141,7 @@ def test_a_program_is_copied_and_calls_this_server(
     (tab,) = [tab for tab in browser.find_elements(By.CSS_SELECTOR, "[role=tab]") if tab.text == client]
     tab.click()
     browser.find_element(By.CSS_SELECTOR, "#snippet button").click()
-    until(browser, lambda: shown(browser, "#snippet button") == ["Copied"])
+    until(lambda: shown(browser, "#snippet button") == ["Copied"])
     script = "const done = arguments[0]; navigator.clipboard.readText().then(done, (error) => done(String(error)))"
     text = browser.execute_async_script(script)
     assert text.strip() == shown(browser, "#snippet pre")[0].strip()
@@ -211,13 +181,11 @@ def test_nothing_overlaps_or_scrolls_sideways(server: ServerProcess, browser: we
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@in_every_look
 def test_no_rule_of_axe_is_broken(
     server: ServerProcess, browser: webdriver.Chrome, scheme: str, size: tuple[int, int]
 ) -> None:
-    screen(browser, *size)
-    emulate_scheme(browser, scheme)
+    look(browser, scheme, size)
     opened(browser, server)
     assert violations(browser) == []
     for path, method in (("/v2/models/{model}/infer", "post"), ("/v2/models/{model}/routing", "delete")):
@@ -248,13 +216,13 @@ def test_an_inference_by_keyboard_alone(server: ServerProcess, browser: webdrive
         press(browser, Keys.TAB)
     press(browser, Keys.ENTER)
     call = browser.find_element(By.CSS_SELECTOR, '[data-path="/v2/models/{model}/infer"]')
-    until(browser, lambda: call.find_elements(By.TAG_NAME, "textarea"))
+    until(lambda: call.find_elements(By.TAG_NAME, "textarea"))
     body = call.find_element(By.TAG_NAME, "textarea")
-    until(browser, lambda: "INPUT1" in (body.get_attribute("value") or ""))
+    until(lambda: "INPUT1" in (body.get_attribute("value") or ""))
     while browser.switch_to.active_element.text != "Send":
         press(browser, Keys.TAB)
     press(browser, Keys.ENTER)
-    until(browser, lambda: any(text.startswith("200 OK") for text in shown(browser, '[aria-live="polite"] > p')))
+    until(lambda: any(text.startswith("200 OK") for text in shown(browser, '[aria-live="polite"] > p')))
 
 
 def test_restricted_calls_say_so_until_the_header_is_there(browser: webdriver.Chrome) -> None:
@@ -262,12 +230,12 @@ def test_restricted_calls_say_so_until_the_header_is_there(browser: webdriver.Ch
     with serving(EXAMPLES, options=options) as restricted:
         browser.get(f"http://127.0.0.1:{restricted.http_port}/docs")
         note = "This API is restricted, expecting header 'admin-key'"
-        until(browser, lambda: shown(browser, "#model-note") == [note])
+        until(lambda: shown(browser, "#model-note") == [note])
         browser.find_element(By.CSS_SELECTOR, "#settings summary").click()
         browser.find_element(By.ID, "header-name").send_keys("admin-key")
         browser.find_element(By.ID, "header-value").send_keys("secret\t")
-        until(browser, lambda: browser.find_elements(By.CSS_SELECTOR, "#snippet pre"))
+        until(lambda: browser.find_elements(By.CSS_SELECTOR, "#snippet pre"))
         call = opened_call(browser, "/v2/models/{model}/infer", "post")
         body = call.find_element(By.TAG_NAME, "textarea")
-        until(browser, lambda: "INPUT1" in (body.get_attribute("value") or ""))
+        until(lambda: "INPUT1" in (body.get_attribute("value") or ""))
         assert sent(browser, call)[0].startswith("200 OK")

@@ -1,12 +1,16 @@
 """Models that generate text as programs: what they write follows from what they read, token by token.
 
 ``speaker`` keeps the whole contract of Triton's vLLM backend: its tokens are the words of the prompt, which it says
-back, with what the sampling parameters ask for. ``gate`` says a word whenever a file in its folder has grown by a byte.
+back, with what the sampling parameters ask for. ``metered`` also fills the metrics of language models. ``gate`` says
+a word whenever a file in its folder has grown by a byte.
 """
 
+import inspect
 import json
 import textwrap
 from pathlib import Path
+
+from modserve.backends.openvino_genai.program import figures
 
 SPEAKER = """
 import json
@@ -72,6 +76,31 @@ class TritonPythonModel:
             sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("the speaker has lost its voice")))
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
+
+METERS = """
+from .figures import Figures, clock
+
+Speaker = TritonPythonModel
+
+
+class TritonPythonModel(Speaker):
+    def initialize(self, args):
+        labels = {"model": args["model_name"], "version": args["model_version"]}
+        self.figures = Figures(pb_utils, labels, args["model_instance_name"])
+
+    def speak(self, request):
+        begin = clock()
+        super().speak(request)
+        figures, seconds = self.figures, clock() - begin
+        figures.count("prompt_tokens_total", 5)
+        figures.count("generation_tokens_total", 7)
+        for name in ("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds"):
+            figures.observe(name, seconds)
+        figures.finished("stop")
+        for name, value in (("num_requests_running", 2), ("num_requests_waiting", 1), ("kv_cache_usage_perc", 0.25)):
+            figures.set(name, value)
+"""
+"""Behind `SPEAKER`: every request counts as the same."""
 
 SPEAKER_CONFIG = """
 backend: "python"
@@ -149,3 +178,10 @@ def write_speaker(repository: Path, name: str = "speaker", template: str | None 
         config = {"chat_template": template, "bos_token": {"content": "<bos>"}, "eos_token": "<eos>"}
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
+
+
+def write_metered(repository: Path) -> None:
+    """A speaker with the metrics of the backend ``openvino_genai``."""
+    folder = write_speaker(repository, "metered")
+    (folder / "model.py").write_text(SPEAKER + METERS)
+    (folder / "figures.py").write_text(inspect.getsource(figures))

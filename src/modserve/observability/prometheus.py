@@ -9,7 +9,7 @@ from modserve.core.servable import Servable, engine_report, resident_bytes
 from modserve.core.statistics.adaptive_statistics import TunerStatistics
 from modserve.core.statistics.histogram import Histogram
 from modserve.core.statistics.metrics import MetricStore
-from modserve.core.statistics.model_statistics import FIRST_RESPONSE, ModelStatistics
+from modserve.core.statistics.model_statistics import FIRST_RESPONSE, RESPONSE_INTERVAL, ModelStatistics
 from modserve.core.statistics.summary import LatencySummaries, Summary
 
 from . import families, model_memory
@@ -152,7 +152,7 @@ _LABELLED: tuple[tuple[str, str, str, str, Callable[[Servable], Mapping[str, flo
 )
 """Families of several samples a model, which the values of one more label tell apart."""
 
-_HISTOGRAMS: tuple[tuple[str, str, float, Callable[[ModelStatistics, bool], Histogram]], ...] = (
+_HISTOGRAMS: tuple[tuple[str, str, float, Callable[[ModelStatistics, bool], Histogram | None]], ...] = (
     (
         "modserve_request_duration_seconds",
         "Time from a request's arrival to its answer",
@@ -168,8 +168,14 @@ _HISTOGRAMS: tuple[tuple[str, str, float, Callable[[ModelStatistics, bool], Hist
         1e6,
         lambda s, decoupled: s.first_responses(decoupled),
     ),
+    (
+        RESPONSE_INTERVAL,
+        "Time from a response of a request to its next one",
+        _NS,
+        lambda s, decoupled: s.response_intervals if decoupled else None,
+    ),
 )
-"""Each read from the statistics of a model, and whether it is decoupled."""
+"""Each read from the statistics of a model, and whether it is decoupled; None where the model has none."""
 
 _SUMMARIES: tuple[tuple[str, str, Callable[[LatencySummaries], Summary], bool], ...] = (
     ("nv_inference_request_summary_us", "Microseconds of requests", lambda s: s.request, False),
@@ -218,9 +224,9 @@ def model_families(servables: Iterable[Servable], quantiles: Sequence[str] = QUA
         ]
         yield family(name, kind, text, rows)
     yield from _engines([(labels.of, model) for labels, model in models])
-    for name, text, unit, histogram in _HISTOGRAMS:
-        shown = [(labels.text, histogram(each.statistics, each.config.decoupled)) for labels, each in models]
-        yield histogram_family(name, text, unit, shown)
+    for name, text, unit, read_of in _HISTOGRAMS:
+        histograms = [(labels.text, read_of(each.statistics, each.config.decoupled)) for labels, each in models]
+        yield histogram_family(name, text, unit, [(labels, each) for labels, each in histograms if each is not None])
     yield from _summaries(models, quantiles)
 
 

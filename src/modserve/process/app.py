@@ -95,8 +95,7 @@ class InferenceServer(LocalServer):
 
             for warning in absent_backends(settings.backend_config, registry.names):
                 _log.warning("%s", warning)
-        self.engine_metrics = MetricStore(prometheus.RESERVED, prometheus.GENERATION)
-        """What engines show on the metrics page."""
+        engine_metrics = MetricStore(prometheus.RESERVED, prometheus.GENERATION)
         self.cores = max(1, available_cores() // workers)
         """For this process, of those that the machine lets all workers have."""
         memory = MemoryBudget((allowed_memory() // 2 if memory_limit is None else memory_limit) // workers)
@@ -111,7 +110,7 @@ class InferenceServer(LocalServer):
             loader_options(settings, registry.names, self.cores),
             caches=self._caches,
             limiter=RateLimiter(settings.rate_limit_resource) if settings.rate_limit != "off" else None,
-            metrics=self.engine_metrics,
+            metrics=engine_metrics,
             around=None if member is None else member.with_owners,
             residency=residency,
             growth=Growth(meter),
@@ -138,6 +137,7 @@ class InferenceServer(LocalServer):
                 model_memory=lambda: residency.report,
                 failure_log=FailureLog(enabled=requests.mode is not AccessMode.OFF),
                 access_log=access_log(requests, logs),
+                engine_metrics=engine_metrics,
             ),
             name=settings.id,
             strict_readiness=settings.strict_readiness,

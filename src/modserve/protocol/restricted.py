@@ -38,7 +38,7 @@ CATEGORIES: Mapping[str, Calls] = {
         ("ServerMetadata", "ModelMetadata"),
         paths=(
             *("/v2", "/v2/models", "/v1/models", "/docs/examples/{model}", "/docs/snippets/{model}", "/info"),
-            *("/openai/v1/models", "/openai/v1/models/{model}"),
+            *("/openai/v1/models", "/openai/v1/models/{model}", "/console/texts/{model}"),
         ),
         model_paths=("", "/engine", "/openapi.json"),
         v1_paths=("/metadata",),

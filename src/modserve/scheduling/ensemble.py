@@ -33,6 +33,8 @@ _MOST_PLANS = 64
 
 OnDone: TypeAlias = Callable[[Inflight, ExecutionTiming, ModserveError | None], None]
 """Counts a request that is over, before its client gets the last response."""
+OnResponse: TypeAlias = Callable[[Inflight, int, int], None]
+"""Counts a response of a decoupled ensemble, with the time of the one before it (0 for none) and now."""
 
 
 class EnsembleScheduler:
@@ -42,7 +44,15 @@ class EnsembleScheduler:
     what the steps send them.
     """
 
-    def __init__(self, config: ModelConfig, version: int, borrow: Borrow, clock: Clock, on_done: OnDone) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        version: int,
+        borrow: Borrow,
+        clock: Clock,
+        on_done: OnDone,
+        on_response: OnResponse,
+    ) -> None:
         assert config.ensemble is not None, "only made for ensembles: this is a bug"
         most = config.ensemble.max_inflight_requests
         self.limits = [StepLimit(most) for _ in config.ensemble.steps] if most else []
@@ -51,6 +61,7 @@ class EnsembleScheduler:
         self.id = ModelId(config.name, version)
         self.borrow = borrow
         self.clock = clock
+        self.on_response = on_response
         self._on_done = on_done
         self._plan = lru_cache(_MOST_PLANS)(partial(StepPlan, config.ensemble))
         self._stopped = False
@@ -121,6 +132,8 @@ class EnsembleRun:
         self._count = itertools.count()
         self._reads_inputs = False
         self._start_ns = 0
+        self._response_ns = 0
+        """When a decoupled ensemble gave its latest response; 0 before the first."""
         self._alarm = Alarm(self.clock, self._look)
 
     def device_outputs(self, index: int) -> frozenset[str]:
@@ -302,6 +315,9 @@ class EnsembleRun:
         """Give the client the responses whose turn it is. Re-entrancy: it may then cancel the request."""
         while (response := self._due()) is not None:
             last = not self._config.decoupled or not (self._complete or self._steps)
+            if self._config.decoupled:
+                since_ns, self._response_ns = self._response_ns, self.clock.now_ns()
+                self._ensemble.on_response(self.inflight, since_ns, self._response_ns)
             if last:
                 self._finish(None)
             self.inflight.settle(response, last)

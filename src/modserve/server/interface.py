@@ -16,6 +16,7 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.memory import MemoryBudget
 from modserve.core.residency import MemoryReport
 from modserve.core.servable import Handle, Servable
+from modserve.core.statistics.metrics import MetricStore
 from modserve.core.tensors.shared_memory import CudaRegion, SystemRegion
 from modserve.core.version import ModelId
 from modserve.observability.access_log import AccessLog
@@ -65,6 +66,8 @@ class Server(Protocol):
     """The front ends record each request that failed in it."""
     access_log: AccessLog | None
     """The front ends record each request in it, if it is there when they start."""
+    engine_metrics: MetricStore
+    """What the engines of this process show on the metrics page."""
 
     # This process
 

@@ -90,6 +90,7 @@ class LocalServer:
         self.model_memory = services.model_memory
         self.failure_log = services.failure_log
         self.access_log = services.access_log
+        self.engine_metrics = services.engine_metrics
         if self._logs is not None:
             self.tracer.change_verbosity(self._logs.settings.verbose_level)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from modserve.core.requests.memory import MemoryBudget
 from modserve.core.residency import NO_MEMORY, MemoryReport
+from modserve.core.statistics.metrics import MetricStore
 from modserve.observability.access_log import AccessLog
 from modserve.observability.failure_log import FailureLog
 from modserve.observability.logging import Logs
@@ -24,3 +25,4 @@ class Services:
     model_memory: Callable[[], MemoryReport] = lambda: NO_MEMORY
     failure_log: FailureLog = field(default_factory=FailureLog)
     access_log: AccessLog | None = None
+    engine_metrics: MetricStore = field(default_factory=MetricStore)

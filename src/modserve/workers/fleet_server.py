@@ -38,7 +38,7 @@ class FleetServer:
         self.model, self.borrow, self.pace = server.model, server.borrow, server.pace  # without a call in between
         self.models, self.ready_models, self.model_names = server.models, server.ready_models, server.model_names
         self.index, self.tracer_for, self.folder = server.index, server.tracer_for, server.folder
-        self.check_model_ready = server.check_model_ready
+        self.check_model_ready, self.engine_metrics = server.check_model_ready, server.engine_metrics
 
     @property
     def phase(self) -> Phase:

@@ -12,7 +12,8 @@ from modserve.core.errors import invalid
 from modserve.core.statistics.adaptive_statistics import TunerDecision, TunerStatistics
 from modserve.core.version import ModelId
 from modserve.frontends.http.console.counters import CounterReader, Counters, ModelCounters, added
-from modserve.frontends.http.console.snapshot import Snapshot, encoded, quantile
+from modserve.frontends.http.console.figures import quantile
+from modserve.frontends.http.console.snapshot import Snapshot, encoded
 from modserve.server.local import LocalServer
 
 

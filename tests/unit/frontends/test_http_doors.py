@@ -55,7 +55,10 @@ TEXTS = {
 }
 EXPLORER, PAGE = "frontends.http.explorer", "frontends.http.single_page"
 DOCS = {"frontends.http.rest.docs", "frontends.http.rest.model_document", "protocol.examples", "protocol.snippets"}
-CONSOLE = {f"frontends.http.console{name}" for name in ("", ".counters", ".page", ".routes", ".sampler", ".snapshot")}
+CONSOLE = {
+    f"frontends.http.console{name}"
+    for name in ("", ".counters", ".figures", ".page", ".routes", ".sampler", ".snapshot", ".streams")
+}
 
 
 @pytest.mark.parametrize(

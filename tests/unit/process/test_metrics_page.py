@@ -127,6 +127,7 @@ async def test_first_responses(tmp_path: Path) -> None:
     assert bounds == 2 * ["100.0", "500.0", "2000.0", "5000.0", "+Inf"]
     requests = samples(text, "modserve_request_duration_seconds_sum")
     assert float(samples(text, f"{name}_sum")[of_one]) == pytest.approx(1000 * float(requests[of_one]))
+    assert samples(text, "modserve_inter_response_latency_seconds_count") == {of_many: "1.0"}
 
 
 async def test_build_and_machine(tmp_path: Path) -> None:

@@ -106,8 +106,15 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.over: list[tuple[ExecutionTiming, ModserveError | None]] = []
+        self.paces: list[tuple[int, int]] = []
+        """Of responses of a decoupled ensemble: when the one before was given, and this one."""
         self.scheduler = EnsembleScheduler(
-            self.config, 3, self.borrow, self.clock, lambda inflight, timing, error: self.over.append((timing, error))
+            self.config,
+            3,
+            self.borrow,
+            self.clock,
+            lambda inflight, timing, error: self.over.append((timing, error)),
+            lambda inflight, since_ns, now_ns: self.paces.append((since_ns, now_ns)),
         )
         self._signature = Signature(self.config)
 
@@ -273,6 +280,22 @@ def test_each_response_of_a_decoupled_step_carries_its_own_waiting() -> None:
     for index in (0, 1):
         made["c"].answer(index, out=1)
     assert [response.waited_ns for response in sink.responses] == [30, 50]
+
+
+def test_responses_of_a_decoupled_ensemble_are_timed() -> None:
+    made = bench([("a", "in", "out")], decoupled="a")
+    made.ask()
+    made.clock.advance(5)
+    made["a"].answer(final=False, out=1)
+    made.clock.advance(7)
+    made["a"].answer(final=False, out=2)
+    first, second = made.paces
+    assert first[0] == 0
+    assert second == (first[1], first[1] + 7)
+    plain = bench([("a", "in", "out")])
+    plain.ask()
+    plain["a"].answer(out=1)
+    assert plain.paces == []
 
 
 def test_what_the_steps_of_an_ensemble_inside_waited_counts() -> None:

@@ -10,7 +10,7 @@ values change under the lock of their series, so that the hot path of one metric
 import math
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, NoReturn, TypeAlias, cast, get_args
 
@@ -84,10 +84,14 @@ class MetricStore:
         """For one model version."""
         return StoredMetrics(self)
 
-    def read(self) -> list[FamilySnapshot]:
-        """All families that have metrics, and these, by name and labels."""
+    def read(self, names: Container[str] | None = None) -> list[FamilySnapshot]:
+        """The families of these names, or all, that have metrics, and these, by name and labels."""
         with self.lock:
-            every = [(family, list(family.series.values())) for _, family in sorted(self.families.items())]
+            every = [
+                (family, list(family.series.values()))
+                for name, family in sorted(self.families.items())
+                if names is None or name in names
+            ]
         return [
             FamilySnapshot(
                 family.name,

@@ -26,6 +26,11 @@ MOST_INDEXES = 1024
 BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 FIRST_RESPONSE_BUCKETS_NS = (100_000_000, 500_000_000, 2_000_000_000, 5_000_000_000)
 """As Triton has them."""
+RESPONSE_INTERVAL_BUCKETS_NS = tuple(
+    int(bound * 1e6) for bound in (0.1, 0.5, 1, 2.5, 5, 10, 25, 50, 75, 100, 150, 200, 300, 400, 500, 750, 1_000, 5_000)
+)
+"""Where a response is a token, those of vLLM between its bounds."""
+RESPONSE_INTERVAL: Final = "modserve_inter_response_latency_seconds"
 FIRST_RESPONSE: Final = "nv_inference_first_response_histogram_ms"
 HISTOGRAM_FAMILIES: Final = (
     "modserve_request_duration_seconds",
@@ -33,6 +38,7 @@ HISTOGRAM_FAMILIES: Final = (
     "modserve_compute_duration_seconds",
     "modserve_batch_size",
     FIRST_RESPONSE,
+    RESPONSE_INTERVAL,
 )
 """How the metrics page names the histograms of a model."""
 
@@ -164,12 +170,15 @@ class ModelStatistics:
         """By the response's index in its request; only for decoupled models."""
         self.request_bounds: tuple[float, ...] = LATENCY_BUCKETS_NS
         self.request_histogram = Histogram(sorted({*LATENCY_BUCKETS_NS, *FIRST_RESPONSE_BUCKETS_NS}))
-        """Has the bounds of two families: `request_durations`, and `first_responses` of models with one response."""
+        """Has the bounds of two families, `request_durations` and `first_responses`, as the next one has."""
         self.queue_histogram = Histogram(LATENCY_BUCKETS_NS)
         self.compute_histogram = Histogram(LATENCY_BUCKETS_NS)
         self.batch_size_histogram = Histogram(BATCH_SIZE_BUCKETS)
-        self.first_response_histogram = Histogram(FIRST_RESPONSE_BUCKETS_NS)
+        self.first_response_bounds: tuple[float, ...] = FIRST_RESPONSE_BUCKETS_NS
+        self.first_response_histogram = Histogram(self.request_histogram.bounds)
         """From a request's arrival to the first of its responses; only for decoupled models."""
+        self.response_intervals = Histogram(RESPONSE_INTERVAL_BUCKETS_NS)
+        """From a response of a request to the next; only for decoupled models."""
         self.summaries: LatencySummaries | None = None
         """None unless the metrics page has summaries."""
 
@@ -191,8 +200,7 @@ class ModelStatistics:
                 self.batch_size_histogram = _bounded(self.batch_size_histogram, upper)
                 continue
             if family == FIRST_RESPONSE:
-                upper_ms = [bound * 1e6 for bound in upper]
-                self.first_response_histogram = _bounded(self.first_response_histogram, upper_ms)
+                self.first_response_bounds = tuple([bound * 1e6 for bound in upper])
                 continue
             upper_ns = [bound * 1e9 for bound in upper]
             if family == "modserve_request_duration_seconds":
@@ -201,8 +209,11 @@ class ModelStatistics:
                 self.queue_histogram = _bounded(self.queue_histogram, upper_ns)
             elif family == "modserve_compute_duration_seconds":
                 self.compute_histogram = _bounded(self.compute_histogram, upper_ns)
-        both = sorted({*self.request_bounds, *self.first_response_histogram.bounds})
+            elif family == RESPONSE_INTERVAL:
+                self.response_intervals = _bounded(self.response_intervals, upper_ns)
+        both = sorted({*self.request_bounds, *self.first_response_bounds})
         self.request_histogram = _bounded(self.request_histogram, both)
+        self.first_response_histogram = _bounded(self.first_response_histogram, both)
 
     def request_durations(self) -> Histogram:
         """Nanoseconds from a request's arrival to its last response."""
@@ -210,8 +221,8 @@ class ModelStatistics:
 
     def first_responses(self, decoupled: bool) -> Histogram:
         """Nanoseconds from a request's arrival to its first response, the only one where a model is not `decoupled`."""
-        own = self.first_response_histogram
-        return own if decoupled else self.request_histogram.at(own.bounds)
+        histogram = self.first_response_histogram if decoupled else self.request_histogram
+        return histogram.at(self.first_response_bounds)
 
     @property
     def compute_input(self) -> Duration:
@@ -270,13 +281,24 @@ class ModelStatistics:
 
         A request's responses from the `MOST_INDEXES`-th on count as one index, so that statistics stay small.
         """
-        response = self.responses[min(index, MOST_INDEXES - 1)]
-        if kind in ("success", "fail"):
-            _add(response.compute_infer, output_start_ns - start_ns)
-            _add(response.compute_output, end_ns - output_start_ns)
-        elif kind == "empty_response":
-            _add(response.compute_infer, end_ns - start_ns)
-        _add(getattr(response, kind), end_ns - start_ns)
+        response = self.responses[index if index < MOST_INDEXES else MOST_INDEXES - 1]
+        ns = end_ns - start_ns
+        if kind == "success":  # one for each token of a text
+            outcome = response.success
+            if index:
+                self.response_intervals.observe(ns)
+        else:
+            outcome = getattr(response, kind)
+        outcome.count += 1
+        outcome.ns += ns
+        if kind == "empty_response":
+            _add(response.compute_infer, ns)
+        elif kind != "cancel":
+            infer, output = response.compute_infer, response.compute_output
+            infer.count += 1
+            infer.ns += output_start_ns - start_ns
+            output.count += 1
+            output.ns += end_ns - output_start_ns
 
     def record_cache_hit(self, inflight: Inflight, looked_ns: int, now_ns: int) -> None:
         """Count a request whose response was in the cache; looking for it took `looked_ns`."""

@@ -4,7 +4,10 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from importlib import resources
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+_PARTS: Final = "page_parts.js"
+"""The script that begins every page's."""
 
 
 class PageResponse(NamedTuple):
@@ -24,7 +27,8 @@ def single_page(package: str, name: str, scripts: Sequence[str]) -> PageResponse
         return files.joinpath(file).read_bytes()
 
     style = read(f"{name}.css")
-    script = b'"use strict";\n' + b"\n".join(map(read, scripts))
+    parts = resources.files(__package__).joinpath(_PARTS).read_bytes()
+    script = b'"use strict";\n' + b"\n".join([parts, *map(read, scripts)])
     body = read(f"{name}.html").replace(b"/* style */", style).replace(b"/* script */", script)
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; connect-src 'self'; "

@@ -52,7 +52,7 @@ class EnsembleModel:
         self.outstanding = 0
         self._settled = asyncio.Event()
         self._settled.set()
-        self._scheduler = EnsembleScheduler(config, model_id.version, borrow, clock, self._on_done)
+        self._scheduler = EnsembleScheduler(config, model_id.version, borrow, clock, self._on_done, self._on_response)
 
     def __repr__(self) -> str:
         return f"EnsembleModel({self.id.name}, version {self.id.version}, {self.outstanding} outstanding)"
@@ -84,6 +84,14 @@ class EnsembleModel:
 
     async def close(self) -> None:
         self._scheduler.close(unavailable(f"model '{self.id.name}' was unloaded before the request was answered"))
+
+    def _on_response(self, inflight: Inflight, since_ns: int, now_ns: int) -> None:
+        """Count a response of a decoupled ensemble."""
+        if since_ns:
+            self.statistics.response_intervals.observe(now_ns - since_ns)
+        else:
+            trace = inflight.trace
+            self.statistics.record_first_response(inflight, now_ns, "" if trace is None else trace.trace_id)
 
     def _on_done(self, inflight: Inflight, timing: ExecutionTiming, error: ModserveError | None) -> None:
         """Count a request that is over. The failure of a step is of the kind OTHER, as in Triton."""

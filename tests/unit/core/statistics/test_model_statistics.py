@@ -214,3 +214,15 @@ def test_responses_without_end_take_no_room_without_end() -> None:
     assert len(statistics.responses) == MOST_INDEXES
     assert counted(statistics.responses[MOST_INDEXES - 2].success) == (1, 2 * MS)
     assert counted(statistics.responses[MOST_INDEXES - 1].success) == (MOST_INDEXES + 1, 2 * MS * (MOST_INDEXES + 1))
+
+
+def test_intervals_between_the_responses_of_a_request() -> None:
+    statistics = ModelStatistics()
+    for index, kind, start_ns, end_ns in (
+        (0, "success", 10, 1_000_010),
+        (1, "success", 1_000_010, 3_000_010),
+        (2, "fail", 3_000_010, 9_000_010),
+        (3, "empty_response", 9_000_010, 9_000_020),
+    ):
+        statistics.record_response(index, kind, start_ns, end_ns, end_ns)
+    assert (sum(statistics.response_intervals.buckets), statistics.response_intervals.total) == (1, 2_000_000)

@@ -8,11 +8,12 @@ const STEPS = [1, 2, 4, 5, 10]; // where a scale may end, times a power of ten: 
 
 const perSecond = (value) => (value === null ? NOTHING : `${number(value)}/s`);
 
+const quantileSeries = ["p50", "p99"].map((name) => [name, (value) => `${name} ${milliseconds(value)}`]);
+
 // What is drawn, of the server and of a model: the title, how the scale is written, and each line's name and legend.
 const CHARTS = {
   requests: ["Requests per second", number, ["all", perSecond], ["failed", (value) => `${number(value)} failed`]],
-  latency: ["Latency", milliseconds, ["p50", (value) => `p50 ${milliseconds(value)}`],
-    ["p99", (value) => `p99 ${milliseconds(value)}`]],
+  latency: ["Latency", milliseconds, ...quantileSeries],
   queue: ["Queue / in flight", number, ["queued", (value) => `${number(value)} queued`],
     ["in flight", (value) => `${number(value)} in flight`]],
   batch: ["Mean batch size", number, ["size", number]],
@@ -21,7 +22,18 @@ const CHARTS = {
   cpu: ["CPU", number, ["cores", (value) => `${number(value)} ${value === 1 ? "core" : "cores"}`]],
   memory: ["Memory", bytes, ["process", (value) => `process ${bytes(value)}`],
     ["requests", (value) => `requests ${bytes(value)}`]],
+  firstToken: ["Time to first token", milliseconds, ...quantileSeries],
+  betweenTokens: ["Time between tokens", milliseconds, ...quantileSeries],
+  firstResponse: ["Time to first response", milliseconds, ...quantileSeries],
+  betweenResponses: ["Time between responses", milliseconds, ...quantileSeries],
+  tokens: ["Tokens per second", number, ["generated", (value) => `${number(value)} generated`],
+    ["prompts", (value) => `${number(value)} of prompts`]],
+  sequences: ["Running / waiting outputs", number, ["running", (value) => `${number(value)} running`],
+    ["waiting", (value) => `${number(value)} waiting`]],
+  kvCache: ["KV cache", percent, ["use", percent]],
 };
+const SERVER_CHARTS = ["requests", "latency", "queue", "batch", "batches", "cache", "cpu", "memory"];
+const SHARES = new Set(["cache", "kvCache"]); // their scale is always the same
 
 // The round number at or above a value at which its scale ends.
 function topOf(most) {
@@ -36,7 +48,7 @@ class Chart {
     this.show = show;
     this.series = series;
     this.lines = series.map(() => []);
-    this.fixed = kind === "cache" ? 1 : 0; // a share has the same scale always
+    this.fixed = SHARES.has(kind) ? 1 : 0;
     this.top = 1;
     this.at = -1;
     this.when = element("span", { class: "soft" });
@@ -47,10 +59,11 @@ class Chart {
     this.svg = drawn("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "slider", tabindex: 0 });
     this.under = drawn("path", { class: "under" });
     this.paths = series.map((_, index) => drawn("path", { class: `line ${"ab"[index]}` }));
+    this.dots = series.map((_, index) => drawn("path", { class: `dots line ${"ab"[index]}` })); // values between two gaps
     this.cursor = drawn("line", { class: "cursor", y1: 0, y2: HEIGHT, visibility: "hidden" });
     const across = [0.5, HEIGHT / 2, HEIGHT - 0.5].map((y) => drawn("line", { class: "grid", x1: 0, x2: WIDTH, y1: y, y2: y }));
     const down = [0.5, WIDTH / 2, WIDTH - 0.5].map((x) => drawn("line", { class: "grid", x1: x, x2: x, y1: 0, y2: HEIGHT }));
-    this.svg.append(...across, ...down, this.under, ...this.paths, this.cursor);
+    this.svg.append(...across, ...down, this.under, ...this.paths, ...this.dots, this.cursor);
     this.element = element("figure", { class: "chart" },
       element("figcaption", {}, element("span", {}, title),
         element("span", { class: "legend" }, this.when, ...this.values.map((value, index) => element("span", {},
@@ -80,7 +93,11 @@ class Chart {
   draw() {
     const values = this.lines.flat().filter((value) => value !== null);
     this.top = this.fixed || topOf(Math.max(...values, 0) || 1);
-    this.lines.forEach((line, index) => this.paths[index].setAttribute("d", this.path(line)));
+    this.lines.forEach((line, index) => {
+      const alone = line.map((value, at) => ((line[at - 1] ?? null) === null && (line[at + 1] ?? null) === null ? value : null));
+      this.paths[index].setAttribute("d", this.path(line));
+      this.dots[index].setAttribute("d", this.path(alone));
+    });
     const area = this.path(this.lines[0]);
     const closed = area && !this.lines[0].includes(null);
     this.under.setAttribute("d", closed
@@ -109,7 +126,7 @@ class Chart {
         return;
       }
       const y = (HEIGHT - 1 - (value / this.top) * (HEIGHT - 2)).toFixed(1);
-      // A value between two gaps is a line of its own width.
+      // A value between two gaps is a dot.
       text += `${pen}${this.x(line, index)},${y}${pen === "M" ? "h.1" : ""}`;
       pen = "L";
     });

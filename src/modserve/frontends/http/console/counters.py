@@ -12,6 +12,8 @@ from modserve.core.statistics.adaptive_statistics import TunerStatistics
 from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.server import Server
 
+from .streams import EngineFigures, StreamCounters, added_streams, engine_figures, stream_counters
+
 _DECISIONS = 12
 """The latest ones of a tuner."""
 _STATM = Path("/proc/self/statm")
@@ -52,6 +54,7 @@ class RequestCounters(TypedDict):
     cache: list[int]
     """Hits and misses; empty for a model without a cache."""
     restarts: int
+    stream: StreamCounters | None
 
 
 class ModelCounters(TypedDict):
@@ -115,7 +118,7 @@ class CounterReader:
     def read(self) -> Counters:
         server = self._server
         memory, models = server.memory, server.model_memory()
-        served = self._look()
+        served, engines = self._look(), engine_figures(server.engine_metrics)
         return {
             "server": {
                 "phase": server.phase.value,
@@ -128,7 +131,12 @@ class CounterReader:
                 "model_memory": models.held,
                 "model_memory_limit": models.limit,
             },
-            "models": [_model(entry, served.get((entry.name, entry.version or 0))) for entry in server.index()],
+            "models": [
+                _model(
+                    entry, served.get((entry.name, entry.version or 0)), engines.get((entry.name, str(entry.version)))
+                )
+                for entry in server.index()
+            ],
         }
 
     def _look(self) -> dict[tuple[str, int], _Known]:
@@ -170,13 +178,13 @@ def _resident() -> int:
         return 0
 
 
-def _model(entry: IndexEntry, known: _Known | None) -> ModelCounters:
+def _model(entry: IndexEntry, known: _Known | None, of_engine: EngineFigures | None) -> ModelCounters:
     engine, instances, lost, memory, counts, tuner = "", 0, 0, -1, None, None
     if known is not None:
         statistics = known.statistics
         engine, instances, lost = known.engine, statistics.instances, statistics.instances_lost
         memory = resident_bytes(known.servable)
-        counts = _counts(known)
+        counts = _counts(known, of_engine)
         tuner = None if statistics.tuner is None else _tuner(statistics.tuner)
     return {
         "name": entry.name,
@@ -193,8 +201,8 @@ def _model(entry: IndexEntry, known: _Known | None) -> ModelCounters:
     }
 
 
-def _counts(known: _Known) -> RequestCounters:
-    statistics = known.statistics
+def _counts(known: _Known, of_engine: EngineFigures | None) -> RequestCounters:
+    statistics, config = known.statistics, known.servable.config
     return {
         "pending": statistics.pending,
         "in_flight": 0 if known.holder is None else known.holder.outstanding,
@@ -208,8 +216,9 @@ def _counts(known: _Known) -> RequestCounters:
         "sizes": list(statistics.batch_size_histogram.buckets),
         "size_bounds": list(statistics.batch_size_histogram.bounds),
         "closed": dict(statistics.close_reasons),
-        "cache": [statistics.cache_hit.count, statistics.cache_miss.count] if known.servable.config.cached else [],
+        "cache": [statistics.cache_hit.count, statistics.cache_miss.count] if config.cached else [],
         "restarts": statistics.instance_restarts,
+        "stream": stream_counters(statistics, config.decoupled, of_engine),
     }
 
 
@@ -291,6 +300,7 @@ def _counts_of_all(rows: Sequence[RequestCounters]) -> RequestCounters:
         "closed": _sums(row["closed"] for row in rows),
         "cache": _columns(rows, lambda row: row["cache"]),
         "restarts": sum(row["restarts"] for row in rows),
+        "stream": added_streams([row["stream"] for row in rows]),
     }
 
 

@@ -11,6 +11,10 @@ const REASONS = {
 
 // The charts of a model, and the fields of their lines.
 const DRAWN = { requests: ["requests", "failed"], latency: ["p50", "p99"], queue: ["pending", "in_flight"], batch: ["batch"] };
+const DRAWN_BY_TOKEN = { ...DRAWN, firstToken: ["first_p50", "first_p99"], betweenTokens: ["between_p50", "between_p99"],
+  tokens: ["generated_tokens", "prompt_tokens"], sequences: ["running", "waiting"], kvCache: ["kv_cache"] };
+const DRAWN_BY_RESPONSE = { ...DRAWN, firstResponse: ["first_p50", "first_p99"], betweenResponses: ["between_p50", "between_p99"] };
+const drawnOf = (row) => (!row.stream ? DRAWN : row.stream.by_token ? DRAWN_BY_TOKEN : DRAWN_BY_RESPONSE);
 
 const pathOf = (row) => `v2/models/${encodeURIComponent(row.name)}${row.version ? `/versions/${encodeURIComponent(row.version)}` : ""}`;
 const currentRow = () => chosen && allRows().find((row) => row.name === chosen.name && row.version === chosen.version);
@@ -32,6 +36,7 @@ function chooseByAddress() {
 }
 
 function closeDetail() {
+  stopCalls();
   chosen = null;
   detail = null;
   byId("detail").hidden = true;
@@ -42,6 +47,7 @@ function closeDetail() {
 function openDetail() {
   const row = currentRow();
   const section = byId("detail");
+  stopCalls();
   if (!row) {
     detail = null;
     section.replaceChildren(element("p", {}, `There is no model '${chosen.name}', version '${chosen.version}'.`));
@@ -60,7 +66,6 @@ function openDetail() {
   const reason = element("p", { class: "notice" });
   const actions = element("div", { class: "fields" });
   const outcome = element("p", { role: "status", "aria-live": "polite", class: "soft" });
-  const charts = Object.fromEntries(Object.keys(DRAWN).map((kind) => [kind, new Chart(kind)]));
   const block = (name, ...content) => element("div", { hidden: true }, element("h3", {}, name), ...content);
   const bars = () => element("dl", { class: "bars" });
   const [closed, sizes, failures] = [bars(), bars(), bars()];
@@ -71,7 +76,7 @@ function openDetail() {
   const engineBlock = element("details", {}, element("summary", {}, "Engine details"), engine);
   engineBlock.addEventListener("toggle", () => { if (engineBlock.open) { showEngine(engine, row); } });
   detail = {
-    key: row.key, state, reason, actions, charts, facts, engineBlock,
+    key: row.key, state, reason, actions, charts: {}, facts, engineBlock,
     closed: [block("Why batches were closed", closed), closed],
     sizes: [block("Batch sizes", sizes), sizes],
     failures: [block("Failures by reason", failures), failures],
@@ -79,11 +84,11 @@ function openDetail() {
       element("div", { class: "wide" }, element("table", {}, element("thead", {}, element("tr", {},
         ...["time", "reason", "p99", "items/s", "delay", "batch size"].map((name) => element("th", { scope: "col" }, name)))),
       decisions)))), tunerFacts, decisions],
-    before: {}, tiles: element("div", { class: "tiles" }, ...Object.values(charts).map((chart) => chart.element)),
+    before: {}, tiles: element("div", { class: "tiles" }),
   };
   section.replaceChildren(
     element("div", { class: "head" }, title, state, close), reason, facts, actions, outcome,
-    detail.tiles,
+    textPlace(row), detail.tiles,
     element("div", { class: "columns" }, detail.closed[0], detail.sizes[0], detail.failures[0]),
     detail.tuner[0], engineBlock, requestForm(row));
   addActions(row, actions, outcome);
@@ -167,17 +172,28 @@ function refreshDetail() {
       ["p50 since load", milliseconds(p50)], ["p99 since load", milliseconds(p99)]] : []),
     ...(row.total && total.cache.length ? [["cache hits", number(total.cache[0])], ["cache misses", number(total.cache[1])],
       ["cache hits/s", number(row.hits)]] : []),
+    ...(row.stream?.by_token ? [["tokens generated", number(row.stream.total[1])], ["tokens of prompts", number(row.stream.total[0])]] : []),
     ...(row.sequences >= 0 ? [["open sequences", number(row.sequences)]] : []),
     ...(total.restarts ? [["instances restarted", number(total.restarts)]] : []),
   ]);
   detail.tiles.hidden = !row.total && !row.history.length;
-  const pick = (...names) => row.history.map((point) => names.map((name) => point[HISTORY.indexOf(name)]));
-  for (const [name, fields] of Object.entries(DRAWN)) {
-    detail.charts[name].fill(pick(...fields));
-    detail.charts[name].draw();
-  }
+  drawCharts(row);
   refreshBars(row);
   refreshTuner(row);
+}
+
+// A model that is loaded on demand may turn out to be a language model.
+function drawCharts(row) {
+  const lines = drawnOf(row);
+  if (detail.lines !== lines) {
+    detail.lines = lines;
+    detail.charts = Object.fromEntries(Object.keys(lines).map((kind) => [kind, new Chart(kind)]));
+    detail.tiles.replaceChildren(...Object.values(detail.charts).map((chart) => chart.element));
+  }
+  for (const [name, fields] of Object.entries(lines)) {
+    detail.charts[name].fill(row.history.map((point) => fields.map((field) => point[PLACES.get(field)] ?? null)));
+    detail.charts[name].draw();
+  }
 }
 
 function refreshBars(row) {

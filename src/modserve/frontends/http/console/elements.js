@@ -1,18 +1,4 @@
-// Parts of the page, and numbers for people.
-// What others say (names of models, reasons, responses) is only ever put into the page as text.
-
-const byId = (id) => document.getElementById(id);
-
-function element(name, attributes = {}, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) {
-    if (value !== false) {
-      made.setAttribute(key, value === true ? "" : value);
-    }
-  }
-  made.append(...children);
-  return made;
-}
+// Drawings, numbers for people, and calls of this server.
 
 function drawn(name, attributes = {}) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -20,12 +6,6 @@ function drawn(name, attributes = {}) {
     made.setAttribute(key, value);
   }
   return made;
-}
-
-function write(node, text) {
-  if (node.textContent !== text) {
-    node.textContent = text;
-  }
 }
 
 const NOTHING = "–";
@@ -115,7 +95,8 @@ class Refusal extends Error {
 async function refusalOf(response) {
   let text = await response.text();
   try {
-    text = JSON.parse(text).error || text;
+    const { error } = JSON.parse(text);
+    text = error?.message ?? error ?? text; // calls of OpenAI's have an object
   } catch {
     // it is no JSON, and stands as it is
   }

@@ -16,6 +16,8 @@ _SCRIPTS: Final = (
     "tensors.js",
     "images.js",
     "request.js",
+    "chat.js",
+    "texts.js",
     "server.js",
     "start.js",
 )

@@ -35,30 +35,16 @@ async function makeForm(row) {
     element("details", {}, element("summary", {}, "Parameters"), element("label", {}, "JSON ", parameters)),
     element("div", { class: "fields" }, send), result);
   const streamed = !examples.infer && Boolean(examples.infer_stream);
-  let stopping = null;
-  form.addEventListener("submit", async (event) => {
-    event.preventDefault();
-    if (stopping) {
-      stopping.abort();
-      return;
-    }
-    stopping = new AbortController();
-    write(send, "Stop");
+  const prepare = () => {
     addresses.splice(0).forEach((address) => URL.revokeObjectURL(address));
-    result.replaceChildren();
-    result.hidden = false;
     const status = element("p", {}, "…");
-    result.append(status);
-    try {
-      const chosenInputs = inputs.filter((input) => input.used());
-      const tensors = await Promise.all(chosenInputs.map((input) => input.tensor()));
-      await (streamed ? sendStream : sendOne)(row, tensors, parse(parameters.value, "the parameters"), result, status, stopping.signal);
-    } catch (error) {
-      status.className = "bad";
-      write(status, error.name === "AbortError" ? "stopped" : error.message);
-    }
-    stopping = null;
-    write(send, "Send");
+    result.replaceChildren(status);
+    result.hidden = false;
+    return status;
+  };
+  stoppable(form, send, prepare, async (status, signal) => {
+    const tensors = await Promise.all(inputs.filter((input) => input.used()).map((input) => input.tensor()));
+    await (streamed ? sendStream : sendOne)(row, tensors, parse(parameters.value, "the parameters"), result, status, signal);
   });
   return form;
 }

@@ -55,7 +55,7 @@ def sampler(server: Server) -> Sampler:
 
 
 def router(server: Server, options: HttpSettings) -> APIRouter:
-    """The page at a path of its own, the stream of figures, the latest failures, and what this server allows."""
+    """The page at a path of its own, what this server allows, and what the page shows that no other call has."""
     router = new_router(include_in_schema=False, prefix="/console")
     figures = sampler(server)
 
@@ -79,5 +79,12 @@ def router(server: Server, options: HttpSettings) -> APIRouter:
     async def failures() -> Response:
         """The requests that failed lately, those that failed alike as one, the latest first."""
         return json_response(await server.failures())
+
+    @router.get("/texts/{model}")
+    async def texts(model: str) -> Response:
+        """What a model does with texts."""
+        from .texts import text_json  # for the first model that somebody looks at
+
+        return json_response(await text_json(server, model))
 
     return router

@@ -9,7 +9,7 @@ function whyNot(category) {
   return header && !secrets()[header] ? `Calls of category '${category}' need the header '${header}': type its value above.` : "";
 }
 
-const tiles = Object.fromEntries(Object.keys(CHARTS).map((kind) => [kind, new Chart(kind)]));
+const tiles = Object.fromEntries(SERVER_CHARTS.map((kind) => [kind, new Chart(kind)]));
 
 function refreshServer() {
   const { requests, failed, p50, p99, pending, in_flight: inFlight, batch, batches, hits, misses, cpu } = server;

@@ -10,6 +10,8 @@ from typing import Any, Final
 import orjson
 
 from .counters import Counters, ModelCounters, RequestCounters, ServerCounters
+from .figures import quantile, rate
+from .streams import is_quiet, stream_row
 
 _AS_READ: Final = ("name", "version", "state", "reason", "load_ms", "engine", "instances", "lost", "memory", "tuner")
 """What is shown of a model as it was read."""
@@ -32,6 +34,7 @@ _QUIET: Mapping[str, Any] = {
     "sizes": [],
     "size_bounds": [],
     "since_load": None,
+    "stream": None,
 }
 """Rates a second, milliseconds, the mean batch size, and counts since its load of a model to which nothing comes."""
 _RATES: Final = ("requests", "failed", "batches", "hits", "misses")
@@ -62,7 +65,8 @@ class Snapshot:
         models = {f"{model['version']}:{model['name']}": model for model in reading["models"]}
         for key, model in models.items():
             before, old = self._models.get(key), self._rows.get(key)
-            if old is not None and before == model and not any(old[name] for name in _RATES):
+            quiet = old is not None and is_quiet(old["stream"]) and not any(old[name] for name in _RATES)
+            if old is not None and quiet and before == model:
                 rows[key] = old
                 continue
             rows[key] = row = _row(model, None if before is None else before["counts"], seconds, latency)
@@ -98,23 +102,6 @@ def encoded(content: object) -> bytes:
         return json.dumps(content, ensure_ascii=False).encode(errors="replace")
 
 
-def quantile(bounds: Sequence[float], buckets: Sequence[int], share: float) -> float | None:
-    """What that share of the values in a histogram stayed below, as Prometheus estimates it; None without values.
-
-    Of those above the last bound nothing is known but that.
-    """
-    left = share * sum(buckets)
-    if not left:
-        return None
-    lower = 0.0
-    for bound, count in zip(bounds, buckets, strict=False):
-        if count and left <= count:
-            return round(lower + (bound - lower) * left / count, 4)
-        left -= count
-        lower = bound
-    return lower
-
-
 def _row(
     model: ModelCounters, before: RequestCounters | None, seconds: float, latency: dict[tuple[float, ...], list[int]]
 ) -> dict[str, Any]:
@@ -127,6 +114,7 @@ def _row(
     row["total"] = {name: counts[name] for name in ("success", "inferences", "batches", "restarts", "cache")}
     row["failures"], row["closed"] = counts["failures"], counts["closed"]
     row["sizes"], row["size_bounds"] = counts["sizes"], counts["size_bounds"]
+    row["stream"] = stream_row(counts["stream"], None if before is None else before["stream"], seconds)
     row["since_load"] = [quantile(counts["bounds"], counts["latency"], share) for share in (0.5, 0.99)]
     if before is None or not seconds or _is_other(before, counts):
         return row
@@ -134,14 +122,14 @@ def _row(
     failed = sum(counts["failures"].values()) - sum(before["failures"].values())
     succeeded = counts["success"] - before["success"]
     inferences, batches = counts["inferences"] - before["inferences"], counts["batches"] - before["batches"]
-    row["requests"] = _rate(succeeded + failed, seconds)
-    row["failed"] = _rate(failed, seconds)
-    row["inferences"], row["batches"] = _rate(inferences, seconds), _rate(batches, seconds)
+    row["requests"] = rate(succeeded + failed, seconds)
+    row["failed"] = rate(failed, seconds)
+    row["inferences"], row["batches"] = rate(inferences, seconds), rate(batches, seconds)
     if batches:
         row["batch"] = round(inferences / batches, 2)
     if counts["cache"] and before["cache"]:
         row["hits"], row["misses"] = (
-            _rate(now - then, seconds) for now, then in zip(counts["cache"], before["cache"], strict=True)
+            rate(now - then, seconds) for now, then in zip(counts["cache"], before["cache"], strict=True)
         )
     if any(lately):
         row["p50"], row["p99"] = (quantile(counts["bounds"], lately, share) for share in (0.5, 0.99))
@@ -159,10 +147,6 @@ def _is_other(before: RequestCounters, counts: RequestCounters) -> bool:
         or len(counts["latency"]) != len(before["latency"])
         or len(counts["cache"]) != len(before["cache"])
     )
-
-
-def _rate(count: int, seconds: float) -> float:
-    return round(max(0, count) / seconds, 1)
 
 
 def _server(
@@ -184,7 +168,7 @@ def _server(
     server["batch"] = round(server["inferences"] / server["batches"], 2) if server["batches"] else None
     server["failed"] = server["cpu"] = 0.0
     if before is not None and seconds:
-        server["failed"] = _rate(reading["failures"] - before["server"]["failures"], seconds)
+        server["failed"] = rate(reading["failures"] - before["server"]["failures"], seconds)
         server["cpu"] = round(max(0.0, reading["cpu_s"] - before["server"]["cpu_s"]) / seconds, 3)
     del server["cpu_s"]
     server["p50"] = server["p99"] = None

@@ -7,12 +7,21 @@ let follower = null; // ends the connection that there is
 let paused = false;
 
 const HISTORY = ["requests", "p50", "p99", "pending", "batch", "failed", "in_flight"];
+// Of models that respond many times: where each value is in `stream`.
+const STREAM_HISTORY = Object.entries({
+  first_p50: ["first", 0], first_p99: ["first", 1], between_p50: ["between", 0], between_p99: ["between", 1],
+  prompt_tokens: ["tokens", 0], generated_tokens: ["tokens", 1], running: ["sequences", 0], waiting: ["sequences", 1],
+  kv_cache: ["cache"],
+});
+const PLACES = new Map([...HISTORY, ...STREAM_HISTORY.map(([name]) => name)].map((name, index) => [name, index]));
 
 function remember(row) {
   if (!row.history.length && !row.requests && !row.pending && !row.in_flight) {
     return;
   }
-  row.history.push(HISTORY.map((name) => row[name]));
+  const { stream } = row;
+  row.history.push([...HISTORY.map((name) => row[name]), ...(stream ? STREAM_HISTORY.map(([, [name, index]]) => (
+    index === undefined ? stream[name] : stream[name][index] ?? null)) : [])]);
   if (row.history.length > POINTS) {
     row.history.shift();
   }

@@ -97,35 +97,26 @@ function operationForm(path, method, operation, schemas) {
   const schema = element("details", { class: "schema" }, element("summary", {}, "Schema"),
     element("pre", { tabindex: "0" }, operationSchemas(operation, schemas)));
   form.append(send, result, schema);
-  let stopping = null;
-  form.addEventListener("submit", async (event) => {
-    event.preventDefault();
-    if (stopping) {
-      stopping.abort();
-      return;
-    }
-    stopping = new AbortController();
-    send.textContent = "Stop";
-    const target = path.slice(1).replace(/\{(\w+)\}/g, (match, name) => encodeURIComponent(inputs[name].value));
-    const url = new URL(target || ".", document.baseURI);
+  const target = () => {
+    const url = new URL(path.slice(1).replace(/\{(\w+)\}/g, (match, name) => encodeURIComponent(inputs[name].value)) || ".",
+      document.baseURI);
     url.hash = "";
-    const data = content && body.value.trim() ? body.value : undefined;
+    return [url, content && body.value.trim() ? body.value : undefined];
+  };
+  const prepare = () => {
     const status = element("p", {}, "…");
+    result.replaceChildren(element("div", { class: "code" }, ...copyable(curlCommand(method, ...target()))), status);
+    return status;
+  };
+  stoppable(form, send, prepare, async (status, signal) => {
+    const [url, data] = target();
     const answer = element("pre", { tabindex: "0" });
-    result.replaceChildren(element("div", { class: "code" }, ...copyable(curlCommand(method, url, data))), status, answer);
+    result.append(answer);
     const begun = performance.now();
-    try {
-      const options = { method: method.toUpperCase(), body: data, headers: headers(), signal: stopping.signal };
-      const response = await fetch(url, options);
-      status.className = response.ok ? "" : "bad";
-      await readInto(response, answer);
-      status.textContent = `${response.status} ${response.statusText}, ${(performance.now() - begun).toFixed(1)} ms`;
-    } catch (error) {
-      status.className = "bad";
-      status.textContent = error.name === "AbortError" ? "stopped" : `no answer: ${error.message}`;
-    }
-    send.textContent = "Send";
-    stopping = null;
+    const response = await fetch(url, { method: method.toUpperCase(), body: data, headers: headers(), signal });
+    status.className = response.ok ? "" : "bad";
+    await readInto(response, answer);
+    write(status, `${response.status} ${response.statusText}, ${(performance.now() - begun).toFixed(1)} ms`);
   });
   keepFilled(path, inputs, content, note, body);
   return element("div", {}, form);

@@ -1,16 +1,4 @@
-// Parts of the page.
-// What others say (names of models, answers) is only ever put into the page as text.
-
-const byId = (id) => document.getElementById(id);
-
-function element(name, attributes = {}, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) {
-    made.setAttribute(key, value);
-  }
-  made.append(...children);
-  return made;
-}
+// Texts of the document and calls of this server.
 
 function marked(text) {
   // Descriptions are Markdown of one kind only: `code`.
@@ -18,18 +6,8 @@ function marked(text) {
 }
 
 function copyable(text) {
-  const button = element("button", { type: "button" }, "Copy");
-  button.addEventListener("click", async () => {
-    try {
-      await navigator.clipboard.writeText(text);
-      button.textContent = "Copied";
-    } catch { // browsers give the clipboard to pages of https and localhost only
-      getSelection().selectAllChildren(button.previousSibling);
-      button.textContent = "Selected";
-    }
-    setTimeout(() => { button.textContent = "Copy"; }, 1500);
-  });
-  return [element("pre", { tabindex: "0" }, text), button];
+  const source = element("pre", { tabindex: "0" }, text);
+  return [source, copyButton(source)];
 }
 
 function headers() {

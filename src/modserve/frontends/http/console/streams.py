@@ -1,0 +1,156 @@
+"""Figures of models that respond many times: of language models by token, of others by response."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias, TypedDict
+
+from modserve.core.statistics.histogram import Histogram
+from modserve.core.statistics.metrics import MetricStore
+from modserve.core.statistics.model_statistics import ModelStatistics
+
+from .figures import quantile, rate
+
+_FIRST, _BETWEEN = "modserve_time_to_first_token_seconds", "modserve_inter_token_latency_seconds"
+_TOKENS: Final = ("modserve_prompt_tokens_total", "modserve_generation_tokens_total")
+_SEQUENCES: Final = ("modserve_num_requests_running", "modserve_num_requests_waiting")
+_CACHE: Final = "modserve_kv_cache_usage_perc"
+_FAMILIES: Final = frozenset({_FIRST, _BETWEEN, *_TOKENS, *_SEQUENCES, _CACHE})
+"""What language models show on the metrics page, whichever engine they run on."""
+
+EngineFigures: TypeAlias = Mapping[str, Sequence[float | Histogram]]
+"""The series of a model version by family."""
+
+
+class Times(TypedDict):
+    """A histogram."""
+
+    buckets: list[int]
+    bounds: list[float]
+    """Upper bounds in milliseconds; one more bucket is above the last."""
+
+
+class StreamCounters(TypedDict):
+    """Of a language model, or another decoupled one. Lists are empty where only language models have them."""
+
+    by_token: bool
+    first: Times
+    """From the request to its first token or response."""
+    between: Times
+    """From one to the next."""
+    tokens: list[int]
+    """Read, and generated."""
+    sequences: list[int]
+    """Running, and waiting in the engine."""
+    cache: list[float]
+    """Use of the KV cache of each instance; 1 is full."""
+
+
+def engine_figures(store: MetricStore) -> dict[tuple[str, str], dict[str, list[float | Histogram]]]:
+    """What the engines show of language models, by name and version."""
+    figures: dict[tuple[str, str], dict[str, list[float | Histogram]]] = {}
+    for family in store.read(_FAMILIES):
+        for labels, value in family.rows:
+            key = labels.get("model", ""), labels.get("version", "")
+            figures.setdefault(key, {}).setdefault(family.name, []).append(value)
+    return figures
+
+
+def stream_counters(
+    statistics: ModelStatistics, decoupled: bool, engine: EngineFigures | None
+) -> StreamCounters | None:
+    """None for a model with one response for each request, whose engine shows nothing of tokens."""
+    if engine is not None and _FIRST in engine:
+        return {
+            "by_token": True,
+            "first": _times(_histograms(engine, _FIRST), 1e-3),
+            "between": _times(_histograms(engine, _BETWEEN), 1e-3),
+            "tokens": [_sum(engine, name) for name in _TOKENS],
+            "sequences": [_sum(engine, name) for name in _SEQUENCES],
+            "cache": [value for value in engine.get(_CACHE, ()) if isinstance(value, float)],
+        }
+    if not decoupled:
+        return None
+    return {
+        "by_token": False,
+        "first": _times([statistics.first_response_histogram], 1e6),
+        "between": _times([statistics.response_intervals], 1e6),
+        "tokens": [],
+        "sequences": [],
+        "cache": [],
+    }
+
+
+def added_streams(rows: Sequence[StreamCounters | None]) -> StreamCounters | None:
+    """Of several workers."""
+    streams = [row for row in rows if row is not None]
+    if not streams:
+        return None
+    first = next((row for row in streams if row["by_token"]), streams[0])
+    alike = [row for row in streams if row["by_token"] == first["by_token"]]
+    return {
+        "by_token": first["by_token"],
+        "first": _added([row["first"] for row in alike]),
+        "between": _added([row["between"] for row in alike]),
+        "tokens": [sum(counts) for counts in zip(*(row["tokens"] for row in alike), strict=True)],
+        "sequences": [sum(counts) for counts in zip(*(row["sequences"] for row in alike), strict=True)],
+        "cache": [value for row in alike for value in row["cache"]],
+    }
+
+
+def stream_row(stream: StreamCounters | None, before: StreamCounters | None, seconds: float) -> dict[str, Any] | None:
+    """What is shown: p50 and p99 of the latest times in milliseconds, tokens a second, and how full the engine is."""
+    if stream is None:
+        return None
+    row: dict[str, Any] = {
+        "by_token": stream["by_token"],
+        "first": [None, None],
+        "between": [None, None],
+        "tokens": [0.0, 0.0],
+        "total": stream["tokens"],
+        "sequences": stream["sequences"],
+        "cache": max(stream["cache"], default=None),
+    }
+    if before is None or not seconds or before["by_token"] != stream["by_token"]:
+        return row
+    row["first"] = _quantiles(stream["first"], before["first"])
+    row["between"] = _quantiles(stream["between"], before["between"])
+    if stream["tokens"]:
+        row["tokens"] = [
+            rate(now - then, seconds) for now, then in zip(stream["tokens"], before["tokens"], strict=True)
+        ]
+    return row
+
+
+def is_quiet(row: Mapping[str, Any] | None) -> bool:
+    """Whether nothing of what `stream_row` has returned will be other when nothing more comes."""
+    return row is None or not (any(row["tokens"]) or row["first"][0] or row["between"][0])
+
+
+def _quantiles(now: Times, then: Times) -> list[float | None]:
+    if now["bounds"] != then["bounds"]:
+        return [None, None]
+    lately = [count - earlier for count, earlier in zip(now["buckets"], then["buckets"], strict=True)]
+    if min(lately) < 0:
+        return [None, None]  # the model was loaded anew
+    return [quantile(now["bounds"], lately, share) for share in (0.5, 0.99)]
+
+
+def _histograms(engine: EngineFigures, name: str) -> list[Histogram]:
+    return [value for value in engine.get(name, ()) if isinstance(value, Histogram)]
+
+
+def _times(histograms: Sequence[Histogram], unit: float) -> Times:
+    """The counts of all that have the bounds of the first; `unit` is a millisecond in theirs."""
+    each: list[Times] = [
+        {"buckets": list(one.buckets), "bounds": [bound / unit for bound in one.bounds]} for one in histograms
+    ]
+    return _added(each) if each else {"buckets": [], "bounds": []}
+
+
+def _added(times: Sequence[Times]) -> Times:
+    bounds = times[0]["bounds"]
+    lists = [each["buckets"] for each in times if each["bounds"] == bounds]
+    return {"buckets": [sum(counts) for counts in zip(*lists, strict=True)], "bounds": bounds}
+
+
+def _sum(engine: EngineFigures, name: str) -> int:
+    return int(sum(value for value in engine.get(name, ()) if isinstance(value, float)))
