@@ -9,9 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 _SECONDS = 30.0
-_ATTACH = "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+_ATTACH = """
+import fcntl, os, sys, termios
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 CTRL_C, CTRL_D = "\x03", "\x04"
 
 
@@ -46,6 +52,17 @@ class TerminalProcess:
             assert time.monotonic() < deadline, f"{pattern!r} does not appear in:\n{self.screen}"
             if not self._read(1.0) and self.process.poll() is not None:
                 raise AssertionError(f"ended with {self.process.returncode}, without {pattern!r}:\n{self.screen}")
+
+    def interrupt(self) -> None:
+        """Ctrl-C at a prompt, once the program waits for a key there.
+
+        CPython's readline notes a signal that comes after the prompt is written and before it waits, but raises
+        KeyboardInterrupt only at the next key.
+        """
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        while stat.read_text().rpartition(") ")[2][0] != "S":
+            self._read(0.001)
+        self.type(CTRL_C)
 
     def end(self) -> int:
         """Wait for the end of the program; returns its exit code."""

@@ -103,7 +103,8 @@ def test_history_commands_and_end(chat: TerminalProcess, folder: Path) -> None:
         chat.line(f"/save {saved}")
         chat.expect("wrote .*\n> ")
     document = json.loads(saved.read_text())
-    assert document["model"] == "recite" and [each["role"] for each in document["messages"]] == [
+    assert document["model"] == "recite"
+    assert [each["role"] for each in document["messages"]] == [
         "system",
         "user",
         "assistant",
@@ -138,18 +139,18 @@ def test_ctrl_c_cancels_the_answer_and_not_the_chat(server: ServerProcess, folde
         messages = eventually(lambda: "second" in (text := cancelled.read_text()) and json.loads(text))
         assert [each["role"] for each in messages] == ["user", "assistant", "user"]
         assert messages[1]["content"].startswith("begin on on on ")
-        chat.type(CTRL_C)
+        chat.interrupt()
         chat.expect("Ctrl-C again or Ctrl-D leaves\n> ")
-        chat.type(CTRL_C)
+        chat.interrupt()
         assert chat.end() == 0
 
 
 def test_a_line_is_kept_after_one_ctrl_c(chat: TerminalProcess) -> None:
-    chat.type(CTRL_C)
+    chat.interrupt()
     chat.expect("Ctrl-C again or Ctrl-D leaves\n> ")
     chat.line("still here")
     assert roles(chat.expect(r"\[.*\]\n\n> "))[-1] == ("user", "still here")
-    chat.type(CTRL_C)
+    chat.interrupt()
     chat.expect("Ctrl-C again or Ctrl-D leaves\n> ")
     chat.type(CTRL_D)
     assert chat.end() == 0
@@ -197,7 +198,9 @@ def test_one_answer(server: ServerProcess, words: list[str], text: str | bytes |
 
 def test_speed(server: ServerProcess) -> None:
     counted = run("chat", "speaker", "hello big world", "--verbose", url(server)).stderr
-    assert counted.startswith("5 tokens, ") and counted.endswith(" ms, prompt of 5 tokens\n") and "tokens/s" in counted
+    assert counted.startswith("5 tokens, ")
+    assert counted.endswith(" ms, prompt of 5 tokens\n")
+    assert "tokens/s" in counted
     uncounted = run("chat", "words", "a b c", "--verbose", url(server)).stderr
     assert uncounted.startswith("3 pieces, ")
     assert run("chat", "shout", "a", "--verbose", url(server)).stderr.startswith("1 piece, the first after ")
@@ -225,7 +228,8 @@ def test_speed(server: ServerProcess) -> None:
 )
 def test_mistakes(server: ServerProcess, words: list[str], code: int, text: str) -> None:
     done = run("chat", *words, url(server))
-    assert done.returncode == code and text in done.stderr, done
+    assert done.returncode == code, done
+    assert text in done.stderr
 
 
 def test_the_model_is_looked_for_before_the_first_message(server: ServerProcess) -> None:
@@ -241,7 +245,8 @@ def test_ctrl_c_ends_a_single_answer(server: ServerProcess, folder: Path) -> Non
         assert process.stdout.read(6) == b"begin "
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
-        assert process.wait(30) == 130 and rest.endswith(b"\n")
+        assert process.wait(30) == 130
+        assert rest.endswith(b"\n")
     assert "only" in eventually(
         lambda: "only" in (folder / "cancelled").read_text() and (folder / "cancelled").read_text()
     )
@@ -249,7 +254,8 @@ def test_ctrl_c_ends_a_single_answer(server: ServerProcess, folder: Path) -> Non
 
 def test_over_grpc() -> None:
     done = run("chat", "shout", "hi", "--url=grpc://localhost:1")
-    assert done.returncode == 2 and "expected http://HOST:PORT" in done.stderr
+    assert done.returncode == 2
+    assert "expected http://HOST:PORT" in done.stderr
 
 
 def test_a_file_is_served_for_the_chat(folder: Path, server: ServerProcess) -> None:
@@ -262,11 +268,13 @@ def test_a_file_is_served_for_the_chat(folder: Path, server: ServerProcess) -> N
     done = run("chat", "echo.py", "hello", cwd=single)
     assert done.returncode == 0, done
     number, text = done.stdout.split(maxsplit=1)
-    assert text == "hello\n" and done.stderr == "loading echo.py …\n"
+    assert text == "hello\n"
+    assert done.stderr == "loading echo.py …\n"
     with pytest.raises(ProcessLookupError):
         os.kill(int(number), 0)
     several = run("chat", "./functions.py", "hello", cwd=folder)
-    assert several.returncode == 1 and "add, endless, recite, shout, words" in several.stderr, several
+    assert several.returncode == 1
+    assert "add, endless, recite, shout, words" in several.stderr
 
 
 def test_the_server_of_a_chat_ends_with_a_hung_up_terminal(folder: Path, server: ServerProcess) -> None:
