@@ -28,7 +28,9 @@ def loop(messages: str) -> Iterator[str]:
         while True:
             yield "on "
     finally:
-        Path(__file__).with_name("cancelled").write_text(messages)
+        part = Path(__file__).with_name("part")
+        part.write_text(messages)
+        part.rename(part.with_name("cancelled"))
 
 
 @modserve.model(isolation="thread")
@@ -68,11 +70,24 @@ def chat(server: ServerProcess) -> Iterator[TerminalProcess]:
 
 def run(*words: str, text: str | bytes | None = None, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
     """With a pipe that has `text`, or without any input."""
-    stdin = (
-        {"stdin": subprocess.DEVNULL} if text is None else {"input": text if isinstance(text, bytes) else text.encode()}
+    content = text.encode() if isinstance(text, str) else text
+    done = subprocess.run(
+        [sys.executable, "-m", "modserve", *words],
+        capture_output=True,
+        cwd=cwd,
+        timeout=60,
+        input=content,
+        stdin=subprocess.DEVNULL if content is None else None,
     )
-    done = subprocess.run([sys.executable, "-m", "modserve", *words], capture_output=True, cwd=cwd, timeout=60, **stdin)
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def cancellation(folder: Path, word: str) -> list[dict[str, str]]:
+    """The messages of the cancelled generation of `loop` whose last one has the word, as soon as it is cancelled."""
+    file = folder / "cancelled"
+    text = eventually(lambda: file.read_text() if file.exists() and word in file.read_text() else "")
+    messages: list[dict[str, str]] = json.loads(text)
+    return messages
 
 
 def roles(text: str) -> list[tuple[str, str]]:
@@ -123,20 +138,19 @@ def test_history_commands_and_end(chat: TerminalProcess, folder: Path) -> None:
 
 
 def test_ctrl_c_cancels_the_answer_and_not_the_chat(server: ServerProcess, folder: Path) -> None:
-    cancelled = folder / "cancelled"
     with at_terminal(["chat", "loop", url(server)]) as chat:
         chat.expect("> ")
         chat.line("first")
         chat.expect("begin on on on ")
         chat.type(CTRL_C)
         chat.expect(r"\(stopped\)\n\n> ")
-        assert "first" in eventually(lambda: cancelled.exists() and cancelled.read_text())
+        assert cancellation(folder, "first") == [{"role": "user", "content": "first"}]
         chat.line("second")
         chat.expect("begin on ")
         chat.type(CTRL_C)
         chat.expect(r"\(stopped\)\n\n> ")
         # The stopped answer belongs to the conversation.
-        messages = eventually(lambda: "second" in (text := cancelled.read_text()) and json.loads(text))
+        messages = cancellation(folder, "second")
         assert [each["role"] for each in messages] == ["user", "assistant", "user"]
         assert messages[1]["content"].startswith("begin on on on ")
         chat.interrupt()
@@ -247,15 +261,13 @@ def test_ctrl_c_ends_a_single_answer(server: ServerProcess, folder: Path) -> Non
         rest = process.stdout.read()
         assert process.wait(30) == 130
         assert rest.endswith(b"\n")
-    assert "only" in eventually(
-        lambda: "only" in (folder / "cancelled").read_text() and (folder / "cancelled").read_text()
-    )
+    assert cancellation(folder, "only") == [{"role": "user", "content": "only"}]
 
 
 def test_over_grpc() -> None:
     done = run("chat", "shout", "hi", "--url=grpc://localhost:1")
     assert done.returncode == 2
-    assert "expected http://HOST:PORT" in done.stderr
+    assert "expected http://HOST:PORT or https://HOST:PORT" in done.stderr
 
 
 def test_a_file_is_served_for_the_chat(folder: Path, server: ServerProcess) -> None:

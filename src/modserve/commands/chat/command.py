@@ -13,7 +13,7 @@ from pathlib import Path
 from modserve.core.errors import invalid
 
 from .. import own_server
-from ..destination import Destination, destination
+from ..destination import Destination, openai_destination
 from ..errors import RefusedError
 from ..remote_server import RemoteServer, connect
 from ..syntax import INTERRUPTED, UsageError, add_destination, number_type, option, parser, reading
@@ -62,9 +62,7 @@ add_destination(PARSER, _SECONDS)
 
 def work(options: Namespace) -> int:
     """Runs the command; returns the exit code."""
-    place = destination(options)
-    if place.address.over_grpc:
-        raise UsageError("option '--url': a chat goes over HTTP, expected http://HOST:PORT or https://HOST:PORT")
+    place = openai_destination(options)
     prompt = _prompt(readable(options.prompt))
     if prompt is not None and not prompt.strip():
         raise UsageError("standard input is empty; expected a message")
