@@ -55,7 +55,7 @@ class OpenAiCalls:
     def requests(
         self, endpoint: Endpoint, server: Destination, prompts: Sequence[str], *, numbered: bool
     ) -> list[PreparedRequest]:
-        """For each prompt one, or for so many as a batch has; `numbered` ones with a gap for a number at their start."""
+        """One for each prompt, or batch of prompts; `numbered` ones begin with a gap for `TextCounter.tag`."""
         lines = [f"POST {server.address.prefix}{PATHS[self.kind]} HTTP/1.1", f"Host: {endpoint.authority}"]
         lines += ["Content-Type: application/json"]
         lines += [f"{name}: {value}" for name, value in server.access.headers.items()]

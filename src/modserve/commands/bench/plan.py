@@ -22,9 +22,9 @@ from .text_session import TextOptions
 
 _DESCRIPTION = """\
 Measures how fast a model of a running server responds: modserve, Triton, or any other server with
-the KServe v2 protocol. Input data is generated from the model's metadata, or read from files. The
-command measures windows of time until three in a row agree, and reports these three. Ctrl-C ends
-it with the results so far."""
+the KServe v2 protocol, or with --openai any server of OpenAI's API. Input data is generated from
+the model's metadata, or read from files. The command measures windows of time until three in a row
+agree, and reports these three. Ctrl-C ends it with the results so far."""
 _CODES = """0 measured, 2 wrong command line, 130 ended by Ctrl-C, 1 otherwise: failed
             requests, no such model or server, no rate that meets the goal"""
 _EXAMPLES = """\

@@ -150,31 +150,29 @@ def response_rows(results: Sequence[Measurement]) -> Rows:
     return names, rows
 
 
-TEXT_TITLE = "Tokens, per second and per request; ms to the first (TTFT), and between two pieces of the stream (ITL):"
+TEXT_TITLE = "Tokens, per second and per request; ms to the first one (TTFT), and between two pieces of a stream (ITL):"
 
 
 def text_rows(results: Sequence[Measurement]) -> Rows:
-    """Those of OpenAI's API; columns without a figure anywhere are left out. Without any row for tensors."""
+    """Those of OpenAI's API; columns without any figure are left out. No rows for tensors."""
     texts = [(each.load, each.texts) for each in results if each.texts is not None]
     names = ["load"]
     rows = [[str(load)] for load, _ in texts]
 
-    def column(name: str, values: Sequence[float], form: Callable[[float], str]) -> None:
-        if any(values):
+    def column(name: str, values: Sequence[float | None], form: Callable[[float], str] = "{:,.1f}".format) -> None:
+        if any(value is not None for value in values):
             names.append(name)
             for row, value in zip(rows, values, strict=True):
-                row.append(form(value))
+                row.append("-" if value is None else form(value))
 
     for direction in ("output", "input"):
-        column(
-            f"{direction}/s", [getattr(each, f"{direction}_rate") for _, each in texts], lambda value: f"{value:,.1f}"
-        )
-        column(direction, [getattr(each, f"{direction}_tokens") for _, each in texts], lambda value: f"{value:,.1f}")
+        if any(getattr(each, f"{direction}_tokens") for _, each in texts):
+            column(f"{direction}/s", [getattr(each, f"{direction}_rate") for _, each in texts])
+            column(direction, [getattr(each, f"{direction}_tokens") for _, each in texts])
     for metric in ("ttft", "itl"):
         for part in ("mean", "p50", "p99"):
-            values = [each.times.get(metric, {}).get(part, 0.0) for _, each in texts]
-            column(f"{metric} {part}", values, milliseconds)
-    column("goodput/s", [each.goodput for _, each in texts], lambda value: f"{value:,.1f}")
+            column(f"{metric} {part}", [each.times.get(metric, {}).get(part) for _, each in texts], milliseconds)
+    column("goodput/s", [each.goodput for _, each in texts])
     return names, rows
 
 

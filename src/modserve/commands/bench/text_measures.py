@@ -43,13 +43,15 @@ class TextWindow:
     output_tokens: int = 0
     uncounted: int = 0
     """Responses without the server's count of tokens."""
+    limited: bool = False
     good: int = 0
-    """Requests within all limits."""
+    """Requests within all limits, if it is `limited`."""
     per_token: "array[int]" = field(default_factory=lambda: array("q"))
     """Nanoseconds per token behind the first one, of each response with more than one."""
 
     def add(self, more: "TextWindow") -> None:
         """What came right behind it."""
+        self.limited = self.limited or more.limited
         for name in ("requests", "input_tokens", "output_tokens", "uncounted", "good"):
             setattr(self, name, getattr(self, name) + getattr(more, name))
         self.per_token.extend(more.per_token)
@@ -62,14 +64,14 @@ class TextCounter:
         self._limits = limits
         self.streams = streams
         self._numbers = itertools.count(random.getrandbits(32)) if numbered else None
-        self._window = TextWindow()
+        self._window = TextWindow(limited=bool(limits))
 
     def tag(self) -> bytes:
         """For the gap of the next request: TAG_WIDTH bytes, which no request had before; or none."""
         return b"" if self._numbers is None else f"{next(self._numbers) % 2**32:08x} ".encode()
 
     def take(self) -> TextWindow:
-        window, self._window = self._window, TextWindow()
+        window, self._window = self._window, TextWindow(limited=bool(self._limits))
         return window
 
     def add(self, response: TextResponse, start: int, end: int) -> None:
@@ -105,8 +107,8 @@ class TextMeasurement:
     """Tokens per second."""
     output_rate: float
     times: Mapping[str, Times]
-    goodput: float
-    """Requests per second within all limits; without limits, all."""
+    goodput: float | None
+    """Requests per second within all limits; None without limits."""
     counted: bool
     """Whether the server counts tokens. If not, pieces of the stream count."""
 
@@ -121,7 +123,7 @@ def measurement(window: TextWindow, seconds: float, firsts: "array[int]", gaps: 
         window.input_tokens / seconds,
         window.output_tokens / seconds,
         {name: _times(values) for name, values in times.items()},
-        window.good / seconds,
+        window.good / seconds if window.limited else None,
         not window.uncounted,
     )
 
