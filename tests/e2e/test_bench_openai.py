@@ -66,7 +66,7 @@ def test_the_table_the_page_and_the_files(bench: Bench, tmp_path: Path) -> None:
     assert "between two pieces of a stream (ITL)" in page.read_text()
 
 
-def test_a_goal_and_a_rate(bench: Bench) -> None:
+def test_a_rate(bench: Bench) -> None:
     [row] = results(bench, "http", "words", "--openai=chat", "--rate=20", "--output-tokens=3")
     assert row["request_rate"] == 20
     assert row["texts"]["output_tokens_per_request"] == 3
@@ -76,8 +76,8 @@ def test_a_goal_and_a_rate(bench: Bench) -> None:
     ("words", "message"),
     [
         (["nosuch", "--openai=chat"], "the first request failed: Request for unknown model: 'nosuch' is not found"),
-        (["words", "--openai=embeddings"], "the first request failed: "),
-        (["speaker", "--openai=chat", '--extra-body={"temperature": 9}'], "the first request failed: "),
+        (["words", "--openai=embeddings"], "the first request failed: model 'words' takes no texts"),
+        (["speaker", "--openai=chat", '--extra-body={"temperature": 9}'], "'temperature'"),
     ],
 )
 def test_failures_of_the_first_request(bench: Bench, words: list[str], message: str) -> None:

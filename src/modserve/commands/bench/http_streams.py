@@ -99,6 +99,8 @@ class HttpStreamSlot(HttpSlot):
                 self._end()
             except ValueError:
                 self._why = _UNREADABLE
+            else:  # the owner may have sent the next request, for which a connection is being opened
+                return
         super().connection_lost(error)
 
     def _read(self, body: "Chunks | SizedBody", data: bytes) -> None:
