@@ -153,7 +153,8 @@ def check(reply: HttpResponse) -> None:
     if reply.status == 200:
         return
     try:
-        text = str(orjson.loads(reply.body)["error"])
+        error = orjson.loads(reply.body)["error"]
+        text = str(error["message"] if isinstance(error, dict) else error)  # an object in OpenAI's API
     except (ValueError, KeyError, TypeError):
         text = reply.body[:_LONGEST_TEXT].decode(errors="replace").strip()
     raise from_status(reply.status, text)

@@ -57,6 +57,15 @@ class HttpTransport:
         messages.check(response)
         return response.body
 
+    def lines(self, path: str, body: bytes, timeout: float | None) -> Generator[bytes]:
+        """The lines of the response to a body of JSON that are not empty, as they come. `path` is below the prefix."""
+        headers = {"content-type": "application/json"}
+        request = HttpRequest("POST", self._address.prefix + path, headers, (body,), timeout)
+        with self._exchange(request) as exchange:
+            if exchange.response.status != 200:
+                messages.check(exchange.whole())
+            yield from exchange.lines()
+
     def close(self) -> None:
         with self._lock:
             self._closed = True

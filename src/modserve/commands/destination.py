@@ -3,13 +3,13 @@
 import os
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from modserve.client.address import Access, Address, parse
 from modserve.core.errors import invalid
 
-from .syntax import DEFAULT_URL, URL_VARIABLE
+from .syntax import DEFAULT_URL, URL_VARIABLE, UsageError
 
 _OPEN = Access()
 
@@ -36,6 +36,17 @@ def destination(options: Namespace) -> Destination:
         Access(headers(options.header), root, cert, key, options.insecure),
         options.timeout,
     )
+
+
+def openai_destination(options: Namespace) -> Destination:
+    """The same for OpenAI's API, whose paths begin with ``/v1`` and whose users write it at the end of the URL.
+
+    Raises UsageError for gRPC.
+    """
+    server = destination(options)
+    if server.address.over_grpc:
+        raise UsageError("option '--url': this API is HTTP; expected http://HOST:PORT or https://HOST:PORT")
+    return replace(server, address=replace(server.address, prefix=server.address.prefix.removesuffix("/v1")))
 
 
 def headers(texts: Sequence[str]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 import os
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.client import BadStatusLine
@@ -99,10 +99,18 @@ class RemoteServer:
 
     def page(self, path: str) -> str:
         """The page at a path of an HTTP port, such as metrics."""
+        with _advice(self._destination):
+            return self._http().page(path).decode(errors="replace")
+
+    def lines(self, path: str, body: bytes) -> Generator[bytes]:
+        """The lines of the response to a body of JSON, as they come. Closing the iterator ends the call."""
+        with _advice(self._destination):
+            yield from self._http().lines(path, body, self._destination.seconds)
+
+    def _http(self) -> HttpTransport:
         if not isinstance(self._transport, HttpTransport):
             raise invalid(f"{self.url} is not the address of an HTTP port")
-        with _advice(self._destination):
-            return self._transport.page(path).decode(errors="replace")
+        return self._transport
 
     def close(self) -> None:
         self._transport.close()

@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "models": Command("[MODEL …]", "List its models, or describe the named ones."),
         "top": Command("", "Watch requests, queues, batches, latencies and errors."),
         "infer": Command("MODEL [NAME=VALUE …]", "Send a request and show the response."),
+        "chat": Command("MODEL [PROMPT]", "Talk to a language model."),
         "load": Command("MODEL …", "Load or reload models."),
         "unload": Command("MODEL …", "Unload models."),
         "bench": Command("MODEL", "Measure the latency and throughput of a model.", "commands for measuring"),

@@ -12,6 +12,7 @@ from .errors import UnreachableError
 from .syntax import print_error, printable
 
 RED, GREEN, YELLOW, CYAN, BOLD, PLAIN = "\x1b[1;31m", "\x1b[32m", "\x1b[33m", "\x1b[1;36m", "\x1b[1m", "\x1b[0m"
+GREY = "\x1b[90m"
 COLOURS = {"READY": GREEN, "LOADING": YELLOW, "UNLOADING": YELLOW, "UNAVAILABLE": RED, "ok": GREEN, "warning": YELLOW}
 COLOURS |= {"problem": RED}
 """By the words of states."""

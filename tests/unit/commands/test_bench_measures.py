@@ -6,15 +6,8 @@ import numpy as np
 import pytest
 from bench_fakes import MS, window
 
-from modserve.commands.bench.measures import (
-    PERCENTILES,
-    LoadLevel,
-    MeasurementWindow,
-    is_stable,
-    percentiles_ms,
-    summary,
-    to_json,
-)
+from modserve.commands.bench.measures import LoadLevel, MeasurementWindow, is_stable, summary, to_json
+from modserve.commands.bench.percentiles import PERCENTILES, percentiles_ms
 from modserve.commands.bench.profiler import MeasurementRules
 from modserve.commands.bench.ranges import read_range, whole_range
 from modserve.commands.bench.show import client_rows, response_rows, table

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from .search import RateSearch
 from .session import BenchSession, Interrupt, loop_factory, session, without_collections
 from .show import Progress, progress
 from .target import TargetModel
+from .text_session import text_session
 
 
 @dataclass(slots=True)
@@ -41,6 +43,8 @@ class BenchReport:
             "url": str(self.plan.server.address),
             "batch_size": self.plan.data.batch_size,
             "inputs": list(self.inputs),
+            "openai": None if self.plan.texts is None else self.plan.texts.kind,
+            "goodput_limits_ms": None if self.plan.texts is None else dict(self.plan.texts.limits),
             "decoupled": self.model.decoupled,
             "sequences": self.model.sequences is not None,
             "interrupted": self.interrupted,
@@ -57,7 +61,19 @@ class BenchReport:
 
 def run_benchmark(plan: LoadPlan) -> BenchReport:
     """Measure. Raises OSError, UnreachableError, and INVALID_ARG."""
-    with session(
+    with _session(plan) as opened:
+        for remark in opened.remarks:
+            print(f"modserve: {remark}", file=sys.stderr)
+        report = BenchReport(plan, opened.model, opened.inputs)
+        with progress(sys.stderr) as shown, asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(_measure_all(report, opened, shown))
+        return report
+
+
+def _session(plan: LoadPlan) -> AbstractContextManager[BenchSession]:
+    if plan.texts is not None:
+        return text_session(plan.server, plan.model, plan.texts)
+    return session(
         plan.server,
         plan.model,
         plan.version,
@@ -65,13 +81,7 @@ def run_benchmark(plan: LoadPlan) -> BenchReport:
         plan.format,
         streaming=plan.streaming,
         lengths=plan.lengths,
-    ) as opened:
-        for remark in opened.remarks:
-            print(f"modserve: {remark}", file=sys.stderr)
-        report = BenchReport(plan, opened.model, opened.inputs)
-        with progress(sys.stderr) as shown, asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(_measure_all(report, opened, shown))
-        return report
+    )
 
 
 async def _measure_all(report: BenchReport, opened: BenchSession, shown: Progress) -> None:

@@ -1,8 +1,11 @@
 """``modserve bench MODEL``: measures, prints and writes reports."""
 
+import csv
 import json
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from modserve.core.errors import invalid
 
@@ -28,7 +31,9 @@ def work(options: Namespace) -> int:
     try:
         _write(report)
     except OSError as error:
-        print_error(f"cannot write '{error.filename}': {error.strerror}", "--json and --html name files to write")
+        print_error(
+            f"cannot write '{error.filename}': {error.strerror}", "--json, --csv and --html name files to write"
+        )
         return FAILED
     if report.interrupted:
         return INTERRUPTED
@@ -44,7 +49,24 @@ def _write(report: BenchReport) -> None:
             print(text)
         else:
             Path(plan.json).write_text(text + "\n", "utf-8")
+    if plan.csv:
+        rows = [dict(_flat(row)) for row in report.as_json()["results"]]
+        with open(plan.csv, "w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
+            writer.writeheader()
+            writer.writerows(rows)
     if plan.html:
         from .page import page
 
         Path(plan.html).write_text(page(report), "utf-8")
+
+
+def _flat(row: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The figures of a load, with a name like ``latency_ms.p99`` for each; of the errors, how many."""
+    for name, value in row.items():
+        if name == "errors":
+            yield name, sum(value.values())
+        elif isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif value is not None:
+            yield prefix + name, value

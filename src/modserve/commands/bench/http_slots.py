@@ -5,7 +5,7 @@ A connection is a slot. Heads of responses are cached by their bytes, since they
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from .requests import PreparedRequest
@@ -180,18 +180,20 @@ def read_head(head: bytes) -> tuple[int, int, bool]:
 
 def _error_text(status: int, body: bytes) -> str:
     try:
-        text = str(json.loads(body)["error"])
+        error = json.loads(body)["error"]
+        text = str(error["message"] if isinstance(error, dict) else error)  # an object in OpenAI's API
     except (ValueError, KeyError, TypeError):
         text = body.decode(errors="replace").strip()
     return f"{status}: {text[:_LONGEST_ERROR]}" if text else f"status {status}"
 
 
+MakeSlot = Callable[[Endpoint, Sequence[PreparedRequest], ResponseListener, Heads], HttpSlot]
+
+
 class HttpSlots:
     """Makes connections of one kind that send these requests."""
 
-    def __init__(
-        self, endpoint: Endpoint, requests: Sequence[PreparedRequest], make: type[HttpSlot] = HttpSlot
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, requests: Sequence[PreparedRequest], make: MakeSlot = HttpSlot) -> None:
         self._endpoint, self._requests, self._make = endpoint, requests, make
         self._heads = Heads()
 

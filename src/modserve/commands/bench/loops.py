@@ -16,6 +16,7 @@ from typing import Protocol
 from .measures import LoadLevel, MeasurementWindow
 from .sequences import Sequences
 from .slots import RequestSlot, SlotFactory, clock
+from .text_measures import TextCounter
 from .ticker import Ticker, ticker
 
 MOST_ERRORS = 100
@@ -40,11 +41,17 @@ class _LoadLoop:
     """Shared by both loops: slots, the current window, and timeouts."""
 
     def __init__(
-        self, load: LoadLevel, factory: SlotFactory, requests: int, timeout: float, sequences: Sequences | None
+        self,
+        load: LoadLevel,
+        factory: SlotFactory,
+        requests: int,
+        timeout: float,
+        sequences: Sequences | None,
+        texts: TextCounter | None,
     ) -> None:
         self.load = load
         self._factory, self._requests, self._timeout = factory, requests, timeout
-        self._sequences = sequences
+        self._sequences, self._texts = sequences, texts
         self._slots: list[RequestSlot] = []
         self._index = 0
         self._running = False
@@ -66,6 +73,7 @@ class _LoadLoop:
         )
         window.firsts, window.gaps = self._firsts, self._gaps
         window.sequences, self._ended = self._ended, 0
+        window.texts = None if self._texts is None else self._texts.take()
         self._latencies, self._lags, self._errors = array("q"), array("q"), Counter()
         self._firsts, self._gaps = array("q"), array("q")
         self._begin = now
@@ -81,7 +89,7 @@ class _LoadLoop:
             return
         index = self._index
         self._index = index + 1 if index + 1 < self._requests else 0
-        slot.send(index)
+        slot.send(index, b"" if self._texts is None else self._texts.tag())
 
     def on_response(self, slot: RequestSlot) -> None:
         now = clock()
@@ -159,8 +167,9 @@ class ClosedLoop(_LoadLoop):
         timeout: float,
         *,
         sequences: Sequences | None = None,
+        texts: TextCounter | None = None,
     ) -> None:
-        super().__init__(LoadLevel(False, concurrency), factory, requests, timeout, sequences)
+        super().__init__(LoadLevel(False, concurrency), factory, requests, timeout, sequences, texts)
 
     async def start(self) -> None:
         self._slots += await self._factory.open(self, int(self.load.value))
@@ -195,9 +204,10 @@ class OpenLoop(_LoadLoop):
         first: int = 8,
         poisson: bool = False,
         sequences: Sequences | None = None,
+        texts: TextCounter | None = None,
         make_ticker: Callable[[Callable[[], None]], Ticker] = ticker,
     ) -> None:
-        super().__init__(LoadLevel(True, rate), factory, requests, timeout, sequences)
+        super().__init__(LoadLevel(True, rate), factory, requests, timeout, sequences, texts)
         self._most, self._first = most, min(first, most) if sequences is None else most
         self._gap = 1e9 / rate
         self._random = random.Random(0) if poisson else None

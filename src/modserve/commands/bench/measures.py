@@ -1,17 +1,16 @@
 """Measurement windows with the latencies of their requests, and their summary."""
 
-import math
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from ..server_status import VersionUsage
+from . import text_measures
+from .percentiles import PERCENTILES, percentiles_ms
+from .text_measures import TextMeasurement, TextWindow
 
-PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
 AT_THE_EDGE = 3
 """Requests that begin before a window and end in it, or the other way round, more or less by chance."""
 WINDOWS = 3
@@ -38,6 +37,7 @@ class MeasurementWindow:
     """Nanoseconds between two responses to one request."""
     sequences: int = 0
     """How many ended with a successful request."""
+    texts: TextWindow | None = None
 
     def add(self, more: "MeasurementWindow") -> None:
         """What came right behind it."""
@@ -52,6 +52,9 @@ class MeasurementWindow:
         self.seconds += more.seconds
         self.waiting = more.waiting
         self.sequences += more.sequences
+        if more.texts is not None:
+            self.texts = self.texts or TextWindow()
+            self.texts.add(more.texts)
 
     @property
     def rate(self) -> float:
@@ -59,19 +62,6 @@ class MeasurementWindow:
 
     def percentile_ms(self, percentile: float) -> float:
         return percentiles_ms(self.latencies, (percentile,))[percentile]
-
-
-def percentiles_ms(latencies: "array[int]", levels: Sequence[float] = PERCENTILES) -> dict[float, float]:
-    """The least latency that so many percent of the requests do not exceed, in ms; 0 without requests."""
-    if not latencies:
-        return dict.fromkeys(levels, 0.0)
-    ranks = {level: max(0, math.ceil(level * len(latencies) / 100 - _ROUNDING) - 1) for level in levels}
-    ordered = np.partition(np.frombuffer(latencies, np.int64), sorted(set(ranks.values())))
-    return {level: float(ordered[rank]) / 1e6 for level, rank in ranks.items()}
-
-
-_ROUNDING = 1e-6
-"""99.9 * 1000 / 100 is not quite 999."""
 
 
 def is_stable(windows: Sequence[MeasurementWindow], percent: float, percentile: float) -> bool:
@@ -143,6 +133,7 @@ class Measurement:
     responses: ResponseTimes | None = None
     sequences: float = 0.0
     """How many ended in a second."""
+    texts: TextMeasurement | None = None
 
     @property
     def failed(self) -> int:
@@ -183,6 +174,9 @@ def summary(
         server,
         responses=_responses(whole) if whole.firsts else None,
         sequences=whole.sequences / seconds if seconds else 0.0,
+        texts=None
+        if whole.texts is None
+        else text_measures.measurement(whole.texts, seconds, whole.firsts, whole.gaps),
     )
 
 
@@ -215,6 +209,7 @@ def to_json(result: Measurement) -> dict[str, Any]:
         "client_lag_p99_ms": result.lag,
         "waiting": result.waiting,
         "responses": None if result.responses is None else _responses_json(result.responses),
+        "texts": None if result.texts is None else text_measures.to_json(result.texts),
         "server": None
         if server is None
         else {

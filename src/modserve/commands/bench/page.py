@@ -8,8 +8,9 @@ from modserve.__about__ import __version__
 
 from ..plots import Plot, Points, document, draw, html_table
 from .benchmark import BenchReport
-from .measures import PERCENTILES, STREAM_PERCENTILES, Measurement
-from .show import client_rows, remarks, response_rows, server_rows, verdict
+from .measures import STREAM_PERCENTILES, Measurement
+from .percentiles import PERCENTILES
+from .show import TEXT_TITLE, client_rows, remarks, response_rows, server_rows, text_rows, verdict
 
 _PARTS = {
     "overhead": None,
@@ -27,6 +28,9 @@ def page(report: BenchReport) -> str:
         parts.append(f'<p class="verdict">{escape(verdict(results, report.met, plan.goal, report.best).strip())}</p>')
     parts += ['<div class="plots">', *map(draw, _plots(report)), "</div>"]
     parts += ["<h2>Client-side latency in ms</h2>", html_table(*client_rows(results, plan.rules, report.met))]
+    names, rows = text_rows(results)
+    if rows:
+        parts += [f"<h2>{TEXT_TITLE.rstrip(':')}</h2>", html_table(names, rows)]
     names, rows = response_rows(results)
     if rows:
         parts += ["<h2>Responses: ms to the first one of a request, and between two</h2>", html_table(names, rows)]

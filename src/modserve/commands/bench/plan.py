@@ -1,30 +1,37 @@
 """The command line of ``modserve bench``."""
 
+import json
 import math
 from argparse import Namespace, _ActionsContainer
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from ..destination import Destination, destination
+from ..destination import Destination, destination, openai_destination
 from ..syntax import Parser, UsageError, add_destination, add_shape, number_type, option, parser, positive, reading
 from .inputs import DataOptions
+from .openai import PATHS
 from .profiler import LatencyGoal, MeasurementRules
 from .ranges import read_range, whole_range
 from .search import LOWEST
 from .sequences import DEFAULT_LENGTH, DEFAULT_VARIATION, SequenceLengths
 from .session import CONNECTIONS, SEQUENCES
+from .text_measures import read_limits, stream_names
+from .text_session import TextOptions
 
 _DESCRIPTION = """\
 Measures how fast a model of a running server responds: modserve, Triton, or any other server with
-the KServe v2 protocol. Input data is generated from the model's metadata, or read from files. The
-command measures windows of time until three in a row agree, and reports these three. Ctrl-C ends
-it with the results so far."""
+the KServe v2 protocol, or with --openai any server of OpenAI's API. Input data is generated from
+the model's metadata, or read from files. The command measures windows of time until three in a row
+agree, and reports these three. Ctrl-C ends it with the results so far."""
 _CODES = """0 measured, 2 wrong command line, 130 ended by Ctrl-C, 1 otherwise: failed
             requests, no such model or server, no rate that meets the goal"""
 _EXAMPLES = """\
   modserve bench simple --concurrency 1:64:x2
   modserve bench simple --url grpc://127.0.0.1:8001 --rate 1000:5000:1000
-  modserve bench resnet50 --shape image:3,224,224 --goal-ms 50 --html report.html"""
+  modserve bench resnet50 --shape image:3,224,224 --goal-ms 50 --html report.html
+  modserve bench smol --openai chat --concurrency 1:32:x2 --goodput ttft:200,itl:50"""
 
 
 def count(text: str) -> int:
@@ -95,9 +102,11 @@ def bench_parser() -> Parser:
         default=DEFAULT_VARIATION,
     )
     add_data(made)
+    add_texts(made)
     add_rules(made)
     results = made.add_argument_group("results")
     option(results, "--json FILE", "Also write the results as JSON; - is standard output.")
+    option(results, "--csv FILE", "Also write them as CSV, a line for each load.")
     option(results, "--html FILE", "Write a self-contained page with plots.")
     add_destination(made)
     return made
@@ -170,6 +179,82 @@ def add_rules(made: Parser) -> None:
     option(exact, "--warm-up-secs N", "Warm-up before each load. [default: 0.5]", type=positive, default=0.5)
 
 
+def add_texts(made: Parser) -> None:
+    texts = made.add_argument_group("texts, for any server of OpenAI's API")
+    texts.add_argument(
+        "--openai",
+        choices=tuple(PATHS),
+        default="",
+        help=f"Send texts to {', '.join(PATHS.values())}: chat and completions as streams.",
+    )
+    option(
+        texts,
+        "--input-tokens N",
+        "Tokens of a made-up prompt, as the server counts them. [default: 128]",
+        type=reading(count),
+        default=128,
+    )
+    option(texts, "--prompts FILE", 'A prompt in each line, or in .jsonl an object with "prompt".')
+    option(texts, "--output-tokens N", "max_tokens of a request. [default: 128]", type=reading(count), default=128)
+    option(
+        texts,
+        "--goodput NAME:MS,…",
+        "Count requests within these limits, as vLLM's benchmark does: ttft, tpot, itl, e2el.",
+        type=reading(read_limits),
+        default={},
+    )
+    option(
+        texts,
+        "--extra-body JSON",
+        'Further fields of each request, such as \'{"ignore_eos": true, "temperature": 0}\'; null omits a field.',
+        type=reading(_json_object),
+        default={},
+    )
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise ValueError("a JSON object")
+    return document
+
+
+_TEXT_OPTIONS = ("input_tokens", "prompts", "output_tokens", "goodput", "extra_body")
+_TENSOR_OPTIONS = (
+    *("model_version", "streaming", "sequence_length", "sequence_length_variation", "shape", "input_data"),
+    *("input", "string_length", "string_data", "format"),
+)
+
+
+def _texts(options: Namespace, defaults: Callable[[str], Any]) -> TextOptions | None:
+    """Raises UsageError for options of tensors beside those of texts."""
+    kind = options.openai
+    for name in _TENSOR_OPTIONS if kind else _TEXT_OPTIONS:
+        if getattr(options, name) != defaults(name):
+            spelling = f"--{name.replace('_', '-')}"
+            raise UsageError(f"option '{spelling}' is for {'tensors, not for --openai' if kind else '--openai'}")
+    if not kind:
+        return None
+    streams = kind != "embeddings"
+    if streams and options.batch_size > 1:
+        raise UsageError("option '--batch-size' is for --openai embeddings; a chat or completion has one text")
+    if not streams and (names := stream_names(options.goodput)):
+        raise UsageError(f"option '--goodput': embeddings have no {names[0]}; expected e2el:MS")
+    prompts = Path(options.prompts) if options.prompts else None
+    return TextOptions(
+        kind,
+        options.input_tokens,
+        options.output_tokens,
+        prompts,
+        options.goodput,
+        options.extra_body,
+        options.batch_size,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
     """The parsed command line: which loads to send, with which data, and how to measure them."""
@@ -191,6 +276,8 @@ class LoadPlan:
     lengths: SequenceLengths = field(default_factory=SequenceLengths)
     json: str = ""
     html: str = ""
+    csv: str = ""
+    texts: TextOptions | None = None
 
 
 def read(options: Namespace) -> LoadPlan:
@@ -199,7 +286,8 @@ def read(options: Namespace) -> LoadPlan:
     if options.concurrency and is_open:
         raise UsageError("option '--concurrency' is for a closed loop; --rate and --goal-ms are for an open one")
     rates, bounds = _rates(options.rate, options.goal_ms is not None)
-    server = destination(options)
+    texts = _texts(options, bench_parser().get_default)
+    server = destination(options) if texts is None else openai_destination(options)
     if options.streaming and not server.address.over_grpc:
         raise UsageError("option '--streaming' is for gRPC: --url grpc://HOST:PORT names the server's port for it")
     return LoadPlan(
@@ -219,6 +307,8 @@ def read(options: Namespace) -> LoadPlan:
         SequenceLengths(options.sequence_length, options.sequence_length_variation),
         options.json,
         options.html,
+        options.csv,
+        texts,
     )
 
 

@@ -18,6 +18,7 @@ from .requests import grpc_tag, http_tag
 from .sequences import SequenceLengths, Sequences
 from .slots import RequestSlot, SlotFactory
 from .target import ServerStatistics, TargetModel, describe, slot_factory
+from .text_measures import TextCounter
 
 
 class Interrupt:
@@ -54,14 +55,15 @@ class BenchSession:
     seconds: float
     """How long a response may take."""
     sequences: Sequences | None = None
+    texts: TextCounter | None = None
 
     def generator(self, load: LoadLevel, connections: int | None, poisson: bool) -> LoadGenerator:
         """Without a number of `connections`, as many as are usual."""
         how = self.slots, self.requests, self.seconds
         if not load.is_rate:
-            return ClosedLoop(int(load.value), *how, sequences=self.sequences)
+            return ClosedLoop(int(load.value), *how, sequences=self.sequences, texts=self.texts)
         most = connections or self._usual_connections(load.value)
-        return OpenLoop(load.value, *how, most=most, poisson=poisson, sequences=self.sequences)
+        return OpenLoop(load.value, *how, most=most, poisson=poisson, sequences=self.sequences, texts=self.texts)
 
     def _usual_connections(self, rate: float) -> int:
         """Of sequences so few that none has to wait for its next request for as long as the server has patience."""
@@ -85,7 +87,10 @@ class BenchSession:
 
         [slot] = await self.slots.open(FirstResponse(), 1)
         slot.start = 1
-        slot.send(*((0,) if self.sequences is None else self.sequences.only()))
+        if self.sequences is not None:
+            slot.send(*self.sequences.only())
+        else:
+            slot.send(0, b"" if self.texts is None else self.texts.tag())
         try:
             error = await asyncio.wait_for(outcome, self.seconds)
         except TimeoutError:

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
@@ -103,7 +103,11 @@ def table(
     yield f"Client-side latency in ms, from {start} to the last byte:"
     yield from columns(*client_rows(results, rules, met))
     yield ""
-    if any(each.responses is not None for each in results):
+    if any(each.texts is not None for each in results):
+        yield TEXT_TITLE
+        yield from columns(*text_rows(results))
+        yield ""
+    elif any(each.responses is not None for each in results):
         yield "Responses: ms to the first one of a request, and between two:"
         yield from columns(*response_rows(results))
         yield ""
@@ -146,6 +150,32 @@ def response_rows(results: Sequence[Measurement]) -> Rows:
     return names, rows
 
 
+TEXT_TITLE = "Tokens, per second and per request; ms to the first one (TTFT), and between two pieces of a stream (ITL):"
+
+
+def text_rows(results: Sequence[Measurement]) -> Rows:
+    """Those of OpenAI's API; columns without any figure are left out. No rows for tensors."""
+    texts = [(each.load, each.texts) for each in results if each.texts is not None]
+    names = ["load"]
+    rows = [[str(load)] for load, _ in texts]
+
+    def column(name: str, values: Sequence[float | None], form: Callable[[float], str] = "{:,.1f}".format) -> None:
+        if any(value is not None for value in values):
+            names.append(name)
+            for row, value in zip(rows, values, strict=True):
+                row.append("-" if value is None else form(value))
+
+    for direction in ("output", "input"):
+        if any(getattr(each, f"{direction}_tokens") for _, each in texts):
+            column(f"{direction}/s", [getattr(each, f"{direction}_rate") for _, each in texts])
+            column(direction, [getattr(each, f"{direction}_tokens") for _, each in texts])
+    for metric in ("ttft", "itl"):
+        for part in ("mean", "p50", "p99"):
+            column(f"{metric} {part}", [each.times.get(metric, {}).get(part) for _, each in texts], milliseconds)
+    column("goodput/s", [each.goodput for _, each in texts])
+    return names, rows
+
+
 def server_rows(results: Sequence[Measurement]) -> Rows:
     parts = ("total", "queue", "input", "infer", "output")
     rows = []
@@ -175,6 +205,8 @@ def remarks(results: Sequence[Measurement], rules: MeasurementRules, goal: Laten
             yield f"{each.load}: only {each.rate:,.0f} responses/s: the server cannot keep up, so latency keeps growing"
         if each.load.is_rate and each.lag > max(1.0, 0.1 * each.percentiles[rules.percentile]):
             yield f"{each.load}: the load generator sent {milliseconds(each.lag)} ms late (p99): it needs more CPU time"
+        if each.texts is not None and not each.texts.counted and each.texts.output_tokens:
+            yield f"{each.load}: the server does not count tokens: each piece of a stream counts as one"
         if each.unanswered:
             yield f"{each.load}: {each.unanswered} requests had no response at the end"
     if texts:

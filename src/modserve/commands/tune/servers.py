@@ -1,32 +1,16 @@
-"""Temporary servers, each with a copy of one model, on free ports."""
+"""Temporary servers, each with a copy of one model."""
 
 import contextlib
-import os
-import re
 import shutil
-import signal
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from modserve.core.errors import ModserveError, invalid
+from modserve.core.errors import invalid
 
-from ..destination import Destination, address
-from ..remote_server import connect
+from .. import own_server
+from ..destination import Destination
 
 CONFIG_FILE = "config.pbtxt"
-_LISTENING = re.compile(r"^HTTP listening on \S+:(\d+)$", re.MULTILINE)
-_STOP_SECONDS = 20.0
-_QUIET_OPTIONS = (
-    "--http-address=127.0.0.1",
-    "--http-port=0",
-    "--allow-grpc=false",
-    "--allow-metrics=false",
-    "--exit-timeout-secs=2",
-)
 
 
 class ModelCopy:
@@ -45,96 +29,6 @@ class ModelCopy:
         (self.folder / CONFIG_FILE).write_text(text, "utf-8")
 
 
-@contextlib.contextmanager
-def serving(copy: ModelCopy, options: Sequence[str], seconds: float) -> Iterator[Destination]:
+def serving(copy: ModelCopy, options: Sequence[str], seconds: float) -> contextlib.AbstractContextManager[Destination]:
     """A server of a copy, until it is no longer needed. Raises INVALID_ARG if the model does not load in `seconds`."""
-    command = [sys.executable, "-m", "modserve", "serve", f"--model-repository={copy.repository}"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MODSERVE_")}
-    with subprocess.Popen(
-        [*command, *_QUIET_OPTIONS, *options],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
-        start_new_session=True,  # Ctrl-C is for the command, which then stops its servers
-    ) as process:
-        log = _Log(process)
-        try:
-            port = log.port(time.monotonic() + seconds)
-            server = Destination(address(f"http://127.0.0.1:{port}"))
-            _wait_until_ready(server, copy.folder.name, process, log, time.monotonic() + seconds)
-            yield server
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-
-def _wait_until_ready(
-    place: Destination, model: str, process: "subprocess.Popen[str]", log: "_Log", deadline: float
-) -> None:
-    server = connect(place)
-    try:
-        while True:
-            with contextlib.suppress(ModserveError):
-                if model in server.ready_models():
-                    return
-            if process.poll() is not None or log.loaded:
-                with contextlib.suppress(ModserveError):
-                    if model in server.ready_models():
-                        return
-                raise invalid(f"the model does not load: {log.reason()}")
-            if time.monotonic() > deadline:
-                raise invalid("the model does not become ready in time")
-            log.changed(0.05)
-    finally:
-        server.close()
-
-
-_LOADED = "model "
-"""The head of the table that a server prints when it has loaded its models begins so."""
-_REASON = re.compile(r"(?:ERROR|WARNING) +\S+: (.*)")
-
-
-class _Log:
-    """What a server prints, read by a thread so that its pipe is never full."""
-
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self._lines: list[str] = []
-        self._condition = threading.Condition()
-        self._ended = False
-        self.loaded = False
-        threading.Thread(target=self._read, args=(process.stdout,), daemon=True).start()
-
-    def _read(self, stream: Iterator[str]) -> None:
-        for line in stream:
-            with self._condition:
-                self._lines.append(line)
-                self.loaded = self.loaded or (line.startswith(_LOADED) and "state" in line)
-                self._condition.notify_all()
-        with self._condition:
-            self._ended = True
-            self._condition.notify_all()
-
-    def changed(self, seconds: float) -> None:
-        """Wait for another line."""
-        with self._condition:
-            if not self._ended:
-                self._condition.wait(seconds)
-
-    def port(self, deadline: float) -> int:
-        with self._condition:
-            while not (match := _LISTENING.search("".join(self._lines))):
-                if self._ended or time.monotonic() > deadline:
-                    raise invalid(f"a server does not start: {self.reason()}")
-                self._condition.wait(0.1)
-        return int(match[1])
-
-    def reason(self) -> str:
-        """The last error that it has logged, or its last line."""
-        text = "".join(self._lines)
-        reasons = _REASON.findall(text)
-        return reasons[-1] if reasons else (text.strip().splitlines() or ["no output"])[-1]
+    return own_server.serving([f"--model-repository={copy.repository}", *options], seconds, copy.folder.name)

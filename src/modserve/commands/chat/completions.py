@@ -1,0 +1,107 @@
+"""One answer of a model: ``chat/completions`` of OpenAI's API as a stream of its pieces."""
+
+import contextlib
+import json
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import RefusedError
+from ..remote_server import RemoteServer
+from ..terminal import plural
+
+_PATH = "/v1/chat/completions"
+_MODELS = "/v1/models"
+Message = dict[str, str]
+"""A message of the conversation: its `role` and its `content`."""
+_EVENT = b"data:"
+_END = "[DONE]"
+
+
+@dataclass(slots=True)
+class Answer:
+    """What has come of it so far. Times are seconds from the call."""
+
+    text: str = ""
+    pieces: int = 0
+    finish_reason: str = ""
+    """Empty if the stream was left before its end."""
+    first: float = 0.0
+    last: float = 0.0
+    usage: Mapping[str, Any] = field(default_factory=dict)
+    """Empty for a server that counts no tokens."""
+
+    @property
+    def seconds_per_token(self) -> float:
+        """Behind the first one; 0 if there is no other."""
+        tokens = self.usage.get("completion_tokens") or self.pieces
+        return (self.last - self.first) / (tokens - 1) if tokens > 1 else 0.0
+
+
+def complete(
+    server: RemoteServer,
+    model: str,
+    messages: Sequence[Message],
+    sampling: Mapping[str, float],
+    answer: Answer,
+    show: Callable[[str], None],
+) -> None:
+    """Fill `answer`, and show each piece as it comes. An exception of `show` or Ctrl-C cancels it at the server.
+
+    Raises UnreachableError, RefusedError.
+    """
+    body = {"model": model, "messages": list(messages), **sampling, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    begin = time.perf_counter()
+    with contextlib.closing(server.lines(_PATH, json.dumps(body).encode())) as lines:
+        for event in _events(lines):
+            if (error := event.get("error")) is not None:
+                raise RefusedError(str(error.get("message", error) if isinstance(error, dict) else error))
+            answer.usage = event.get("usage") or answer.usage
+            for choice in event.get("choices") or ():
+                answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+                if piece := (choice.get("delta") or {}).get("content"):
+                    answer.last = time.perf_counter() - begin
+                    answer.first = answer.first or answer.last
+                    answer.pieces += 1
+                    answer.text += piece
+                    show(piece)
+
+
+def check(server: RemoteServer, prefix: str, model: str) -> None:
+    """Raises RefusedError, with the server's reason, if it has no such model that is ready."""
+    rows = json.loads(server.page(f"{prefix}{_MODELS}")).get("data") or ()
+    if model not in {row.get("id") for row in rows}:  # or it has the model by another name
+        server.page(f"{prefix}{_MODELS}/{urllib.parse.quote(model, safe='')}")
+
+
+def _events(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
+    """The JSON objects of server-sent events."""
+    for line in lines:
+        if not line.startswith(_EVENT):
+            continue
+        text = line.removeprefix(_EVENT).decode(errors="replace").strip()
+        if text == _END:
+            return
+        try:
+            event = json.loads(text)
+        except ValueError:
+            event = None
+        if not isinstance(event, dict):
+            raise RefusedError(f"the server's stream has an event that is no JSON object: {text[:200]}")
+        yield event
+
+
+def figures(answer: Answer) -> str:
+    """Its speed in a line."""
+    tokens = answer.usage.get("completion_tokens")
+    unit = "piece" if tokens is None else "token"
+    parts = [plural(answer.pieces if tokens is None else tokens, unit)]
+    if per_token := answer.seconds_per_token:
+        parts.append(f"{1 / per_token:,.1f} {unit}s/s")
+    parts.append(f"the first after {answer.first * 1e3:,.0f} ms")
+    if prompt := answer.usage.get("prompt_tokens"):
+        parts.append(f"prompt of {prompt:,} tokens")
+    return ", ".join(parts)
