@@ -1,6 +1,5 @@
 """One request for text: its choices are calls of the model, whose outcomes become one response."""
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,15 +15,14 @@ from modserve.frontends.http.infer import CallContext
 from modserve.frontends.http.rest.disconnect import unless_disconnected
 from modserve.frontends.http.rest.messages import deadline_ns, forwarded_headers
 from modserve.frontends.http.rest.streams import HttpStream, StreamedCall, Streams, respond
-from modserve.frontends.offload import RequestMemory
 from modserve.protocol import failures, header_forwarding
 from modserve.protocol.http.framing import Framing
 from modserve.protocol.json.json_text import MIME_JSON
 from modserve.text.chat.choice import TextChoice, Usage, usage_of
 from modserve.text.chat.contract import Contract, Piece, piece_of
-from modserve.text.chat.errors import error_event
-from modserve.text.chat.requests import TextRequest, ToolChoice
-from modserve.text.chat.responses import DONE, OpenAIWriter, Whole
+from modserve.text.chat.requests import TextRequest
+from modserve.text.chat.responses import OpenAIWriter, Whole
+from modserve.text.chat.tools import ToolChoice
 
 from .group import CallGroup
 
@@ -97,29 +95,27 @@ async def whole_response(
     context: CallContext, request: Request, generation: TextGeneration, writer: OpenAIWriter
 ) -> Response:
     """The response to a client that waits for all of it. Raises the first failure."""
-    memory = RequestMemory(context.server.memory, asyncio.get_running_loop())
     try:
-        wholes = await unless_disconnected(request, _collected(generation, memory))
+        wholes = await unless_disconnected(request, _collected(generation))
         if sum(whole.size for whole in wholes) > context.limits.json:
             body = await offload.on_thread(writer.whole, wholes, generation.usage)
         else:
             body = writer.whole(wholes, generation.usage)
     finally:
-        memory.release()
         generation.close()
     cost = generation.calls[-1].cost if context.server_timing else ""
     return Response(body, headers={"Server-Timing": cost} if cost else {}, media_type=MIME_JSON)
 
 
-async def _collected(generation: TextGeneration, memory: RequestMemory) -> list[Whole]:
+async def _collected(generation: TextGeneration) -> list[Whole]:
     """The choices, one after the other: their calls run at the same time.
 
-    What has come counts as memory. Raises `MemoryExhaustedError` when it is more than the server has: a model need not
-    end.
+    What has come counts as memory, since a model need not end. Raises the first failure, `MemoryExhaustedError` if that
+    is it.
     """
-    budget = generation.calls[0].server.memory
     wholes = [Whole(choice) for choice in generation.choices]
     for call, whole in zip(generation.calls, wholes, strict=True):
+        call.keeps_outcomes = True
         final = False
         while not final and not whole.choice.over:
             outcome, final = await call.next()
@@ -127,19 +123,15 @@ async def _collected(generation: TextGeneration, memory: RequestMemory) -> list[
                 raise outcome
             piece = Piece(b"") if outcome is None else piece_of(generation.contract, outcome)
             whole.add(whole.choice.add(piece, final))
-            memory.force(len(piece.text))
-            if budget.full:
-                raise budget.exhausted(len(piece.text))
     return wholes
 
 
-async def streamed_response(
-    request: Request, text: TextRequest, generation: TextGeneration, writer: OpenAIWriter
-) -> Response:
+async def streamed_response(request: Request, generation: TextGeneration, writer: OpenAIWriter) -> Response:
     """The response to a client that reads events. Raises a failure before the first one."""
     group = CallGroup(generation.calls) if len(generation.calls) > 1 else None
     call: StreamedCall = group or generation.calls[0]
-
+    for each in generation.calls:
+        each.keeps_outcomes = writer.keeps_text
     failed = False
 
     def encode(outcome: Outcome, final: bool) -> bytes:
@@ -150,7 +142,7 @@ async def streamed_response(
             failed = True
             for each in generation.calls:
                 each.cut()
-            return error_event(outcome, failures.spelling(outcome).http, failures.public_message(outcome))
+            return writer.failure(outcome, failures.spelling(outcome).http, failures.public_message(outcome))
         index, ended = (group.current, group.ended) if group is not None else (0, final)
         choice = generation.choices[index]
         piece = Piece(b"") if outcome is None else piece_of(generation.contract, outcome)
@@ -160,8 +152,7 @@ async def streamed_response(
         if ended:
             events += writer.end(choice)
         if final:
-            usage = writer.usage(generation.usage) if text.include_usage else b""
-            events += usage + DONE
+            events += writer.done(generation.choices, generation.usage)
         return events
 
     return await respond(request, call, _FRAMING, encode, raise_failure=True)

@@ -22,14 +22,16 @@ from modserve.protocol.http import generate
 from modserve.protocol.limits import LIMITS
 from modserve.text.chat import requests
 from modserve.text.chat.errors import TemplateError, error_document, field_error
+from modserve.text.chat.item_requests import ResponseRequest, read_response_request
+from modserve.text.chat.item_writer import ItemWriter
 from modserve.text.chat.requests import ChatRequest, CompletionRequest
-from modserve.text.chat.responses import ChatWriter, CompletionWriter
+from modserve.text.chat.responses import ChatWriter, CompletionWriter, OpenAIWriter
 
 from .generation import streamed_response, submit, whole_response
 from .models import list_json, model_json
 from .text_models import TextModels
 
-T = TypeVar("T", ChatRequest, CompletionRequest)
+T = TypeVar("T", ChatRequest, CompletionRequest, ResponseRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,10 @@ def router(context: CallContext, streams: Streams) -> APIRouter:
         """Continue a text with a model that generates text, as OpenAI's API does; `stream` for events."""
         return await _answered(context, request, lambda: _complete(surface, request))
 
+    async def responses(request: Request) -> Response:
+        """Answer a conversation of items with a model that generates text, as OpenAI's API does; nothing is stored."""
+        return await _answered(context, request, lambda: _respond(surface, request))
+
     async def models() -> Response:
         """The READY models that take text."""
         return json_response(await list_json(server))
@@ -66,13 +72,14 @@ def router(context: CallContext, streams: Streams) -> APIRouter:
         return await _answered(context, request, known)
 
     failures_of = errors_of(*FAILURES, body="OpenAIErrorAnswer")
-    for path, handler, body in (
-        ("/chat/completions", chat_completions, "ChatRequestBody"),
-        ("/completions", completions, "CompletionRequestBody"),
+    for path, handler, body, answer in (
+        ("/chat/completions", chat_completions, "ChatRequestBody", "ChatResponseBody"),
+        ("/completions", completions, "CompletionRequestBody", "ChatResponseBody"),
+        ("/responses", responses, "ItemsRequestBody", "ItemsResponseBody"),
     ):
         options: dict[str, Any] = {
             "methods": ["POST"],
-            "responses": {200: response_of("ChatResponseBody"), **failures_of},
+            "responses": {200: response_of(answer), **failures_of},
             "openapi_extra": body_of(body),
             "route_class_override": DirectRoute,
         }
@@ -86,6 +93,18 @@ def router(context: CallContext, streams: Streams) -> APIRouter:
 
 async def _chat(surface: _Surface, request: Request) -> Response:
     chat, size = await _read(surface.context, request, requests.read_chat)
+    return await _converse(surface, request, chat, size, lambda id: ChatWriter(id, chat.text))
+
+
+async def _respond(surface: _Surface, request: Request) -> Response:
+    read, size = await _read(surface.context, request, read_response_request)
+    return await _converse(surface, request, read.chat, size, lambda id: ItemWriter(id, read))
+
+
+async def _converse(
+    surface: _Surface, request: Request, chat: ChatRequest, size: int, writer_of: Callable[[str], OpenAIWriter]
+) -> Response:
+    """The response to a conversation of `size` bytes, by the writer for its id."""
     text = chat.text
     request.path_params["model"] = text.model  # as in calls that have it in their path
     with surface.streams.begin(request, text.model, None) as call:
@@ -94,9 +113,9 @@ async def _chat(surface: _Surface, request: Request) -> Response:
         prompt = await surface.models.prompt(model, chat, size)
         context, streams = surface.context, surface.streams
         generation = await submit(context, streams, request, call, model.contract, text, [prompt], chat.tools)
-    writer = ChatWriter(call.identify(), text)
+    writer = writer_of(call.identify())
     if text.stream:
-        return await streamed_response(request, text, generation, writer)
+        return await streamed_response(request, generation, writer)
     return await whole_response(context, request, generation, writer)
 
 
@@ -114,7 +133,7 @@ async def _complete(surface: _Surface, request: Request) -> Response:
     echoes = [prompt for prompt in prompts for _ in range(text.choices)] if completion.echo else ()
     writer = CompletionWriter(call.identify(), text, echoes)
     if text.stream:
-        return await streamed_response(request, text, generation, writer)
+        return await streamed_response(request, generation, writer)
     return await whole_response(context, request, generation, writer)
 
 

@@ -67,7 +67,7 @@ class StreamedCall(Protocol):
 class HttpStream(InferenceCall):
     """A call over HTTP with any number of responses, which `next` returns in their order."""
 
-    __slots__ = ("_arrival", "_queue", "_returned", "_streams", "limits")
+    __slots__ = ("_arrival", "_kept", "_queue", "_returned", "_streams", "keeps_outcomes", "limits")
 
     def __init__(self, streams: "Streams", model: str, version: int | None) -> None:
         super().__init__(streams.server, HTTP, model, version)
@@ -76,17 +76,29 @@ class HttpStream(InferenceCall):
         self._queue = OutcomeQueue(streams.server.memory)
         self._arrival = asyncio.Event()
         self._returned = False
+        self.keeps_outcomes = False
+        """Whoever reads them keeps them: they count as memory until the call is closed."""
+        self._kept = 0
         streams.open.add(self)
 
     async def next(self) -> tuple[Outcome, bool]:
-        """The next outcome, and whether it is the last. Waiting for one says that the one before it has been sent."""
+        """The next outcome, and whether it is the last. Waiting for one says that the one before it has been sent.
+
+        With `keeps_outcomes`, a `MemoryExhaustedError` when the server has no room for another one.
+        """
         if self._returned:
             self._queue.sent_first(self.inflight)
         self._returned = True
         while not self._queue:
             self._arrival.clear()
             await self._arrival.wait()
-        return self._queue.pop()
+        outcome, final = self._queue.pop()
+        if self.keeps_outcomes and isinstance(outcome, InferenceResponse):
+            self.server.memory.force(outcome.size)
+            self._kept += outcome.size
+            if self.server.memory.full:
+                return self.server.memory.exhausted(outcome.size), final
+        return outcome, final
 
     def settle(self, outcome: Outcome, final: bool) -> None:
         if self._queue.add(outcome, final):
@@ -113,6 +125,8 @@ class HttpStream(InferenceCall):
         self._streams.open.discard(self)
         super().close()
         self._queue.close()
+        kept, self._kept = self._kept, 0
+        self.server.memory.give_back(kept)
 
 
 class Streams:
