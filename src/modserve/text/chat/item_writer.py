@@ -1,9 +1,9 @@
 """What clients of ``responses`` get: a response with items, or the events in which it grows.
 
 The events of a message are ``output_item.added``, ``content_part.added``, ``output_text.delta`` for each piece, and
-``output_text.done``, ``content_part.done`` and ``output_item.done``, which have all of it; those of a call of a tool are
-``output_item.added``, ``function_call_arguments.delta`` and ``.done``, and ``output_item.done``. Before them come
-``response.created`` and ``response.in_progress``, and at the end ``response.completed``, ``.incomplete`` or ``.failed``.
+``output_text.done``, ``content_part.done`` and ``output_item.done``, which have all of it. Those of a call of a tool
+are ``output_item.added``, ``function_call_arguments.delta`` and ``.done``, and ``output_item.done``. Before them come
+``response.created`` and ``response.in_progress``, at the end ``response.completed``, ``.incomplete`` or ``.failed``.
 """
 
 import time
