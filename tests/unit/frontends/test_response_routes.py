@@ -5,13 +5,13 @@ import re
 from typing import Any
 
 import pytest
-from test_chat_routes import HttpSettings, Talk, talk_to
+from test_chat_routes import Talk, talk_to
 from test_chat_routes import models as models
 from test_chat_routes import talk as talk
 
 from modserve.core.errors import internal
+from modserve.settings import HttpSettings
 
-ITEM = "modserve"
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "K"}}</tool_call>'
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
 
@@ -185,7 +185,8 @@ async def test_a_mistake(talk: Talk) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 async def test_what_is_kept_of_a_text_counts_as_memory(models: Any, stream: bool) -> None:
     """The last events have all of the text again; a model need not end."""
-    async with talk_to(*models, HttpSettings()) as talk:
+    app, loader = models
+    async with talk_to(app, loader, HttpSettings()) as talk:
         talk.memory.limit = 1_000_000
         try:
             await ask(talk, stream=stream)
