@@ -12,6 +12,7 @@ _PLACE = Path(__file__).resolve().parents[2] / "build" / "node"
 _SETS: Mapping[str, tuple[str, ...]] = {
     "axe": ("axe-core@4.14.1",),
     "azurite": ("azurite@3.37.0",),
+    "openai": ("openai@6.49.0",),
     "grpc": ("@grpc/grpc-js@1.14.7", "@grpc/proto-loader@0.8.1"),
 }
 

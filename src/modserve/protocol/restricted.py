@@ -25,6 +25,7 @@ class Calls:
     """What follows ``/v1/models/{model}``: KServe v1 and TensorFlow Serving. Its status is its health."""
 
 
+_OPENAI_CALLS = ("embeddings", "rerank", "chat/completions", "completions", "responses")
 _VERBS = ("status", "register", "unregister")
 
 CATEGORIES: Mapping[str, Calls] = {
@@ -46,8 +47,7 @@ CATEGORIES: Mapping[str, Calls] = {
     "inference": Calls(
         ("ModelInfer", "ModelStreamInfer"),
         paths=(
-            *(f"{prefix}/v1/{call}" for prefix in ("", "/openai") for call in ("embeddings", "rerank")),
-            *(f"{prefix}/v1/{call}" for prefix in ("", "/openai") for call in ("chat/completions", "completions")),
+            *(f"{prefix}/v1/{call}" for prefix in ("", "/openai") for call in _OPENAI_CALLS),
             "/v2/rerank",
             *(f"/{call}" for call in ("embed", "rerank", "predict", "similarity", "tokenize", "decode")),
         ),

@@ -18,10 +18,11 @@ GENERATION: Final = "modserve.frontends.http.openai.handlers"
 
 _TEI: Final = ("/embed", "/rerank", "/predict", "/similarity", "/tokenize", "/decode")
 _PREFIXES: Final = ("/v1", "/openai/v1")
+_GENERATION_CALLS: Final = ("chat/completions", "completions", "responses")
 MODULES: Final[Mapping[bytes, str]] = {
     **{path.encode(): TEXT for path in (*_TEI, "/v2/rerank")},
     **{f"{prefix}/{call}".encode(): TEXT for prefix in _PREFIXES for call in ("embeddings", "rerank")},
-    **{f"{prefix}/{call}".encode(): GENERATION for prefix in _PREFIXES for call in ("chat/completions", "completions")},
+    **{f"{prefix}/{call}".encode(): GENERATION for prefix in _PREFIXES for call in _GENERATION_CALLS},
 }
 """Path → the module with its handler. All are for POST, and of the category `inference` of restricted calls."""
 

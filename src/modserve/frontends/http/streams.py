@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from modserve.core.errors import ModserveError, unavailable
-from modserve.core.requests.response import Outcome
+from modserve.core.requests.response import InferenceResponse, Outcome
 from modserve.core.requests.trace_context import TraceHeaders
 from modserve.frontends.call import HTTP, InferenceCall, OutcomeQueue
 from modserve.server import Server
@@ -18,7 +18,7 @@ from .exchange import Note
 class HttpStream(InferenceCall):
     """A call over HTTP with any number of responses, which `next` returns in their order."""
 
-    __slots__ = ("_arrival", "_queue", "_streams", "_unsent", "_waiting", "limits")
+    __slots__ = ("_arrival", "_kept", "_queue", "_streams", "_unsent", "_waiting", "keeps_outcomes", "limits")
 
     def __init__(self, streams: "Streams", model: str, version: int | None) -> None:
         super().__init__(streams.server, HTTP, model, version)
@@ -28,6 +28,9 @@ class HttpStream(InferenceCall):
         self._arrival: Callable[[], None] | None = None
         self._waiting: asyncio.Future[None] | None = None
         self._unsent = False
+        self.keeps_outcomes = False
+        """Whoever reads them keeps them: they count as memory until the call is closed."""
+        self._kept = 0
         streams.open.add(self)
 
     @property
@@ -42,10 +45,20 @@ class HttpStream(InferenceCall):
             arrival()
 
     def take(self) -> tuple[Outcome, bool]:
-        """The next outcome, which has come, and whether it is the last."""
+        """The next outcome, which has come, and whether it is the last.
+
+        With `keeps_outcomes`, a `MemoryExhaustedError` when the server has no room for another one.
+        """
         self.acknowledge()
         self._unsent = True
-        return self._queue.pop()
+        outcome, final = self._queue.pop()
+        if self.keeps_outcomes and isinstance(outcome, InferenceResponse):
+            memory = self.server.memory
+            memory.force(outcome.size)
+            self._kept += outcome.size
+            if memory.full:
+                return memory.exhausted(outcome.size), final
+        return outcome, final
 
     def acknowledge(self) -> None:
         """What was taken has been sent: the model may go on."""
@@ -93,6 +106,8 @@ class HttpStream(InferenceCall):
         self._arrival = None  # which leads back here
         super().close()
         self._queue.close()
+        kept, self._kept = self._kept, 0
+        self.server.memory.give_back(kept)
 
 
 class Streams:

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import orjson
 
 from .contract import Piece
-from .requests import TextRequest, ToolChoice
+from .requests import TextRequest
 from .stops import TextEnd
 from .tool_calls import ToolCall, ToolCalls
+from .tools import ToolChoice
 
 _FINISH_REASONS = frozenset({"stop", "length", "content_filter", "tool_calls"})
 

@@ -34,9 +34,13 @@ _NUMBERS: dict[str, tuple[type, float, float]] = {
 }
 """Sampling parameters that are numbers: type, least, most. Some are vLLM's, which OpenAI has not."""
 
-SAMPLING: frozenset[str] = frozenset({*_NUMBERS, "stop", "ignore_eos", "logit_bias", "n", "logprobs", "max_completion_tokens"})
+SAMPLING: frozenset[str] = frozenset(
+    {*_NUMBERS, "stop", "ignore_eos", "logit_bias", "n", "logprobs", "max_completion_tokens"}
+)
 COMMON: frozenset[str] = SAMPLING | {"model", "stream", "stream_options"}
-_WITHOUT_EFFECT: frozenset[str] = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
+_WITHOUT_EFFECT: frozenset[str] = frozenset(
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+)
 """What says something of the client only: ignored in silence."""
 
 
@@ -100,17 +104,19 @@ def stops(document: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def sampling(document: Mapping[str, Any]) -> dict[str, object]:
-    """The sampling parameters in the names of the contract, without `n` and `logprobs`. Raises `RequestFieldError`."""
+def sampling(document: Mapping[str, Any], longest: str) -> dict[str, object]:
+    """The sampling parameters in the names of the contract, without `n` and `logprobs`.
+
+    `longest` names a field that means ``max_tokens`` and goes before it. Raises `RequestFieldError`.
+    """
     values: dict[str, object] = {}
-    for name, (kind, least, most) in _NUMBERS.items():
+    for name, limits in _NUMBERS.items():
         value = document.get(name)
-        if value is None:
-            continue
-        values[name] = _number(name, value, kind, least, most)
-    longest = document.get("max_completion_tokens")
-    if longest is not None:
-        values["max_tokens"] = _number("max_completion_tokens", longest, *_NUMBERS["max_tokens"])
+        if value is not None:
+            values[name] = _number(name, value, *limits)
+    most = document.get(longest)
+    if most is not None:
+        values["max_tokens"] = _number(longest, most, *_NUMBERS["max_tokens"])
     if document.get("ignore_eos") is not None:
         values["ignore_eos"] = boolean(document, "ignore_eos")
     bias = mapping(document, "logit_bias")

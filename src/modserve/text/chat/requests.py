@@ -4,14 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import orjson
-
 from . import fields
 from .errors import field_error
+from .messages import read_messages
+from .tools import ToolChoice, read_tools
 
 CHAT, COMPLETIONS = "chat/completions", "completions"
-_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-_MOST_TOOLS = 1024
 _MOST_PROMPTS: Final = 256
 _USUAL_MAX_TOKENS: Final = 16
 """Of completions, as in OpenAI's API; how long chats are is up to the model."""
@@ -38,44 +36,10 @@ class TextRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolChoice:
-    """Which of the tools the model may, or has to, call."""
-
-    tools: Sequence[Mapping[str, Any]] = ()
-    required: bool = False
-    only: str = ""
-    """The one function to call."""
-    parallel: bool = True
-
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(tool["function"]["name"] for tool in self.tools)
-
-    @property
-    def schema(self) -> Mapping[str, Any] | None:
-        """What the text has to be so that it is a call; None if it may be anything."""
-        functions = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in self.tools}
-        if self.only:
-            return {"type": "object", **functions[self.only]}
-        if not self.required:
-            return None
-        calls = [
-            {
-                "type": "object",
-                "properties": {"name": {"enum": [name]}, "parameters": parameters},
-                "required": ["name", "parameters"],
-            }
-            for name, parameters in functions.items()
-        ]
-        most = {} if self.parallel else {"maxItems": 1}
-        return {"type": "array", "minItems": 1, "items": {"anyOf": calls}, **most}
-
-
-@dataclass(frozen=True, slots=True)
 class ChatRequest:
     text: TextRequest
     messages: Sequence[Mapping[str, Any]]
-    tools: ToolChoice = ToolChoice()
+    tools: ToolChoice = field(default_factory=ToolChoice)
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
 
@@ -95,15 +59,11 @@ def read_chat(document: Mapping[str, Any]) -> ChatRequest:
         logprobs = logprobs or 0
     elif logprobs is not None:
         raise field_error("top_logprobs", "'top_logprobs' is for requests with 'logprobs': true")
-    tools = _tools(document)
-    structure = _structure(document)
-    if structure and tools.schema is not None:
-        raise field_error("response_format", "'response_format' and a required call of a tool exclude each other")
-    if tools.schema is not None:
-        structure = {"json": tools.schema}
+    tools = read_tools(document)
+    form = structure(tools, document.get("response_format"), "response_format", "json_schema")
     return ChatRequest(
-        _text_request(document, logprobs, {"structured_outputs": structure} if structure else {}),
-        _messages(document),
+        text_request(document, logprobs, form),
+        read_messages(document),
         tools,
         fields.mapping(document, "chat_template_kwargs") or {},
         fields.boolean(document, "add_generation_prompt", True),
@@ -115,7 +75,7 @@ def read_completion(document: Mapping[str, Any]) -> CompletionRequest:
     fields.tell_ignored(COMPLETIONS, document, _COMPLETION_FIELDS)
     if document.get("max_tokens") is None and document.get("max_completion_tokens") is None:
         document = {**document, "max_tokens": _USUAL_MAX_TOKENS}
-    text = _text_request(document, fields.whole_number(document, "logprobs", 0, 20), {})
+    text = text_request(document, fields.whole_number(document, "logprobs", 0, 20), {})
     best_of = fields.whole_number(document, "best_of", 1, fields.MOST_CHOICES)
     if best_of not in (None, 1, text.choices):
         raise field_error("best_of", "'best_of' is not supported: ask for 'n' choices and take the best of them")
@@ -144,9 +104,15 @@ def read_completion(document: Mapping[str, Any]) -> CompletionRequest:
     return CompletionRequest(text, tuple(prompts), echo)
 
 
-def _text_request(document: Mapping[str, Any], logprobs: int | None, structure: Mapping[str, object]) -> TextRequest:
+def text_request(
+    document: Mapping[str, Any],
+    logprobs: int | None,
+    structure: Mapping[str, object],
+    longest: str = "max_completion_tokens",
+) -> TextRequest:
+    """What all calls have. `structure` are further sampling parameters; `longest` names the field with the maximum."""
     stream = fields.boolean(document, "stream")
-    sampling: dict[str, object] = {**fields.sampling(document), **structure}
+    sampling: dict[str, object] = {**fields.sampling(document, longest), **structure}
     if logprobs is not None:
         sampling["logprobs"] = logprobs
     stops = sampling.get("stop", ())
@@ -162,127 +128,31 @@ def _text_request(document: Mapping[str, Any], logprobs: int | None, structure: 
     )
 
 
-def _messages(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    messages = document.get("messages")
-    if messages is None:
-        raise field_error("messages", "'messages' is missing")
-    if type(messages) is not list:
-        raise fields.wrong_type("messages", "an array", messages)
-    if not messages:
-        raise field_error("messages", "'messages' is empty")
-    return [_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
+def structure(tools: ToolChoice, value: object, field: str, nested: str = "") -> Mapping[str, object]:
+    """The sampling parameters for the form of the text: that of a required call, or the format `value` of `field`.
+
+    `nested` is the member of the format that has the schema, if that is not the format itself.
+    """
+    format = _format(fields.mapping({field: value}, field), field, nested)
+    if tools.schema is None:
+        return {"structured_outputs": format} if format else {}
+    if format:
+        raise field_error(field, f"'{field}' and a required call of a tool exclude each other")
+    return {"structured_outputs": {"json": tools.schema}}
 
 
-def _message(where: str, message: object) -> Mapping[str, Any]:
-    """A message as templates have it: its content is one text, arguments of calls are objects."""
-    if not isinstance(message, dict):
-        raise fields.wrong_type(where, "an object", message)
-    role = message.get("role")
-    if role not in _ROLES:
-        known = ", ".join(sorted(_ROLES))
-        raise field_error(f"{where}.role", f"'{where}.role' must be one of {known}")
-    read = {**message, "content": _content(f"{where}.content", message.get("content"))}
-    calls = message.get("tool_calls")
-    if calls is not None:
-        if type(calls) is not list:
-            raise fields.wrong_type(f"{where}.tool_calls", "an array", calls)
-        read["tool_calls"] = [_past_call(f"{where}.tool_calls[{n}]", call) for n, call in enumerate(calls)]
-    elif read["content"] is None:
-        raise field_error(f"{where}.content", f"'{where}.content' is missing")
-    return read
-
-
-def _content(where: str, content: object) -> str | None:
-    if content is None or isinstance(content, str):
-        return content
-    if type(content) is not list:
-        raise fields.wrong_type(where, "a string or an array of parts", content)
-    texts = []
-    for index, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
-        if kind not in ("text", "refusal"):
-            raise field_error(
-                f"{where}[{index}]", f"'{where}[{index}]' is no text: parts of the type text are supported"
-            )
-        if not isinstance(text, str):
-            raise fields.wrong_type(f"{where}[{index}].text", "a string", text)
-        texts.append(text)
-    return "\n".join(texts)
-
-
-def _past_call(where: str, call: object) -> Mapping[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(call, dict) or not isinstance(function, dict) or type(function.get("name")) is not str:
-        raise field_error(where, f"'{where}' must have a 'function' with a 'name'")
-    arguments = function.get("arguments") or "{}"
-    if isinstance(arguments, str):
-        try:
-            arguments = orjson.loads(arguments)
-        except orjson.JSONDecodeError:
-            raise field_error(f"{where}.function.arguments", f"'{where}.function.arguments' is no JSON") from None
-    return {**call, "function": {**function, "arguments": arguments}}
-
-
-def _tools(document: Mapping[str, Any]) -> ToolChoice:
-    tools, choice = document.get("tools"), document.get("tool_choice")
-    if tools is not None and type(tools) is not list:
-        raise fields.wrong_type("tools", "an array", tools)
-    if not tools:
-        if choice not in (None, "none", "auto"):
-            raise field_error("tool_choice", "'tool_choice' is for requests with 'tools'")
-        return ToolChoice()
-    if len(tools) > _MOST_TOOLS:
-        raise field_error("tools", f"'tools' has {len(tools)} elements, at most {_MOST_TOOLS} are possible")
-    for index, tool in enumerate(tools):
-        _check_tool(f"tools[{index}]", tool)
-    parallel = fields.boolean(document, "parallel_tool_calls", True)
-    if choice in (None, "auto"):
-        return ToolChoice(tools, parallel=parallel)
-    if choice == "none":
-        return ToolChoice()
-    if choice == "required":
-        return ToolChoice(tools, True, parallel=parallel)
-    function = choice.get("function") if isinstance(choice, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str):
-        form = "'none', 'auto', 'required' or {'type': 'function', 'function': {'name': …}}"
-        raise field_error("tool_choice", f"'tool_choice' must be {form}")
-    if name not in {tool["function"]["name"] for tool in tools}:
-        raise field_error("tool_choice", f"'tool_choice' names the function '{name[:100]}', which is not in 'tools'")
-    return ToolChoice(tools, True, name, parallel)
-
-
-def _check_tool(where: str, tool: object) -> None:
-    if not isinstance(tool, dict):
-        raise fields.wrong_type(where, "an object", tool)
-    if tool.get("type", "function") != "function":
-        raise field_error(f"{where}.type", f"'{where}.type' must be 'function'")
-    function = tool.get("function")
-    if not isinstance(function, dict):
-        raise fields.wrong_type(f"{where}.function", "an object", function)
-    if type(function.get("name")) is not str or not function["name"]:
-        raise field_error(f"{where}.function.name", f"'{where}.function.name' must be a string")
-    if not isinstance(function.get("parameters") or {}, dict):
-        raise fields.wrong_type(f"{where}.function.parameters", "an object", function["parameters"])
-
-
-def _structure(document: Mapping[str, Any]) -> Mapping[str, object]:
-    """``response_format`` as the contract's `structured_outputs`; empty for plain text."""
-    chosen = fields.mapping(document, "response_format")
-    kind = "text" if chosen is None else chosen.get("type")
-    if chosen is None or kind == "text":
+def _format(format: Mapping[str, Any] | None, field: str, nested: str) -> Mapping[str, object]:
+    """A format as the contract's `structured_outputs`; empty for plain text."""
+    kind = "text" if format is None else format.get("type")
+    if format is None or kind == "text":
         return {}
     if kind == "json_object":
         return {"json_object": True}
     if kind != "json_schema":
-        raise field_error(
-            "response_format.type", "'response_format.type' must be 'text', 'json_object' or 'json_schema'"
-        )
-    described = chosen.get("json_schema")
+        raise field_error(f"{field}.type", f"'{field}.type' must be 'text', 'json_object' or 'json_schema'")
+    described = format.get(nested) if nested else format
     schema = described.get("schema") if isinstance(described, dict) else None
     if not isinstance(schema, dict):
-        raise field_error(
-            "response_format.json_schema", "'response_format.json_schema' must have a 'schema', an object"
-        )
+        where = f"{field}.{nested}" if nested else field
+        raise field_error(where, f"'{where}' must have a 'schema', an object")
     return {"json": schema}

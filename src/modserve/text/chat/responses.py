@@ -6,12 +6,15 @@ from typing import Any, Protocol
 
 import orjson
 
+from modserve.core.errors import ModserveError
+
 from .choice import Alternatives, Delta, TextChoice, Usage
+from .errors import error_event
 from .logprobs import chat_logprobs, completion_logprobs
 from .requests import TextRequest
 from .tool_calls import ToolCall
 
-DONE = b"data: [DONE]\n\n"
+_DONE = b"data: [DONE]\n\n"
 
 
 class Whole:
@@ -39,14 +42,21 @@ class Whole:
 class OpenAIWriter(Protocol):
     """Writes the responses of one request. What is written for streams are whole events."""
 
+    @property
+    def keeps_text(self) -> bool:
+        """Whether a stream takes memory for all of its text."""
+
     def delta(self, choice: TextChoice, delta: Delta) -> bytes:
         """What a piece adds to a choice; empty if that is nothing."""
 
     def end(self, choice: TextChoice) -> bytes:
         """A choice is over."""
 
-    def usage(self, usage: Usage | None) -> bytes:
-        """The last event of a stream, before `DONE`."""
+    def done(self, choices: Sequence[TextChoice], usage: Usage | None) -> bytes:
+        """All choices are over: the end of a stream."""
+
+    def failure(self, error: ModserveError, status: int, message: str) -> bytes:
+        """The other end of a stream: an error with its HTTP status, and `message` as clients may see it."""
 
     def whole(self, wholes: Sequence[Whole], usage: Usage | None) -> bytes:
         """The document of a request that does not stream."""
@@ -55,26 +65,31 @@ class OpenAIWriter(Protocol):
 class _Events:
     """Events of one stream: they have `head` in common."""
 
-    def __init__(self, id: str, kind: str, request: TextRequest, usage: bool) -> None:
+    def __init__(self, id: str, kind: str, request: TextRequest) -> None:
         head = {"id": id, "object": kind, "created": int(time.time()), "model": request.model}
         self._before = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
-        self._after = b'],"usage":null}\n\n' if usage else b"]}\n\n"
+        self._with_usage = request.include_usage
+        self._after = b'],"usage":null}\n\n' if request.include_usage else b"]}\n\n"
 
     def choice(self, members: dict[str, Any]) -> bytes:
         return self._before + orjson.dumps(members) + self._after
 
-    def usage(self, usage: Usage | None) -> bytes:
+    def done(self, usage: Usage | None) -> bytes:
+        if not self._with_usage:
+            return _DONE
         said = orjson.dumps(usage and usage.document)
-        return self._before + b'],"usage":' + said + b"}\n\n"
+        return self._before + b'],"usage":' + said + b"}\n\n" + _DONE
 
 
 class ChatWriter:
     """Implements `OpenAIWriter` for ``chat/completions``."""
 
+    keeps_text = False
+
     def __init__(self, id: str, request: TextRequest) -> None:
         self._id = id
         self._request = request
-        self._events = _Events(f"chatcmpl-{id}", "chat.completion.chunk", request, request.include_usage)
+        self._events = _Events(f"chatcmpl-{id}", "chat.completion.chunk", request)
         self._begun: set[int] = set()
 
     def delta(self, choice: TextChoice, delta: Delta) -> bytes:
@@ -93,8 +108,11 @@ class ChatWriter:
     def end(self, choice: TextChoice) -> bytes:
         return self._event(choice, {}, reason=choice.finish_reason)
 
-    def usage(self, usage: Usage | None) -> bytes:
-        return self._events.usage(usage)
+    def done(self, choices: Sequence[TextChoice], usage: Usage | None) -> bytes:
+        return self._events.done(usage)
+
+    def failure(self, error: ModserveError, status: int, message: str) -> bytes:
+        return error_event(error, status, message)
 
     def whole(self, wholes: Sequence[Whole], usage: Usage | None) -> bytes:
         choices = []
@@ -133,10 +151,12 @@ class ChatWriter:
 class CompletionWriter:
     """Implements `OpenAIWriter` for ``completions``. `echoes` are the prompts to repeat, by choice; empty for none."""
 
+    keeps_text = False
+
     def __init__(self, id: str, request: TextRequest, echoes: Sequence[str] = ()) -> None:
         self._id = id
         self._request = request
-        self._events = _Events(f"cmpl-{id}", "text_completion", request, request.include_usage)
+        self._events = _Events(f"cmpl-{id}", "text_completion", request)
         self._echoes = dict(enumerate(echoes))
         self._offsets: dict[int, int] = {}
 
@@ -149,8 +169,11 @@ class CompletionWriter:
     def end(self, choice: TextChoice) -> bytes:
         return self._event(choice, "", reason=choice.finish_reason)
 
-    def usage(self, usage: Usage | None) -> bytes:
-        return self._events.usage(usage)
+    def done(self, choices: Sequence[TextChoice], usage: Usage | None) -> bytes:
+        return self._events.done(usage)
+
+    def failure(self, error: ModserveError, status: int, message: str) -> bytes:
+        return error_event(error, status, message)
 
     def whole(self, wholes: Sequence[Whole], usage: Usage | None) -> bytes:
         choices = [

@@ -111,7 +111,7 @@ class ToolCalls:
             inner = each.get("function")
             call = inner if isinstance(inner, dict) else each
             name = call.get("name")
-            if name not in self._names:
+            if not isinstance(name, str) or name not in self._names:
                 return []
             arguments = call.get("arguments", call.get("parameters", {}))
             calls.append(ToolCall(name, arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()))

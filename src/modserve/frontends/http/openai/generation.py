@@ -1,6 +1,5 @@
 """One request for text: its choices are calls of the model, whose outcomes become one response."""
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,15 +12,14 @@ from modserve.frontends import offload
 from modserve.frontends.http.exchange import HttpRequest, Reply, StreamedCall, StreamReply, stream_reply
 from modserve.frontends.http.infer import CallContext
 from modserve.frontends.http.streams import HttpStream, Streams
-from modserve.frontends.offload import RequestMemory
 from modserve.protocol import failures, header_forwarding
 from modserve.protocol.http import deadlines
 from modserve.protocol.http.framing import Framing
 from modserve.text.chat.choice import TextChoice, Usage, usage_of
 from modserve.text.chat.contract import Contract, Piece, piece_of
-from modserve.text.chat.errors import error_event
-from modserve.text.chat.requests import TextRequest, ToolChoice
-from modserve.text.chat.responses import DONE, OpenAIWriter, Whole
+from modserve.text.chat.requests import TextRequest
+from modserve.text.chat.responses import OpenAIWriter, Whole
+from modserve.text.chat.tools import ToolChoice
 
 from .group import CallGroup
 
@@ -93,29 +91,27 @@ def _inputs(contract: Contract, text: TextRequest, prompts: Sequence[str], strea
 
 async def whole_reply(context: CallContext, generation: TextGeneration, writer: OpenAIWriter) -> Reply:
     """The response to a client that waits for all of it. Raises the first failure."""
-    memory = RequestMemory(context.server.memory, asyncio.get_running_loop())
     try:
-        wholes = await _collected(generation, memory)
+        wholes = await _collected(generation)
         if sum(whole.size for whole in wholes) > context.limits.json:
             body = await offload.on_thread(writer.whole, wholes, generation.usage)
         else:
             body = writer.whole(wholes, generation.usage)
     finally:
-        memory.release()
         generation.close()
     cost = generation.calls[-1].cost if context.server_timing else ""
     return Reply(body, headers=(("Server-Timing", cost),) if cost else ())
 
 
-async def _collected(generation: TextGeneration, memory: RequestMemory) -> list[Whole]:
+async def _collected(generation: TextGeneration) -> list[Whole]:
     """The choices, one after the other: their calls run at the same time.
 
-    What has come counts as memory. Raises `MemoryExhaustedError` when it is more than the server has: a model need not
-    end.
+    What has come counts as memory, since a model need not end. Raises the first failure, `MemoryExhaustedError` if that
+    is it.
     """
-    budget = generation.calls[0].server.memory
     wholes = [Whole(choice) for choice in generation.choices]
     for call, whole in zip(generation.calls, wholes, strict=True):
+        call.keeps_outcomes = True
         final = False
         while not final and not whole.choice.over:
             outcome, final = await call.next()
@@ -123,30 +119,26 @@ async def _collected(generation: TextGeneration, memory: RequestMemory) -> list[
                 raise outcome
             piece = Piece(b"") if outcome is None else piece_of(generation.contract, outcome)
             whole.add(whole.choice.add(piece, final))
-            memory.force(len(piece.text))
-            if budget.full:
-                raise budget.exhausted(len(piece.text))
     return wholes
 
 
-async def streamed_reply(text: TextRequest, generation: TextGeneration, writer: OpenAIWriter) -> StreamReply:
+async def streamed_reply(generation: TextGeneration, writer: OpenAIWriter) -> StreamReply:
     """The response to a client that reads events. Raises a failure before the first one."""
     group = CallGroup(generation.calls) if len(generation.calls) > 1 else None
     call: StreamedCall = generation.calls[0] if group is None else group
-    events = _Events(text, generation, writer, group)
+    for each in generation.calls:
+        each.keeps_outcomes = writer.keeps_text
+    events = _Events(generation, writer, group)
     return await stream_reply(call, _FRAMING, events.of, raise_failure=True)
 
 
 class _Events:
     """The events of a stream, made of the outcomes of the calls of a `group`, or of the only one."""
 
-    def __init__(
-        self, text: TextRequest, generation: TextGeneration, writer: OpenAIWriter, group: CallGroup | None
-    ) -> None:
+    def __init__(self, generation: TextGeneration, writer: OpenAIWriter, group: CallGroup | None) -> None:
         self._generation = generation
         self._writer = writer
         self._group = group
-        self._usage = text.include_usage
         self._failed = False
 
     def of(self, outcome: Outcome, final: bool) -> bytes:
@@ -158,7 +150,7 @@ class _Events:
             self._failed = True
             for each in generation.calls:
                 each.cut()
-            return error_event(outcome, failures.spelling(outcome).http, failures.public_message(outcome))
+            return writer.failure(outcome, failures.spelling(outcome).http, failures.public_message(outcome))
         index, ended = (group.current, group.ended) if group is not None else (0, final)
         choice = generation.choices[index]
         piece = Piece(b"") if outcome is None else piece_of(generation.contract, outcome)
@@ -168,6 +160,5 @@ class _Events:
         if ended:
             events += writer.end(choice)
         if final:
-            usage = writer.usage(generation.usage) if self._usage else b""
-            events += usage + DONE
+            events += writer.done(generation.choices, generation.usage)
         return events

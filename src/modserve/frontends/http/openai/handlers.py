@@ -20,13 +20,15 @@ from modserve.protocol.http.infer_body import check_json_size
 from modserve.protocol.limits import LIMITS
 from modserve.text.chat import requests
 from modserve.text.chat.errors import TemplateError, error_document, field_error
+from modserve.text.chat.item_requests import ResponseRequest, read_response_request
+from modserve.text.chat.item_writer import ItemWriter
 from modserve.text.chat.requests import ChatRequest, CompletionRequest
-from modserve.text.chat.responses import ChatWriter, CompletionWriter
+from modserve.text.chat.responses import ChatWriter, CompletionWriter, OpenAIWriter
 
 from .generation import streamed_reply, submit, whole_reply
 from .text_models import TextModels
 
-T = TypeVar("T", ChatRequest, CompletionRequest)
+T = TypeVar("T", ChatRequest, CompletionRequest, ResponseRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ def handlers(context: CallContext, streams: Streams) -> Mapping[str, Handler]:
         try:
             chat, size = await _read(context, request, requests.read_chat)
             asked = chat.text.model
-            return await _chat(surface, request, chat, size)
+            return await _converse(surface, request, chat, size, lambda id: ChatWriter(id, chat.text))
         except ModserveError as error:
             return failure_reply(context, request, error, asked)
 
@@ -60,20 +62,37 @@ def handlers(context: CallContext, streams: Streams) -> Mapping[str, Handler]:
         except ModserveError as error:
             return failure_reply(context, request, error, asked)
 
-    calls: dict[str, Handler] = {"/chat/completions": chat_completions, "/completions": completions}
+    async def responses(request: HttpRequest) -> Reply | StreamReply:
+        """Answer a conversation of items with a model that generates text, as OpenAI's API does; nothing is stored."""
+        asked = ""
+        try:
+            read, size = await _read(context, request, read_response_request)
+            asked = read.chat.text.model
+            return await _converse(surface, request, read.chat, size, lambda id: ItemWriter(id, read))
+        except ModserveError as error:
+            return failure_reply(context, request, error, asked)
+
+    calls: dict[str, Handler] = {
+        "/chat/completions": chat_completions,
+        "/completions": completions,
+        "/responses": responses,
+    }
     return {prefix + path: call for path, call in calls.items() for prefix in ("/v1", "/openai/v1")}
 
 
-async def _chat(surface: _Surface, request: HttpRequest, chat: ChatRequest, size: int) -> Reply | StreamReply:
+async def _converse(
+    surface: _Surface, request: HttpRequest, chat: ChatRequest, size: int, writer_of: Callable[[str], OpenAIWriter]
+) -> Reply | StreamReply:
+    """The response to a conversation of `size` bytes, by the writer for its id."""
     text = chat.text
     with surface.streams.begin(request.note, request.head.trace_headers, text.model, None) as call:
         model = await surface.models.of(call.servable)
         model.check(text)
         prompt = await surface.models.prompt(model, chat, size)
         generation = await submit(surface.streams, request, call, model.contract, text, [prompt], chat.tools)
-    writer = ChatWriter(call.identify(), text)
+    writer = writer_of(call.identify())
     if text.stream:
-        return await streamed_reply(text, generation, writer)
+        return await streamed_reply(generation, writer)
     return await whole_reply(surface.context, generation, writer)
 
 
@@ -88,7 +107,7 @@ async def _complete(surface: _Surface, request: HttpRequest, completion: Complet
     echoes = [prompt for prompt in prompts for _ in range(text.choices)] if completion.echo else ()
     writer = CompletionWriter(call.identify(), text, echoes)
     if text.stream:
-        return await streamed_reply(text, generation, writer)
+        return await streamed_reply(generation, writer)
     return await whole_reply(surface.context, generation, writer)
 
 

@@ -16,7 +16,11 @@ from modserve.frontends.http.rest.tags import TEXT
 from .handlers import failure_reply
 from .models import list_json, model_json
 
-_BODIES = {"chat/completions": "ChatRequestBody", "completions": "CompletionRequestBody"}
+_BODIES = {
+    "chat/completions": ("ChatRequestBody", "ChatResponseBody"),
+    "completions": ("CompletionRequestBody", "ChatResponseBody"),
+    "responses": ("ItemsRequestBody", "ItemsResponseBody"),
+}
 
 
 def router(handlers: Mapping[str, Handler], context: CallContext) -> APIRouter:
@@ -38,10 +42,11 @@ def router(handlers: Mapping[str, Handler], context: CallContext) -> APIRouter:
 
     failures_of = errors_of(*FAILURES, body="OpenAIErrorAnswer")
     for path, call in handlers.items():
+        body, answer = _BODIES[path.partition("/v1/")[2]]
         options: dict[str, Any] = {
             "methods": ["POST"],
-            "responses": {200: response_of("ChatResponseBody"), **failures_of},
-            "openapi_extra": body_of(_BODIES[path.partition("/v1/")[2]]),
+            "responses": {200: response_of(answer), **failures_of},
+            "openapi_extra": body_of(body),
             "route_class_override": DirectRoute,
         }
         router.add_api_route(path, endpoint(call, context.options), **options)

@@ -42,7 +42,7 @@ from .tags import HEALTH, INFERENCE, METADATA, STATISTICS, V1
 
 _TEXTS = r"(/openai)?/v1/(embeddings|rerank)$|/v2/rerank$|/(embed|rerank|predict|similarity|tokenize|decode|info)$"
 """Paths of the calls of texts."""
-_GENERATION = r"(/openai)?/v1/(chat/)?completions$|/openai/v1/models(/|$)"
+_GENERATION = r"(/openai)?/v1/((chat/)?completions|responses)$|/openai/v1/models(/|$)"
 """Paths of the calls that generate text, and of OpenAI's list of models."""
 
 

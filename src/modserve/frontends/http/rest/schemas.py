@@ -55,6 +55,16 @@ _BODIES: dict[str, tuple[str, str]] = {
         "id?: string, model_name: string, model_version: string, parameters?: object, outputs: [TensorData]",
         "",
     ),
+    "ItemsRequestBody": (
+        "model: string, input: any, instructions?: string, stream?: boolean, max_output_tokens?: integer, "
+        "temperature?: number, top_p?: number, text?: object, tools?: [object], tool_choice?: any",
+        "`input` is a string, or a list of items: messages, calls of functions, and their outputs.",
+    ),
+    "ItemsResponseBody": (
+        "id: string, object: string, created_at: integer, status: string, model: string, output: [object], "
+        "usage?: object",
+        "With `stream`, server-sent events follow instead, each with its type.",
+    ),
     "Live": ("live: boolean", ""),
     "LoadRequestBody": (
         "parameters?: object",

@@ -1,0 +1,81 @@
+"""The request of ``responses``, in the form that needs no memory of earlier ones: all of the conversation is in it.
+
+It is read as a chat. What would need something stored is refused; ``store`` itself, which OpenAI's clients leave at its
+default of true, only says what may be done afterwards, and the response says that nothing is stored.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from . import fields, items
+from .errors import field_error
+from .requests import ChatRequest, structure, text_request
+from .tools import read_flat_tools
+
+RESPONSES = "responses"
+_LONGEST = "max_output_tokens"
+_LOGPROBS = "message.output_text.logprobs"
+"""What ``include`` has for log probabilities."""
+_STATEFUL = ("previous_response_id", "conversation", "prompt")
+
+_TEXT_FIELDS = (fields.SAMPLING - {"n", "logprobs", "max_tokens", "max_completion_tokens"}) | {
+    "model",
+    "stream",
+    _LONGEST,
+}
+_FIELDS = _TEXT_FIELDS | {
+    *("input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "text", "include", "top_logprobs"),
+    *("stream_options", "background", "chat_template_kwargs", *_STATEFUL),
+}
+_REPEATED: Final[Mapping[str, object]] = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "temperature": None,
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": None,
+}
+"""Fields that a response repeats, and what it has for those that the request has not."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseRequest:
+    """`repeated` are the members of the response that say what was asked for."""
+
+    chat: ChatRequest
+    repeated: Mapping[str, object]
+
+
+def read_response_request(document: Mapping[str, Any]) -> ResponseRequest:
+    """Raises `RequestFieldError`."""
+    fields.tell_ignored(RESPONSES, document, _FIELDS)
+    for name in _STATEFUL:
+        if document.get(name) is not None:
+            raise field_error(name, f"'{name}' is not supported, since nothing is stored: send the whole conversation")
+    if fields.boolean(document, "background"):
+        raise field_error("background", "'background' is not supported: responses are not stored")
+    form = fields.mapping(document, "text") or {}
+    tools = read_flat_tools(document)
+    text = text_request(
+        {name: value for name, value in document.items() if name in _TEXT_FIELDS},
+        _logprobs(document),
+        structure(tools, form.get("format"), "text.format"),
+        _LONGEST,
+    )
+    arguments = fields.mapping(document, "chat_template_kwargs") or {}
+    chat = ChatRequest(text, items.read_messages(document), tools, arguments)
+    said = {name: default if (value := document.get(name)) is None else value for name, default in _REPEATED.items()}
+    return ResponseRequest(chat, {**said, "text": {"format": form.get("format") or {"type": "text"}}})
+
+
+def _logprobs(document: Mapping[str, Any]) -> int | None:
+    top = fields.whole_number(document, "top_logprobs", 0, 20)
+    include = document.get("include")
+    if include is None:
+        include = []
+    if type(include) is not list:
+        raise fields.wrong_type("include", "an array", include)
+    return (top or 0) if top is not None or _LOGPROBS in include else None
