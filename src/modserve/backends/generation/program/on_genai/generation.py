@@ -2,28 +2,11 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
+from ..contract import UNFINISHED, Call, Piece, arrays
 from .sampling import SamplingParameters
 from .texts import StopTexts, TokenText
-
-UNFINISHED = "None"
-"""The reason of an output that goes on, as Triton's backend for vLLM writes it."""
-
-
-class Wishes(NamedTuple):
-    """What a request asks for beside the text."""
-
-    stream: bool
-    prepend_input: bool
-    finish_reason: bool
-    cumulative_logprob: bool
-    logprobs: bool
-    num_input_tokens: bool
-    num_output_tokens: bool
-    token_ids: bool
 
 
 class Output:
@@ -91,25 +74,13 @@ class Output:
 
 
 class Generation:
-    """A request with its outputs. `text` is the prompt, `prompt` its tokens."""
+    """A request with its outputs. `prompt` has the tokens of its text."""
 
-    def __init__(
-        self,
-        request: Any,
-        sender: Any,
-        text: str,
-        prompt: Sequence[int],
-        sampling: SamplingParameters,
-        wishes: Wishes,
-        at: float,
-    ) -> None:
-        self.request = request
-        self.sender = sender
+    def __init__(self, call: Call, prompt: Sequence[int], sampling: SamplingParameters) -> None:
+        self.call = call
         self.prompt_length = len(prompt)
-        self.wishes = wishes
-        self.begun_at = at
         self.outputs = [Output(prompt, sampling) for _ in range(sampling.n)]
-        self._before = text if wishes.prepend_input else ""
+        self._before = call.text if call.wishes.prepend_input else ""
 
     @property
     def finished(self) -> bool:
@@ -117,32 +88,27 @@ class Generation:
 
     @property
     def is_due(self) -> bool:
-        """Whether a response is to be sent."""
-        return self.finished or (self.wishes.stream and any(output.has_news for output in self.outputs))
+        """Whether a response is to be sent. A client that is slow gets what has come meanwhile with a later one."""
+        if self.finished:
+            return True
+        news = self.call.wishes.stream and any(output.has_news for output in self.outputs)
+        return news and not self.call.sender.is_paused()
 
     def tensors(self, decode: Any) -> dict[str, Any]:
         """What has not been sent yet, by the names of the model's outputs. ``decode(rows)`` turns tokens into texts."""
-        wishes, outputs = self.wishes, self.outputs
+        wishes = self.call.wishes
         before, self._before = self._before, ""
-        ids = [output.take_ids() for output in outputs]
-        arrays: dict[str, Any] = {"text_output": _texts([before + output.take_text() for output in outputs])}
-        if wishes.finish_reason:
-            arrays["finish_reason"] = _texts([output.reason for output in outputs])
-        if wishes.cumulative_logprob:
-            arrays["cumulative_logprob"] = np.array([output.cumulative_logprob for output in outputs], np.float32)
-        if wishes.logprobs:
-            arrays["logprobs"] = _texts([_as_json(output.take_logprobs(), decode) for output in outputs])
-        if wishes.num_input_tokens:
-            arrays["num_input_tokens"] = np.array([self.prompt_length], np.uint32)
-        if wishes.num_output_tokens:
-            arrays["num_output_tokens"] = np.array([len(each) for each in ids], np.uint32)
-        if wishes.token_ids:
-            arrays["token_ids"] = _texts([json.dumps(each) for each in ids])
-        return arrays
-
-
-def _texts(texts: Sequence[str]) -> Any:
-    return np.array([text.encode("utf-8", "replace") for text in texts], np.object_)
+        pieces = [
+            Piece(
+                output.take_text(),
+                output.reason,
+                output.cumulative_logprob,
+                _as_json(output.take_logprobs(), decode) if wishes.logprobs else "",
+                output.take_ids(),
+            )
+            for output in self.outputs
+        ]
+        return arrays(wishes, pieces, self.prompt_length, before)
 
 
 def _as_json(logprobs: Sequence[tuple[int, float]], decode: Any) -> str:

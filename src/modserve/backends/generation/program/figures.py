@@ -75,6 +75,13 @@ class Figures:
     def observe(self, name: str, seconds: float) -> None:
         self._histograms[name].observe(seconds)
 
+    def tokens(self, begun_at: float, last_at: float, at: float, count: int) -> None:
+        """`count` tokens of an output have come, `last_at` being the time of those before them: 0 for the first."""
+        if last_at:
+            self.observe("inter_token_latency_seconds", (at - last_at) / count)
+        else:
+            self.observe("time_to_first_token_seconds", at - begun_at)
+
     def finished(self, reason: str) -> None:
         metric = self._reasons.get(reason)
         if metric is None:
