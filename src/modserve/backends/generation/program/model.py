@@ -17,6 +17,17 @@ _ENGINES = {"openvino_genai": ".on_genai.loading", "vllm": ".on_vllm.loading"}
 
 
 class TritonPythonModel:
+    @classmethod
+    def auto_complete_config(cls, completed):
+        """Asked only of models whose files do not lie here: the parameters that only the engine's library knows."""
+        config = completed.as_dict()
+        describe = importlib.import_module(_ENGINES[config["backend"]], __package__).describe
+        try:
+            config["parameters"] = describe(config["path"], pb_utils)
+        except LoadingError as error:
+            raise pb_utils.TritonModelException(str(error), code=pb_utils.TritonError.INVALID_ARG) from None
+        return completed
+
     def initialize(self, args):
         config = json.loads(args["model_config"])
         files = ModelFiles(

@@ -16,7 +16,8 @@ import openvino
 
 from ..contract import UNFINISHED, Call, Replies, RequestError
 from ..figures import Figures, clock
-from .generation import Generation, Output
+from ..generation import Generation
+from .generation import Output
 from .grammars import GrammarChecker, shortened
 from .sampling import SamplingParameters, generation_config, read, seed_of
 
@@ -51,7 +52,7 @@ class GenerationEngine:
         self._stops = frozenset(config.stop_token_ids)
         self._bos = self._tokenizer.get_bos_token() or ""
         self._number = 0
-        self._running: list[Generation] = []
+        self._running: list[Generation[Output]] = []
         self._count = 0
         """Outputs of these that are not finished."""
         self._changed = threading.Condition()
@@ -73,7 +74,7 @@ class GenerationEngine:
             sampling = read(call.sampling, strict=call.strict)
             prompt = self.tokens_of(call.text)
             self.check(sampling)
-            self.add(Generation(call, prompt, sampling), prompt, sampling)
+            self.add(call, prompt, sampling)
         except RuntimeError as error:
             raise RequestError(f"the engine does not take the request: {shortened(error)}") from None
 
@@ -94,8 +95,10 @@ class GenerationEngine:
         if sampling.grammar is not None:
             self._checker.check(sampling.grammar)
 
-    def add(self, generation: Generation, prompt: Sequence[int], sampling: SamplingParameters) -> None:
+    def add(self, call: Call, prompt: Sequence[int], sampling: SamplingParameters) -> None:
         """Begin to generate. Raises RuntimeError where the engine does not take the request."""
+        outputs = [Output(prompt, sampling, self._tokenizer.decode) for _ in range(sampling.n)]
+        generation = Generation(call, outputs, len(prompt))
         most = self._context - len(prompt) if self._context else _LONGEST
         tokens = most if sampling.max_tokens is None else min(sampling.max_tokens, most)
         config = generation_config(self._genai, sampling, self._eos, self._stops, tokens)
@@ -146,7 +149,7 @@ class GenerationEngine:
                 continue
             final = generation.finished
             if generation.is_due:
-                self._replies.send(generation.call.sender, generation.tensors(self._tokenizer.decode), final)
+                self._replies.send(generation.call.sender, generation.tensors(), final)
             if final:
                 self._figures.observe("e2e_request_latency_seconds", at - generation.call.at)
         self._settle()
@@ -182,7 +185,7 @@ class GenerationEngine:
         reasons = self._genai.GenerationFinishReason
         return "length" if reason == reasons.LENGTH else UNFINISHED if reason == reasons.NONE else "stop"
 
-    def _time(self, generation: Generation, output: Output, count: int, at: float) -> None:
+    def _time(self, generation: Generation[Output], output: Output, count: int, at: float) -> None:
         self._figures.tokens(generation.call.at, output.last_at, at, count)
         output.last_at = at
 
@@ -202,7 +205,7 @@ class GenerationEngine:
                     output.handle.stop()
                 self._figures.finished(output.reason)
 
-    def _exhausted(self, generation: Generation) -> None:
+    def _exhausted(self, generation: Generation[Output]) -> None:
         self._end(generation)
         self._replies.fail(
             generation.call.sender,
@@ -212,7 +215,7 @@ class GenerationEngine:
             "'cache_size' (GB) and 'num_kv_blocks' allow more",
         )
 
-    def _end(self, generation: Generation) -> None:
+    def _end(self, generation: Generation[Output]) -> None:
         for output in generation.outputs:
             if not output.finished:
                 output.reason = "abort"

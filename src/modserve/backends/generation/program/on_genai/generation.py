@@ -1,18 +1,21 @@
-"""One request on its way through the engine, and its outputs: what has been generated, and what is still to be sent."""
+"""An output of OpenVINO GenAI: what has been generated, and what is still to be sent."""
 
 import json
 from collections.abc import Sequence
 from typing import Any
 
-from ..contract import UNFINISHED, Call, Piece, arrays
+from ..contract import UNFINISHED, Piece, Wishes
 from .sampling import SamplingParameters
 from .texts import StopTexts, TokenText
 
 
 class Output:
-    """One of the `n` outputs of a request: `handle` is the engine's, None before it has it."""
+    """One of the `n` outputs of a request: `handle` is the engine's, None before it has it.
 
-    def __init__(self, prompt: Sequence[int], sampling: SamplingParameters) -> None:
+    ``decode(rows)`` turns tokens into texts.
+    """
+
+    def __init__(self, prompt: Sequence[int], sampling: SamplingParameters, decode: Any) -> None:
         self.handle: Any = None
         self.reason = UNFINISHED
         self.last_at = 0.0
@@ -26,6 +29,7 @@ class Output:
         self._logprobs: list[tuple[int, float]] = []
         self._cumulative = 0.0
         self._end_taken = False
+        self._decode = decode
 
     @property
     def finished(self) -> bool:
@@ -49,66 +53,14 @@ class Output:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is text that was not taken, or an end that was not."""
         return bool(self._text) or (self.finished and not self._end_taken)
 
-    def take_text(self) -> str:
-        text = "".join(self._text)
-        self._text.clear()
+    def take(self, wishes: Wishes) -> Piece:
+        text, ids, logprobs = "".join(self._text), self._ids, self._logprobs
+        self._text, self._ids, self._logprobs = [], [], []
         self._end_taken = self.finished
-        return text
-
-    def take_ids(self) -> list[int]:
-        ids = self._ids
-        self._ids = []
-        return ids
-
-    def take_logprobs(self) -> list[tuple[int, float]]:
-        logprobs = self._logprobs
-        self._logprobs = []
-        return logprobs
-
-    @property
-    def cumulative_logprob(self) -> float:
-        return self._cumulative
-
-
-class Generation:
-    """A request with its outputs. `prompt` has the tokens of its text."""
-
-    def __init__(self, call: Call, prompt: Sequence[int], sampling: SamplingParameters) -> None:
-        self.call = call
-        self.prompt_length = len(prompt)
-        self.outputs = [Output(prompt, sampling) for _ in range(sampling.n)]
-        self._before = call.text if call.wishes.prepend_input else ""
-
-    @property
-    def finished(self) -> bool:
-        return all(output.finished for output in self.outputs)
-
-    @property
-    def is_due(self) -> bool:
-        """Whether a response is to be sent. A client that is slow gets what has come meanwhile with a later one."""
-        if self.finished:
-            return True
-        news = self.call.wishes.stream and any(output.has_news for output in self.outputs)
-        return news and not self.call.sender.is_paused()
-
-    def tensors(self, decode: Any) -> dict[str, Any]:
-        """What has not been sent yet, by the names of the model's outputs. ``decode(rows)`` turns tokens into texts."""
-        wishes = self.call.wishes
-        before, self._before = self._before, ""
-        pieces = [
-            Piece(
-                output.take_text(),
-                output.reason,
-                output.cumulative_logprob,
-                _as_json(output.take_logprobs(), decode) if wishes.logprobs else "",
-                output.take_ids(),
-            )
-            for output in self.outputs
-        ]
-        return arrays(wishes, pieces, self.prompt_length, before)
+        words = _as_json(logprobs, self._decode) if wishes.logprobs else ""
+        return Piece(text, self.reason, self._cumulative, words, ids)
 
 
 def _as_json(logprobs: Sequence[tuple[int, float]], decode: Any) -> str:
