@@ -51,7 +51,7 @@ RULES = {
     "backends": rule(
         "core",
         "numpy google.protobuf yaml onnx onnxruntime openvino openvino_genai torch tensorflow treelite sklearn "
-        "skops joblib threadpoolctl pandas mlflow triton_python_backend_utils",
+        "skops joblib threadpoolctl pandas mlflow msgspec PIL transformers triton_python_backend_utils vllm",
     ),
     "resources": rule("core", "mypy_extensions redis"),
     "routing": rule("core", "numpy"),

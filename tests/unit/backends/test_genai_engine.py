@@ -5,15 +5,15 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 pytest.importorskip("openvino")
 
-from modserve.backends.openvino_genai.program.engine import GenerationEngine, PromptError
-from modserve.backends.openvino_genai.program.generation import Generation, Wishes
-from modserve.backends.openvino_genai.program.sampling import SamplingParameters
+from modserve.backends.generation.program.contract import Call, Replies, RequestError, Wishes
+from modserve.backends.generation.program.on_genai.engine import GenerationEngine
+from modserve.backends.generation.program.on_genai.sampling import SamplingParameters
 
 WISHES = Wishes(True, False, True, False, False, False, True, False)
 Status = Enum("Status", "RUNNING FINISHED IGNORED CANCEL STOP")
@@ -103,11 +103,15 @@ class Client:
     def __init__(self) -> None:
         self.text = ""
         self.cancelled = False
+        self.slow = False
         self.error = ""
         self.ended = threading.Event()
 
     def is_cancelled(self) -> bool:
         return self.cancelled
+
+    def is_paused(self) -> bool:
+        return self.slow
 
     def is_closed(self) -> bool:
         return self.ended.is_set()
@@ -117,27 +121,28 @@ class Bench:
     def __init__(self, most: int = 4, context: int = 0) -> None:
         self.pipeline = Pipeline()
         self.log: list[str] = []
-        figures: Any = SimpleNamespace(**dict.fromkeys(("count", "observe", "finished", "set"), lambda *_: None))
+        figures: Any = SimpleNamespace(
+            **dict.fromkeys(("count", "observe", "tokens", "finished", "set"), lambda *_: None)
+        )
         genai = SimpleNamespace(
             GenerationConfig=SimpleNamespace, GenerationStatus=Status, GenerationFinishReason=Finish
         )
         self.engine = GenerationEngine(
-            genai, self.pipeline, most, context, figures, self.respond, self.fail, self.log.append
+            genai, self.pipeline, most, context, figures, cast(Replies, self), self.log.append
         )
 
-    def respond(self, generation: Generation, arrays: Mapping[str, Any], final: bool) -> None:
-        client = generation.sender
+    def send(self, client: "Client", arrays: Mapping[str, Any], final: bool) -> None:
         client.text += arrays["text_output"][0].decode()
         if final:
             client.ended.set()
 
-    def fail(self, generation: Generation, code: str, message: str) -> None:
-        generation.sender.error = f"{code}: {message}"
-        generation.sender.ended.set()
+    def fail(self, client: "Client", code: str, message: str) -> None:
+        client.error = f"{code}: {message}"
+        client.ended.set()
 
     def begin(self, **values: Any) -> Client:
         client, sampling = Client(), SamplingParameters(**values)
-        self.engine.add(Generation(client, client, "", [1], sampling, WISHES, 0.0), [1], sampling)
+        self.engine.add(Call(client, client, "", (), {}, True, WISHES, 0.0), [1], sampling)
         return client
 
     def run(self, steps: int) -> None:
@@ -189,6 +194,18 @@ def test_a_cancelled_request_is_ended_before_the_next_step(make: Callable[..., B
     assert client.ended.wait(20)
     assert client.error == "CANCELLED: the request was cancelled"
     assert bench.pipeline.handles[0].count <= 1
+
+
+def test_a_slow_client_holds_up_nobody_and_misses_nothing(make: Callable[..., Bench]) -> None:
+    bench = make()
+    slow, other = bench.begin(max_tokens=4), bench.begin(max_tokens=3)
+    slow.slow = True
+    bench.run(3)
+    assert other.ended.wait(20)
+    assert slow.text == ""
+    bench.run(1)
+    assert slow.ended.wait(20)
+    assert slow.text == "abcd"
 
 
 def test_what_the_cache_has_no_room_for(make: Callable[..., Bench]) -> None:
@@ -243,7 +260,7 @@ def test_the_tokens_of_a_prompt(make: Callable[..., Bench], text: str, tokens: l
     if tokens is not None:
         assert bench.engine.tokens_of(text) == tokens
         return
-    with pytest.raises(PromptError, match=r"text_input (is empty|has 5 tokens, but the model's context)"):
+    with pytest.raises(RequestError, match=r"text_input (is empty|has 5 tokens, but the model's context)"):
         bench.engine.tokens_of(text)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from modserve.backends.generation.program.on_genai.grammars import write_weightless
 from modserve.backends.openvino_genai.gguf import read_header, special_tokens
-from modserve.backends.openvino_genai.program.grammars import write_weightless
 from modserve.core.errors import Code, ModserveError
 
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from modserve.backends.api import ModelSource
+from modserve.backends.generation.program.on_genai.grammars import write_weightless
+from modserve.backends.generation.tensors import INPUTS, OUTPUTS
 from modserve.backends.openvino_genai import options
-from modserve.backends.openvino_genai.backend import INPUTS, OUTPUTS, OpenVinoGenaiBackend
-from modserve.backends.openvino_genai.program.grammars import write_weightless
+from modserve.backends.openvino_genai.backend import OpenVinoGenaiBackend
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import Code, ModserveError
 

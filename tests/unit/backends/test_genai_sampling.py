@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from modserve.backends.openvino_genai.program.sampling import (
+from modserve.backends.generation.program.contract import RequestError, read_json
+from modserve.backends.generation.program.on_genai.sampling import (
     Grammar,
-    SamplingError,
     SamplingParameters,
     generation_config,
     read,
-    read_json,
     seed_of,
 )
 
@@ -137,14 +136,14 @@ def test_structured_outputs(name: str, rules: dict[str, Any], kind: str, text: s
     ],
 )
 def test_refusals(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(SamplingError) as raised:
+    with pytest.raises(RequestError) as raised:
         read(values)
     assert message in str(raised.value)
 
 
 def test_unknown_names_may_be_somebody_elses() -> None:
     assert read({"tenant": "a", "seed": 1}, strict=False) == SamplingParameters(seed=1)
-    with pytest.raises(SamplingError, match="'logit_bias' is not supported"):
+    with pytest.raises(RequestError, match="'logit_bias' is not supported"):
         read({"logit_bias": {"1": 2}}, strict=False)
 
 
@@ -161,7 +160,7 @@ def test_unknown_names_may_be_somebody_elses() -> None:
     ],
 )
 def test_json_that_is_none(text: bytes, message: str) -> None:
-    with pytest.raises(SamplingError, match=message):
+    with pytest.raises(RequestError, match=message):
         read_json(text)
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modserve.backends.openvino_genai.program.texts import StopTexts, TokenText
+from modserve.backends.generation.program.on_genai.texts import StopTexts, TokenText
 
 
 def decode(pieces: list[bytes], tokens: list[int]) -> str:

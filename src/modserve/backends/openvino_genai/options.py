@@ -10,15 +10,12 @@ from pathlib import Path
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import invalid
 
+from ..generation.model import CONTEXT, OF_CHATS
 from ..options import OptionReader, parameters_of, unknown_parameter
-from ..python.options import EXECUTION_MODE, MODEL_PARAMETERS, model_options
+from ..python.options import MODEL_PARAMETERS
 
 DEVICE = "device"
 ADAPTERS = "adapters"
-CONTEXT = "max_model_len"
-CHAT_LENGTH = "default_max_tokens"
-_OF_CHATS = ("chat_template", "bos_token", "eos_token", CHAT_LENGTH)
-"""Parameters that a model's description adds, for chats."""
 _MOST = 1 << 31
 
 
@@ -47,7 +44,7 @@ SCHEDULER: Mapping[str, Callable[[OptionReader, str], None]] = {
     "use_sparse_attention": _flag,
 }
 """Fields of the engine's SchedulerConfig → what checks a value."""
-_KNOWN = (*SCHEDULER, DEVICE, ADAPTERS, CONTEXT, *_OF_CHATS, *MODEL_PARAMETERS)
+_KNOWN = (*SCHEDULER, DEVICE, ADAPTERS, CONTEXT, *OF_CHATS, *MODEL_PARAMETERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +62,6 @@ def read(config: ModelConfig, path: Path) -> GenaiOptions:
         check(values, key)
     if CONTEXT in values:
         _count(values, CONTEXT)
-    if model_options(config).in_server:
-        raise values.fault(EXECUTION_MODE, "process: the engine would hold up everything else in the server's")
     if values.text(ADAPTERS) and path.suffix == ".gguf":
         raise invalid(
             f"model '{config.name}': parameter '{ADAPTERS}' has no effect on a GGUF file: OpenVINO GenAI applies LoRA "

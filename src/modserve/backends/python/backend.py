@@ -81,19 +81,27 @@ class PythonModel:
         """What ``auto_complete_config`` says. The process that runs it becomes the first instance."""
         if not self._source.auto_complete:
             return None
-        instance = self._first = self._start(f"model '{self._name}'")
         before = _config(self._source.config_json)
-        with self._hints():
-            completed = instance.complete(json.dumps(before))
+        completed = self.complete(before)
         if completed is None:
             return self._without_tensors(before)
         try:
-            return _description(before, json.loads(completed))
+            return _description(before, completed)
         except (KeyError, TypeError, ValueError) as error:
             raise invalid(
                 f"auto_complete_config of model '{self._name}' returned a configuration that "
                 f"cannot be read: {type(error).__name__}: {error}"
             ) from error
+
+    def complete(self, config: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What ``auto_complete_config`` makes of a configuration; None where the model has no such method.
+
+        The process that runs it becomes the first instance.
+        """
+        instance = self._first = self._start(f"model '{self._name}'")
+        with self._hints():
+            completed = instance.complete(json.dumps(config))
+        return None if completed is None else json.loads(completed)
 
     def _without_tensors(self, config: Mapping[str, Any]) -> ModelDescription | None:
         """Of a model that says nothing of its tensors, and whose configuration lists none: as in Triton, it loads."""

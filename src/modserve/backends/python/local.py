@@ -210,6 +210,9 @@ class LocalRequest:
     def is_cancelled(self) -> bool:
         return self.request.cancelled
 
+    def is_paused(self) -> bool:
+        return False  # only `respond` can tell, and waits
+
     def reschedule(self) -> None:
         self.ended = True
         self.request.reschedule()

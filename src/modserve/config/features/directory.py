@@ -73,6 +73,7 @@ FORMATS = (
     ModelFormat("model.pkl", "sklearn", by_suffix=False),
     ModelFormat("model.pickle", "sklearn", by_suffix=False),
     ModelFormat("model.gguf", "openvino_genai", any_name=True),
+    ModelFormat("model.json", "vllm", by_suffix=False),
 )
 _SUBFOLDERS = frozenset(row.filename.split("/")[0] for row in FORMATS if "/" in row.filename)
 PLATFORMS = {row.platform: row.backend for row in FORMATS if row.platform} | {"libtorch": "pytorch"}

@@ -67,6 +67,11 @@ class RemoteRequest:
             server.link.wait(lambda: self._known)
         return self.cancelled
 
+    def is_paused(self) -> bool:
+        if not self.ended:
+            self._server.link.look()
+        return self.paused and not self.ended
+
     def reschedule(self) -> None:
         self.rescheduled = True
 

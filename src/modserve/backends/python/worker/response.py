@@ -132,6 +132,9 @@ class RequestHandle(Protocol):
     def is_cancelled(self) -> bool:
         """Nobody waits for a response any more."""
 
+    def is_paused(self) -> bool:
+        """A slow client has so much to take that `send` would block, if the response is not the final one."""
+
     def reschedule(self) -> None:
         """Run the request again in a later execution, in place of a final response."""
 
@@ -193,6 +196,10 @@ class InferenceResponseSender:
 
     def is_cancelled(self) -> bool:
         return self._handle.is_cancelled()
+
+    def is_paused(self) -> bool:
+        """Not in Triton: a response now, unless it is the final one, would wait for a slow client."""
+        return self._handle.is_paused()
 
     def is_closed(self) -> bool:
         return self._closed

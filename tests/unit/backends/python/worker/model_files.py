@@ -28,6 +28,9 @@ class Handle:
     def is_cancelled(self) -> bool:
         return False
 
+    def is_paused(self) -> bool:
+        return False
+
     def reschedule(self) -> None:
         self.events.append("again")
 

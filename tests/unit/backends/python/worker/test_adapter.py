@@ -44,6 +44,9 @@ class Recorder:
     def is_cancelled(self) -> bool:
         return len(self.responses) >= self.cancelled_after
 
+    def is_paused(self) -> bool:
+        return False
+
     def let_go(self) -> None:
         raise AssertionError("a request without an end")
 

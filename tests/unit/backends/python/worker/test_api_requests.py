@@ -27,6 +27,9 @@ class Handle:
     def is_cancelled(self) -> bool:
         return self.cancelled
 
+    def is_paused(self) -> bool:
+        return False
+
     def reschedule(self) -> None:
         self.events.append("again")
 

@@ -3,13 +3,14 @@
 Pure: `generation_config` takes the engine's module as an argument.
 """
 
-import difflib
 import json
 import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from ..contract import RequestError, unknown
 
 DEFAULT_MAX_TOKENS = 16
 _GREEDY_BELOW = 1e-5
@@ -21,10 +22,6 @@ _MOST_DEPTH = 64
 _MOST_PROPERTIES = 256
 _BRACKETS = re.compile(r"[()\[\]{}]")
 _ANY_OBJECT = '{"type": "object"}'
-
-
-class SamplingError(ValueError):
-    """Says which parameter is wrong, and what would be right."""
 
 
 class Grammar(NamedTuple):
@@ -64,25 +61,8 @@ class SamplingParameters:
         return self.temperature < _GREEDY_BELOW
 
 
-def read_json(text: bytes) -> Mapping[str, Any]:
-    """The input ``sampling_parameters``. Raises SamplingError, with the place of a fault in the JSON."""
-    try:
-        values = json.loads(text.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise SamplingError(f"sampling_parameters is not UTF-8: byte {error.start} is invalid") from None
-    except json.JSONDecodeError as error:
-        raise SamplingError(
-            f"sampling_parameters is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
-        ) from None
-    except RecursionError:
-        raise SamplingError("sampling_parameters is nested too deeply") from None
-    if not isinstance(values, dict):
-        raise SamplingError(f"sampling_parameters must be a JSON object, not {_kind(values)}")
-    return values
-
-
 def read(values: Mapping[str, Any], *, strict: bool = True) -> SamplingParameters:
-    """Raises SamplingError. Unknown names are ignored unless `strict`; those that vLLM has and this engine lacks are
+    """Raises RequestError. Unknown names are ignored unless `strict`; those that vLLM has and this engine lacks are
     always errors, unless they have the value that changes nothing.
     """
     fields: dict[str, Any] = {}
@@ -95,17 +75,15 @@ def read(values: Mapping[str, Any], *, strict: bool = True) -> SamplingParameter
                 fields[reader.field] = reader.null
         elif name in _LACKING:
             if value not in (None, False, 0, [], {}, _LACKING[name]):
-                raise SamplingError(f"sampling parameter '{name}' is not supported: OpenVINO GenAI has nothing like it")
+                raise RequestError(f"sampling parameter '{name}' is not supported: OpenVINO GenAI has nothing like it")
         elif strict:
-            near = difflib.get_close_matches(name, _READERS, n=1, cutoff=0.7)
-            hint = f"; did you mean '{near[0]}'?" if near else f"; known ones are: {', '.join(sorted(_READERS))}"
-            raise SamplingError(f"unknown sampling parameter '{name}'{hint}")
+            raise unknown(name, _READERS)
     best_of = fields.pop("best_of", None)
     sampling = SamplingParameters(**fields)
     if best_of not in (None, sampling.n):
-        raise SamplingError(f"sampling parameter 'best_of' is {best_of}, but the engine generates 'n' = {sampling.n}")
+        raise RequestError(f"sampling parameter 'best_of' is {best_of}, but the engine generates 'n' = {sampling.n}")
     if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
-        raise SamplingError(
+        raise RequestError(
             f"sampling parameter 'min_tokens' is {sampling.min_tokens}, more than 'max_tokens', {sampling.max_tokens}"
         )
     return sampling
@@ -146,7 +124,7 @@ def seed_of(sampling: SamplingParameters, index: int, chance: int) -> int:
     return ((chance if sampling.seed is None else sampling.seed) + index) % _SEEDS
 
 
-# Reading one value. Each function raises SamplingError
+# Reading one value. Each function raises RequestError
 
 
 def _real(lowest: float, highest: float, *, open_low: bool = False) -> Callable[[str, Any], float]:
@@ -218,7 +196,7 @@ def _structured(name: str, value: Any) -> Grammar | None:
     if not rules:
         return None
     if len(rules) > 1:
-        raise SamplingError(f"sampling parameter '{name}' has {' and '.join(sorted(rules))}, expected one of them")
+        raise RequestError(f"sampling parameter '{name}' has {' and '.join(sorted(rules))}, expected one of them")
     ((key, rule),) = rules.items()
     where = f"{name}.{key}"
     if key == "json":
@@ -228,7 +206,7 @@ def _structured(name: str, value: Any) -> Grammar | None:
         grammar = _limited("json_schema", rule if isinstance(rule, str) else json.dumps(rule), where)
         widest = _widest(schema)
         if widest > _MOST_PROPERTIES:
-            raise SamplingError(
+            raise RequestError(
                 f"sampling parameter '{where}' has an object with {widest} members, expected at most {_MOST_PROPERTIES}"
             )
         return grammar
@@ -243,23 +221,19 @@ def _structured(name: str, value: Any) -> Grammar | None:
         if not isinstance(rule, str):
             raise _fault(where, rule, "a string")
         return _limited(key, rule, where)
-    raise SamplingError(
-        f"sampling parameter '{where}' is unknown: json, json_object, regex, choice and grammar are not"
-    )
+    raise RequestError(f"sampling parameter '{where}' is unknown: json, json_object, regex, choice and grammar are not")
 
 
 def _limited(kind: str, text: str, where: str) -> Grammar:
     """All outputs stand still while a grammar is compiled: its time grows with the squares of depth and of members."""
     if len(text) > _MOST_GRAMMAR:
-        raise SamplingError(
-            f"sampling parameter '{where}' has {len(text)} characters, expected at most {_MOST_GRAMMAR}"
-        )
+        raise RequestError(f"sampling parameter '{where}' has {len(text)} characters, expected at most {_MOST_GRAMMAR}")
     depth = deepest = 0
     for bracket in _BRACKETS.findall(text):
         depth += 1 if bracket in "([{" else -1
         deepest = max(deepest, depth)
     if deepest > _MOST_DEPTH:
-        raise SamplingError(f"sampling parameter '{where}' is nested {deepest} deep, expected at most {_MOST_DEPTH}")
+        raise RequestError(f"sampling parameter '{where}' is nested {deepest} deep, expected at most {_MOST_DEPTH}")
     return Grammar(kind, text, where)
 
 
@@ -281,20 +255,15 @@ def _json(where: str, text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         place = f"{error.msg} at line {error.lineno}, column {error.colno}"
-        raise SamplingError(f"sampling parameter '{where}' is not JSON: {place}") from None
+        raise RequestError(f"sampling parameter '{where}' is not JSON: {place}") from None
     except RecursionError:
-        raise SamplingError(f"sampling parameter '{where}' is nested too deeply") from None
+        raise RequestError(f"sampling parameter '{where}' is nested too deeply") from None
 
 
-def _fault(name: str, value: Any, expected: str) -> SamplingError:
+def _fault(name: str, value: Any, expected: str) -> RequestError:
     shown = json.dumps(value, default=str)
     shown = shown if len(shown) <= 80 else f"{shown[:80]}…"
-    return SamplingError(f"sampling parameter '{name}' is {shown}, expected {expected}")
-
-
-def _kind(value: Any) -> str:
-    names: list[tuple[type, str]] = [(bool, "a boolean"), (str, "a string"), (list, "an array"), (int, "a number")]
-    return next((words for kind, words in names if isinstance(value, kind)), "null" if value is None else "a number")
+    return RequestError(f"sampling parameter '{name}' is {shown}, expected {expected}")
 
 
 class _Reader(NamedTuple):

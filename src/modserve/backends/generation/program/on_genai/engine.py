@@ -8,27 +8,25 @@ requests fail and the process ends, which the server replaces.
 import os
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import openvino
 
-from .figures import Figures, clock
-from .generation import UNFINISHED, Generation, Output
+from ..contract import UNFINISHED, Call, Replies, RequestError
+from ..figures import Figures, clock
+from ..generation import Generation
+from .generation import Output
 from .grammars import GrammarChecker, shortened
-from .sampling import SamplingParameters, generation_config, seed_of
+from .sampling import SamplingParameters, generation_config, read, seed_of
 
 _EXIT_STATUS = 70
 _LONGEST = 1 << 31
 
 
-class PromptError(ValueError):
-    """What is wrong with a prompt."""
-
-
 class GenerationEngine:
-    """`respond(generation, arrays, final)` and `fail(generation, code, message)` tell a client; `log` takes a line."""
+    """Implements `contract.Engine`. `log` takes a line."""
 
     def __init__(
         self,
@@ -37,8 +35,7 @@ class GenerationEngine:
         max_outputs: int,
         max_tokens: int,
         figures: Figures,
-        respond: Callable[[Generation, Mapping[str, Any], bool], None],
-        fail: Callable[[Generation, str, str], None],
+        replies: Replies,
         log: Callable[[str], None],
     ) -> None:
         self._genai = genai
@@ -48,15 +45,14 @@ class GenerationEngine:
         self._most = max_outputs
         self._context = max_tokens
         self._figures = figures
-        self._respond = respond
-        self._fail = fail
+        self._replies = replies
         self._log = log
         config = pipeline.get_config()
         self._eos = config.eos_token_id if config.eos_token_id >= 0 else self._tokenizer.get_eos_token_id()
         self._stops = frozenset(config.stop_token_ids)
         self._bos = self._tokenizer.get_bos_token() or ""
         self._number = 0
-        self._running: list[Generation] = []
+        self._running: list[Generation[Output]] = []
         self._count = 0
         """Outputs of these that are not finished."""
         self._changed = threading.Condition()
@@ -73,25 +69,36 @@ class GenerationEngine:
 
     # On the thread of execute()
 
+    def begin(self, call: Call) -> None:
+        try:
+            sampling = read(call.sampling, strict=call.strict)
+            prompt = self.tokens_of(call.text)
+            self.check(sampling)
+            self.add(call, prompt, sampling)
+        except RuntimeError as error:
+            raise RequestError(f"the engine does not take the request: {shortened(error)}") from None
+
     def tokens_of(self, text: str) -> list[int]:
-        """Raises PromptError. A prompt that begins with the token for beginnings does not get another one."""
+        """Raises RequestError. A prompt that begins with the token for beginnings does not get another one."""
         special = not (self._bos and text.startswith(self._bos))
         ids = self._tokenizer.encode(text, add_special_tokens=special).input_ids.data[0].tolist() if text else []
         if not ids:
-            raise PromptError("text_input is empty: it has no token to go on from")
+            raise RequestError("text_input is empty: it has no token to go on from")
         if self._context and len(ids) >= self._context:
-            raise PromptError(
+            raise RequestError(
                 f"text_input has {len(ids)} tokens, but the model's context ('max_model_len') has {self._context}"
             )
         return list(ids)
 
     def check(self, sampling: SamplingParameters) -> None:
-        """Raises GrammarError for a grammar that the engine cannot compile."""
+        """Raises RequestError for a grammar that the engine cannot compile."""
         if sampling.grammar is not None:
             self._checker.check(sampling.grammar)
 
-    def add(self, generation: Generation, prompt: Sequence[int], sampling: SamplingParameters) -> None:
+    def add(self, call: Call, prompt: Sequence[int], sampling: SamplingParameters) -> None:
         """Begin to generate. Raises RuntimeError where the engine does not take the request."""
+        outputs = [Output(prompt, sampling, self._tokenizer.decode) for _ in range(sampling.n)]
+        generation = Generation(call, outputs, len(prompt))
         most = self._context - len(prompt) if self._context else _LONGEST
         tokens = most if sampling.max_tokens is None else min(sampling.max_tokens, most)
         config = generation_config(self._genai, sampling, self._eos, self._stops, tokens)
@@ -130,21 +137,21 @@ class GenerationEngine:
 
     def _turn(self) -> None:
         for generation in self._running:
-            if generation.request.is_cancelled():
+            if generation.call.request.is_cancelled():
                 self._end(generation)
-                self._fail(generation, "CANCELLED", "the request was cancelled")
+                self._replies.fail(generation.call.sender, "CANCELLED", "the request was cancelled")
         self._pipeline.step()
         at = clock()
         fresh = self._read(at)
         self._decode(fresh)
         for generation in self._running:
-            if generation.sender.is_closed():
+            if generation.call.sender.is_closed():
                 continue
             final = generation.finished
             if generation.is_due:
-                self._respond(generation, generation.tensors(self._tokenizer.decode), final)
+                self._replies.send(generation.call.sender, generation.tensors(), final)
             if final:
-                self._figures.observe("e2e_request_latency_seconds", at - generation.begun_at)
+                self._figures.observe("e2e_request_latency_seconds", at - generation.call.at)
         self._settle()
 
     def _read(self, at: float) -> list[tuple[Output, str]]:
@@ -178,11 +185,8 @@ class GenerationEngine:
         reasons = self._genai.GenerationFinishReason
         return "length" if reason == reasons.LENGTH else UNFINISHED if reason == reasons.NONE else "stop"
 
-    def _time(self, generation: Generation, output: Output, count: int, at: float) -> None:
-        if output.last_at:
-            self._figures.observe("inter_token_latency_seconds", (at - output.last_at) / count)
-        else:
-            self._figures.observe("time_to_first_token_seconds", at - generation.begun_at)
+    def _time(self, generation: Generation[Output], output: Output, count: int, at: float) -> None:
+        self._figures.tokens(generation.call.at, output.last_at, at, count)
         output.last_at = at
 
     def _decode(self, fresh: Sequence[tuple[Output, str]]) -> None:
@@ -201,17 +205,17 @@ class GenerationEngine:
                     output.handle.stop()
                 self._figures.finished(output.reason)
 
-    def _exhausted(self, generation: Generation) -> None:
+    def _exhausted(self, generation: Generation[Output]) -> None:
         self._end(generation)
-        self._fail(
-            generation,
+        self._replies.fail(
+            generation.call.sender,
             "UNAVAILABLE",
             "the KV cache of the model has no room for the request's "
             f"{generation.prompt_length + max(output.count for output in generation.outputs)} tokens: the parameters "
             "'cache_size' (GB) and 'num_kv_blocks' allow more",
         )
 
-    def _end(self, generation: Generation) -> None:
+    def _end(self, generation: Generation[Output]) -> None:
         for output in generation.outputs:
             if not output.finished:
                 output.reason = "abort"
@@ -233,6 +237,6 @@ class GenerationEngine:
         reason = shortened(error)
         self._log(f"the engine failed, and its process ends: {type(error).__name__}: {reason}")
         for generation in self._running:
-            if not generation.sender.is_closed():
-                self._fail(generation, "INTERNAL", f"the engine failed: {reason}")
+            if not generation.call.sender.is_closed():
+                self._replies.fail(generation.call.sender, "INTERNAL", f"the engine failed: {reason}")
         os._exit(_EXIT_STATUS)

@@ -49,21 +49,23 @@ class Figures:
     """`api` is the module triton_python_backend_utils; `labels` are of the model, `instance` is its instance's name."""
 
     def __init__(self, api: Any, labels: dict[str, str], instance: str) -> None:
-        self._labels = labels
+        self.labels = labels
         kinds = api.MetricFamily
         self._counters = {
-            name: _family(api, name, text, kinds.COUNTER).Metric(labels) for name, text in _COUNTERS.items()
+            name: api.MetricFamily(_PREFIX + name, text, kinds.COUNTER).Metric(labels)
+            for name, text in _COUNTERS.items()
         }
         of_instance = {**labels, "instance": instance}
         self._gauges = {
-            name: _family(api, name, text, kinds.GAUGE).Metric(of_instance) for name, text in _GAUGES.items()
+            name: api.MetricFamily(_PREFIX + name, text, kinds.GAUGE).Metric(of_instance)
+            for name, text in _GAUGES.items()
         }
         self._histograms = {
-            name: _family(api, name, text, kinds.HISTOGRAM).Metric(labels, buckets)
+            name: api.MetricFamily(_PREFIX + name, text, kinds.HISTOGRAM).Metric(labels, buckets)
             for name, (text, buckets) in _HISTOGRAMS.items()
         }
-        self._finished = _family(
-            api, _FINISHED, "Outputs that were generated to their end, by the reason of it", kinds.COUNTER
+        self._finished = api.MetricFamily(
+            _PREFIX + _FINISHED, "Outputs that were generated to their end, by the reason of it", kinds.COUNTER
         )
         self._reasons: dict[str, Any] = {}
         self._values: dict[str, float] = {}
@@ -75,17 +77,20 @@ class Figures:
     def observe(self, name: str, seconds: float) -> None:
         self._histograms[name].observe(seconds)
 
+    def tokens(self, begun_at: float, last_at: float, at: float, count: int) -> None:
+        """`count` tokens of an output have come, `last_at` being the time of those before them: 0 for the first."""
+        if last_at:
+            self.observe("inter_token_latency_seconds", (at - last_at) / count)
+        else:
+            self.observe("time_to_first_token_seconds", at - begun_at)
+
     def finished(self, reason: str) -> None:
         metric = self._reasons.get(reason)
         if metric is None:
-            metric = self._reasons[reason] = self._finished.Metric({**self._labels, "finished_reason": reason})
+            metric = self._reasons[reason] = self._finished.Metric({**self.labels, "finished_reason": reason})
         metric.increment(1)
 
     def set(self, name: str, value: float) -> None:
         if self._values.get(name) != value:
             self._values[name] = value
             self._gauges[name].set(value)
-
-
-def _family(api: Any, name: str, text: str, kind: Any) -> Any:
-    return api.MetricFamily(_PREFIX + name, text, kind)

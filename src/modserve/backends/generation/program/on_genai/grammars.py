@@ -13,6 +13,7 @@ import tempfile
 from collections import OrderedDict
 from typing import Any
 
+from ..contract import RequestError
 from .sampling import Grammar
 
 _WIDTH = 32
@@ -23,10 +24,6 @@ _U32, _FLOAT, _STRING = 4, 6, 8
 _MOST_KNOWN = 1024
 _PLACE = re.compile(r"^(?:\[[\d:]+\] )?\S*?\b\w+\.(?:cc|cpp|hpp|h):\d+:\s*", re.MULTILINE)
 """The line of the engine's source at the beginning of its messages."""
-
-
-class GrammarError(ValueError):
-    """What is wrong with a grammar, and where."""
 
 
 class GrammarChecker:
@@ -41,7 +38,7 @@ class GrammarChecker:
         self._number = 0
 
     def check(self, grammar: Grammar) -> None:
-        """Raises GrammarError."""
+        """Raises RequestError."""
         key = hashlib.blake2b(f"{grammar.kind} {grammar.text}".encode("utf-8", "surrogatepass")).digest()
         if key in self._known:
             self._known.move_to_end(key)
@@ -61,7 +58,7 @@ class GrammarChecker:
             del handle  # without one, the engine would drop the request
         except RuntimeError as error:
             self._pipeline = None  # it would fail from now on
-            raise GrammarError(f"sampling parameter '{grammar.where}' cannot be compiled: {shortened(error)}") from None
+            raise RequestError(f"sampling parameter '{grammar.where}' cannot be compiled: {shortened(error)}") from None
         self._known[key] = None
         if len(self._known) > _MOST_KNOWN:
             self._known.popitem(last=False)

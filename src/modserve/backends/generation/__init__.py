@@ -1,0 +1,1 @@
+"""What backends of language models share: the tensors of their models, and the program of their workers."""

@@ -1,0 +1,20 @@
+"""What the files of a language model of Hugging Face's say for chats."""
+
+import json
+from pathlib import Path
+
+_CONFIG = "config.json"
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
+
+
+def context_length(folder: Path) -> int:
+    """In tokens, as ``config.json`` says it; 0 where it does not."""
+    try:
+        config = json.loads((folder / _CONFIG).read_text("utf-8"))
+    except (OSError, ValueError):
+        return 0
+    for place in (config, config.get("text_config")) if isinstance(config, dict) else ():
+        for key in _CONTEXT_KEYS:
+            if isinstance(place, dict) and isinstance(place.get(key), int) and place[key] > 0:
+                return int(place[key])
+    return 0

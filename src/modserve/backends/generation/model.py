@@ -1,0 +1,103 @@
+"""A language model whose engine runs in worker processes of the Python backend.
+
+The worker runs `program`, a decoupled model.py, so what docs/python-models.md says of processes, limits and the revival
+of lost ones holds for it. A process of its own: a step of an engine keeps the interpreter's lock, and its libraries are
+large, may live in another environment, and may die.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from modserve.core.configuration.model_config import DescribedTensor, ModelConfig, ModelDescription
+from modserve.core.errors import invalid
+
+from ..api import Executor, InstanceSpec, ModelSource
+from ..catalogue import BY_BACKEND
+from ..python import options as python_options
+from ..python.backend import PythonBackend, PythonModel
+from .tensors import OUTPUTS
+
+PROGRAM = Path(__file__).parent / "program" / "model.py"
+CONTEXT = "max_model_len"
+CHAT_LENGTH = "default_max_tokens"
+OF_CHATS = ("chat_template", "bos_token", "eos_token", CHAT_LENGTH)
+"""Parameters that a model's description adds, for chats."""
+Parameters = Mapping[str, str]
+
+
+class LanguageModel:
+    """Implements `backends.api.BackendModel`. `parameters` finds what the model's files say that a configuration may
+    leave out: it may run the model's first process, and gets the model of the Python backend for that.
+    """
+
+    def __init__(
+        self,
+        source: ModelSource,
+        inputs: tuple[DescribedTensor, ...],
+        device: str,
+        batch_limit: str,
+        parameters: Callable[[PythonModel], Parameters],
+    ) -> None:
+        """`batch_limit` is the parameter that limits the engine's batches. Raises INVALID_ARG."""
+        config = source.config
+        if config.max_batch_size:
+            raise invalid(
+                f"model '{config.name}': max_batch_size is {config.max_batch_size}, but the engine of backend "
+                f"'{config.backend}' forms batches itself: leave max_batch_size out, and limit them by '{batch_limit}'"
+            )
+        if python_options.model_options(config).in_server:
+            raise invalid(
+                f"model '{config.name}': parameter '{python_options.EXECUTION_MODE}' is "
+                f"'{config.parameters[python_options.EXECUTION_MODE]}', expected process: the engine would hold up "
+                "everything else in the server's"
+            )
+        self._source = source
+        self._inputs = inputs
+        self._device = device
+        self._parameters = parameters
+        self._python = PythonModel(replace(source, path=PROGRAM, auto_complete=False))
+
+    def describe(self) -> ModelDescription | None:
+        return ModelDescription(
+            self._inputs,
+            OUTPUTS,
+            batch_dimension=False,
+            decoupled=True,
+            dynamic_batching=False,
+            adds_tensors=True,
+            parameters=dict(self._parameters(self._python)),
+        )
+
+    def instance(self, spec: InstanceSpec) -> Executor:
+        if not spec.config.decoupled:
+            raise invalid(
+                f"model '{spec.config.name}': backend '{spec.config.backend}' answers with any number of responses; "
+                "write model_transaction_policy { decoupled: true }"
+            )
+        return self._python.instance(spec)
+
+    def report(self) -> Mapping[str, object]:
+        engine = BY_BACKEND[self._source.config.backend]
+        return {
+            "engine": engine.library,
+            "version": engine.version,
+            "precision": "",
+            "device": self._device,
+            "threads": self._source.cpu_threads,
+        }
+
+    def close(self) -> None:
+        self._python.close()
+
+
+def code_in(config: ModelConfig, path: Path) -> str:
+    """For `Backend.code_in`: a model that brings its own environment brings programs."""
+    place = config.parameters.get(python_options.ENVIRONMENT_PATH, "")
+    return PythonBackend().code_in(config, path) if place else ""
+
+
+def lengths(context: int) -> dict[str, str]:
+    """The parameters of a model with a context of so many tokens: a chat goes on to its end, unless a request says
+    otherwise."""
+    return {CONTEXT: str(context), CHAT_LENGTH: str(context)}

@@ -1,0 +1,186 @@
+"""What a request asks of a language model, and how an engine answers it: the tensors of Triton's backend for vLLM.
+
+Pure: `api` is the module triton_python_backend_utils.
+"""
+
+import difflib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+UNFINISHED = "None"
+"""The reason of an output that goes on, as Triton's backend for vLLM writes it."""
+SAMPLING = "sampling_parameters"
+
+
+class RequestError(ValueError):
+    """What is wrong with a request, and what would be right."""
+
+
+class Wishes(NamedTuple):
+    """What a request asks for beside the text."""
+
+    stream: bool
+    prepend_input: bool
+    finish_reason: bool
+    cumulative_logprob: bool
+    logprobs: bool
+    num_input_tokens: bool
+    num_output_tokens: bool
+    token_ids: bool
+
+
+class Piece(NamedTuple):
+    """What is new of one output. `logprobs` is JSON, empty if the request does not want it."""
+
+    text: str
+    reason: str
+    cumulative_logprob: float
+    logprobs: str
+    ids: Sequence[int]
+
+
+class Call(NamedTuple):
+    """A request with its sender.
+
+    `sampling` has the sampling parameters. Unless `strict`, they are parameters of the request, and not all of them may
+    be meant for the engine. `images` are files in Base64. `at` is when the request came.
+    """
+
+    request: Any
+    sender: Any
+    text: str
+    images: Sequence[bytes]
+    sampling: Mapping[str, Any]
+    strict: bool
+    wishes: Wishes
+    at: float
+
+
+class Engine(Protocol):
+    """What a model's requests go to."""
+
+    def begin(self, call: Call) -> None:
+        """Begin to generate; the call's sender gets the responses, from any thread. Raises RequestError."""
+
+    def wait_for_room(self) -> None:
+        """Wait until another request may come: what the engine cannot run yet shall wait in the server's queue."""
+
+    def close(self) -> None:
+        """Ends the engine when nothing runs any more."""
+
+
+def read(request: Any, sender: Any, at: float) -> Call:
+    """Raises RequestError."""
+    inputs = {tensor.name(): tensor for tensor in request.inputs()}
+    words = inputs.get(SAMPLING)
+    values = read_json(as_bytes(words)) if words is not None else json.loads(request.parameters() or "{}")
+    images = inputs.get("image")
+    return Call(
+        request,
+        sender,
+        _text(inputs["text_input"]),
+        () if images is None else images.as_numpy().reshape(-1).tolist(),
+        values,
+        words is not None,
+        _wishes(inputs),
+        at,
+    )
+
+
+def read_json(text: bytes) -> Mapping[str, Any]:
+    """The input ``sampling_parameters``. Raises RequestError, with the place of a fault in the JSON."""
+    try:
+        values = json.loads(text.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{SAMPLING} is not UTF-8: byte {error.start} is invalid") from None
+    except json.JSONDecodeError as error:
+        raise RequestError(
+            f"{SAMPLING} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+        ) from None
+    except RecursionError:
+        raise RequestError(f"{SAMPLING} is nested too deeply") from None
+    if not isinstance(values, dict):
+        raise RequestError(f"{SAMPLING} must be a JSON object, not {_kind(values)}")
+    return values
+
+
+def unknown(name: str, known: Collection[str]) -> RequestError:
+    """The refusal of a sampling parameter that there is none of."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    hint = f"; did you mean '{near[0]}'?" if near else f"; known ones are: {', '.join(sorted(known))}"
+    return RequestError(f"unknown sampling parameter '{name}'{hint}")
+
+
+def as_bytes(tensor: Any) -> bytes:
+    value = tensor.as_numpy().flat[0]
+    return value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogateescape")
+
+
+def arrays(wishes: Wishes, pieces: Sequence[Piece], prompt_length: int, before: str) -> dict[str, Any]:
+    """A response, by the names of the model's outputs. `before` goes before each text."""
+    outputs: dict[str, Any] = {"text_output": _bytes([before + piece.text for piece in pieces])}
+    if wishes.finish_reason:
+        outputs["finish_reason"] = _bytes([piece.reason for piece in pieces])
+    if wishes.cumulative_logprob:
+        outputs["cumulative_logprob"] = np.array([piece.cumulative_logprob for piece in pieces], np.float32)
+    if wishes.logprobs:
+        outputs["logprobs"] = _bytes([piece.logprobs for piece in pieces])
+    if wishes.num_input_tokens:
+        outputs["num_input_tokens"] = np.array([prompt_length], np.uint32)
+    if wishes.num_output_tokens:
+        outputs["num_output_tokens"] = np.array([len(piece.ids) for piece in pieces], np.uint32)
+    if wishes.token_ids:
+        outputs["token_ids"] = _bytes([json.dumps(list(piece.ids)) for piece in pieces])
+    return outputs
+
+
+class Replies:
+    """Sends responses. `code` is a name of Triton's error codes."""
+
+    def __init__(self, api: Any) -> None:
+        self._api = api
+        self._final = api.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+    def send(self, sender: Any, arrays: Mapping[str, Any], final: bool) -> None:
+        tensors = [self._api.Tensor(name, array) for name, array in arrays.items()]
+        sender.send(self._api.InferenceResponse(tensors), self._final if final else 0)
+
+    def fail(self, sender: Any, code: str, message: str) -> None:
+        error = self._api.TritonError(message, getattr(self._api.TritonError, code))
+        sender.send(self._api.InferenceResponse(error=error), self._final)
+
+    def end(self, sender: Any) -> None:
+        sender.send(flags=self._final)
+
+
+def _bytes(values: Sequence[str]) -> Any:
+    return np.array([value.encode("utf-8", "replace") for value in values], np.object_)
+
+
+def _text(tensor: Any) -> str:
+    try:
+        return as_bytes(tensor).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"text_input is not UTF-8: byte {error.start} is invalid") from None
+
+
+def _wishes(inputs: Mapping[str, Any]) -> Wishes:
+    stream = _flag(inputs.get("stream"))
+    exclude = inputs.get("exclude_input_in_output")
+    prepend = not stream if exclude is None else not _flag(exclude)
+    if prepend and stream:
+        raise RequestError("exclude_input_in_output is false, but stream is true: a stream never has the input")
+    rest = {name: _flag(inputs.get(f"return_{name}")) for name in Wishes._fields[2:]}
+    return Wishes(stream, prepend, **rest)
+
+
+def _flag(tensor: Any) -> bool:
+    return tensor is not None and bool(tensor.as_numpy().flat[0])
+
+
+def _kind(value: Any) -> str:
+    names: list[tuple[type, str]] = [(bool, "a boolean"), (str, "a string"), (list, "an array"), (int, "a number")]
+    return next((words for kind, words in names if isinstance(value, kind)), "null" if value is None else "a number")

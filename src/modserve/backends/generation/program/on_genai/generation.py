@@ -1,0 +1,76 @@
+"""An output of OpenVINO GenAI: what has been generated, and what is still to be sent."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ..contract import UNFINISHED, Piece, Wishes
+from .sampling import SamplingParameters
+from .texts import StopTexts, TokenText
+
+
+class Output:
+    """One of the `n` outputs of a request: `handle` is the engine's, None before it has it.
+
+    ``decode(rows)`` turns tokens into texts.
+    """
+
+    def __init__(self, prompt: Sequence[int], sampling: SamplingParameters, decode: Any) -> None:
+        self.handle: Any = None
+        self.reason = UNFINISHED
+        self.last_at = 0.0
+        """When its last token came."""
+        self.count = 0
+        """Tokens in all."""
+        self.tokens = TokenText(prompt)
+        self._stops = StopTexts(sampling.stop, sampling.include_stop_str_in_output)
+        self._text: list[str] = []
+        self._ids: list[int] = []
+        self._logprobs: list[tuple[int, float]] = []
+        self._cumulative = 0.0
+        self._end_taken = False
+        self._decode = decode
+
+    @property
+    def finished(self) -> bool:
+        return self.reason != UNFINISHED
+
+    def add(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
+        """New tokens, whose text comes with `said`."""
+        self.count += len(ids)
+        self._ids.extend(ids)
+        self._logprobs.extend(zip(ids, logprobs, strict=False))
+        self._cumulative += sum(logprobs)
+        self.tokens.add(ids)
+
+    def say(self, texts: Sequence[str], reason: str) -> None:
+        """Take what `tokens.rows` have become, and why the engine stopped, if it did: `UNFINISHED` if not."""
+        final = reason != UNFINISHED
+        text, ended = self._stops.feed(self.tokens.advance(texts, final=final), final=final)
+        if text:
+            self._text.append(text)
+        self.reason = "stop" if ended else reason
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._text) or (self.finished and not self._end_taken)
+
+    def take(self, wishes: Wishes) -> Piece:
+        text, ids, logprobs = "".join(self._text), self._ids, self._logprobs
+        self._text, self._ids, self._logprobs = [], [], []
+        self._end_taken = self.finished
+        words = _as_json(logprobs, self._decode) if wishes.logprobs else ""
+        return Piece(text, self.reason, self._cumulative, words, ids)
+
+
+def _as_json(logprobs: Sequence[tuple[int, float]], decode: Any) -> str:
+    """In the form of Triton's backend for vLLM: for each token an object with the chosen one alone."""
+    if not logprobs:
+        return "[]"
+    words: list[str] | None = decode([[token] for token, _ in logprobs])
+    return json.dumps(
+        [
+            {str(token): {"logprob": logprob, "rank": None, "decoded_token": word}}
+            for (token, logprob), word in zip(logprobs, words or (), strict=False)
+        ]
+    )

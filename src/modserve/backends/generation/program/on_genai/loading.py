@@ -1,0 +1,71 @@
+"""Starts OpenVINO GenAI with a model's files and parameters."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ..contract import Replies
+from ..figures import Figures
+from ..loading import LoadingError, ModelFiles, flag
+from .engine import GenerationEngine
+from .grammars import shortened
+
+_SIZES = ("cache_size", "num_kv_blocks", "max_num_batched_tokens", "max_num_seqs")
+_FLAGS = ("enable_prefix_caching", "dynamic_split_fuse", "use_cache_eviction", "use_sparse_attention")
+
+
+def load(files: ModelFiles, figures: Figures, replies: Replies, api: Any) -> GenerationEngine:
+    """Raises LoadingError."""
+    import openvino_genai
+
+    parameters = files.parameters
+    path = os.path.join(files.directory, files.filename)
+    scheduler = _scheduler_config(openvino_genai, parameters)
+    try:
+        pipeline = openvino_genai.ContinuousBatchingPipeline(
+            path if path.endswith(".gguf") else files.directory,
+            scheduler,
+            parameters.get("device", "").upper() or "CPU",
+            _properties(openvino_genai, parameters, files.directory),
+        )
+    except (RuntimeError, TypeError) as error:
+        raise LoadingError(f"OpenVINO GenAI cannot load '{path}': {shortened(error)}") from None
+    return GenerationEngine(
+        openvino_genai,
+        pipeline,
+        scheduler.max_num_seqs,
+        int(parameters.get("max_model_len") or 0),
+        figures,
+        replies,
+        api.Logger.log_error,
+    )
+
+
+def _scheduler_config(genai: Any, parameters: Mapping[str, str]) -> Any:
+    config = genai.SchedulerConfig()
+    config.enable_prefix_caching = True
+    for name in _SIZES:
+        if parameters.get(name):
+            setattr(config, name, int(parameters[name]))
+    for name in _FLAGS:
+        if parameters.get(name):
+            setattr(config, name, flag(parameters[name]))
+    return config
+
+
+def _properties(genai: Any, parameters: Mapping[str, str], directory: str) -> dict[str, Any]:
+    """What the engine gets beside the scheduler's limits: OpenVINO's properties, and adapters."""
+    texts = {key: value for key, value in parameters.items() if key == key.upper() and not key.startswith("EXECUTION_")}
+    result: dict[str, Any] = {key: int(value) if value.isdecimal() else value for key, value in texts.items()}
+    share = os.environ.get("OMP_NUM_THREADS", "")  # of the cores, where a model has several instances
+    if share.isdecimal():
+        result.setdefault("INFERENCE_NUM_THREADS", int(share))
+    names = [each.strip() for each in parameters.get("adapters", "").split(",") if each.strip()]
+    if names:
+        # Requests cannot choose among adapters where the engine batches them: these are part of the model.
+        adapters = genai.AdapterConfig(mode=genai.AdapterConfig.Mode.MODE_STATIC)
+        for each in names:
+            name, _, weight = each.rpartition(":") if ":" in each else (each, "", "")
+            adapters.add(genai.Adapter(os.path.join(directory, name)), float(weight or 1))
+        result["adapters"] = adapters
+    return result

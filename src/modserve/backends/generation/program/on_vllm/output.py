@@ -1,0 +1,63 @@
+"""An output of vLLM: what has been generated, and what is still to be sent."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..contract import UNFINISHED, Piece, Wishes
+
+
+class Output:
+    """One of the `n` outputs of a request. vLLM gives what is new of it, and makes the text itself."""
+
+    def __init__(self) -> None:
+        self.reason = UNFINISHED
+        self.last_at = 0.0
+        """When its last token came."""
+        self._text: list[str] = []
+        self._ids: list[int] = []
+        self._logprobs: list[Mapping[str, Any]] | None = None
+        self._cumulative = math.nan
+        self._end_taken = False
+
+    @property
+    def finished(self) -> bool:
+        return self.reason != UNFINISHED
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._text) or (self.finished and not self._end_taken)
+
+    def add(self, news: Any) -> int:
+        """Takes a CompletionOutput of vLLM; how many tokens it has."""
+        if news.text:
+            self._text.append(news.text)
+        self._ids.extend(news.token_ids)
+        if news.logprobs is not None:
+            self._logprobs = [*(self._logprobs or ()), *_objects(news.logprobs)]
+        if news.cumulative_logprob is not None:
+            self._cumulative = news.cumulative_logprob
+        if news.finish_reason is not None:
+            self.reason = news.finish_reason
+        return len(news.token_ids)
+
+    def take(self, wishes: Wishes) -> Piece:
+        text, ids, logprobs = "".join(self._text), self._ids, self._logprobs
+        self._text, self._ids = [], []
+        if logprobs is not None:
+            self._logprobs = []
+        self._end_taken = self.finished
+        words = json.dumps(logprobs) if wishes.logprobs else ""
+        return Piece(text, self.reason, self._cumulative, words, ids)
+
+
+def _objects(logprobs: Iterable[Mapping[int, Any]]) -> list[Mapping[str, Any]]:
+    """For each token an object with the chosen one and the most probable ones, as Triton's backend writes them."""
+    return [
+        {
+            str(token): {"logprob": each.logprob, "rank": each.rank, "decoded_token": each.decoded_token}
+            for token, each in of_token.items()
+        }
+        for of_token in logprobs
+    ]

@@ -1,0 +1,69 @@
+"""Reads sampling parameters into vLLM's own class, whose types check them."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..contract import RequestError, unknown
+
+LORA = "lora_name"
+_STRUCTURED = "structured_outputs"
+_OLDER_NAMES = {"guided_decoding": _STRUCTURED}
+"""As Triton's backend called them before."""
+_OWN = frozenset({"output_kind", "output_text_buffer_length", "skip_clone"})
+"""Fields that are not for clients: the backend sets them."""
+
+
+class SamplingReader:
+    """`kind` is the class SamplingParams of the vLLM that is installed, a struct of msgspec; ``convert(fields, kind)``
+    makes one. `deltas` is the `output_kind` of outputs that have what is new alone.
+    """
+
+    def __init__(self, kind: Any, convert: Callable[[Mapping[str, Any], Any], Any], deltas: Any) -> None:
+        self._kind = kind
+        self._convert = convert
+        self._deltas = deltas
+        fields = frozenset(name for name in kind.__struct_fields__ if not name.startswith("_")) - _OWN
+        self._known = fields | {LORA, *_OLDER_NAMES}
+
+    def read(self, values: Mapping[str, Any], *, strict: bool) -> tuple[Any, str | None]:
+        """The parameters, and the name of an adapter. Numbers may be texts, as Triton's clients send them.
+
+        Raises RequestError. Unknown names are ignored unless `strict`.
+        """
+        fields: dict[str, Any] = {}
+        for name, value in values.items():
+            if name in self._known:
+                fields[_OLDER_NAMES.get(name, name)] = value
+            elif strict:
+                raise unknown(name, self._known)
+        adapter = fields.pop(LORA, None)
+        if adapter is not None and not isinstance(adapter, str):
+            raise RequestError(f"sampling parameter '{LORA}' is {json.dumps(adapter)}, expected a string")
+        if isinstance(fields.get("logprobs"), bool):
+            fields["logprobs"] = 1 if fields["logprobs"] else None
+        if _STRUCTURED in fields:
+            fields[_STRUCTURED] = _structured(fields[_STRUCTURED])
+        try:
+            sampling = self._convert(fields, self._kind)
+        except Exception as error:  # msgspec's for a type, and vLLM's own for a value, whose classes change
+            raise RequestError(f"sampling parameters: {_text(error)}") from None
+        sampling.output_kind = self._deltas
+        return sampling, adapter
+
+
+def _structured(value: Any) -> Any:
+    """An object, or its text, without the members that say nothing. Triton's backend takes the text alone."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise RequestError(f"sampling parameter '{_STRUCTURED}' is not JSON: {error}") from None
+    if isinstance(value, dict):
+        value = {name: rule for name, rule in value.items() if rule not in (None, False)}
+    return value or None
+
+
+def _text(error: Exception) -> str:
+    """msgspec says ``Expected `float`, got `str` - at `$.temperature` ``."""
+    return str(error).replace(" - at `$.", " for `")

@@ -1,0 +1,40 @@
+"""What the server itself reads of ``model.json``: whether it can be one, and where its weights lie."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from modserve.core.errors import ModserveError, invalid
+
+FILENAME = "model.json"
+_OF_XGBOOST = "learner"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The arguments of vLLM's engine. Raises INVALID_ARG, with the place of what is wrong."""
+    if not path.is_file():
+        raise invalid(f"unable to find '{path}', which has the arguments of vLLM's engine, at least \"model\"")
+    try:
+        arguments = json.loads(path.read_text("utf-8"))
+    except json.JSONDecodeError as error:
+        raise invalid(f"'{path}' is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise invalid(f"'{path}' cannot be read: {error}") from None
+    if isinstance(arguments, dict) and isinstance(arguments.get("model"), str) and arguments["model"]:
+        return arguments
+    if isinstance(arguments, dict) and _OF_XGBOOST in arguments:
+        raise _wrong(path, "it looks like a model of XGBoost: call it 'xgboost.json'")
+    raise _wrong(path, 'expected an object with "model": the folder of the weights, or their name at Hugging Face')
+
+
+def weights(path: Path, arguments: Mapping[str, Any]) -> Path | None:
+    """The folder with the model's files, if it is here. A path may also count from the folder of the file `path`."""
+    for place in (Path(arguments["model"]), path.parent / arguments["model"]):
+        if place.is_dir():
+            return place
+    return None
+
+
+def _wrong(path: Path, what: str) -> ModserveError:
+    return invalid(f"'{path}' does not have the arguments of vLLM's engine: {what}")

@@ -1,0 +1,94 @@
+"""The ``vllm`` backend: what Triton's backend of that name loads, on the vLLM that is installed.
+
+The engine runs in processes that vLLM starts, and is driven from a worker process of the Python backend, not from the
+server: vLLM imports torch, turns tokens into text with the interpreter's lock, and changes signal handlers, loggers
+and environment variables of the process; its environment may be another one; and when its engine dies, a process that
+ends takes all that is left of it along.
+"""
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from modserve.core.configuration.model_config import ModelConfig
+from modserve.core.errors import ModserveError, invalid
+from modserve.core.files import tokenizer_files
+
+from ..api import ModelSource
+from ..catalogue import BY_BACKEND
+from ..generation.files import context_length
+from ..generation.model import OF_CHATS, LanguageModel, Parameters, code_in, lengths
+from ..generation.tensors import IMAGES, INPUTS
+from ..options import unknown_parameter
+from ..python import options as python_options
+from ..python.backend import PythonBackend, PythonModel
+from . import arguments
+
+_log = logging.getLogger(__name__)
+
+_CONTEXT = "max_model_len"
+_KNOWN = ("REPORT_CUSTOM_METRICS", "ENABLE_VLLM_HEALTH_CHECK", *OF_CHATS, *python_options.MODEL_PARAMETERS)
+
+
+class VllmBackend:
+    """Implements `backends.api.Backend`."""
+
+    default_model_filename = arguments.FILENAME
+    default_cpu_instances = 1
+    any_thread = False
+    parallel_instances = True
+    known_options: Mapping[str, str] = python_options.BACKEND_OPTIONS
+
+    def gpu_count(self) -> int:
+        return PythonBackend().gpu_count()
+
+    def code_in(self, config: ModelConfig, path: Path) -> str:
+        try:
+            trusts = bool(arguments.read(path).get("trust_remote_code"))
+        except ModserveError:
+            trusts = False
+        if trusts:
+            return '"trust_remote_code" lets vLLM run programs that lie beside the model\'s weights'
+        return code_in(config, path)
+
+    def open(self, source: ModelSource) -> LanguageModel:
+        config, path = source.config, source.path
+        for key in config.parameters:
+            if key not in _KNOWN:
+                _log.warning("%s", unknown_parameter("vllm", config, key, _KNOWN))
+        values = arguments.read(path)
+        _check_installed(source)
+        parameters = partial(_parameters, source, values)
+        return LanguageModel(source, (*INPUTS, IMAGES), "", "max_num_seqs", parameters)
+
+
+def _check_installed(source: ModelSource) -> None:
+    """Raises INVALID_ARG where the model would run in the server's environment, and that has no vLLM."""
+    engine = BY_BACKEND["vllm"]
+    elsewhere = python_options.ENVIRONMENT_PATH in source.config.parameters or bool(source.options)
+    if not engine.installed and not elsewhere:
+        raise invalid(
+            f"model '{source.config.name}': vLLM is not installed: {engine.install_text}, or name an environment that "
+            f"has it with the parameter '{python_options.ENVIRONMENT_PATH}'"
+        )
+
+
+def _parameters(source: ModelSource, values: Mapping[str, object], python: PythonModel) -> Parameters:
+    """For chats. What does not lie here is asked of vLLM, in the process that will be the first instance."""
+    folder = arguments.weights(source.path, values)
+    if folder is None:
+        config = {"name": source.config.name, "backend": "vllm", "path": str(source.path)}
+        completed = python.complete(config) or {}
+        return dict(completed["parameters"])
+    place = values.get("tokenizer")
+    try:
+        files = tokenizer_files.read(Path(place) if isinstance(place, str) and Path(place).is_dir() else folder)
+    except tokenizer_files.BrokenFileError as error:
+        raise invalid(f"model '{source.config.name}': {error} (in '{folder}')") from None
+    parameters = {name: text for name, text in files.tokens.items() if name in OF_CHATS}
+    if files.template is not None:
+        parameters["chat_template"] = files.template
+    context = values.get(_CONTEXT)
+    length = context if isinstance(context, int) else context_length(folder)
+    return parameters | {name: text for name, text in lengths(length).items() if length and name in OF_CHATS}

@@ -1,0 +1,69 @@
+"""The chat template and the special tokens in the files of Hugging Face's tokenizers, as they lie in a folder."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+CONFIG, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+_MOST_TEMPLATE = 1024 * 1024
+_MOST_CONFIG = 64 * 1024 * 1024
+
+
+class BrokenFileError(ValueError):
+    """A file of the folder cannot be used: `name` is its name, and `what` goes on in the sentence."""
+
+    def __init__(self, name: str, what: str) -> None:
+        super().__init__(f"'{name}' {what}")
+        self.name = name
+        self.what = what
+
+
+class TokenizerFiles(NamedTuple):
+    """`template` is None if no file has one, or ``tokenizer_config.json`` only some without the name ``default``."""
+
+    template: str | None
+    tokens: Mapping[str, str]
+
+
+def read(folder: Path) -> TokenizerFiles:
+    """What the files of a folder say; nothing if there are none. Raises BrokenFileError."""
+    config = _config(folder / CONFIG)
+    tokens = {name: text for name in SPECIAL_TOKENS if (text := _token(config.get(name))) is not None}
+    path = folder / TEMPLATE
+    template = _text(path, _MOST_TEMPLATE) if path.is_file() else _template(config.get("chat_template"))
+    return TokenizerFiles(template, tokens)
+
+
+def _config(path: Path) -> Mapping[str, object]:
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(_text(path, _MOST_CONFIG))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise BrokenFileError(path.name, f"is no JSON: {error}") from None
+    return config if isinstance(config, dict) else {}
+
+
+def _text(path: Path, most: int) -> str:
+    try:
+        if path.stat().st_size > most:
+            raise BrokenFileError(path.name, f"is longer than {most} bytes")
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BrokenFileError(path.name, f"cannot be read: {error}") from None
+
+
+def _token(value: object) -> str | None:
+    """A special token is a text, or an object with the text as its `content`."""
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None
+
+
+def _template(value: object) -> str | None:
+    """A template, or that named ``default`` of several."""
+    if isinstance(value, list):
+        named = {each.get("name"): each.get("template") for each in value if isinstance(each, dict)}
+        value = named.get("default")
+    return value if isinstance(value, str) else None
