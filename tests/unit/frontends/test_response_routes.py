@@ -5,9 +5,10 @@ import re
 from typing import Any
 
 import pytest
-from test_chat_routes import Talk, talk_to
+from test_chat_routes import Models, Talk, talk_to
 from test_chat_routes import models as models
 from test_chat_routes import talk as talk
+from test_chat_routes import way as way
 
 from modserve.core.errors import internal
 from modserve.settings import HttpSettings
@@ -183,10 +184,9 @@ async def test_a_mistake(talk: Talk) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_what_is_kept_of_a_text_counts_as_memory(models: Any, stream: bool) -> None:
+async def test_what_is_kept_of_a_text_counts_as_memory(models: Models, stream: bool) -> None:
     """The last events have all of the text again; a model need not end."""
-    app, loader = models
-    async with talk_to(app, loader, HttpSettings()) as talk:
+    async with talk_to(models.with_options(HttpSettings())) as talk:
         talk.memory.limit = 1_000_000
         try:
             await ask(talk, stream=stream)

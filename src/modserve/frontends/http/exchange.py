@@ -169,11 +169,11 @@ async def stream_reply(
 ) -> StreamReply:
     """The response to a call that was submitted, once its first message is known.
 
-    `raise_failure`: a failure before anything else is raised instead; the call is closed then.
+    `raise_failure`: a failure that is all there is to report is raised instead; the call is closed then.
     """
     try:
         first = await next_message(call, encode)
-        if raise_failure and first.error is not None:
+        if raise_failure and first.error is not None and first.final:
             raise first.error
     except BaseException:
         call.close()

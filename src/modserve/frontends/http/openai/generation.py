@@ -129,7 +129,11 @@ async def streamed_reply(generation: TextGeneration, writer: OpenAIWriter) -> St
     for each in generation.calls:
         each.keeps_outcomes = writer.keeps_text
     events = _Events(generation, writer, group)
-    return await stream_reply(call, _FRAMING, events.of, raise_failure=True)
+    reply = await stream_reply(call, _FRAMING, events.of)
+    if reply.first.error is not None:
+        call.close()
+        raise reply.first.error
+    return reply
 
 
 class _Events:
