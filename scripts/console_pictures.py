@@ -172,7 +172,7 @@ def main(seconds: float) -> None:
                     Select(browser.find_element(By.CSS_SELECTOR, "[data-input] select")).select_by_value("picture")
                     file = browser.find_element(By.CSS_SELECTOR, "[data-input] input[type=file]")
                     file.send_keys(str(folder / "photo.png"))
-                browser.find_element(By.CSS_SELECTOR, "#detail form button[type=submit]").click()
+                browser.find_element(By.CSS_SELECTOR, "#detail .request button[type=submit]").click()
                 wait.until(lambda _: browser.find_elements(By.CSS_SELECTOR, "[data-output]"))
                 whole()
                 keep(f"model-{scheme}", browser.find_element(By.ID, "detail").screenshot_as_png)

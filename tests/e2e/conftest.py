@@ -33,6 +33,7 @@ LONGEST = (
     "test_remote_azure",
     "test_redis_cache",
     "test_console_in_a_browser",
+    "test_console_texts",
     "test_docs_in_a_browser",
     "test_docs_snippets",
     "test_bench_command",

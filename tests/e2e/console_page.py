@@ -18,7 +18,7 @@ def opened(browser: webdriver.Chrome, server: ServerProcess, model: str = "", ve
     browser.get(f"http://{HOST}:{server.http_port}/{place}")
     until(lambda: browser.find_elements(By.CSS_SELECTOR, "body[data-ready]"))
     if model:
-        until(lambda: browser.find_elements(By.CSS_SELECTOR, "#detail form, #detail [data-verb]"))
+        until(lambda: browser.find_elements(By.CSS_SELECTOR, "#detail .request, #detail [data-verb]"))
     return browser
 
 
@@ -45,8 +45,8 @@ def text_of_row(browser: webdriver.Chrome, name: str) -> str:
 
 def sent(browser: webdriver.Chrome) -> WebElement:
     """Press the button of the form; the result, when it is complete."""
-    button = "#detail form button[type=submit]"
+    button = "#detail .request button[type=submit]"
     until(lambda: browser.find_elements(By.CSS_SELECTOR, button))
     browser.find_element(By.CSS_SELECTOR, button).click()
-    until(lambda: text_of(browser, "#detail .result > p") not in ("", "…"))
-    return browser.find_element(By.CSS_SELECTOR, "#detail .result")
+    until(lambda: text_of(browser, "#detail .request .result > p") not in ("", "…"))
+    return browser.find_element(By.CSS_SELECTOR, "#detail .request .result")

@@ -66,7 +66,7 @@ def test_no_rule_of_axe_is_broken(
             sent(browser)
         unfold(browser)
         assert violations(browser) == [], model
-    send = browser.find_element(By.CSS_SELECTOR, "#detail form button[type=submit]")
+    send = browser.find_element(By.CSS_SELECTOR, "#detail .request button[type=submit]")
     usual = send.value_of_css_property("background-color")
     ActionChains(browser).move_to_element(send).perform()
     assert send.value_of_css_property("background-color") != usual, "the pointer is seen to be over it"
@@ -165,7 +165,7 @@ def test_a_request_by_keyboard_alone(server: ServerProcess, browser: webdriver.C
     press(browser, " by keyboard")
     walk(browser, "Send")
     press(browser, Keys.ENTER)
-    until(lambda: "by keyboard" in text_of(browser, "#detail .result"))
+    until(lambda: "by keyboard" in text_of(browser, "#detail .request .result"))
     opened(browser, server, "texts")
     walk(browser, "Close")
     press(browser, Keys.ENTER)

@@ -133,7 +133,7 @@ def test_a_request_is_made_of_the_metadata_and_a_mistake_is_explained(
     size.clear()
     size.send_keys("1, 15")
     assert "16" in sent(browser).text
-    assert "200" not in text_of(browser, "#detail .result > p")
+    assert "200" not in text_of(browser, "#detail .request .result > p")
 
 
 def test_texts_and_pictures_are_shown_as_such(server: ServerProcess, browser: webdriver.Chrome, tmp_path: Path) -> None:

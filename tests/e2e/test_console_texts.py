@@ -1,6 +1,7 @@
 """The chat and the box of texts on the pages of models, in a real browser: with programs, and with real models."""
 
 import re
+import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -28,6 +29,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     write_speaker(folder / "models", "raw", None)
     write_speaker(folder / "models", "hurt", "{{ broken")
     write_metered(folder / "models")
+    first = write_speaker(folder / "models", "twice")
+    shutil.copytree(first, first.with_name("2"))
+    with (first.parent / "config.pbtxt").open("a") as config:
+        config.write("version_policy { all { } }\n")
     functions = folder / "functions.py"
     functions.write_text(FUNCTIONS)
     models = [f"minilm={minilm()}", f"ranker={ranker()}", f"classifier={classifier()}", f"tagger={tagger()}"]
@@ -152,6 +157,12 @@ def test_stopping_cancels_on_the_server(server: ServerProcess, browser: webdrive
     until(lambda: len(turns(browser)) == 4 and len(turns(browser)[3]) > 50)
     browser.find_element(By.XPATH, "//section[@id='detail']//button[text()='Close']").click()
     until(lambda: canceled(server, "endless") == before + 2)
+    opened_box(browser, server, "endless")
+    say(browser, "once more")
+    until(lambda: len(turns(browser)) == 2 and len(turns(browser)[1]) > 50)
+    browser.find_element(By.XPATH, "//button[text()='New chat']").click()
+    until(lambda: canceled(server, "endless") == before + 3)
+    assert turns(browser) == []
 
 
 def test_a_text_without_an_end_is_stopped(server: ServerProcess, browser: webdriver.Chrome) -> None:
@@ -195,6 +206,13 @@ def test_functions_chat_and_models_of_tensors_do_not(server: ServerProcess, brow
     opened(browser, server, "add")
     until(lambda: browser.find_elements(By.CSS_SELECTOR, "#detail [data-input]"))
     assert browser.find_elements(By.CSS_SELECTOR, ".text-place > *") == []
+
+
+def test_an_older_version_says_where_texts_go(server: ServerProcess, browser: webdriver.Chrome) -> None:
+    opened(browser, server, "twice", "1")
+    until(lambda: shown(browser, ".text-place .notice") == ["Calls of texts go to version 2 of this model."])
+    opened(browser, server, "twice", "2")
+    until(lambda: shown(browser, ".chat"))
 
 
 def test_an_answer_is_copied(server: ServerProcess, browser: webdriver.Chrome) -> None:
@@ -264,12 +282,16 @@ def ranks(browser: webdriver.Chrome) -> list[str]:
 
 def test_embeddings_are_compared(server: ServerProcess, browser: webdriver.Chrome) -> None:
     opened_box(browser, server, "minilm")
+    log(browser, "browser")  # what others have left there
     write_texts(browser, ["A man plays guitar", "Someone strums an instrument", "Stocks fell today"])
     until(lambda: shown(browser, ".matrix tbody tr"))
     rows = [re.findall(r"-?\d\.\d\d", row) for row in shown(browser, ".matrix tbody tr")]
     assert [len(row) for row in rows] == [3, 3, 3]
     assert [rows[each][each] for each in range(3)] == ["1.00"] * 3
     assert float(rows[0][1]) > 0.5 > float(rows[0][2])
+    cells = browser.find_elements(By.CSS_SELECTOR, ".matrix tbody tr:first-child td")
+    assert len({cell.value_of_css_property("background-color") for cell in cells}) == 3, "the darker, the more alike"
+    assert [entry for entry in log(browser, "browser") if entry["level"] == "SEVERE"] == []
     assert ranks(browser)[0] == "1 A man plays guitar\n2 Someone strums an instrument"
     assert "384 dimensions" in text_of(browser, ".texts .result > p")
     write_texts(browser, ["Stocks fell today", "Someone strums an instrument"], "music")

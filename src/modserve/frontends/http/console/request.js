@@ -31,7 +31,7 @@ async function makeForm(row) {
   parameters.value = JSON.stringify((example && example.parameters) || {});
   const send = element("button", { type: "submit", class: "primary" }, "Send");
   const result = element("div", { class: "result", "aria-live": "polite", hidden: true });
-  const form = element("form", {}, element("p", { class: "soft" }, examples.note || ""), ...inputs.map((input) => input.element),
+  const form = element("form", { class: "request" }, element("p", { class: "soft" }, examples.note || ""), ...inputs.map((input) => input.element),
     element("details", {}, element("summary", {}, "Parameters"), element("label", {}, "JSON ", parameters)),
     element("div", { class: "fields" }, send), result);
   const streamed = !examples.infer && Boolean(examples.infer_stream);

@@ -125,7 +125,7 @@ def _row(
     row["requests"] = rate(succeeded + failed, seconds)
     row["failed"] = rate(failed, seconds)
     row["inferences"], row["batches"] = rate(inferences, seconds), rate(batches, seconds)
-    if batches:
+    if batches and inferences:  # which are counted when they end
         row["batch"] = round(inferences / batches, 2)
     if counts["cache"] and before["cache"]:
         row["hits"], row["misses"] = (
@@ -165,7 +165,9 @@ def _server(
     server["in_flight"] = sum(row["in_flight"] for row in models)
     keepers = [row["sequences"] for row in models if row["sequences"] >= 0]
     server["sequences"] = sum(keepers) if keepers else -1
-    server["batch"] = round(server["inferences"] / server["batches"], 2) if server["batches"] else None
+    server["batch"] = (
+        round(server["inferences"] / server["batches"], 2) if server["batches"] and server["inferences"] else None
+    )
     server["failed"] = server["cpu"] = 0.0
     if before is not None and seconds:
         server["failed"] = rate(reading["failures"] - before["server"]["failures"], seconds)
