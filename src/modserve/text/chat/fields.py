@@ -34,9 +34,13 @@ _NUMBERS: dict[str, tuple[type, float, float]] = {
 }
 """Sampling parameters that are numbers: type, least, most. Some are vLLM's, which OpenAI has not."""
 
-SAMPLING: frozenset[str] = frozenset({*_NUMBERS, "stop", "ignore_eos", "logit_bias", "n", "logprobs", "max_completion_tokens"})
+SAMPLING: frozenset[str] = frozenset(
+    {*_NUMBERS, "stop", "ignore_eos", "logit_bias", "n", "logprobs", "max_completion_tokens"}
+)
 COMMON: frozenset[str] = SAMPLING | {"model", "stream", "stream_options"}
-_WITHOUT_EFFECT: frozenset[str] = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
+_WITHOUT_EFFECT: frozenset[str] = frozenset(
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+)
 """What says something of the client only: ignored in silence."""
 
 

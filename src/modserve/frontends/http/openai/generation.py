@@ -10,7 +10,13 @@ from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import Outcome
 from modserve.core.tensors.tensor import Tensor
 from modserve.frontends import offload
-from modserve.frontends.http.exchange import HttpRequest, Reply, StreamedCall, StreamReply, stream_reply
+from modserve.frontends.http.exchange import (
+    CompleteRequest,
+    ResponseStream,
+    StreamedCall,
+    WholeResponse,
+    response_stream,
+)
 from modserve.frontends.http.infer import CallContext
 from modserve.frontends.http.streams import HttpStream, Streams
 from modserve.frontends.offload import RequestMemory
@@ -49,7 +55,7 @@ class TextGeneration:
 
 async def submit(
     streams: Streams,
-    request: HttpRequest,
+    request: CompleteRequest,
     first: HttpStream,
     contract: Contract,
     text: TextRequest,
@@ -91,7 +97,7 @@ def _inputs(contract: Contract, text: TextRequest, prompts: Sequence[str], strea
     return inputs
 
 
-async def whole_reply(context: CallContext, generation: TextGeneration, writer: OpenAIWriter) -> Reply:
+async def whole_response(context: CallContext, generation: TextGeneration, writer: OpenAIWriter) -> WholeResponse:
     """The response to a client that waits for all of it. Raises the first failure."""
     memory = RequestMemory(context.server.memory, asyncio.get_running_loop())
     try:
@@ -104,7 +110,7 @@ async def whole_reply(context: CallContext, generation: TextGeneration, writer: 
         memory.release()
         generation.close()
     cost = generation.calls[-1].cost if context.server_timing else ""
-    return Reply(body, headers=(("Server-Timing", cost),) if cost else ())
+    return WholeResponse(body, headers=(("Server-Timing", cost),) if cost else ())
 
 
 async def _collected(generation: TextGeneration, memory: RequestMemory) -> list[Whole]:
@@ -129,12 +135,12 @@ async def _collected(generation: TextGeneration, memory: RequestMemory) -> list[
     return wholes
 
 
-async def streamed_reply(text: TextRequest, generation: TextGeneration, writer: OpenAIWriter) -> StreamReply:
+async def streamed_response(text: TextRequest, generation: TextGeneration, writer: OpenAIWriter) -> ResponseStream:
     """The response to a client that reads events. Raises a failure before the first one."""
     group = CallGroup(generation.calls) if len(generation.calls) > 1 else None
     call: StreamedCall = generation.calls[0] if group is None else group
     events = _Events(text, generation, writer, group)
-    return await stream_reply(call, _FRAMING, events.of, raise_failure=True)
+    return await response_stream(call, _FRAMING, events.of, raise_failure=True)
 
 
 class _Events:
