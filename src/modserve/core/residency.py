@@ -133,8 +133,9 @@ class Describable(Protocol):
 
 async def describe(servable: object) -> None:
     """Make the configuration of a servable complete, if it is not yet. Raises as `OnDemand.describe`."""
-    if isinstance(servable, Describable):
-        await servable.describe()
+    work = getattr(servable, "describe", None)  # a check for the protocol takes ten times as long
+    if work is not None:
+        await work()
 
 
 def megabytes(size: int) -> str:
