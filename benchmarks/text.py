@@ -1,13 +1,17 @@
 """Texts in, texts and vectors out: what the server costs beside the engines. ``python benchmarks/text.py embeddings``
 
 ``embeddings``: OpenAI's ``/v1/embeddings`` over all-MiniLM-L6-v2, beside ONNX Runtime called bare.
+``overhead``: what ``/v1/embeddings`` costs over a tensor call of the same model.
 ``chat``: what ``/v1/chat/completions`` costs over a tensor call of the same model.
+``idle``: the memory of streams on which nothing happens.
 """
 
 import argparse
 
 import text_chat
 import text_embeddings
+import text_idle
+import text_overhead
 
 
 def main() -> None:
@@ -21,12 +25,22 @@ def main() -> None:
     embeddings.add_argument("--settle", type=float, default=plan.settle, help="seconds under load before that")
     embeddings.add_argument("--port", type=int, default=plan.port, help="of another server; its CPU is not measured")
     embeddings.add_argument("--model", default=plan.model, help="as that server calls it")
-    chat, chats = parts.add_parser("chat"), text_chat.Plan()
-    chat.add_argument("--rounds", type=int, default=chats.rounds)
-    chat.add_argument("--requests", type=int, default=chats.requests, help="of each call in a round")
+    chats, idles = text_chat.Plan(), text_idle.Plan()
+    for name in ("chat", "overhead"):
+        calls = parts.add_parser(name)
+        calls.add_argument("--rounds", type=int, default=chats.rounds)
+        calls.add_argument("--requests", type=int, default=chats.requests, help="of each call in a round")
+    idle = parts.add_parser("idle")
+    idle.add_argument("--streams", type=int, default=idles.streams)
+    idle.add_argument("--rounds", type=int, default=idles.rounds)
     arguments = vars(parser.parse_args())
-    if arguments.pop("part") == "chat":
+    part = arguments.pop("part")
+    if part == "chat":
         print(text_chat.report(text_chat.Plan(**arguments)))
+    elif part == "overhead":
+        print(text_overhead.report(text_chat.Plan(**arguments)))
+    elif part == "idle":
+        print(text_idle.report(text_idle.Plan(**arguments)))
     else:
         print(text_embeddings.report(text_embeddings.Plan(**arguments)))
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,22 +62,28 @@ class Plan:
 
 
 @contextmanager
-def server() -> Iterator[tuple[int, int]]:
-    """The port and the process of a server with both models."""
+def functions(source: str, *names: str) -> Iterator[list[str]]:
+    """What `serving` takes for functions of this source."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "benchmark_models.py")
+        path.write_text(source)
+        yield [f"{path}:{name}" for name in names]
+
+
+@contextmanager
+def serving(models: Sequence[str], *options: str) -> Iterator[tuple[int, int]]:
+    """The port and the process of a server with these models."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        functions = Path(folder, "benchmark_models.py")
-        functions.write_text(MODELS)
-        command = [sys.executable, "-m", "modserve", "serve", f"{functions}:shout", f"{functions}:words"]
-        command += [f"--http-port={port}", "--allow-grpc=false", "--allow-metrics=false"]
-        quiet = subprocess.DEVNULL
-        with subprocess.Popen(command, stdout=quiet, stderr=quiet) as process:
-            try:
-                _wait(port)
-                yield port, process.pid
-            finally:
-                process.terminate()
+    command = [sys.executable, "-m", "modserve", "serve", *models, f"--http-port={port}", *options]
+    command += ["--allow-grpc=false", "--allow-metrics=false"]
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, stdout=quiet, stderr=quiet) as process:
+        try:
+            _wait(port)
+            yield port, process.pid
+        finally:
+            process.terminate()
 
 
 def _wait(port: int) -> None:
@@ -100,29 +106,29 @@ def cpu_us(pid: int) -> float:
     return sum(int((tasks / task / "schedstat").read_text().split()[0]) for task in os.listdir(tasks)) / 1e3
 
 
-def measure(plan: Plan) -> dict[str, list[float]]:
-    """By call, the microseconds of a request in each round."""
-    times: dict[str, list[float]] = {name: [] for name in CALLS}
-    with server() as (port, pid):
-        client = http.client.HTTPConnection("127.0.0.1", port)
-        for turn in range(plan.rounds + 1):
-            for name, (path, body) in CALLS.items():
-                content = json.dumps(body)
-                before = cpu_us(pid)
-                for _ in range(plan.requests):
-                    client.request("POST", path, content, {"Content-Type": "application/json"})
-                    response = client.getresponse()
-                    answer = response.read()
-                    if response.status != 200:
-                        raise RuntimeError(f"the server refuses {path}: {answer.decode()}")
-                if turn:  # the first one warms up
-                    times[name].append((cpu_us(pid) - before) / plan.requests)
-    return times
+def measure(plan: Plan, calls: Mapping[str, tuple[str, Mapping[str, Any]]], port: int, pid: int) -> dict[str, float]:
+    """By call, the microseconds of a request: the median of the rounds."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    client = http.client.HTTPConnection("127.0.0.1", port)
+    for turn in range(plan.rounds + 1):
+        for name, (path, body) in calls.items():
+            content = json.dumps(body)
+            before = cpu_us(pid)
+            for _ in range(plan.requests):
+                client.request("POST", path, content, {"Content-Type": "application/json"})
+                response = client.getresponse()
+                answer = response.read()
+                if response.status != 200:
+                    raise RuntimeError(f"the server refuses {path}: {answer.decode()}")
+            if turn:  # the first one warms up
+                times[name].append((cpu_us(pid) - before) / plan.requests)
+    return {name: statistics.median(each) for name, each in times.items()}
 
 
 def report(plan: Plan) -> str:
     """A table in Markdown."""
-    times = {name: statistics.median(each) for name, each in measure(plan).items()}
+    with functions(MODELS, "shout", "words") as models, serving(models) as (port, pid):
+        times = measure(plan, CALLS, port, pid)
     lines = [f"| call of the same function, text of {len(TEXT)} characters | CPU µs a request |", "|---|---|"]
     lines += [f"| {name} | {each:.0f} |" for name, each in times.items() if "stream" not in name]
     lines += ["", f"| the same in {PIECES} pieces | CPU µs a request | a piece |", "|---|---|---|"]

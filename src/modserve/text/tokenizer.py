@@ -24,7 +24,7 @@ PIECE_CHARACTERS: Final = 64 * 1024
 PIECE_TEXTS: Final = 256
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tokens:
     """What a model gets of a text. INT64, of equal lengths."""
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from modserve.frontends import offload
 
-from .exchange import Handler, HttpRequest, Reply, StreamReply
+from .exchange import CompleteRequest, Handler, ResponseStream, WholeResponse
 from .infer import CallContext
 from .streams import Streams
 
@@ -49,7 +49,7 @@ class DirectCalls:
             self._by_path |= {path.encode(): call for path, call in made.items()}
         return self._by_module[module]
 
-    async def _first(self, request: HttpRequest) -> Reply | StreamReply:
+    async def _first(self, request: CompleteRequest) -> WholeResponse | ResponseStream:
         path = request.head.route
         await offload.on_thread(importlib.import_module, MODULES[path])
         self.of(MODULES[path])

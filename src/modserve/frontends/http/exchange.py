@@ -55,7 +55,7 @@ def note_of(request_id: str, logged: bool = False) -> Note:
     return Note(id, logged or bool(request_id), logged)
 
 
-class HttpRequest:
+class CompleteRequest:
     """A request that has come completely."""
 
     __slots__ = ("body", "head", "note")
@@ -71,7 +71,7 @@ class HttpRequest:
         return self.head.target.partition(b"?")[2].decode("latin-1")
 
 
-class Reply(NamedTuple):
+class WholeResponse(NamedTuple):
     """A whole response."""
 
     body: bytes
@@ -93,7 +93,7 @@ class StreamMessage(NamedTuple):
 
 
 class StreamedCall(Protocol):
-    """What a `StreamReply` is made of: an `HttpStream`, or several."""
+    """What a `ResponseStream` is made of: an `HttpStream`, or several."""
 
     @property
     def limits(self) -> LoopLimits: ...
@@ -135,7 +135,7 @@ class StreamedCall(Protocol):
     def close(self) -> None: ...
 
 
-class StreamReply:
+class ResponseStream:
     """A response that goes on as outcomes come: the call is submitted, and its `first` message is known.
 
     Whoever has one closes its call.
@@ -160,13 +160,13 @@ class StreamReply:
         return _NO_CACHE if error is None else (*_NO_CACHE, *failures.headers(error).items())
 
 
-Handler: TypeAlias = Callable[[HttpRequest], Coroutine[Any, Any, Reply | StreamReply]]
+Handler: TypeAlias = Callable[[CompleteRequest], Coroutine[Any, Any, WholeResponse | ResponseStream]]
 """A call. It is cancelled when its client goes away. It raises nothing else that a client should read."""
 
 
-async def stream_reply(
+async def response_stream(
     call: StreamedCall, framing: Framing, encode: Encode, raise_failure: bool = False
-) -> StreamReply:
+) -> ResponseStream:
     """The response to a call that was submitted, once its first message is known.
 
     `raise_failure`: a failure that is all there is to report is raised instead; the call is closed then.
@@ -178,7 +178,7 @@ async def stream_reply(
     except BaseException:
         call.close()
         raise
-    return StreamReply(call, first, framing, encode)
+    return ResponseStream(call, first, framing, encode)
 
 
 async def next_message(call: StreamedCall, encode: Encode) -> StreamMessage:

@@ -14,7 +14,7 @@ from modserve.frontends.http.infer import CallContext
 from modserve.protocol import header_forwarding
 from modserve.protocol.http import deadlines
 
-from .exchange import HttpRequest
+from .exchange import CompleteRequest
 
 
 class Parts:
@@ -44,7 +44,7 @@ class Parts:
     def __init__(
         self,
         context: CallContext,
-        request: HttpRequest,
+        request: CompleteRequest,
         servable: Servable,
         version: int | None,
         now_ns: int,

@@ -9,7 +9,13 @@ from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import Outcome
 from modserve.core.tensors.tensor import Tensor
 from modserve.frontends import offload
-from modserve.frontends.http.exchange import HttpRequest, Reply, StreamedCall, StreamReply, stream_reply
+from modserve.frontends.http.exchange import (
+    CompleteRequest,
+    ResponseStream,
+    StreamedCall,
+    WholeResponse,
+    response_stream,
+)
 from modserve.frontends.http.infer import CallContext
 from modserve.frontends.http.streams import HttpStream, Streams
 from modserve.protocol import failures, header_forwarding
@@ -47,7 +53,7 @@ class TextGeneration:
 
 async def submit(
     streams: Streams,
-    request: HttpRequest,
+    request: CompleteRequest,
     first: HttpStream,
     contract: Contract,
     text: TextRequest,
@@ -89,7 +95,7 @@ def _inputs(contract: Contract, text: TextRequest, prompts: Sequence[str], strea
     return inputs
 
 
-async def whole_reply(context: CallContext, generation: TextGeneration, writer: OpenAIWriter) -> Reply:
+async def whole_response(context: CallContext, generation: TextGeneration, writer: OpenAIWriter) -> WholeResponse:
     """The response to a client that waits for all of it. Raises the first failure."""
     try:
         wholes = await _collected(generation)
@@ -100,7 +106,7 @@ async def whole_reply(context: CallContext, generation: TextGeneration, writer: 
     finally:
         generation.close()
     cost = generation.calls[-1].cost if context.server_timing else ""
-    return Reply(body, headers=(("Server-Timing", cost),) if cost else ())
+    return WholeResponse(body, headers=(("Server-Timing", cost),) if cost else ())
 
 
 async def _collected(generation: TextGeneration) -> list[Whole]:
@@ -122,18 +128,18 @@ async def _collected(generation: TextGeneration) -> list[Whole]:
     return wholes
 
 
-async def streamed_reply(generation: TextGeneration, writer: OpenAIWriter) -> StreamReply:
+async def streamed_response(generation: TextGeneration, writer: OpenAIWriter) -> ResponseStream:
     """The response to a client that reads events. Raises a failure before the first one."""
     group = CallGroup(generation.calls) if len(generation.calls) > 1 else None
     call: StreamedCall = generation.calls[0] if group is None else group
     for each in generation.calls:
         each.keeps_outcomes = writer.keeps_text
     events = _Events(generation, writer, group)
-    reply = await stream_reply(call, _FRAMING, events.of)
-    if reply.first.error is not None:
+    response = await response_stream(call, _FRAMING, events.of)
+    if response.first.error is not None:
         call.close()
-        raise reply.first.error
-    return reply
+        raise response.first.error
+    return response
 
 
 class _Events:

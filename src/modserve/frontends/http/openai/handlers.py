@@ -9,7 +9,7 @@ import orjson
 
 from modserve.core.errors import Code, ModserveError
 from modserve.frontends import offload
-from modserve.frontends.http.exchange import Handler, HttpRequest, Reply, StreamReply
+from modserve.frontends.http.exchange import CompleteRequest, Handler, ResponseStream, WholeResponse
 from modserve.frontends.http.infer import CallContext
 from modserve.frontends.http.streams import Streams
 from modserve.frontends.offload import RequestMemory
@@ -25,7 +25,7 @@ from modserve.text.chat.item_writer import ItemWriter
 from modserve.text.chat.requests import ChatRequest, CompletionRequest
 from modserve.text.chat.responses import ChatWriter, CompletionWriter, OpenAIWriter
 
-from .generation import streamed_reply, submit, whole_reply
+from .generation import streamed_response, submit, whole_response
 from .text_models import TextModels
 
 T = TypeVar("T", ChatRequest, CompletionRequest, ResponseRequest)
@@ -42,35 +42,35 @@ def handlers(context: CallContext, streams: Streams) -> Mapping[str, Handler]:
     """By path."""
     surface = _Surface(context, streams, TextModels(context.server, context.limits))
 
-    async def chat_completions(request: HttpRequest) -> Reply | StreamReply:
+    async def chat_completions(request: CompleteRequest) -> WholeResponse | ResponseStream:
         """Answer a conversation with a model that generates text, as OpenAI's API does; `stream` for events."""
-        asked = ""
+        name = ""
         try:
             chat, size = await _read(context, request, requests.read_chat)
-            asked = chat.text.model
+            name = chat.text.model
             return await _converse(surface, request, chat, size, lambda id: ChatWriter(id, chat.text))
         except ModserveError as error:
-            return failure_reply(context, request, error, asked)
+            return failure_response(context, request, error, name)
 
-    async def completions(request: HttpRequest) -> Reply | StreamReply:
+    async def completions(request: CompleteRequest) -> WholeResponse | ResponseStream:
         """Continue a text with a model that generates text, as OpenAI's API does; `stream` for events."""
-        asked = ""
+        name = ""
         try:
             completion, _ = await _read(context, request, requests.read_completion)
-            asked = completion.text.model
+            name = completion.text.model
             return await _complete(surface, request, completion)
         except ModserveError as error:
-            return failure_reply(context, request, error, asked)
+            return failure_response(context, request, error, name)
 
-    async def responses(request: HttpRequest) -> Reply | StreamReply:
+    async def responses(request: CompleteRequest) -> WholeResponse | ResponseStream:
         """Answer a conversation of items with a model that generates text, as OpenAI's API does; nothing is stored."""
-        asked = ""
+        name = ""
         try:
             read, size = await _read(context, request, read_response_request)
-            asked = read.chat.text.model
+            name = read.chat.text.model
             return await _converse(surface, request, read.chat, size, lambda id: ItemWriter(id, read))
         except ModserveError as error:
-            return failure_reply(context, request, error, asked)
+            return failure_response(context, request, error, name)
 
     calls: dict[str, Handler] = {
         "/chat/completions": chat_completions,
@@ -81,8 +81,8 @@ def handlers(context: CallContext, streams: Streams) -> Mapping[str, Handler]:
 
 
 async def _converse(
-    surface: _Surface, request: HttpRequest, chat: ChatRequest, size: int, writer_of: Callable[[str], OpenAIWriter]
-) -> Reply | StreamReply:
+    surface: _Surface, request: CompleteRequest, chat: ChatRequest, size: int, writer_of: Callable[[str], OpenAIWriter]
+) -> WholeResponse | ResponseStream:
     """The response to a conversation of `size` bytes, by the writer for its id."""
     text = chat.text
     with surface.streams.begin(request.note, request.head.trace_headers, text.model, None) as call:
@@ -92,11 +92,13 @@ async def _converse(
         generation = await submit(surface.streams, request, call, model.contract, text, [prompt], chat.tools)
     writer = writer_of(call.identify())
     if text.stream:
-        return await streamed_reply(generation, writer)
-    return await whole_reply(surface.context, generation, writer)
+        return await streamed_response(generation, writer)
+    return await whole_response(surface.context, generation, writer)
 
 
-async def _complete(surface: _Surface, request: HttpRequest, completion: CompletionRequest) -> Reply | StreamReply:
+async def _complete(
+    surface: _Surface, request: CompleteRequest, completion: CompletionRequest
+) -> WholeResponse | ResponseStream:
     text, prompts = completion.text, completion.prompts
     with surface.streams.begin(request.note, request.head.trace_headers, text.model, None) as call:
         model = await surface.models.of(call.servable)
@@ -107,11 +109,13 @@ async def _complete(surface: _Surface, request: HttpRequest, completion: Complet
     echoes = [prompt for prompt in prompts for _ in range(text.choices)] if completion.echo else ()
     writer = CompletionWriter(call.identify(), text, echoes)
     if text.stream:
-        return await streamed_reply(generation, writer)
-    return await whole_reply(surface.context, generation, writer)
+        return await streamed_response(generation, writer)
+    return await whole_response(surface.context, generation, writer)
 
 
-async def _read(context: CallContext, request: HttpRequest, read: Callable[[Mapping[str, Any]], T]) -> tuple[T, int]:
+async def _read(
+    context: CallContext, request: CompleteRequest, read: Callable[[Mapping[str, Any]], T]
+) -> tuple[T, int]:
     """The request, and the size of its body in bytes. A long body is read on a thread."""
     coding, body = request.head.content_encoding, request.body
     generate.check_encoding(None if coding is None else coding.decode("latin-1"))
@@ -132,11 +136,11 @@ async def _read(context: CallContext, request: HttpRequest, read: Callable[[Mapp
         memory.release()
 
 
-def failure_reply(context: CallContext, request: HttpRequest, error: ModserveError, model: str) -> Reply:
+def failure_response(context: CallContext, request: CompleteRequest, error: ModserveError, model: str) -> WholeResponse:
     """A failure of a request for `model`, as OpenAI's clients read it."""
     status, message = failures.spelling(error).http, failures.public_message(error)
     if error.code is not Code.CANCELLED:  # nobody waits for the response
         logged = error.summary if isinstance(error, TemplateError) else error.message  # nothing of the conversation
         context.server.failure_log.record("HTTP", model, None, "", status, logged, request.note.request_id)
     document = error_document(error, status, message)
-    return Reply(orjson.dumps(document), status, tuple(failures.headers(error).items()))
+    return WholeResponse(orjson.dumps(document), status, tuple(failures.headers(error).items()))

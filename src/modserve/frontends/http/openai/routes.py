@@ -8,12 +8,12 @@ from fastapi import APIRouter, Request, Response
 from modserve.core.errors import ModserveError
 from modserve.frontends.http.exchange import Handler
 from modserve.frontends.http.infer import CallContext
-from modserve.frontends.http.rest.adapter import endpoint, http_request, response_to
+from modserve.frontends.http.rest.adapter import complete_request, endpoint, response_to
 from modserve.frontends.http.rest.messages import DirectRoute, json_response, new_router
 from modserve.frontends.http.rest.schemas import FAILURES, body_of, errors_of, response_of
 from modserve.frontends.http.rest.tags import TEXT
 
-from .handlers import failure_reply
+from .handlers import failure_response
 from .models import list_json, model_json
 
 _BODIES = {
@@ -36,8 +36,8 @@ def router(handlers: Mapping[str, Handler], context: CallContext) -> APIRouter:
         try:
             server.model(model)
         except ModserveError as error:
-            complete = await http_request(request, context.options)
-            return response_to(request, failure_reply(context, complete, error, model))
+            complete = await complete_request(request, context.options)
+            return response_to(request, failure_response(context, complete, error, model))
         return json_response(model_json(model))
 
     failures_of = errors_of(*FAILURES, body="OpenAIErrorAnswer")

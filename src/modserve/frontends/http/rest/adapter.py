@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from fastapi import Request, Response
 
-from modserve.frontends.http.exchange import Handler, HttpRequest, Reply, StreamReply
+from modserve.frontends.http.exchange import CompleteRequest, Handler, ResponseStream, WholeResponse
 from modserve.protocol import compression
 from modserve.settings import HttpSettings
 
@@ -18,21 +18,21 @@ def endpoint(call: Handler, options: HttpSettings) -> Callable[[Request], Awaita
     """The handler of a route: it reads its request itself, and cancels `call` if the client goes away."""
 
     async def handle(request: Request) -> Response:
-        complete = await http_request(request, options)
+        complete = await complete_request(request, options)
         return response_to(request, await unless_disconnected(request, call(complete)))
 
     handle.__doc__ = call.__doc__
     return handle
 
 
-async def http_request(request: Request, options: HttpSettings) -> HttpRequest:
+async def complete_request(request: Request, options: HttpSettings) -> CompleteRequest:
     """The request, when all of it has come."""
     encoding = compression.choose(", ".join(request.headers.getlist("accept-encoding")))
-    return HttpRequest(infer_head(request, options, encoding), await request.body(), note_of(request))
+    return CompleteRequest(infer_head(request, options, encoding), await request.body(), note_of(request))
 
 
-def response_to(request: Request, reply: Reply | StreamReply) -> Response:
+def response_to(request: Request, response: WholeResponse | ResponseStream) -> Response:
     """What the client of `request` gets."""
-    if isinstance(reply, StreamReply):
-        return StreamedResponse(reply, note_of(request))
-    return Response(reply.body, reply.status, dict(reply.headers), reply.content_type)
+    if isinstance(response, ResponseStream):
+        return StreamedResponse(response, note_of(request))
+    return Response(response.body, response.status, dict(response.headers), response.content_type)

@@ -32,7 +32,7 @@ from modserve.server import Phase, Server
 from modserve.settings import HttpSettings
 
 from . import control, deferred, generate, infer_stream, middleware
-from .adapter import http_request
+from .adapter import complete_request
 from .deferred import DeferredRoutes
 from .disconnect import unless_disconnected
 from .identified import Identified, note_of
@@ -291,7 +291,7 @@ def _inference(context: CallContext) -> APIRouter:
         outcome: asyncio.Future[Body | ModserveError] = loop.create_future()
         call = InferCall(context, lambda body, request_id: outcome.set_result(body))
         note_of(request).begun(call)
-        complete = await http_request(request, options)
+        complete = await complete_request(request, options)
         call.start(model, version, complete.head, complete.body)
         try:
             body = await unless_disconnected(request, _settled(outcome))

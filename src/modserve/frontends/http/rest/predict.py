@@ -6,7 +6,7 @@ from collections.abc import Callable
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.servable import Servable
 from modserve.frontends import offload
-from modserve.frontends.http.exchange import HttpRequest, Reply
+from modserve.frontends.http.exchange import CompleteRequest, WholeResponse
 from modserve.frontends.http.infer import CallContext
 from modserve.frontends.http.parts import Parts
 from modserve.frontends.offload import RequestMemory
@@ -18,8 +18,8 @@ from modserve.protocol.http.v1_predict_request import Prediction
 
 
 async def respond(
-    context: CallContext, servable: Servable, version: int | None, request: HttpRequest, now_ns: int
-) -> Reply:
+    context: CallContext, servable: Servable, version: int | None, request: CompleteRequest, now_ns: int
+) -> WholeResponse:
     """The response to a prediction that came at `now_ns`, of a model version that is borrowed."""
     coding, limits, max_json = request.head.content_encoding, context.limits, context.max_json
     content = request.body if coding is None else offload.inflated(coding, request.body, max_json, limits)
@@ -44,7 +44,7 @@ async def respond(
     headers = [] if chosen is None else [("Content-Encoding", chosen)]
     if context.server_timing and run.cost:
         headers.append(("Server-Timing", run.cost))
-    return Reply(written, headers=headers)
+    return WholeResponse(written, headers=headers)
 
 
 def _read(

@@ -8,7 +8,7 @@ from fastapi import Request
 from starlette.responses import StreamingResponse
 
 from modserve.core.errors import ModserveError
-from modserve.frontends.http.exchange import Encode, Note, StreamedCall, StreamReply, next_message, stream_reply
+from modserve.frontends.http.exchange import Encode, Note, ResponseStream, StreamedCall, next_message, response_stream
 from modserve.protocol import failures
 from modserve.protocol.http.framing import Framing
 
@@ -19,36 +19,36 @@ from .identified import note_of
 async def respond(
     request: Request, call: StreamedCall, framing: Framing, encode: Encode, raise_failure: bool = False
 ) -> "StreamedResponse":
-    """As `stream_reply`, for a client that may go away."""
-    reply = await unless_disconnected(request, stream_reply(call, framing, encode, raise_failure))
-    return StreamedResponse(reply, note_of(request))
+    """As `response_stream`, for a client that may go away."""
+    response = await unless_disconnected(request, response_stream(call, framing, encode, raise_failure))
+    return StreamedResponse(response, note_of(request))
 
 
 class StreamedResponse(StreamingResponse):
     """The HTTP response of a call, from its first message on. It ends early when the client goes away."""
 
-    def __init__(self, reply: StreamReply, note: Note) -> None:
-        super().__init__(self._frames(), reply.status, dict(reply.headers), reply.framing.content_type)
+    def __init__(self, response: ResponseStream, note: Note) -> None:
+        super().__init__(self._frames(), response.status, dict(response.headers), response.framing.content_type)
         note.count = 0
         self._note = note
-        self._reply = reply
+        self._respond = response
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
             with suppress(ModserveError):  # the client has gone, and reads nothing
                 await unless_disconnected(Request(scope, receive), self.stream_response(send))
         finally:
-            self._reply.call.close()
+            self._respond.call.close()
 
     async def _frames(self) -> AsyncIterator[bytes]:
-        reply = self._reply
-        call, message = reply.call, reply.first
+        response = self._respond
+        call, message = response.call, response.first
         while True:
             if message.error is not None:
                 call.record_failure(message.error, failures.spelling(message.error).http)
             if message.data:
                 call.sending()
-                frame, size = reply.framing.frame(message.data), call.limits.part
+                frame, size = response.framing.frame(message.data), call.limits.part
                 for start in range(0, len(frame), size):  # in parts, so that a slow reader is seen to read
                     yield frame[start : start + size]
                     call.sent_some()
@@ -56,4 +56,4 @@ class StreamedResponse(StreamingResponse):
                 self._note.count += 1
             if message.final:
                 return
-            message = await next_message(call, reply.encode)
+            message = await next_message(call, response.encode)

@@ -18,7 +18,7 @@ from modserve.frontends.http.openai import models as openai_models
 from modserve.protocol.http import v1_models
 from modserve.server import Server
 
-from .adapter import http_request, response_to
+from .adapter import complete_request, response_to
 from .disconnect import unless_disconnected
 from .messages import json_response, new_router
 from .predict import respond
@@ -63,7 +63,7 @@ def _add_inference(router: APIRouter, context: CallContext) -> None:
         _servable(server, model, version)
         handle = server.borrow(model, version)  # its parts may wait for long
         try:
-            complete = await http_request(request, context.options)
+            complete = await complete_request(request, context.options)
             await describe(handle.servable)
             work = respond(context, handle.servable, version, complete, now_ns)
             return response_to(request, await unless_disconnected(request, work))

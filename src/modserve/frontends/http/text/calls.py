@@ -14,7 +14,7 @@ from modserve.core.errors import invalid
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors.tensor import Tensor
 from modserve.frontends import offload
-from modserve.frontends.http.exchange import HttpRequest
+from modserve.frontends.http.exchange import CompleteRequest
 from modserve.frontends.http.infer import CallContext
 from modserve.frontends.http.parts import Parts
 from modserve.frontends.offload import RequestMemory
@@ -56,7 +56,7 @@ class TextCall:
     """A body that has been read. `close` gives back what it holds."""
 
     context: CallContext
-    request: HttpRequest
+    request: CompleteRequest
     models: TextVersions
     body: dict[str, Any]
     memory: RequestMemory
@@ -157,7 +157,7 @@ def write(content: object) -> bytes:
     return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-async def begin(context: CallContext, request: HttpRequest, models: TextVersions) -> TextCall:
+async def begin(context: CallContext, request: CompleteRequest, models: TextVersions) -> TextCall:
     """Read the body of a call. Raises INVALID_ARG for one that is no JSON object, or too long."""
     now_ns = time.monotonic_ns()
     memory = RequestMemory(context.server.memory, asyncio.get_running_loop())

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import orjson
 
 from modserve.core.errors import Code, ModserveError
-from modserve.frontends.http.exchange import Handler, HttpRequest, Reply
+from modserve.frontends.http.exchange import CompleteRequest, Handler, WholeResponse
 from modserve.frontends.http.infer import CallContext
 from modserve.protocol import failures
 from modserve.text import openai_errors
@@ -68,11 +68,11 @@ def handlers(context: CallContext) -> Mapping[str, Handler]:
 def _handler(context: CallContext, models: TextVersions, route: TextRoute) -> Handler:
     work, form = route.work, route.dialect.form
 
-    async def handle(request: HttpRequest) -> Reply:
+    async def handle(request: CompleteRequest) -> WholeResponse:
         try:
             call = await calls.begin(context, request, models)
             try:
-                return Reply(await work(call))
+                return WholeResponse(await work(call))
             finally:
                 call.close()
         except ModserveError as error:
@@ -82,10 +82,10 @@ def _handler(context: CallContext, models: TextVersions, route: TextRoute) -> Ha
     return handle
 
 
-def _failure(context: CallContext, request: HttpRequest, error: ModserveError, form: ErrorForm) -> Reply:
+def _failure(context: CallContext, request: CompleteRequest, error: ModserveError, form: ErrorForm) -> WholeResponse:
     spelling, note = failures.spelling(error), request.note
     status, body = form(error, spelling.http)
     if error.code is not Code.CANCELLED:  # nobody waits for the response
         model = "" if note.call is None else note.call.model
         context.server.failure_log.record("HTTP", model, None, "", status, error.message, note.request_id)
-    return Reply(orjson.dumps(body), status, tuple(failures.headers(error).items()))
+    return WholeResponse(orjson.dumps(body), status, tuple(failures.headers(error).items()))

@@ -15,7 +15,7 @@ from modserve.core.tensors.tensor import Buffer
 from modserve.frontends import offload
 from modserve.frontends.access import GONE
 from modserve.frontends.http import exchange
-from modserve.frontends.http.exchange import HttpRequest, Reply, StreamMessage, StreamReply, note_of
+from modserve.frontends.http.exchange import CompleteRequest, ResponseStream, StreamMessage, WholeResponse, note_of
 from modserve.protocol import failures
 from modserve.protocol.http.infer_response import encode_message
 from modserve.protocol.http.request_head import RequestHead
@@ -77,9 +77,9 @@ class DirectCall:
         self._keep_alive = keep_alive
         self._send = send
         self._done = done
-        self._work: Coroutine[Any, Any, Reply | StreamReply] | None = None
+        self._work: Coroutine[Any, Any, WholeResponse | ResponseStream] | None = None
         self._waiting: asyncio.Future[Any] | None = None
-        self._stream: StreamReply | None = None
+        self._stream: ResponseStream | None = None
         self._parts: deque[tuple[bytes, bool]] = deque()
         """Of the stream, for the transport; and whether a part ends its message."""
         self._scheduled = False
@@ -107,7 +107,7 @@ class DirectCall:
         """Never raises."""
         direct = self._context.direct
         assert direct is not None, "heads have a route where there are such calls: this is a bug"
-        self._work = direct.handler(self._head.route)(HttpRequest(self._head, bytes(body), self._note))
+        self._work = direct.handler(self._head.route)(CompleteRequest(self._head, bytes(body), self._note))
         self._step(None)
 
     def cancel(self) -> None:
@@ -137,7 +137,7 @@ class DirectCall:
             waiting = work.send(None)
         except StopIteration as end:
             self._work = None
-            self._reply(end.value)
+            self._respond(end.value)
         except asyncio.CancelledError:
             self._work = None
             self._give_up()
@@ -158,7 +158,7 @@ class DirectCall:
     def _fail(self, error: Exception) -> None:
         if not self._over:
             _log.error("POST %s failed unexpectedly", self._head.route.decode("latin-1"), exc_info=error)
-            self._reply(Reply(_ERROR, 500))
+            self._respond(WholeResponse(_ERROR, 500))
 
     def _give_up(self) -> None:
         """Somebody else has cancelled the work: there will be no response."""
@@ -174,20 +174,20 @@ class DirectCall:
 
     # The response
 
-    def _reply(self, reply: Reply | StreamReply) -> None:
+    def _respond(self, response: WholeResponse | ResponseStream) -> None:
         if self._over:
-            if isinstance(reply, StreamReply):
-                reply.call.close()
+            if isinstance(response, ResponseStream):
+                response.call.close()
             return
         try:
-            if isinstance(reply, StreamReply):
-                self._begin_stream(reply)
+            if isinstance(response, ResponseStream):
+                self._begin_stream(response)
                 return
-            self._sent = len(reply.body)
-            head = self._first_lines(reply.status, reply.headers, reply.content_type, len(reply.body))
+            self._sent = len(response.body)
+            head = self._first_lines(response.status, response.headers, response.content_type, len(response.body))
             self.begun = True
-            self._end(reply.status)
-            self._send(len(reply.body), [head, reply.body])
+            self._end(response.status)
+            self._send(len(response.body), [head, response.body])
         except Exception:
             _log.exception("a response could not be written; its connection is closed")
             self._transport.abort()
@@ -214,16 +214,16 @@ class DirectCall:
 
     # A stream
 
-    def _begin_stream(self, reply: StreamReply) -> None:
-        self._stream = reply
-        self._status = reply.status
+    def _begin_stream(self, response: ResponseStream) -> None:
+        self._stream = response
+        self._status = response.status
         self._note.count = 0
         keep_little(self._transport)
-        head = self._first_lines(reply.status, reply.headers, reply.framing.content_type, -1)
+        head = self._first_lines(response.status, response.headers, response.framing.content_type, -1)
         self.begun = True
         self._parts.append((head, False))
-        self._add(reply.first)
-        reply.call.listen(self._arrived)
+        self._add(response.first)
+        response.call.listen(self._arrived)
         self._pump()
 
     def _arrived(self) -> None:
@@ -247,7 +247,7 @@ class DirectCall:
 
     def _take(self) -> None:
         stream = self._stream
-        assert stream is not None, "asked by its callers: this is a bug"
+        assert stream is not None, "so say its callers: this is a bug"
         call = stream.call
         while call.ready and not self._complete and not self.paused and self._waiting is None:
             outcome, final = call.take()
@@ -294,7 +294,7 @@ class DirectCall:
     def _flush(self) -> None:
         """Write what there is: small parts together."""
         stream = self._stream
-        assert stream is not None, "asked by its callers: this is a bug"
+        assert stream is not None, "so say its callers: this is a bug"
         call = stream.call
         while self._parts and not self.paused:
             pieces: list[bytes] = []
