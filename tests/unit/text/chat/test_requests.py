@@ -1,6 +1,5 @@
 """Every field of the two requests: what comes of it, and what is said of a wrong one."""
 
-import logging
 from typing import Any
 
 import pytest
@@ -210,17 +209,3 @@ def test_wrong_completions(said: dict[str, Any], param: str, text: str) -> None:
     with pytest.raises(RequestFieldError) as raised:
         completion(**said)
     assert (raised.value.param, text in raised.value.message) == (param, True), raised.value.message
-
-
-def test_unknown_fields_are_told_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fields, "_ignored", set())
-    with caplog.at_level(logging.WARNING):
-        for _ in range(3):
-            chat(reasoning_effort="low", user="me", best_of=None)
-            completion(messages=[])
-        chat(**{"bad\nname": 1, "x" * 65: 1})
-    told = "the field '{}' of a request to {} is unknown, and ignored in this one and all others"
-    assert [record.getMessage() for record in caplog.records] == [
-        told.format("reasoning_effort", "chat/completions"),
-        told.format("messages", "completions"),
-    ]

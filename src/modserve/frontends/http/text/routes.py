@@ -14,7 +14,7 @@ from modserve.frontends.http.rest.schemas import body_of, errors_of, response_of
 from modserve.frontends.http.rest.tags import TEXT
 from modserve.protocol import failures
 from modserve.protocol.json.json_text import MIME_JSON
-from modserve.text import openai_errors
+from modserve.text import openai_errors, unknown_fields
 
 from . import calls, openai, rerank, tei
 from .calls import TextCall
@@ -82,6 +82,7 @@ def _handler(context: CallContext, models: TextVersions, row: _Call) -> Callable
     async def serve(request: Request) -> bytes:
         call = await calls.begin(context, request, models)
         try:
+            unknown_fields.tell(row.paths[0], call.body, unknown_fields.TEXT_CALLS[row.paths[0]])
             return await row.work(call)
         finally:
             call.close()
