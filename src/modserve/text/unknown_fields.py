@@ -1,7 +1,7 @@
 """Fields of requests that mean nothing here.
 
-They are ignored, as OpenAI and TEI ignore some, and the log says so once for each call and name: a client that relies on
-one finds it there.
+They are ignored, as OpenAI and TEI ignore some, and the log says so once for each call and name: a client that relies
+on one finds it there.
 """
 
 import logging
