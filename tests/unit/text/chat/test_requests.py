@@ -150,6 +150,7 @@ WRONG_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": []}, "messages", "'messages' is empty"),
     ({"messages": ["hi"]}, "messages[0]", "must be an object, not a string"),
     ({"messages": [{"role": "robot", "content": ""}]}, "messages[0].role", "must be one of assistant, developer"),
+    ({"messages": [{"role": ["user"], "content": ""}]}, "messages[0].role", "must be one of assistant, developer"),
     ({"messages": [USER, {"role": "user"}]}, "messages[1].content", "'messages[1].content' is missing"),
     ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "a string or an array of parts"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", "is no text"),
