@@ -23,6 +23,7 @@ from overhead import ROOT
 
 PAGE = ROOT / "docs" / "engines.md"
 ENGINES = {"": "onnxruntime", "openvino": "openvino", "torch": "pytorch", "tensorflow": "tensorflow"} | {
+    "genai": "openvino_genai",
     "trees": "fil",
     "sklearn": "sklearn",
     "mlflow": "mlflow",

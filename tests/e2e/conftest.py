@@ -42,6 +42,7 @@ LONGEST = (
     "test_python_environments",
     "test_soak",
     "test_memory_comes_back",
+    "test_text_faults",
 )
 """What takes longest comes first: of several processes, none is left with it in the end (`--no-loadscope-reorder`)."""
 

@@ -21,6 +21,9 @@ _WORDS = (
     *("classification", "binary_data_output", "sequence_id", "sequence_start", "priority", "timeout", "triton_x"),
     *("triton_enable_empty_final_response", "config", "file:1/model.onnx", "unload_dependents", "b64", "instances"),
     *("id", "parameters", "inputs", "outputs", "name", "datatype", "shape", "data", "signature_name", _HUGE),
+    *("model", "messages", "role", "user", "assistant", "tool", "content", "type", "text", "function", "arguments"),
+    *("input_text", "function_call", "function_call_output", "json_schema", "json_object", "schema", "required"),
+    *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "a", "f"),
 )
 _LIMITS = tuple(2**bits + more for bits in (16, 24, 31, 32, 63, 64) for more in (-1, 0, 1))
 """Where numbers of some size end, and lengths that are kept in them."""
@@ -321,6 +324,9 @@ _STRUCTURES: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "request_reader": _message,
     "generate_body": _json,
     "predict_body": _json,
+    "chat_body": _json,
+    "completion_body": _json,
+    "items_body": _json,
     "control_body": _behind_digit,
     "http2_connection": _frames,
     "header_blocks": _blocks,

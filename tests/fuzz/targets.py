@@ -31,6 +31,7 @@ from modserve.core.tensors.tensor import (
 from modserve.pb import inference as pb
 from modserve.protocol import classification, compression
 from modserve.protocol.control import logging_settings, regions, repository, trace_settings
+from modserve.protocol.control.control_body import read as read_object
 from modserve.protocol.grpc import grpc_messages, long_messages
 from modserve.protocol.grpc.infer_message import InferMessage, from_protobuf
 from modserve.protocol.grpc.request_reader import RequestReader
@@ -47,6 +48,14 @@ from modserve.protocol.http.json_heads import JsonHeads
 from modserve.protocol.json import json_text
 from modserve.protocol.response_form import ResponseForm
 from modserve.testing import builders
+from modserve.text.chat import requests as text_requests
+from modserve.text.chat.choice import Delta, TextChoice
+from modserve.text.chat.contract import Piece
+from modserve.text.chat.item_requests import read_response_request
+from modserve.text.chat.item_writer import ItemWriter
+from modserve.text.chat.prompts import transcript
+from modserve.text.chat.responses import ChatWriter, CompletionWriter, OpenAIWriter, Whole
+from modserve.text.chat.tools import ToolChoice
 
 Target = Callable[[bytes], None]
 
@@ -287,6 +296,43 @@ def control_body(data: bytes) -> None:
     _BODIES[(data[0] - ord("0") if data else 0) % len(_BODIES)](data[1:])
 
 
+def chat_body(data: bytes) -> None:
+    """The body of ``chat/completions``, and the response of a model that says it back."""
+    chat = text_requests.read_chat(read_object(data, most_parts=None))
+    transcript(chat.messages)
+    _written(ChatWriter("id", chat.text), chat.text, chat.tools, data)
+
+
+def completion_body(data: bytes) -> None:
+    """The body of ``completions``."""
+    completion = text_requests.read_completion(read_object(data, most_parts=None))
+    _written(CompletionWriter("id", completion.text), completion.text, ToolChoice(), data)
+
+
+def items_body(data: bytes) -> None:
+    """The body of ``responses``."""
+    request = read_response_request(read_object(data, most_parts=None))
+    transcript(request.chat.messages)
+    _written(ItemWriter("id", request), request.chat.text, request.chat.tools, data)
+
+
+def _written(writer: OpenAIWriter, request: text_requests.TextRequest, tools: ToolChoice, text: bytes) -> None:
+    """A stream and a whole response, of a choice whose text is `text` in two pieces."""
+    for streams in (True, False):
+        choice = TextChoice(0, request, tools)
+        whole = Whole(choice)
+        for piece, final in ((text[: len(text) // 2], False), (text[len(text) // 2 :], True)):
+            delta: Delta = choice.add(Piece(piece), final)
+            whole.add(delta)
+            if streams:
+                writer.delta(choice, delta)
+        if streams:
+            writer.end(choice)
+            writer.done([choice], None)
+        else:
+            writer.whole([whole], None)
+
+
 _TARGETS: dict[str, tuple[Target, frozenset[Code]]] = {
     "http_json": (http_json, _BLAMES_CLIENT),
     "http_json_alike": (http_json_alike, _BLAMES_CLIENT),
@@ -299,6 +345,9 @@ _TARGETS: dict[str, tuple[Target, frozenset[Code]]] = {
     "control_body": (control_body, _CONTROL),
     "http2_connection": (http2_targets.connection, _BLAMES_CLIENT),
     "header_blocks": (http2_targets.header_blocks, _BLAMES_CLIENT),
+    "chat_body": (chat_body, _BLAMES_CLIENT),
+    "completion_body": (completion_body, _BLAMES_CLIENT),
+    "items_body": (items_body, _BLAMES_CLIENT),
 }
 NAMES = tuple(_TARGETS)
 

@@ -1,24 +1,13 @@
-"""The fields of OpenAI's requests: what each may be, and which are unknown.
+"""The fields of OpenAI's requests: what each may be."""
 
-Unknown fields are ignored, as OpenAI ignores some, and the log says so once for each name: a client that relies on one
-finds it there.
-"""
-
-import logging
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 from ..openai_errors import RequestFieldError
 from .errors import field_error
 
-_log = logging.getLogger(__name__)
-
 MOST_CHOICES: Final = 128
 _MOST_STOPS = 16
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
-_MOST_NAMES = 200
-_ignored: set[str] = set()
 
 
 _NUMBERS: dict[str, tuple[type, float, float]] = {
@@ -38,10 +27,6 @@ SAMPLING: frozenset[str] = frozenset(
     {*_NUMBERS, "stop", "ignore_eos", "logit_bias", "n", "logprobs", "max_completion_tokens"}
 )
 COMMON: frozenset[str] = SAMPLING | {"model", "stream", "stream_options"}
-_WITHOUT_EFFECT: frozenset[str] = frozenset(
-    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
-)
-"""What says something of the client only: ignored in silence."""
 
 
 def wrong_type(param: str, expected: str, value: object) -> RequestFieldError:
@@ -136,19 +121,6 @@ def stream_usage(document: Mapping[str, Any], stream: bool) -> bool:
     if not stream:
         raise field_error("stream_options", "'stream_options' is for requests with 'stream': true")
     return boolean(options, "include_usage")
-
-
-def tell_ignored(call: str, document: Mapping[str, Any], known: frozenset[str]) -> None:
-    """Say in the log, once for each, which fields of the request have no effect."""
-    unknown = [name for name in document if name not in known]
-    for name in unknown:
-        if name in _WITHOUT_EFFECT or name in _ignored or document[name] is None:
-            continue
-        if _NAME.fullmatch(name) and len(_ignored) < _MOST_NAMES:
-            _ignored.add(name)
-            _log.warning(
-                "the field '%s' of a request to %s is unknown, and ignored in this one and all others", name, call
-            )
 
 
 def _number(name: str, value: object, kind: type, least: float, most: float) -> object:

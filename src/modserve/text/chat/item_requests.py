@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from .. import unknown_fields
 from . import fields, items
 from .errors import field_error
 from .requests import ChatRequest, structure, text_request
@@ -51,7 +52,7 @@ class ResponseRequest:
 
 def read_response_request(document: Mapping[str, Any]) -> ResponseRequest:
     """Raises `RequestFieldError`."""
-    fields.tell_ignored(RESPONSES, document, _FIELDS)
+    unknown_fields.tell(RESPONSES, document, _FIELDS)
     for name in _STATEFUL:
         if document.get(name) is not None:
             raise field_error(name, f"'{name}' is not supported, since nothing is stored: send the whole conversation")

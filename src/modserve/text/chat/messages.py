@@ -28,7 +28,7 @@ def _message(where: str, message: object) -> Mapping[str, Any]:
     if not isinstance(message, dict):
         raise fields.wrong_type(where, "an object", message)
     role = message.get("role")
-    if role not in _ROLES:
+    if not isinstance(role, str) or role not in _ROLES:
         known = ", ".join(sorted(_ROLES))
         raise field_error(f"{where}.role", f"'{where}.role' must be one of {known}")
     read = {**message, "content": _content(f"{where}.content", message.get("content"))}

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from .. import unknown_fields
 from . import fields
 from .errors import field_error
 from .messages import read_messages
@@ -53,7 +54,7 @@ class CompletionRequest:
 
 def read_chat(document: Mapping[str, Any]) -> ChatRequest:
     """The request of ``chat/completions``. Raises `RequestFieldError`."""
-    fields.tell_ignored(CHAT, document, _CHAT_FIELDS)
+    unknown_fields.tell(CHAT, document, _CHAT_FIELDS)
     logprobs = fields.whole_number(document, "top_logprobs", 0, 20)
     if fields.boolean(document, "logprobs"):
         logprobs = logprobs or 0
@@ -72,7 +73,7 @@ def read_chat(document: Mapping[str, Any]) -> ChatRequest:
 
 def read_completion(document: Mapping[str, Any]) -> CompletionRequest:
     """The request of ``completions``. Raises `RequestFieldError`."""
-    fields.tell_ignored(COMPLETIONS, document, _COMPLETION_FIELDS)
+    unknown_fields.tell(COMPLETIONS, document, _COMPLETION_FIELDS)
     if document.get("max_tokens") is None and document.get("max_completion_tokens") is None:
         document = {**document, "max_tokens": _USUAL_MAX_TOKENS}
     text = text_request(document, fields.whole_number(document, "logprobs", 0, 20), {})

@@ -3,7 +3,7 @@
 import pytest
 
 from modserve.text.chat.stops import TextEnd, overlap
-from modserve.text.chat.tool_calls import ToolCall, ToolCalls
+from modserve.text.chat.tool_calls import Split, ToolCall, ToolCalls
 
 WEATHER = '{"name": "weather", "arguments": {"city": "Köln"}}'
 CALL = ToolCall("weather", '{"city":"Köln"}')
@@ -102,3 +102,9 @@ def test_a_call_is_given_as_soon_as_it_is_complete() -> None:
 
 def test_arguments_that_are_a_text_stay_it() -> None:
     assert divided('{"name": "weather", "arguments": "{}"}', 99)[1] == [ToolCall("weather", "{}")]
+
+
+@pytest.mark.parametrize("name", ["{}", "[1]", "3", "null"])
+def test_a_name_that_is_no_text_is_no_call(name: str) -> None:
+    text = f'<tool_call>{{"name": {name}}}</tool_call>'
+    assert ToolCalls(frozenset({"f"})).feed(text, final=True) == Split(text, [])

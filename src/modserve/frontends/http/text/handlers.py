@@ -9,7 +9,7 @@ from modserve.core.errors import Code, ModserveError
 from modserve.frontends.http.exchange import CompleteRequest, Handler, WholeResponse
 from modserve.frontends.http.infer import CallContext
 from modserve.protocol import failures
-from modserve.text import openai_errors
+from modserve.text import openai_errors, unknown_fields
 
 from . import calls, openai, rerank, tei
 from .calls import TextCall
@@ -66,12 +66,14 @@ def handlers(context: CallContext) -> Mapping[str, Handler]:
 
 
 def _handler(context: CallContext, models: TextVersions, route: TextRoute) -> Handler:
-    work, form = route.work, route.dialect.form
+    work, form, name = route.work, route.dialect.form, route.paths[0]
+    known = unknown_fields.TEXT_CALLS[name]
 
     async def handle(request: CompleteRequest) -> WholeResponse:
         try:
             call = await calls.begin(context, request, models)
             try:
+                unknown_fields.tell(name, call.body, known)
                 return WholeResponse(await work(call))
             finally:
                 call.close()
