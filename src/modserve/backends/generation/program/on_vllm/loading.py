@@ -76,8 +76,9 @@ def describe(path: str, api: Any) -> dict[str, str]:
 
 
 def _arguments(path: str, files: ModelFiles, api: Any) -> Any:
-    import vllm
     from vllm.engine.arg_utils import AsyncEngineArgs
+
+    import vllm
 
     defaults = {field.name: field.default for field in dataclasses.fields(AsyncEngineArgs)}
     values = engine_arguments(path, defaults, vllm.__version__, api.Logger.log_warn)
