@@ -76,9 +76,8 @@ def describe(path: str, api: Any) -> dict[str, str]:
 
 
 def _arguments(path: str, files: ModelFiles, api: Any) -> Any:
-    from vllm.engine.arg_utils import AsyncEngineArgs
-
     import vllm
+    from vllm.engine.arg_utils import AsyncEngineArgs
 
     defaults = {field.name: field.default for field in dataclasses.fields(AsyncEngineArgs)}
     values = engine_arguments(path, defaults, vllm.__version__, api.Logger.log_warn)
