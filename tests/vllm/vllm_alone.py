@@ -1,5 +1,5 @@
-"""Run by the interpreter that has vLLM: makes the files of a model out of a GGUF file, with a LoRA adapter of noise, and
-writes what vLLM called bare says. Arguments: the GGUF file, the folder, prompts and arguments of the engine as JSON.
+"""Run by the interpreter that has vLLM: makes a model out of a GGUF file, with a LoRA adapter of noise, and writes what
+vLLM called bare says. Arguments: the GGUF file, the folder, prompts and arguments of the engine as JSON.
 """
 
 import json
@@ -29,7 +29,7 @@ def adapt(folder: Path) -> None:
     folder.mkdir()
     save_file(
         {
-            f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora_{part}.weight": 0.2
+            f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora_{part}.weight": 0.1
             * torch.randn(shape, generator=random)
             for layer in range(LAYERS)
             for part, shape in (("A", (RANK, WIDTH)), ("B", (WIDTH, RANK)))

@@ -1,7 +1,7 @@
 """Hands requests to vLLM's asynchronous engine, which runs in processes of its own, and answers them as tokens come.
 
 An event loop on a thread has a task for each request; requests come from the thread of the model's ``execute``. When
-the engine has died, all requests fail and the process ends, which the server replaces.
+the engine has died, the process ends: all requests fail, and the server starts another one.
 """
 
 import asyncio
@@ -165,16 +165,13 @@ class VllmEngine:
                 self._running[generation].cancel()
 
     def _ended(self) -> None:
-        """The engine has died, and says so to every request. The process ends when they have been told."""
-        if self._closing:
-            return
-        self._closing = True
-        self._log("vLLM's engine has died, and its process ends")
-        message = self._errors.of_death
-        for generation in self._running:
-            if not generation.call.sender.is_closed():
-                self._replies.fail(generation.call.sender, "UNAVAILABLE", message)
-        os._exit(_EXIT_STATUS)
+        """The engine has died: the process ends, too, so that the server fails all requests and starts another one.
+
+        A request whose failure came from here could be followed by another one that the server still sends here.
+        """
+        if not self._closing:
+            self._log("vLLM's engine has died, and its process ends")
+            os._exit(_EXIT_STATUS)
 
 
 class Adapters:
@@ -204,8 +201,6 @@ class Errors:
     """What exceptions of vLLM mean: `dead` for an engine that is gone, `client` for what a request has wrong, and
     `full` for a queue without room.
     """
-
-    of_death = "vLLM's engine has died; a new one is starting"
 
     def __init__(self, dead: tuple[type, ...], client: tuple[type, ...], full: tuple[type, ...]) -> None:
         self._dead = dead
