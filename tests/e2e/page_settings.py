@@ -52,6 +52,7 @@ def an_empty_directory(place: Path) -> None:
 
 def a_clone(place: Path) -> None:
     (place / EXAMPLES.name).symlink_to(EXAMPLES)
+    a_language_model(place)
 
 
 def a_certificate(place: Path) -> None:
@@ -149,6 +150,7 @@ SETTINGS: Mapping[str, Setting] = {
     "docs/loading.md": Setting(other_models, options=EXPLICIT, separate=True),
     "docs/text.md": Setting(a_snapshot),
     "docs/tracing.md": Setting(options=(*EXPLICIT, f"--trace-config=triton,file={os.devnull}")),
+    "docs/tutorials/chat-on-a-laptop.md": Setting(a_language_model),
     "docs/tutorials/pytorch-user.md": Setting(an_empty_directory),
     "docs/tutorials/scikit-learn-user.md": Setting(an_empty_directory),
     "docs/tutorials/semantic-search.md": Setting(a_snapshot),

@@ -9,6 +9,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 from modserve.core.errors import invalid
 
@@ -93,11 +94,19 @@ def _prompt(text: str) -> str | None:
     """The message of a call for one answer; None for a conversation. A pipe's text comes before the prompt's."""
     if sys.stdin.isatty():
         return text or None
-    kind = os.fstat(sys.stdin.fileno()).st_mode
-    if text and not (stat.S_ISFIFO(kind) or stat.S_ISREG(kind)):
+    if text and not _has_text(sys.stdin):
         return text
     piped = sys.stdin.buffer.read().decode(errors="replace").strip()
     return "\n\n".join(filter(None, (piped, text)))
+
+
+def _has_text(stream: TextIO) -> bool:
+    """Whether it is a pipe or a file."""
+    try:
+        kind = os.fstat(stream.fileno()).st_mode
+    except (OSError, ValueError):  # closed, or no file of the system
+        return False
+    return stat.S_ISFIFO(kind) or stat.S_ISREG(kind)
 
 
 @contextlib.contextmanager
@@ -107,7 +116,8 @@ def _model(model: str, place: Destination) -> Iterator[tuple[RemoteServer, str]]
     with contextlib.ExitStack() as stack:
         if words:
             for number in (signal.SIGTERM, signal.SIGHUP):
-                signal.signal(number, lambda number, frame: sys.exit(128 + number))  # so that the server ends, too
+                before = signal.signal(number, lambda number, frame: sys.exit(128 + number))  # ends the server, too
+                stack.callback(signal.signal, number, before)
             note(f"loading {model} …")
             place = Destination(stack.enter_context(own_server.serving(words, math.inf)).address, seconds=place.seconds)
         server = connect(place)

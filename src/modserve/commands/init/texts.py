@@ -26,7 +26,11 @@ def text_calls(model: ModelConfig, folder: Path, place: HttpAddress) -> dict[str
     """The next steps with a model whose version is in `folder`, by what they are for; empty for one of tensors."""
     name = shlex.quote(model.name)
     if any(spec.name == _PROMPT for spec in model.inputs):
-        body = {"model": model.name, "messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 50}
+        body = {
+            "model": model.name,
+            "messages": [{"role": "user", "content": "What is the capital of France?"}],
+            "max_tokens": 50,
+        }
         return {
             "then talk to it:": f"modserve chat {name}",
             "or call it:": _curl(place, "/v1/chat/completions", body),
