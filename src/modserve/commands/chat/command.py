@@ -18,7 +18,7 @@ from ..destination import Destination, openai_destination
 from ..errors import RefusedError
 from ..remote_server import RemoteServer, connect
 from ..syntax import INTERRUPTED, UsageError, add_destination, number_type, option, parser, reading
-from .completions import Answer, check
+from .completions import ChatResponse, check
 from .conversation import Conversation, converse, note, readable
 
 _DESCRIPTION = """\
@@ -31,7 +31,7 @@ With PROMPT, or with text from a pipe, it prints the answer and ends. Both toget
 _EXAMPLES = """\
   modserve chat smol
   modserve chat ./smol.gguf --verbose
-  modserve chat smol --system "Answer in one sentence." "Why is the sky blue?"
+  modserve chat smol --system "ChatResponse in one sentence." "Why is the sky blue?"
   git diff | modserve chat smol "Write a commit message:"
   modserve chat llama3 --url http://localhost:11434"""
 _SECONDS = 3600.0
@@ -86,8 +86,8 @@ def work(options: Namespace) -> int:
     return 0
 
 
-def _code(answer: Answer) -> int:
-    return 0 if answer.finish_reason else INTERRUPTED
+def _code(response: ChatResponse) -> int:
+    return 0 if response.finish_reason else INTERRUPTED
 
 
 def _prompt(text: str) -> str | None:
