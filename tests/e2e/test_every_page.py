@@ -35,6 +35,7 @@ NOT_HERE: Mapping[str, str] = {
     "modserve serve --model-repository=hf://": "there is no network; tests/e2e/test_hub.py has a stand-in for the hub",
     "curl localhost:8000/v1/embeddings ": "needs that model; docs/text.md calls it",
     'modserve chat smol "Why': "writes on for minutes; docs/tutorials/chat-on-a-laptop.md does the same",
+    "modserve chat ./smol.gguf --verbose": "is a conversation; tests/engines/test_chat_with_a_file.py has it",
     "git diff | modserve chat ": "needs changes and a model; tests/e2e/test_chat_command.py has a pipe",
     "modserve bench smol ": "measures for a minute; tests/e2e/test_bench_openai.py does",
     "python3 -m venv ": "the environment of the tests stands for it",
