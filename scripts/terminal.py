@@ -16,7 +16,7 @@ _STYLE = """
   .green { fill: #7ee787 }
   .prompt { fill: #9aa7b5 }
 """
-_CLASSES = {"1;31": "red", "1;36": "cyan", "1": "bold", "32": "green", "0": ""}
+_CLASSES = {"1;31": "red", "1;36": "cyan", "1": "bold", "32": "green", "90": "prompt", "0": ""}
 _ANSI = re.compile(r"\x1b\[([0-9;]*)m")
 
 

@@ -202,7 +202,7 @@ class PageRunner:
         return "\n".join(lines)
 
 
-_CLIENTS = ("status", "models", "infer", "load", "unload", "top", "bench", "tune")
+_CLIENTS = ("status", "models", "chat", "infer", "load", "unload", "top", "bench", "tune")
 
 
 def _exit_code(command: Callable[[], int]) -> int:

@@ -52,6 +52,7 @@ def an_empty_directory(place: Path) -> None:
 
 def a_clone(place: Path) -> None:
     (place / EXAMPLES.name).symlink_to(EXAMPLES)
+    a_language_model(place)
 
 
 def a_certificate(place: Path) -> None:
@@ -80,6 +81,12 @@ def other_models(place: Path) -> None:
 def a_snapshot(place: Path) -> None:
     """As `hf download` writes it."""
     (place / "all-MiniLM-L6-v2").symlink_to(minilm())
+
+
+def models_of_texts(place: Path) -> None:
+    examples(place)
+    a_language_model(place)
+    a_snapshot(place)
 
 
 def used(server: ServerProcess) -> None:
@@ -146,9 +153,11 @@ SETTINGS: Mapping[str, Setting] = {
     "docs/commands.md": Setting(started=used),
     "docs/configuration.md": Setting(other_models),
     "docs/engines/openvino-genai.md": Setting(a_language_model),
+    "docs/init.md": Setting(models_of_texts),
     "docs/loading.md": Setting(other_models, options=EXPLICIT, separate=True),
     "docs/text.md": Setting(a_snapshot),
     "docs/tracing.md": Setting(options=(*EXPLICIT, f"--trace-config=triton,file={os.devnull}")),
+    "docs/tutorials/chat-on-a-laptop.md": Setting(a_language_model),
     "docs/tutorials/pytorch-user.md": Setting(an_empty_directory),
     "docs/tutorials/scikit-learn-user.md": Setting(an_empty_directory),
     "docs/tutorials/semantic-search.md": Setting(a_snapshot),

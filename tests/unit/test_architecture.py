@@ -99,8 +99,8 @@ RULES = {
     "workers": rule("core pb protocol server frontends models routing settings observability"),
     "commands": rule(
         "backends client config core execution form server.in_process models observability pb process.console "
-        "process.model_setup process.ports protocol repository resources settings",
-        "google.protobuf hpack ml_dtypes numpy onnxruntime PIL pynvml rich shtab uvloop",
+        "process.model_setup process.ports protocol repository resources settings text.description",
+        "google.protobuf hpack ml_dtypes numpy onnxruntime orjson PIL pynvml rich shtab uvloop",
     ),
     "cli": rule(
         "commands core form observability process.app process.console process.listeners process.model_setup "

@@ -387,6 +387,7 @@ def test_the_process_s_environment_is_the_default(monkeypatch: pytest.MonkeyPatc
 
 def test_other_variables_are_nobody_s_business() -> None:
     assert read(NOSUCH="1", HTTP_PORT="x", XMODSERVE_HTTP_PORT="x") == read()
+    assert read(MODSERVE_COMPILED="0", MODSERVE_URL="http://h") == read()
 
 
 @pytest.mark.parametrize(

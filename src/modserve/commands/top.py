@@ -1,5 +1,6 @@
 """``modserve top``: a live view of requests, queues, batches, latencies and errors of a server."""
 
+import contextlib
 import os
 import sys
 import time
@@ -11,7 +12,7 @@ from dataclasses import replace
 from .destination import Destination, address, destination
 from .errors import RefusedError, UnreachableError
 from .remote_server import RemoteServer, connect
-from .server_status import health, usage
+from .server_status import health, index, usage
 from .syntax import UsageError, add_destination, option, parser, positive
 from .top_figures import TopSnapshot, from_metrics, from_statistics, rows
 from .top_frame import Frame, text_lines
@@ -92,6 +93,10 @@ class SnapshotSource:
         snapshot = from_statistics(usage(self._server), self._clock())
         self._metrics = None  # only now: a server that does not respond yet may have a metrics page later
         snapshot.ready = health(self._server).ready
+        with contextlib.suppress(RefusedError):  # the index may be restricted
+            for row in index(self._server):
+                if row.version and row.state:
+                    snapshot.models[row.key].state = row.state
         return snapshot
 
     def close(self) -> None:

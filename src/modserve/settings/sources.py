@@ -213,15 +213,15 @@ _LINK = re.compile(r"[a-z]+://\S+:\d+", re.ASCII)
 _LINKED = re.compile(r"MODSERVE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 """The names of the other variables that they set, for a service called modserve or modserve-…"""
 
-_OF_COMMANDS = frozenset({"MODSERVE_URL", "MODSERVE_METRICS_URL"})
-"""Variables that commands read which call a server."""
+_OF_OTHERS = frozenset({"MODSERVE_URL", "MODSERVE_METRICS_URL", "MODSERVE_COMPILED"})
+"""Variables that commands read which call a server, and that of scripts/serve, which chooses the form."""
 
 
 def from_environment(environment: Mapping[str, str], warnings: list[str]) -> Iterator[OptionEntry]:
     """Read variables ``MODSERVE_…``; `warnings` gets a line for each that has no effect."""
     names = {_PREFIX + name.upper().replace("-", "_"): name for name in _KNOWN}
     for variable, text in environment.items():
-        if not variable.startswith(_PREFIX) or _LINKED.fullmatch(variable) or variable in _OF_COMMANDS:
+        if not variable.startswith(_PREFIX) or _LINKED.fullmatch(variable) or variable in _OF_OTHERS:
             continue
         name = names.get(variable)
         if variable.endswith("_PORT") and _LINK.fullmatch(text):

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from modserve.client.transport import HEALTH, Operation
+from modserve.client.transport import HEALTH, INDEX, Operation
 from modserve.commands import table, top, top_frame, top_view
 from modserve.commands.destination import Destination, address
 from modserve.commands.errors import RefusedError, UnreachableError
@@ -111,6 +111,10 @@ class Server(SimpleNamespace):
 
     def call(self, operation: Operation, *_: object) -> Any:
         self._outcome()
+        if operation is INDEX:
+            if self.restricted:
+                raise RefusedError("restricted")
+            return [{"name": "a", "version": "1", "state": "READY"}, {"name": "b"}]
         return {"ready": True} if operation is HEALTH else {"model_stats": [{"name": "a", "version": "1"}]}
 
     def _outcome(self) -> Any:
@@ -122,10 +126,12 @@ class Server(SimpleNamespace):
         pass
 
 
-def source(metrics: "str | Exception", server: "str | Exception" = "", url: str = "") -> top.SnapshotSource:
+def source(
+    metrics: "str | Exception", server: "str | Exception" = "", url: str = "", *, restricted: bool = False
+) -> top.SnapshotSource:
     made = top.SnapshotSource(Destination(address("http://host:1")), url, lambda: 7.0)
     made._metrics = cast(RemoteServer, Server(outcome=metrics, url="http://host:8002"))
-    made._server = cast(RemoteServer, Server(outcome=server))
+    made._server = cast(RemoteServer, Server(outcome=server, restricted=restricted))
     return made
 
 
@@ -142,6 +148,12 @@ def test_statistics_stand_in_for_metrics(metrics: "str | Exception") -> None:
     assert made.remark.startswith("queue, p50 and p99 are missing: ")
     assert made.remark.endswith("; --metrics-url names the metrics port")
     assert made.read().ready
+
+
+@pytest.mark.parametrize(("restricted", "state"), [(False, "READY"), (True, "")])
+def test_the_index_has_the_states_without_metrics(restricted: bool, state: str) -> None:
+    models = source(UnreachableError("refused"), restricted=restricted).read().models
+    assert {key: each.state for key, each in models.items()} == {("a", "1"): state}
 
 
 def test_nobody_there() -> None:

@@ -18,7 +18,7 @@ from .search import LOWEST
 from .sequences import DEFAULT_LENGTH, DEFAULT_VARIATION, SequenceLengths
 from .session import CONNECTIONS, SEQUENCES
 from .text_measures import read_limits, stream_names
-from .text_session import TextOptions
+from .text_session import TextLoad
 
 _DESCRIPTION = """\
 Measures how fast a model of a running server responds: modserve, Triton, or any other server with
@@ -229,7 +229,7 @@ _TENSOR_OPTIONS = (
 )
 
 
-def _texts(options: Namespace, defaults: Callable[[str], Any]) -> TextOptions | None:
+def _texts(options: Namespace, defaults: Callable[[str], Any]) -> TextLoad | None:
     """Raises UsageError for options of tensors beside those of texts."""
     kind = options.openai
     for name in _TENSOR_OPTIONS if kind else _TEXT_OPTIONS:
@@ -244,7 +244,7 @@ def _texts(options: Namespace, defaults: Callable[[str], Any]) -> TextOptions | 
     if not streams and (names := stream_names(options.goodput)):
         raise UsageError(f"option '--goodput': embeddings have no {names[0]}; expected e2el:MS")
     prompts = Path(options.prompts) if options.prompts else None
-    return TextOptions(
+    return TextLoad(
         kind,
         options.input_tokens,
         options.output_tokens,
@@ -277,7 +277,7 @@ class LoadPlan:
     json: str = ""
     html: str = ""
     csv: str = ""
-    texts: TextOptions | None = None
+    texts: TextLoad | None = None
 
 
 def read(options: Namespace) -> LoadPlan:

@@ -19,7 +19,7 @@ from .text_measures import TextCounter
 
 
 @dataclass(frozen=True, slots=True)
-class TextOptions:
+class TextLoad:
     """`kind` is a key of `openai.PATHS`, `limits` are those of the goodput in ms, `extra` has fields of the bodies."""
 
     kind: str
@@ -32,7 +32,7 @@ class TextOptions:
 
 
 @contextlib.contextmanager
-def text_session(server: Destination, model: str, options: TextOptions) -> Iterator[BenchSession]:
+def text_session(server: Destination, model: str, options: TextLoad) -> Iterator[BenchSession]:
     """Counts the tokens of two prompts first, if prompts are made up. Raises UnreachableError, INVALID_ARG."""
     calls = OpenAiCalls(options.kind, model, options.output_tokens, options.extra, options.batch_size)
     place = server.address

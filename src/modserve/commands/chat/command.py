@@ -9,6 +9,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 from modserve.core.errors import invalid
 
@@ -17,7 +18,7 @@ from ..destination import Destination, openai_destination
 from ..errors import RefusedError
 from ..remote_server import RemoteServer, connect
 from ..syntax import INTERRUPTED, UsageError, add_destination, number_type, option, parser, reading
-from .completions import Answer, check
+from .completions import ChatResponse, check
 from .conversation import Conversation, converse, note, readable
 
 _DESCRIPTION = """\
@@ -30,7 +31,7 @@ With PROMPT, or with text from a pipe, it prints the answer and ends. Both toget
 _EXAMPLES = """\
   modserve chat smol
   modserve chat ./smol.gguf --verbose
-  modserve chat smol --system "Answer in one sentence." "Why is the sky blue?"
+  modserve chat smol --system "ChatResponse in one sentence." "Why is the sky blue?"
   git diff | modserve chat smol "Write a commit message:"
   modserve chat llama3 --url http://localhost:11434"""
 _SECONDS = 3600.0
@@ -85,19 +86,27 @@ def work(options: Namespace) -> int:
     return 0
 
 
-def _code(answer: Answer) -> int:
-    return 0 if answer.finish_reason else INTERRUPTED
+def _code(response: ChatResponse) -> int:
+    return 0 if response.finish_reason else INTERRUPTED
 
 
 def _prompt(text: str) -> str | None:
     """The message of a call for one answer; None for a conversation. A pipe's text comes before the prompt's."""
     if sys.stdin.isatty():
         return text or None
-    kind = os.fstat(sys.stdin.fileno()).st_mode
-    if text and not (stat.S_ISFIFO(kind) or stat.S_ISREG(kind)):
+    if text and not _has_text(sys.stdin):
         return text
     piped = sys.stdin.buffer.read().decode(errors="replace").strip()
     return "\n\n".join(filter(None, (piped, text)))
+
+
+def _has_text(stream: TextIO) -> bool:
+    """Whether it is a pipe or a file."""
+    try:
+        kind = os.fstat(stream.fileno()).st_mode
+    except (OSError, ValueError):  # closed, or no file of the system
+        return False
+    return stat.S_ISFIFO(kind) or stat.S_ISREG(kind)
 
 
 @contextlib.contextmanager
@@ -107,7 +116,8 @@ def _model(model: str, place: Destination) -> Iterator[tuple[RemoteServer, str]]
     with contextlib.ExitStack() as stack:
         if words:
             for number in (signal.SIGTERM, signal.SIGHUP):
-                signal.signal(number, lambda number, frame: sys.exit(128 + number))  # so that the server ends, too
+                before = signal.signal(number, lambda number, frame: sys.exit(128 + number))  # ends the server, too
+                stack.callback(signal.signal, number, before)
             note(f"loading {model} …")
             place = Destination(stack.enter_context(own_server.serving(words, math.inf)).address, seconds=place.seconds)
         server = connect(place)

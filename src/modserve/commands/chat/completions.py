@@ -21,7 +21,7 @@ _END = "[DONE]"
 
 
 @dataclass(slots=True)
-class Answer:
+class ChatResponse:
     """What has come of it so far. Times are seconds from the call."""
 
     text: str = ""
@@ -45,10 +45,10 @@ def complete(
     model: str,
     messages: Sequence[Message],
     sampling: Mapping[str, float],
-    answer: Answer,
+    response: ChatResponse,
     show: Callable[[str], None],
 ) -> None:
-    """Fill `answer`, and show each piece as it comes. An exception of `show` or Ctrl-C cancels it at the server.
+    """Fill `response`, and show each piece as it comes. An exception of `show` or Ctrl-C cancels it at the server.
 
     Raises UnreachableError, RefusedError.
     """
@@ -59,14 +59,14 @@ def complete(
         for event in _events(lines):
             if (error := event.get("error")) is not None:
                 raise RefusedError(str(error.get("message", error) if isinstance(error, dict) else error))
-            answer.usage = event.get("usage") or answer.usage
+            response.usage = event.get("usage") or response.usage
             for choice in event.get("choices") or ():
-                answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+                response.finish_reason = choice.get("finish_reason") or response.finish_reason
                 if piece := (choice.get("delta") or {}).get("content"):
-                    answer.last = time.perf_counter() - begin
-                    answer.first = answer.first or answer.last
-                    answer.pieces += 1
-                    answer.text += piece
+                    response.last = time.perf_counter() - begin
+                    response.first = response.first or response.last
+                    response.pieces += 1
+                    response.text += piece
                     show(piece)
 
 
@@ -94,14 +94,14 @@ def _events(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
         yield event
 
 
-def figures(answer: Answer) -> str:
+def figures(response: ChatResponse) -> str:
     """Its speed in a line."""
-    tokens = answer.usage.get("completion_tokens")
+    tokens = response.usage.get("completion_tokens")
     unit = "piece" if tokens is None else "token"
-    parts = [plural(answer.pieces if tokens is None else tokens, unit)]
-    if per_token := answer.seconds_per_token:
+    parts = [plural(response.pieces if tokens is None else tokens, unit)]
+    if per_token := response.seconds_per_token:
         parts.append(f"{1 / per_token:,.1f} {unit}s/s")
-    parts.append(f"the first after {answer.first * 1e3:,.0f} ms")
-    if prompt := answer.usage.get("prompt_tokens"):
+    parts.append(f"the first after {response.first * 1e3:,.0f} ms")
+    if prompt := response.usage.get("prompt_tokens"):
         parts.append(f"prompt of {prompt:,} tokens")
     return ", ".join(parts)

@@ -11,7 +11,7 @@ from modserve.core.errors import ModserveError
 from ..remote_server import RemoteServer
 from ..syntax import print_error
 from ..terminal import GREY, PLAIN, takes_colours
-from .completions import Answer, Message, complete, figures
+from .completions import ChatResponse, Message, complete, figures
 
 PROMPT, MORE = "> ", ". "
 _QUOTES = '"""'
@@ -47,31 +47,31 @@ class Conversation:
     def _all(self) -> list[Message]:
         return [*([{"role": "system", "content": self.system}] if self.system else []), *self.messages]
 
-    def say(self, text: str) -> Answer:
+    def say(self, text: str) -> ChatResponse:
         """Send a message and print the answer as it comes.
 
         After Ctrl-C, what has come is the answer. Raises UnreachableError and RefusedError, and the conversation is as
         it was before.
         """
         self.messages.append({"role": "user", "content": text})
-        answer = Answer()
+        response = ChatResponse()
         screen = _Screen()
         try:
-            complete(self._server, self._model, self._all(), self._sampling, answer, screen.show)
+            complete(self._server, self._model, self._all(), self._sampling, response, screen.show)
         except KeyboardInterrupt:
             screen.end()
-            if not answer.text:
+            if not response.text:
                 self.messages.pop()
-                return answer
+                return response
         except BaseException:
             screen.end()
             self.messages.pop()
             raise
-        self.messages.append({"role": "assistant", "content": answer.text})
+        self.messages.append({"role": "assistant", "content": response.text})
         screen.end()
         if self._verbose:
-            note(figures(answer))
-        return answer
+            note(figures(response))
+        return response
 
     def new(self) -> None:
         self.messages.clear()
@@ -132,7 +132,7 @@ def converse(conversation: Conversation, read: Callable[[str], str] = input) -> 
                 if not _obey(conversation, text.split(maxsplit=1)):
                     return
             else:
-                _answer(conversation, text)
+                _respond(conversation, text)
         except EOFError:
             print()
             return
@@ -160,15 +160,15 @@ def readable(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def _answer(conversation: Conversation, text: str) -> None:
+def _respond(conversation: Conversation, text: str) -> None:
     try:
-        answer = conversation.say(text)
+        response = conversation.say(text)
     except ModserveError as error:
         print_error(error.message, getattr(error, "advice", ""))
         return
-    if not answer.finish_reason:
+    if not response.finish_reason:
         note("(stopped)")
-    elif answer.finish_reason == "length":
+    elif response.finish_reason == "length":
         note("(the answer is cut off at its longest: --max-tokens allows more)")
     print()
 

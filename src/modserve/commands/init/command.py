@@ -19,6 +19,7 @@ from .. import config
 from ..stdout import stdout_as_stderr
 from ..syntax import UsageError, option, parser
 from .templates import KINDS, call
+from .texts import text_calls
 
 _DESCRIPTION = """\
 Creates the folders and files of a new model, with a comment on each line, and prints the command
@@ -26,6 +27,7 @@ that serves it. It never overwrites files."""
 _CODES = "0 written, 1 the files cannot be written or the model does not load, 2 wrong command line"
 _EXAMPLES = """\
   modserve init classifier --from model.onnx
+  modserve init smol --from smol.gguf
   modserve init classifier --from python
   modserve init pipeline --from ensemble --model-repository my_models"""
 
@@ -36,7 +38,8 @@ PARSER.add_argument(
     dest="source",
     metavar="WHAT",
     required=True,
-    help="A model file or folder to copy, such as model.onnx; python for a model.py as in Triton's python backend; "
+    help="A model file or folder to copy, such as model.onnx, smol.gguf or a snapshot of Hugging Face; "
+    "python for a model.py as in Triton's python backend; "
     "function for a decorated function; ensemble for two models in Python, one after the other.",
 )
 option(PARSER, "--model-repository DIR", "The model repository. [default: models]", default="models")
@@ -59,8 +62,9 @@ def work(options: Namespace) -> int:
         calls = {"then call it:": call(options.name)}
     else:
         written, model = _copy(repository / options.name, path)
-        calls = {
-            "then call it:": example_call([model], HttpAddress("localhost", PORTS["http"])),
+        place = HttpAddress("localhost", PORTS["http"])
+        calls = text_calls(model, repository / options.name / "1", place) or {
+            "then call it:": example_call([model], place),
             "and measure it, with generated data:": f"modserve bench {model.name}",
         }
     print("\n".join(f"wrote {file}" for file in written))
