@@ -15,7 +15,7 @@ _WITHOUT_EFFECT = frozenset({"user", "metadata", "store", "service_tier", "safet
 """What says something of the client only: ignored in silence."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _MOST_NAMES = 200
-_told: set[tuple[str, str]] = set()
+_names: set[tuple[str, str]] = set()
 
 _READ = ("model", "truncate", "truncation_direction", "prompt_name")
 TEXT_CALLS: Final[Mapping[str, frozenset[str]]] = {
@@ -36,7 +36,7 @@ def tell(call: str, document: Mapping[str, Any], known: frozenset[str]) -> None:
     """Say in the log, once for each, which fields of the request have no effect."""
     for name in document.keys() - known - _WITHOUT_EFFECT:
         key = (call, name)
-        if document[name] is None or key in _told or len(_told) >= _MOST_NAMES or not _NAME.fullmatch(name):
+        if document[name] is None or key in _names or len(_names) >= _MOST_NAMES or not _NAME.fullmatch(name):
             continue
-        _told.add(key)
+        _names.add(key)
         _log.warning("the field '%s' of a request to %s is unknown, and ignored in this one and all others", name, call)

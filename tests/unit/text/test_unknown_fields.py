@@ -14,7 +14,7 @@ MESSAGE = "the field '{}' of a request to {} is unknown, and ignored in this one
 
 @pytest.fixture(autouse=True)
 def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unknown_fields, "_told", set())
+    monkeypatch.setattr(unknown_fields, "_names", set())
 
 
 def test_once_for_each_call_and_name(caplog: pytest.LogCaptureFixture) -> None:
