@@ -171,7 +171,9 @@ async def test_adapters(server: InferenceServer, weights: Weights) -> None:
     tuned = await say(server, PROMPTS[0], {"lora_name": "noise"})
     plain = await say(server, PROMPTS[0])
     assert tuned.ids == weights.alone[-1]["ids"]
-    assert plain.ids == weights.alone[0]["ids"] != tuned.ids
+    assert tuned.score == pytest.approx(weights.alone[-1]["score"], rel=1e-3)
+    assert plain.ids == weights.alone[0]["ids"]
+    assert tuned.score != pytest.approx(plain.score, rel=1e-3)
     error = await refused(server, inputs("x", {"lora_name": "loud"}))
     assert error.message == "LoRA loud is not supported, we currently support ['noise']"
 

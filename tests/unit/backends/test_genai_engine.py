@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("openvino")
 
-from modserve.backends.generation.program.contract import Call, Replies, RequestError, Wishes
+from modserve.backends.generation.program.contract import GenerationCall, Replies, RequestError, Wishes
 from modserve.backends.generation.program.on_genai.engine import GenerationEngine
 from modserve.backends.generation.program.on_genai.sampling import SamplingParameters
 
@@ -142,7 +142,7 @@ class Bench:
 
     def begin(self, **values: Any) -> Client:
         client, sampling = Client(), SamplingParameters(**values)
-        self.engine.add(Call(client, client, "", (), {}, True, WISHES, 0.0), [1], sampling)
+        self.engine.add(GenerationCall(client, client, "", (), {}, True, WISHES, 0.0), [1], sampling)
         return client
 
     def run(self, steps: int) -> None:

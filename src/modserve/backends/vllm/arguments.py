@@ -36,5 +36,5 @@ def weights(path: Path, arguments: Mapping[str, Any]) -> Path | None:
     return None
 
 
-def _wrong(path: Path, what: str) -> ModserveError:
-    return invalid(f"'{path}' does not have the arguments of vLLM's engine: {what}")
+def _wrong(path: Path, fault: str) -> ModserveError:
+    return invalid(f"'{path}' does not have the arguments of vLLM's engine: {fault}")

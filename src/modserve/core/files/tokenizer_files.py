@@ -12,12 +12,12 @@ _MOST_CONFIG = 64 * 1024 * 1024
 
 
 class BrokenFileError(ValueError):
-    """A file of the folder cannot be used: `name` is its name, and `what` goes on in the sentence."""
+    """A file of the folder cannot be used: `name` is its name, and `fault` goes on in the sentence."""
 
-    def __init__(self, name: str, what: str) -> None:
-        super().__init__(f"'{name}' {what}")
+    def __init__(self, name: str, fault: str) -> None:
+        super().__init__(f"'{name}' {fault}")
         self.name = name
-        self.what = what
+        self.fault = fault
 
 
 class TokenizerFiles(NamedTuple):

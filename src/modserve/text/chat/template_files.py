@@ -28,7 +28,7 @@ def read_template(model: str, parameters: Mapping[str, str], folder: Path | None
         try:
             files = tokenizer_files.read(place)
         except tokenizer_files.BrokenFileError as error:
-            raise internal(f"{error.name} of model '{model}' {error.what}") from None
+            raise internal(f"{error.name} of model '{model}' {error.fault}") from None
         tokens = {**files.tokens, **tokens}
         if source is None:
             source = files.template

@@ -32,7 +32,7 @@ class Wishes(NamedTuple):
     token_ids: bool
 
 
-class Piece(NamedTuple):
+class OutputPiece(NamedTuple):
     """What is new of one output. `logprobs` is JSON, empty if the request does not want it."""
 
     text: str
@@ -42,7 +42,7 @@ class Piece(NamedTuple):
     ids: Sequence[int]
 
 
-class Call(NamedTuple):
+class GenerationCall(NamedTuple):
     """A request with its sender.
 
     `sampling` has the sampling parameters. Unless `strict`, they are parameters of the request, and not all of them may
@@ -59,10 +59,10 @@ class Call(NamedTuple):
     at: float
 
 
-class Engine(Protocol):
+class GenerationEngineApi(Protocol):
     """What a model's requests go to."""
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: GenerationCall) -> None:
         """Begin to generate; the call's sender gets the responses, from any thread. Raises RequestError."""
 
     def wait_for_room(self) -> None:
@@ -72,13 +72,13 @@ class Engine(Protocol):
         """Ends the engine when nothing runs any more."""
 
 
-def read(request: Any, sender: Any, at: float) -> Call:
+def read(request: Any, sender: Any, at: float) -> GenerationCall:
     """Raises RequestError."""
     inputs = {tensor.name(): tensor for tensor in request.inputs()}
     words = inputs.get(SAMPLING)
     values = read_json(as_bytes(words)) if words is not None else json.loads(request.parameters() or "{}")
     images = inputs.get("image")
-    return Call(
+    return GenerationCall(
         request,
         sender,
         _text(inputs["text_input"]),
@@ -119,7 +119,7 @@ def as_bytes(tensor: Any) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogateescape")
 
 
-def arrays(wishes: Wishes, pieces: Sequence[Piece], prompt_length: int, before: str) -> dict[str, Any]:
+def arrays(wishes: Wishes, pieces: Sequence[OutputPiece], prompt_length: int, before: str) -> dict[str, Any]:
     """A response, by the names of the model's outputs. `before` goes before each text."""
     outputs: dict[str, Any] = {"text_output": _bytes([before + piece.text for piece in pieces])}
     if wishes.finish_reason:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from .contract import Call, Piece, Wishes, arrays
+from .contract import GenerationCall, OutputPiece, Wishes, arrays
 
 
-class Output(Protocol):
+class GenerationOutput(Protocol):
     """One of the `n` outputs of a request."""
 
     @property
@@ -16,17 +16,17 @@ class Output(Protocol):
     def has_news(self) -> bool:
         """Whether there is text that was not taken, or an end that was not."""
 
-    def take(self, wishes: Wishes) -> Piece:
+    def take(self, wishes: Wishes) -> OutputPiece:
         """What has not been taken yet."""
 
 
-OutputT = TypeVar("OutputT", bound=Output)
+OutputT = TypeVar("OutputT", bound=GenerationOutput)
 
 
 class Generation(Generic[OutputT]):
     """`prompt_length` is in tokens."""
 
-    def __init__(self, call: Call, outputs: Sequence[OutputT], prompt_length: int) -> None:
+    def __init__(self, call: GenerationCall, outputs: Sequence[OutputT], prompt_length: int) -> None:
         self.call = call
         self.outputs = outputs
         self.prompt_length = prompt_length

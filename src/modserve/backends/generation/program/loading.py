@@ -8,7 +8,7 @@ class LoadingError(ValueError):
     """Why a model cannot be loaded, and what would be right."""
 
 
-class ModelFiles(NamedTuple):
+class EngineFiles(NamedTuple):
     """`directory` is the version's, `filename` the model's file in it. `parameters` are those of the configuration.
 
     `kind` and `device` are those of the instance: ``CPU``, ``GPU``, ``MODEL``, and a GPU's number.

@@ -11,7 +11,7 @@ import triton_python_backend_utils as pb_utils
 
 from . import contract
 from .figures import Figures, clock
-from .loading import LoadingError, ModelFiles
+from .loading import EngineFiles, LoadingError
 
 _ENGINES = {"openvino_genai": ".on_genai.loading", "vllm": ".on_vllm.loading"}
 
@@ -30,7 +30,7 @@ class TritonPythonModel:
 
     def initialize(self, args):
         config = json.loads(args["model_config"])
-        files = ModelFiles(
+        files = EngineFiles(
             os.path.join(args["model_repository"], args["model_version"]),
             config["default_model_filename"],
             {key: each["string_value"].strip() for key, each in config.get("parameters", {}).items()},

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import openvino
 
-from ..contract import UNFINISHED, Call, Replies, RequestError
+from ..contract import UNFINISHED, GenerationCall, Replies, RequestError
 from ..figures import Figures, clock
 from ..generation import Generation
-from .generation import Output
+from .generation import GenaiOutput
 from .grammars import GrammarChecker, shortened
 from .sampling import SamplingParameters, generation_config, read, seed_of
 
@@ -26,7 +26,7 @@ _LONGEST = 1 << 31
 
 
 class GenerationEngine:
-    """Implements `contract.Engine`. `log` takes a line."""
+    """Implements `contract.GenerationEngineApi`. `log` takes a line."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class GenerationEngine:
         self._stops = frozenset(config.stop_token_ids)
         self._bos = self._tokenizer.get_bos_token() or ""
         self._number = 0
-        self._running: list[Generation[Output]] = []
+        self._running: list[Generation[GenaiOutput]] = []
         self._count = 0
         """Outputs of these that are not finished."""
         self._changed = threading.Condition()
@@ -69,7 +69,7 @@ class GenerationEngine:
 
     # On the thread of execute()
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: GenerationCall) -> None:
         try:
             sampling = read(call.sampling, strict=call.strict)
             prompt = self.tokens_of(call.text)
@@ -95,9 +95,9 @@ class GenerationEngine:
         if sampling.grammar is not None:
             self._checker.check(sampling.grammar)
 
-    def add(self, call: Call, prompt: Sequence[int], sampling: SamplingParameters) -> None:
+    def add(self, call: GenerationCall, prompt: Sequence[int], sampling: SamplingParameters) -> None:
         """Begin to generate. Raises RuntimeError where the engine does not take the request."""
-        outputs = [Output(prompt, sampling, self._tokenizer.decode) for _ in range(sampling.n)]
+        outputs = [GenaiOutput(prompt, sampling, self._tokenizer.decode) for _ in range(sampling.n)]
         generation = Generation(call, outputs, len(prompt))
         most = self._context - len(prompt) if self._context else _LONGEST
         tokens = most if sampling.max_tokens is None else min(sampling.max_tokens, most)
@@ -154,7 +154,7 @@ class GenerationEngine:
                 self._figures.observe("e2e_request_latency_seconds", at - generation.call.at)
         self._settle()
 
-    def _read(self, at: float) -> list[tuple[Output, str]]:
+    def _read(self, at: float) -> list[tuple[GenaiOutput, str]]:
         """The outputs that have new tokens or have ended, and why."""
         statuses = self._genai.GenerationStatus
         fresh, tokens = [], 0
@@ -185,11 +185,11 @@ class GenerationEngine:
         reasons = self._genai.GenerationFinishReason
         return "length" if reason == reasons.LENGTH else UNFINISHED if reason == reasons.NONE else "stop"
 
-    def _time(self, generation: Generation[Output], output: Output, count: int, at: float) -> None:
+    def _time(self, generation: Generation[GenaiOutput], output: GenaiOutput, count: int, at: float) -> None:
         self._figures.tokens(generation.call.at, output.last_at, at, count)
         output.last_at = at
 
-    def _decode(self, fresh: Sequence[tuple[Output, str]]) -> None:
+    def _decode(self, fresh: Sequence[tuple[GenaiOutput, str]]) -> None:
         """All texts of a step in one call, which costs little more than one of them."""
         rows: list[list[int]] = []
         spans = []
@@ -205,7 +205,7 @@ class GenerationEngine:
                     output.handle.stop()
                 self._figures.finished(output.reason)
 
-    def _exhausted(self, generation: Generation[Output]) -> None:
+    def _exhausted(self, generation: Generation[GenaiOutput]) -> None:
         self._end(generation)
         self._replies.fail(
             generation.call.sender,
@@ -215,7 +215,7 @@ class GenerationEngine:
             "'cache_size' (GB) and 'num_kv_blocks' allow more",
         )
 
-    def _end(self, generation: Generation[Output]) -> None:
+    def _end(self, generation: Generation[GenaiOutput]) -> None:
         for output in generation.outputs:
             if not output.finished:
                 output.reason = "abort"

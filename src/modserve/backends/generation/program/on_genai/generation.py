@@ -4,12 +4,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ..contract import UNFINISHED, Piece, Wishes
+from ..contract import UNFINISHED, OutputPiece, Wishes
 from .sampling import SamplingParameters
 from .texts import StopTexts, TokenText
 
 
-class Output:
+class GenaiOutput:
     """One of the `n` outputs of a request: `handle` is the engine's, None before it has it.
 
     ``decode(rows)`` turns tokens into texts.
@@ -55,12 +55,12 @@ class Output:
     def has_news(self) -> bool:
         return bool(self._text) or (self.finished and not self._end_taken)
 
-    def take(self, wishes: Wishes) -> Piece:
+    def take(self, wishes: Wishes) -> OutputPiece:
         text, ids, logprobs = "".join(self._text), self._ids, self._logprobs
         self._text, self._ids, self._logprobs = [], [], []
         self._end_taken = self.finished
         words = _as_json(logprobs, self._decode) if wishes.logprobs else ""
-        return Piece(text, self.reason, self._cumulative, words, ids)
+        return OutputPiece(text, self.reason, self._cumulative, words, ids)
 
 
 def _as_json(logprobs: Sequence[tuple[int, float]], decode: Any) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..contract import Replies
 from ..figures import Figures
-from ..loading import LoadingError, ModelFiles, flag
+from ..loading import EngineFiles, LoadingError, flag
 from .engine import GenerationEngine
 from .grammars import shortened
 
@@ -14,7 +14,7 @@ _SIZES = ("cache_size", "num_kv_blocks", "max_num_batched_tokens", "max_num_seqs
 _FLAGS = ("enable_prefix_caching", "dynamic_split_fuse", "use_cache_eviction", "use_sparse_attention")
 
 
-def load(files: ModelFiles, figures: Figures, replies: Replies, api: Any) -> GenerationEngine:
+def load(files: EngineFiles, figures: Figures, replies: Replies, api: Any) -> GenerationEngine:
     """Raises LoadingError."""
     import openvino_genai
 

@@ -12,17 +12,17 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from ..contract import Call, Replies, RequestError
+from ..contract import GenerationCall, Replies, RequestError
 from ..figures import Figures, clock
 from ..generation import Generation
-from .output import Output
+from .output import VllmOutput
 from .sampling import SamplingReader
 
 _EXIT_STATUS = 70
 
 
 class VllmEngine:
-    """Implements `contract.Engine`. `llm` is vLLM's AsyncLLM, which belongs to the event loop `loop`."""
+    """Implements `contract.GenerationEngineApi`. `llm` is vLLM's AsyncLLM, which belongs to the event loop `loop`."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class VllmEngine:
         self._most = int(llm.vllm_config.scheduler_config.max_num_seqs)
         self._bos = getattr(llm.tokenizer, "bos_token", None) or ""
         self._numbers = itertools.count(1)
-        self._running: dict[Generation[Output], asyncio.Task[None]] = {}
-        self._silent: set[Generation[Output]] = set()
+        self._running: dict[Generation[VllmOutput], asyncio.Task[None]] = {}
+        self._silent: set[Generation[VllmOutput]] = set()
         """Those of which nothing has come yet."""
         self._looks = False
         self._count = 0
@@ -76,7 +76,7 @@ class VllmEngine:
 
     # On the thread of execute()
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: GenerationCall) -> None:
         sampling, name = self._sampling.read(call.sampling, strict=call.strict)
         adapter = self._adapters.request(name)
         prompt: dict[str, Any] = {"prompt": call.text}
@@ -85,7 +85,7 @@ class VllmEngine:
         options: dict[str, Any] = {} if adapter is None else {"lora_request": adapter}
         if self._bos and call.text.startswith(self._bos):  # as chat templates begin: one is enough
             options["tokenization_kwargs"] = {"add_special_tokens": False}
-        generation = Generation(call, [Output() for _ in range(sampling.n)], 0)
+        generation = Generation(call, [VllmOutput() for _ in range(sampling.n)], 0)
         with self._changed:
             self._count += sampling.n
         self._loop.call_soon_threadsafe(self._start, generation, prompt, sampling, options)
@@ -99,7 +99,7 @@ class VllmEngine:
     # On the event loop
 
     def _start(
-        self, generation: Generation[Output], prompt: Mapping[str, Any], sampling: Any, options: Mapping[str, Any]
+        self, generation: Generation[VllmOutput], prompt: Mapping[str, Any], sampling: Any, options: Mapping[str, Any]
     ) -> None:
         stream = self._llm.generate(prompt, sampling, f"modserve-{next(self._numbers)}", **options)
         self._silent.add(generation)
@@ -107,14 +107,14 @@ class VllmEngine:
         self._running[generation] = task
         task.add_done_callback(lambda _: self._forget(generation))
 
-    def _forget(self, generation: Generation[Output]) -> None:
+    def _forget(self, generation: Generation[VllmOutput]) -> None:
         del self._running[generation]
         self._silent.discard(generation)
         with self._changed:
             self._count -= len(generation.outputs)
             self._changed.notify_all()
 
-    async def _serve(self, generation: Generation[Output], stream: AsyncGenerator[Any, None]) -> None:
+    async def _serve(self, generation: Generation[VllmOutput], stream: AsyncGenerator[Any, None]) -> None:
         sender = generation.call.sender
         try:
             if self._checks_health:
@@ -134,7 +134,7 @@ class VllmEngine:
             code, message = self._errors.described(error)
             self._replies.fail(sender, code, message)
 
-    def _add(self, generation: Generation[Output], result: Any) -> None:
+    def _add(self, generation: Generation[VllmOutput], result: Any) -> None:
         at, call, figures = clock(), generation.call, self._figures
         if generation in self._silent:
             self._silent.discard(generation)

@@ -12,16 +12,16 @@ from typing import Any
 
 from ..contract import Replies, RequestError
 from ..figures import Figures
-from ..loading import LoadingError, ModelFiles
+from ..loading import EngineFiles, LoadingError
 from .arguments import adapters, engine_arguments
 from .engine import Adapters, Errors, VllmEngine
 from .sampling import SamplingReader
-from .statistics import Statistics, TritonsMetrics, logger_kind
+from .statistics import EngineStatistics, TritonsMetrics, logger_kind
 
 HEALTH, METRICS = "ENABLE_VLLM_HEALTH_CHECK", "REPORT_CUSTOM_METRICS"
 
 
-def load(files: ModelFiles, figures: Figures, replies: Replies, api: Any) -> VllmEngine:
+def load(files: EngineFiles, figures: Figures, replies: Replies, api: Any) -> VllmEngine:
     """Raises LoadingError."""
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # vLLM would report the machine to its makers
     path = os.path.join(files.directory, files.filename)
@@ -60,7 +60,7 @@ def describe(path: str, api: Any) -> dict[str, str]:
     """
     from transformers import AutoTokenizer
 
-    arguments = _arguments(path, ModelFiles(os.path.dirname(path), os.path.basename(path), {}, "MODEL", -1), api)
+    arguments = _arguments(path, EngineFiles(os.path.dirname(path), os.path.basename(path), {}, "MODEL", -1), api)
     try:
         context = arguments.create_model_config().max_model_len
         tokenizer = AutoTokenizer.from_pretrained(
@@ -75,10 +75,9 @@ def describe(path: str, api: Any) -> dict[str, str]:
     return {**texts, "default_max_tokens": str(context)}
 
 
-def _arguments(path: str, files: ModelFiles, api: Any) -> Any:
-    from vllm.engine.arg_utils import AsyncEngineArgs
-
+def _arguments(path: str, files: EngineFiles, api: Any) -> Any:
     import vllm
+    from vllm.engine.arg_utils import AsyncEngineArgs
 
     defaults = {field.name: field.default for field in dataclasses.fields(AsyncEngineArgs)}
     values = engine_arguments(path, defaults, vllm.__version__, api.Logger.log_warn)
@@ -107,13 +106,15 @@ async def _start(arguments: Any, loggers: Sequence[Any]) -> Any:
     )
 
 
-def _loggers(files: ModelFiles, figures: Figures, api: Any) -> Sequence[Any]:
+def _loggers(files: EngineFiles, figures: Figures, api: Any) -> Sequence[Any]:
     from vllm.v1.metrics.loggers import StatLoggerBase
 
     def triton(context: int) -> TritonsMetrics:
         return TritonsMetrics(api, figures.labels, context)
 
-    return [logger_kind(StatLoggerBase, Statistics(figures), triton if _is_true(files.parameters, METRICS) else None)]
+    return [
+        logger_kind(StatLoggerBase, EngineStatistics(figures), triton if _is_true(files.parameters, METRICS) else None)
+    ]
 
 
 def _errors() -> Errors:

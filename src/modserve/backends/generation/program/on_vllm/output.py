@@ -5,10 +5,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..contract import UNFINISHED, Piece, Wishes
+from ..contract import UNFINISHED, OutputPiece, Wishes
 
 
-class Output:
+class VllmOutput:
     """One of the `n` outputs of a request. vLLM gives what is new of it, and makes the text itself."""
 
     def __init__(self) -> None:
@@ -42,14 +42,14 @@ class Output:
             self.reason = news.finish_reason
         return len(news.token_ids)
 
-    def take(self, wishes: Wishes) -> Piece:
+    def take(self, wishes: Wishes) -> OutputPiece:
         text, ids, logprobs = "".join(self._text), self._ids, self._logprobs
         self._text, self._ids = [], []
         if logprobs is not None:
             self._logprobs = []
         self._end_taken = self.finished
         words = json.dumps(logprobs) if wishes.logprobs else ""
-        return Piece(text, self.reason, self._cumulative, words, ids)
+        return OutputPiece(text, self.reason, self._cumulative, words, ids)
 
 
 def _objects(logprobs: Iterable[Mapping[int, Any]]) -> list[Mapping[str, Any]]:

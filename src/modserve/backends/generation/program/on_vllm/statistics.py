@@ -50,7 +50,7 @@ _HISTOGRAMS: Mapping[str, tuple[str, list[float] | None, Callable[[Any], Iterabl
 """Name → its help text, its buckets, None for those up to the context's length, and the values of a step."""
 
 
-class Statistics:
+class EngineStatistics:
     """Takes what vLLM's engines count in each of their steps: several, where the model's data is parallel."""
 
     def __init__(self, figures: Figures) -> None:
@@ -102,7 +102,7 @@ def lengths(most: int) -> list[float]:
         power *= 10
 
 
-def logger_kind(base: Any, statistics: Statistics, triton: Callable[[int], TritonsMetrics] | None) -> Any:
+def logger_kind(base: Any, statistics: EngineStatistics, triton: Callable[[int], TritonsMetrics] | None) -> Any:
     """A class of logger of statistics for vLLM, whose base class is `base`. Its engines make the objects."""
 
     class StatLogger(base):  # type: ignore[misc]
