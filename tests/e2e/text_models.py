@@ -10,7 +10,7 @@ import json
 import textwrap
 from pathlib import Path
 
-from modserve.backends.openvino_genai.program import figures
+from modserve.backends.generation.program import figures
 
 SPEAKER = """
 import json

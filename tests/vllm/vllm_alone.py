@@ -41,9 +41,8 @@ def adapt(folder: Path) -> None:
 
 
 def say(folder: Path, prompts: list[str], arguments: dict[str, object]) -> list[dict[str, object]]:
-    from vllm.lora.request import LoRARequest
-
     from vllm import LLM, SamplingParams
+    from vllm.lora.request import LoRARequest
 
     model = LLM(**{**arguments, "model": str(folder)})
     sampling = SamplingParams(temperature=0, max_tokens=16, logprobs=1)
