@@ -37,6 +37,6 @@ class Tenant:
             raise invalid(f"the weight of tenant '{self.name}' is {self.weight}, {expected}")
         for field in fields(self)[2:]:
             limit = getattr(self, field.name)
-            if limit is not None and not (0 < limit and math.isfinite(limit)):
+            if limit is not None and not (limit > 0 and math.isfinite(limit)):
                 expected = "expected a number above 0, or none for no limit"
                 raise invalid(f"'{field.name}' of tenant '{self.name}' is {limit}, {expected}")

@@ -10,7 +10,7 @@
   which holds a model back only while it makes room for another one.
 
 Draining is beside this, since it only bars the way to HELD_BACK, and pins the model. The budget (`memory`) sees a
-tenant that is `movable` while there is a loaded model; it asks for HOLD, RELEASE and EVICT, and for nothing else.
+occupant that is `movable` while there is a loaded model; it asks for HOLD, RELEASE and EVICT, and for nothing else.
 """
 
 import enum
