@@ -23,6 +23,7 @@ from .process import port_conflict, supervisor
 from .process.ports import PortError
 from .process.reserved_ports import reserve
 from .settings import OptionError, Settings, from_command_line, usage
+from .settings.access import VARIABLE
 from .settings.options import did_you_mean
 from .workers.identity import WorkerIdentity
 
@@ -210,6 +211,7 @@ def run(
             handler.addFilter(worker.name_in_log)
     for warning in warnings:
         _log.warning("%s", warning)
+    os.environ.pop(VARIABLE, None)  # the processes of models inherit the rest
     opened: list[Ports] = []
 
     def on_open(ports: "Ports") -> None:
