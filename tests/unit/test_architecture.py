@@ -102,7 +102,7 @@ RULES = {
     "triton_client": rule("client core library.connecting", "numpy tritonclient"),
     "workers": rule("core pb protocol server frontends models routing settings observability"),
     "commands": rule(
-        "backends client config core execution form server.in_process models observability pb process.console "
+        "access backends client config core execution form server.in_process models observability pb process.console "
         "process.model_setup process.ports protocol repository resources settings",
         "google.protobuf hpack ml_dtypes numpy onnxruntime PIL pynvml rich shtab uvloop",
     ),

@@ -7,11 +7,6 @@ from modserve.core.errors import ModserveError
 from modserve.core.tenants import Tenant
 
 
-def identity(**scopes: str) -> Identity:
-    by_pattern = {pattern: frozenset(kinds(words.split(), "")) for pattern, words in scopes.items()}
-    return Identity("a", Tenant("t"), by_pattern)
-
-
 def test_scopes_are_by_patterns() -> None:
     caller = Identity("a", Tenant("t"), {"team-*": frozenset({"infer"}), "x?": frozenset({"read"})})
     assert caller.allows("infer", "team-1")
