@@ -37,7 +37,7 @@ def load(place: str) -> dict[str, PublicKey]:
 
     try:
         document = json.loads(_text(place))
-        rows = document["keys"]
+        rows: list[object] = list(document["keys"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise KeySetError(f"{type(error).__name__}: {error}") from None
     keys: dict[str, PublicKey] = {}

@@ -8,13 +8,13 @@ import pytest
 from modserve.access.authority import Authority
 from modserve.access.certificates import CertificateRule
 from modserve.access.credentials import Credentials, of_certificate, of_headers
-from modserve.access.identity import Identity
+from modserve.access.identity import Identity, Scopes
 from modserve.access.key_file import AccessFile, Key
 from modserve.access.secret import digest, new_secret
 from modserve.core.errors import UnauthenticatedError
 from modserve.core.tenants import Tenant
 
-SCOPES = {"*": frozenset({"infer", "read"})}
+SCOPES: Scopes = {"*": frozenset({"infer", "read"})}
 CLIENT = ("192.0.2.1", 1)
 
 

@@ -60,7 +60,7 @@ class Place(NamedTuple):
 
     async def get(self, target: str, key: str = "", method: str = "GET", **headers: str) -> tuple[int, Any]:
         shown = {"Authorization": f"Bearer {key}"} if key else {}
-        answer = await self.ask(request(method, target, **shown, **headers))
+        answer = await self.ask(request(method, target, b"", "1.1", **shown, **headers))
         return answer.status, json.loads(answer.body) if answer.body.startswith(b"{") else answer.body
 
     async def call(self, rpc: str, key: str = "", message: bytes = b"") -> FakeCall:
@@ -102,7 +102,7 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
 async def test_a_key_runs_its_model(place: Place, headers: dict[str, str]) -> None:
     client = Client(place.site)
     for count in (1, 2, 3):
-        client.send(infer(**headers))
+        client.send(infer(JSON_BODY, **headers))
         assert (await client.receive(count))[-1].body == JSON_ANSWER
     assert len(place.site.heads.exact) == 1  # they went past the application
     submitted = place.loader.loaded[ModelId("simple", 3)].submitted
@@ -132,7 +132,7 @@ async def test_an_inference_without_a_key(place: Place) -> None:
     ],
 )
 async def test_an_inference_that_is_refused(place: Place, headers: dict[str, str], status: int, text: str) -> None:
-    answer = await place.ask(infer(**headers))
+    answer = await place.ask(infer(JSON_BODY, **headers))
     assert (answer.status, json.loads(answer.body)["error"].startswith(text)) == (status, True), answer.body
     if status == 401:
         assert answer.headers["www-authenticate"].startswith("Bearer")
