@@ -46,7 +46,8 @@ def claims(**more: object) -> dict[str, object]:
 
 
 def token(key: Any = RSA, algorithm: str = "RS256", kid: str = "one", **more: object) -> str:
-    return jwt.encode(claims(**more), key, algorithm, headers={"kid": kid} if kid else None)
+    text: str = jwt.encode(claims(**more), key, algorithm, headers={"kid": kid} if kid else None)
+    return text
 
 
 def bearer(text: str) -> Credentials:
