@@ -273,14 +273,11 @@ def test_no_secret_is_told(tmp_path: Path) -> None:
     options += [f"--trace-config=triton,file={traces}", "--grpc-header-forward-pattern=x-other"]
     with serving(EXAMPLES, options=options, environment={"MODSERVE_API_KEY": SINGLE}) as server:
         said = calls_with(server, [user, SINGLE], [f"msk_{mark}-wrong", token])
-        stream = subprocess.Popen(
-            ["curl", "-sN", "-H", f"x-api-key: {user}", f"http://{HOST}:{server.http_port}/console/events"],
-            stdout=subprocess.PIPE,
-        )
-        assert stream.stdout is not None
-        said += [stream.stdout.readline().decode() for _ in range(3)]
-        stream.kill()
-        stream.wait()
+        events = ["curl", "-sN", "-H", f"x-api-key: {user}", f"http://{HOST}:{server.http_port}/console/events"]
+        with subprocess.Popen(events, stdout=subprocess.PIPE, text=True) as stream:
+            assert stream.stdout is not None
+            said += [stream.stdout.readline() for _ in range(3)]
+            stream.kill()
         command_line = Path(f"/proc/{server.pid}/cmdline").read_text()
         eventually(lambda: "no_such_model" in log.read_text())
     assert any("simple" in each for each in said)

@@ -101,7 +101,7 @@ PATH_NEEDS: Final[Mapping[str, PathNeed]] = {
         template: PathNeed(_PATHS.get(template, _BY_CATEGORY[category]), _METHODS.get(template, {}))
         for template, category in PATH_CATEGORY.items()
     },
-    **{template: PathNeed(OPEN, {}) for template in OPEN_PATHS},
+    **{template: PathNeed(OPEN, {}) for template in sorted(OPEN_PATHS)},
 }
 """By path template, in which a name in braces stands for any one part of a path."""
 

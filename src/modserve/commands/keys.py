@@ -25,7 +25,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 PARSER = parser(
     "keys",
     "Adds, lists, revokes and rotates keys in a file for 'modserve serve --auth-file'. A running server follows the "
-    "changes of its file.\nThe secret of a key is printed once, and is not in the file.",
+    f"changes of its file, which {VARIABLE} may name as well.\nThe secret of a key is printed once, and is not in the file.",
     "  modserve keys add alice --scope 'resnet*=infer,read' --expires 90d\n"
     "  modserve keys add deploy --tenant ops --scope '*=read,control'\n"
     "  modserve keys list\n  modserve keys rotate alice --keep 24h\n  modserve keys revoke alice",
@@ -33,7 +33,7 @@ PARSER = parser(
 )
 PARSER.add_argument("action", choices=("add", "list", "revoke", "rotate"), help="What to do.")
 PARSER.add_argument("name", nargs="?", default="", metavar="NAME", help="Name of the key.")
-option(PARSER, "--file FILE", f"The file of keys. [default: {_FILE}] [env: {VARIABLE}]")
+option(PARSER, "--file FILE", f"The file of keys. [default: {_FILE}]")
 option(
     PARSER, "--tenant NAME", "Who is behind the key: keys of one tenant share its limits. [default: NAME of the key]"
 )
