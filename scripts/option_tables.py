@@ -115,9 +115,9 @@ def calls() -> str:
     """Every path and RPC by what it needs. Paths of versions and labels need what those of their model do."""
     paths: dict[CallNeed, list[str]] = {}
     rpcs: dict[CallNeed, list[str]] = {}
-    for path, need in PATH_NEEDS.items():
+    for path, of_path in PATH_NEEDS.items():
         if "{version}" not in path and "{label}" not in path:
-            for method, each in {"": need.usual, **need.others}.items():
+            for method, each in {"": of_path.usual, **of_path.others}.items():
                 paths.setdefault(each, []).append(f"`{method} {path}`" if method else f"`{path}`")
     for rpc, each in RPC_NEEDS.items():
         rpcs.setdefault(each, []).append(f"`{rpc}`")

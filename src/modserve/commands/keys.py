@@ -25,7 +25,8 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 PARSER = parser(
     "keys",
     "Adds, lists, revokes and rotates keys in a file for 'modserve serve --auth-file'. A running server follows the "
-    f"changes of its file, which {VARIABLE} may name as well.\nThe secret of a key is printed once, and is not in the file.",
+    f"changes of its file, which {VARIABLE} may name as well.\n"
+    "The secret of a key is printed once, and is not in the file.",
     "  modserve keys add alice --scope 'resnet*=infer,read' --expires 90d\n"
     "  modserve keys add deploy --tenant ops --scope '*=read,control'\n"
     "  modserve keys list\n  modserve keys rotate alice --keep 24h\n  modserve keys revoke alice",

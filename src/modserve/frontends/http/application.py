@@ -58,7 +58,7 @@ class Application:
             if self._app is None:
                 module = await asyncio.to_thread(importlib.import_module, "modserve.frontends.http.rest.app")
                 identified = importlib.import_module("modserve.frontends.http.rest.identified")
-                app, streams = _rest(module.create_app, self._server, self._options, self._authority)
+                app, streams = guarded(module.create_app, self._server, self._options, self._authority)
                 self._streams = streams
                 access = self._server.access_log
                 self._app = app if access is None else identified.logged_app(app, access)
@@ -70,7 +70,7 @@ class Application:
             self._streams.stop()
 
 
-def _rest(
+def guarded(
     create_app: Callable[..., Any], server: Server, options: HttpSettings, authority: "Authority | None"
 ) -> tuple[AsgiApp, Any]:
     """The application, to callers that the authority knows if there is one, and its open streams."""

@@ -150,9 +150,9 @@ def test_curl(place: Place) -> None:
     for header in (f"Authorization: Bearer {place.user}", f"X-API-Key: {place.user}"):
         done = subprocess.run(["curl", "-sf", "-H", header, url], capture_output=True, check=True)
         assert json.loads(done.stdout) == {"models": ["simple"]}
-    done = subprocess.run(["curl", "-si", url], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("HTTP/1.1 401 Unauthorized")
-    assert "WWW-Authenticate: Bearer" in done.stdout
+    refused = subprocess.run(["curl", "-si", url], capture_output=True, text=True, check=True)
+    assert refused.stdout.startswith("HTTP/1.1 401 Unauthorized")
+    assert "WWW-Authenticate: Bearer" in refused.stdout
 
 
 def test_openai(place: Place) -> None:
