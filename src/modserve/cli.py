@@ -264,9 +264,9 @@ def hints(server: "InferenceServer", settings: Settings, http_port: int | None) 
 
     place = None
     if http_port is not None:
-        place = console.HttpAddress(settings.http.address, http_port, settings.http.tls is not None)
-    keyed = settings.auth_file or settings.api_key is not None
-    if keyed or settings.http.use_ssl_mutual or not settings.http.restrictions.keys().isdisjoint(_TRIED):
+        keyed = bool(settings.auth_file or settings.api_key)
+        place = console.HttpAddress(settings.http.address, http_port, settings.http.tls is not None, keyed)
+    if settings.http.use_ssl_mutual or not settings.http.restrictions.keys().isdisjoint(_TRIED):
         place = None  # the call would need a certificate or a secret
     entries = server.index()
     waiting = server.waiting_models
