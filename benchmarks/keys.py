@@ -2,17 +2,25 @@
 
     python benchmarks/keys.py                # with PyJWT for the row of tokens: pip install 'modserve[auth]'
     python benchmarks/keys.py --tries 100000
+    python benchmarks/keys.py --flood        # a server, and wrong keys from 1,000 connections beside a healthy client
 
-No server runs: each row calls what the front ends call for every inference, in turns within one run. The last table has
-the time to refuse secrets that differ from the right one in their first or in their last character only.
+Without --flood no server runs: each row calls what the front ends call for every inference, in turns within one run.
+The last table has the time to refuse secrets that differ from the right one in their first or in their last character.
+The flood needs wrk (Debian: wrk). Its windows take turns: quiet, flood, quiet, …
 """
 
 import argparse
+import http.client
+import json
 import platform
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from datetime import date
+from pathlib import Path
 
 from modserve.access.authority import Authority
 from modserve.access.credentials import Credentials, of_headers
@@ -101,10 +109,63 @@ def refusals(tries: int) -> dict[str, tuple[float, float]]:
     return {name: (statistics.median(each), statistics.quantiles(each, n=100)[98]) for name, each in times.items()}
 
 
+def flood(windows: int = 5, seconds: float = 4.0) -> None:
+    """Latency of a client with a key, in windows without and with a flood of wrong keys from its own address."""
+    key = new_secret()
+    latencies: dict[str, list[float]] = {"quiet": [], "flood": []}
+    refused = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "keys.json"
+        rows = [{"name": "healthy", "sha256": digest(key), "scopes": {"*": ["infer", "read"]}}]
+        file.write_text(json.dumps({"keys": rows}))
+        options = ["--example", "--http-port=0", "--allow-grpc=false", "--allow-metrics=false", f"--auth-file={file}"]
+        command = [sys.executable, "-m", "modserve", "serve", *options, "--access-log=off"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+            assert server.stdout is not None
+            port = next(int(line.rpartition(":")[2]) for line in server.stdout if line.startswith("HTTP listening"))
+            next(line for line in server.stdout if "Try it" in line)
+            for _ in range(windows):
+                latencies["quiet"] += window(port, key, seconds)
+                script = ["wrk", "-t1", "-c1000", f"-d{seconds + 1:.0f}s", "-H", "x-api-key: msk_wrong"]
+                with subprocess.Popen(
+                    [*script, f"http://127.0.0.1:{port}/v2"], stdout=subprocess.PIPE, text=True
+                ) as attack:
+                    latencies["flood"] += window(port, key, seconds)
+                    said = attack.communicate()[0]
+                refused += float(next(line.split()[1] for line in said.splitlines() if "Requests/sec" in line))
+            server.terminate()
+    for name, each in latencies.items():
+        median, p99 = statistics.median(each) * 1e3, statistics.quantiles(each, n=100)[98] * 1e3
+        print(f"{name}: {len(each)} requests, median {median:.2f} ms, p99 {p99:.2f} ms")
+    print(f"wrong keys: {refused / windows:.0f} a second from 1000 connections")
+
+
+def window(port: int, key: str, seconds: float) -> list[float]:
+    """Seconds that each inference took, one after the other on one connection."""
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    inputs = [{"name": f"INPUT{n}", "datatype": "INT32", "shape": [1, 16], "data": [1] * 16} for n in (0, 1)]
+    body, headers = json.dumps({"inputs": inputs}), {"Authorization": f"Bearer {key}"}
+    taken: list[float] = []
+    end = time.perf_counter() + seconds
+    while (begun := time.perf_counter()) < end:
+        connection.request("POST", "/v2/models/simple/infer", body, headers)
+        response = connection.getresponse()
+        response.read()
+        assert response.status == 200, response.status
+        taken.append(time.perf_counter() - begun)
+    connection.close()
+    return taken
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tries", type=int, default=100_000, help="refusals of each kind")
-    tries = parser.parse_args().tries
+    parser.add_argument("--flood", action="store_true", help="measure a healthy client beside wrong keys")
+    arguments = parser.parse_args()
+    if arguments.flood:
+        flood()
+        return
+    tries = arguments.tries
     print(f"{date.today()}, Python {platform.python_version()}, {form()}\n")
     calls: dict[str, Callable[[], object]] = {}
     for count in (1, 100, 10_000):

@@ -7,6 +7,7 @@ longer; only `authenticate` waits for them, and for the time that a failure has 
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import islice
@@ -165,6 +166,6 @@ class Authority:
         if seconds > 0 and self._waiting < _WAITING:
             self._waiting += 1
             try:
-                await self._sleep(seconds)
+                await self._sleep(seconds * random.uniform(0.5, 1.0))  # or failures would end all at once
             finally:
                 self._waiting -= 1

@@ -113,12 +113,16 @@ def _pattern(template: str) -> re.Pattern[str]:
 _PATTERNS: Final = [
     (_pattern(template), PATH_NEEDS[template])
     for template in sorted(PATH_NEEDS, key=lambda template: (template.count("{"), -len(template)))
+    if "{" in template
 ]
 """The special before the general."""
 
 
 def need_of(method: str, path: str) -> tuple[CallNeed, str]:
     """What a call to a decoded path needs, and the model that it names; empty for none."""
+    exact = PATH_NEEDS.get(path)
+    if exact is not None and "{" not in path:
+        return exact.of(method), ""
     for pattern, need in _PATTERNS:
         if (match := pattern.fullmatch(path)) is not None:
             return need.of(method), match.groupdict().get("model", "")
