@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 _REMEMBERED: Final = 4096
 """Credentials that are known as they came. If there are more, the oldest eighth is forgotten."""
-_WAITING: Final = 1024
+_WAITING: Final = 10_000
 """Failures that wait at the same time; others are answered at once."""
 _WARNING_SECONDS: Final = 60.0
 _UNKNOWN: Final = "the key is not known"
@@ -50,13 +50,14 @@ class Authority:
         health_open: bool = True,
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        sleep: Callable[[float], Awaitable[None]] | None = None,
     ) -> None:
         self._own = keys or {}
         self._health_open = health_open
         self._clock = clock
         self._steady = steady
-        self._sleep = sleep
+        self._sleep = sleep or self._pause
+        self._pauses: set[asyncio.Future[None]] = set()
         self._slow_down = SlowDown()
         self._waiting = 0
         self._failures = 0
@@ -130,6 +131,9 @@ class Authority:
         return identity
 
     def close(self) -> None:
+        """The server stops: nobody waits any longer."""
+        for pause in self._pauses:
+            _end(pause)
         self._tokens.close()
 
     async def authenticate(self, credentials: Credentials, client: object) -> Identity:
@@ -169,3 +173,19 @@ class Authority:
                 await self._sleep(seconds * random.uniform(0.5, 1.0))  # or failures would end all at once
             finally:
                 self._waiting -= 1
+
+    async def _pause(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        pause: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_later(seconds, _end, pause)
+        self._pauses.add(pause)
+        try:
+            await pause
+        finally:
+            timer.cancel()
+            self._pauses.discard(pause)
+
+
+def _end(pause: "asyncio.Future[None]") -> None:
+    if not pause.done():
+        pause.set_result(None)

@@ -14,7 +14,7 @@ _FORGIVEN: Final = 1.0
 """Failures a second that are forgotten."""
 _STEP: Final = 0.05
 """Seconds by which each further failure is answered later."""
-LONGEST: Final = 1.0
+LONGEST: Final = 5.0
 _ADDRESSES: Final = 4096
 """Addresses that are remembered, those that failed last."""
 _PREFIX: Final = 64

@@ -201,14 +201,14 @@ class Listeners:
 
     async def stop(self) -> None:
         """Close whatever is open, at once."""
+        if self._access is not None:
+            self._access.stop()
         if self._http:
             await self._http.close()
         if self._grpc:
             await self._grpc.stop(None)
         if self._metrics:
             await self._metrics.close()
-        if self._access is not None:
-            self._access.stop()
         if self._member is not None:
             await self._member.stop()
         await asyncio.to_thread(self._server.tracer.close)

@@ -1,5 +1,6 @@
 """Callers by their keys: known, expired, revoked, replaced, and failures that wait."""
 
+import asyncio
 import math
 from collections.abc import Mapping
 
@@ -105,18 +106,32 @@ def test_a_key_beside_the_file_stays() -> None:
 async def test_failures_wait_and_valid_keys_do_not() -> None:
     time = Time()
     known = authority(time)
-    for _ in range(60):
+    for _ in range(160):
         with pytest.raises(UnauthenticatedError):
             await known.authenticate(bearer("msk_wrong"), CLIENT)
-    assert len(time.slept) == 50
+    assert len(time.slept) == 150
     assert 0.0 < time.slept[0] <= 0.05
-    assert all(0.5 <= seconds <= 1.0 for seconds in time.slept[30:])
-    assert len(set(time.slept)) == 50
+    assert all(2.5 <= seconds <= 5.0 for seconds in time.slept[110:])
+    assert len(set(time.slept)) == 150
     await known.authenticate(bearer("msk_a"), CLIENT)
-    assert len(time.slept) == 50
+    assert len(time.slept) == 150
     with pytest.raises(UnauthenticatedError):
         await known.authenticate(bearer("msk_wrong"), ("192.0.2.2", 1))
-    assert len(time.slept) == 50
+    assert len(time.slept) == 150
+
+
+async def test_nobody_waits_for_a_server_that_stops() -> None:
+    known = Authority(AccessFile({}))
+    for _ in range(10):
+        with pytest.raises(UnauthenticatedError):
+            await known.authenticate(bearer("msk_wrong"), CLIENT)
+    known._slow_down.failed = lambda address, now: 3600.0  # type: ignore[method-assign]
+    waiting = [asyncio.create_task(known.authenticate(bearer("msk_wrong"), CLIENT)) for _ in range(3)]
+    while len(known._pauses) < 3:  # each turn begins the tasks  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    known.close()
+    outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 30)
+    assert all(isinstance(each, UnauthenticatedError) for each in outcomes)
 
 
 async def test_wrong_keys_are_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,7 @@ from modserve.access.slow_down import FREE, LONGEST, SlowDown, address_of
 def test_the_first_failures_are_answered_at_once() -> None:
     rule = SlowDown()
     assert [rule.failed("a", 100.0) for _ in range(int(FREE))] == [0.0] * int(FREE)
-    waits = [rule.failed("a", 100.0) for _ in range(40)]
+    waits = [rule.failed("a", 100.0) for _ in range(200)]
     assert waits == sorted(waits)
     assert waits[0] == pytest.approx(0.05)
     assert waits[-1] == LONGEST
