@@ -47,8 +47,7 @@ def keys(file: Path, *words: str) -> str:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     file = tmp_path_factory.mktemp("keys") / "keys.yaml"
     user = keys(file, "add", "user", "--scope", "simple=infer,read")
-    environment, errors = {"MODSERVE_API_KEY": SINGLE}, ["the previous keys stay in use"]
-    with serving(EXAMPLES, options=[f"--auth-file={file}"], environment=environment, errors=errors) as server:
+    with serving(EXAMPLES, options=[f"--auth-file={file}"], environment={"MODSERVE_API_KEY": SINGLE}) as server:
         yield Place(server, file, user)
 
 
@@ -173,22 +172,26 @@ def test_metrics_need_a_key_that_may_read_all(place: Place) -> None:
     assert http(port, "GET", "/metrics", headers=bearer(SINGLE)).status == 200
 
 
-def test_the_server_follows_its_file(place: Place) -> None:
-    port = place.server.http_port
+def test_the_server_follows_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    keys(file, "add", "first")
+    stay = "the previous keys stay in use"
+    with serving(EXAMPLES, options=[f"--auth-file={file}"], errors=[stay]) as server:
+        port = server.http_port
 
-    def status(key: str) -> int:
-        return http(port, "GET", "/v2/models/simple", headers=bearer(key)).status
+        def status(key: str) -> int:
+            return http(port, "GET", "/v2/models/simple", headers=bearer(key)).status
 
-    other = keys(place.file, "add", "other")
-    eventually(lambda: status(other) == 200)
-    text = place.file.read_text()
-    place.file.write_text(text[: len(text) // 2] + "\n: [")
-    eventually(lambda: "the previous keys stay in use" in place.server.log)
-    assert status(other) == 200
-    place.file.write_text(text)
-    keys(place.file, "revoke", "other")
-    eventually(lambda: status(other) == 401)
-    assert b"the key 'other' was revoked" in http(port, "GET", "/v2", headers=bearer(other)).body
+        other = keys(file, "add", "other")
+        eventually(lambda: status(other) == 200)
+        text = file.read_text()
+        file.write_text(text[: len(text) // 2] + "\n: [")
+        eventually(lambda: stay in server.log)
+        assert status(other) == 200
+        file.write_text(text)
+        keys(file, "revoke", "other")
+        eventually(lambda: status(other) == 401)
+        assert b"the key 'other' was revoked" in http(port, "GET", "/v2", headers=bearer(other)).body
 
 
 def test_certificates(tmp_path: Path) -> None:

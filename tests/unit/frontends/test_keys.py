@@ -115,6 +115,7 @@ async def test_an_inference_without_a_key(place: Place) -> None:
     assert answer.headers["www-authenticate"] == "Bearer"
     assert json.loads(answer.body)["error"].startswith("this call needs a key: send it as 'Authorization: Bearer KEY'")
     assert answer.headers["x-request-id"]
+    assert (await place.ask(infer(JSON_BODY, X_Request_ID="mine-1"))).headers["x-request-id"] == "mine-1"
 
 
 @pytest.mark.parametrize(

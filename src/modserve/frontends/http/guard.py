@@ -18,13 +18,14 @@ from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Server
 from modserve.text.openai_errors import error_body
 
-from .wire.asgi import CERTIFICATE, SLASH
+from .wire.asgi import CERTIFICATE, NOTE, SLASH
 from .wire.context import AsgiApp
 
 _OPENAI: Final = re.compile(
     r"(/openai)?/v1/(embeddings|rerank|(chat/)?completions)|/v2/rerank|/openai/v1/models(/[^/]+)?"
 )
 """Paths whose clients read errors in OpenAI's form."""
+_ID: Final = request_ids.HEADER.encode()
 _TEI: Final = re.compile(r"/(embed|rerank|predict|similarity|tokenize|decode|info)")
 
 
@@ -73,7 +74,7 @@ class GuardedApp:
             caller.current().check(model.replace(SLASH, "/"))
 
     async def _refuse(self, scope: Any, send: Any, error: ModserveError) -> None:
-        status, request_id = failures.spelling(error).http, request_ids.make()
+        status, request_id = failures.spelling(error).http, _request_id(scope)
         self._server.failure_log.record("HTTP", "", None, "", status, error.message, request_id)
         body = _body(scope["path"], error, status)
         headers = [(name.encode(), value.encode()) for name, value in failures.headers(error).items()]
@@ -84,6 +85,17 @@ class GuardedApp:
         ]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _request_id(scope: Any) -> str:
+    """The id that the access log has for the request, or that its client has sent, or a new one."""
+    if (note := scope.get(NOTE)) is not None:
+        known: str = note.request_id
+        return known
+    values = [value for name, value in scope["headers"] if name == _ID]
+    return (
+        request_ids.chosen(request_ids.received(values[-1].decode("latin-1").strip())) if values else request_ids.make()
+    )
 
 
 def _body(path: str, error: ModserveError, status: int) -> bytes:

@@ -9,11 +9,10 @@ from starlette.types import Receive, Send
 from modserve.core.requests import request_ids, trace_context
 from modserve.frontends import access as entries
 from modserve.frontends.call import InferenceCall
-from modserve.frontends.http.wire.asgi import SLASH
+from modserve.frontends.http.wire.asgi import NOTE, SLASH
 from modserve.frontends.http.wire.context import AsgiApp, Message
 from modserve.observability.access_log import AccessLog
 
-_NOTE: Final = "modserve.note"
 _HEADER: Final = request_ids.HEADER.encode()
 
 
@@ -36,7 +35,7 @@ class Note:
 
 def note_of(request: Request) -> Note:
     """The note of a request that `Identified`, or `logged_app`, serves."""
-    note: Note | None = request.scope.get(_NOTE)
+    note: Note | None = request.scope.get(NOTE)
     return _note(request.scope) if note is None else note
 
 
@@ -59,7 +58,7 @@ def _note(scope: Any) -> Note:
         note = Note(request_ids.make(), False)
     else:
         note = Note(request_ids.chosen(request_ids.received(value.decode("latin-1").strip())), True)
-    scope[_NOTE] = note
+    scope[NOTE] = note
     return note
 
 
@@ -73,7 +72,7 @@ class Identified:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        note: Note = scope.get(_NOTE) or _note(scope)
+        note: Note = scope.get(NOTE) or _note(scope)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start" and (note.echoed or message["status"] >= 400):

@@ -27,6 +27,8 @@ HEADERS_AS_SENT = "modserve.headers_as_sent"
 """A scope's extension: names as the client spelled them, with values; only where headers are forwarded to models."""
 CERTIFICATE = "modserve.certificate"
 """A scope's extension: what the connection's client has shown in its handshake, as `access.credentials` has it."""
+NOTE = "modserve.note"
+"""In a scope: what is known of the request, as `rest.identified` has it."""
 _ENCODED_SLASH = re.compile(rb"%2[fF]")
 
 _UNSENT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
