@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+from modserve.access.calls import PATH_NEEDS, RPC_NEEDS, CallNeed, Reach
+from modserve.access.identity import KINDS
 from modserve.config.features.unsupported import SETTINGS
 from modserve.core.errors import Code
-from modserve.protocol.failures import DEADLINE, NO_MEMORY, STATUS, TOO_MANY
+from modserve.protocol.failures import DEADLINE, NO_MEMORY, PERMISSION_DENIED, STATUS, TOO_MANY, UNAUTHENTICATED
 from modserve.settings import OPTIONS
 from modserve.settings.options import Option
 from modserve.settings.triton_options import WITHOUT_EFFECT
@@ -13,11 +15,13 @@ DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "options.md"
 CONFIGURATION = DOCS / "configuration.md"
 PROTOCOL = DOCS / "protocol.md"
-PAGES = (PAGE, CONFIGURATION, PROTOCOL)
+ACCESS = DOCS / "access.md"
+PAGES = (PAGE, CONFIGURATION, PROTOCOL, ACCESS)
 BEGIN = "<!-- The tables of options are written by scripts/option_tables.py. -->\n"
 BEGIN_WITHOUT = "<!-- The table of options without effect is written by scripts/option_tables.py. -->\n"
 BEGIN_FIELDS = "<!-- The table of fields is written by scripts/option_tables.py. -->\n"
 BEGIN_ERRORS = "<!-- The table of errors is written by scripts/option_tables.py. -->\n"
+BEGIN_CALLS = "<!-- The table of calls is written by scripts/option_tables.py. -->\n"
 END = "<!-- End of the tables. -->\n"
 
 ERRORS = {
@@ -31,6 +35,8 @@ ERRORS = {
     "the model failed": STATUS[Code.INTERNAL],
     "already exists": STATUS[Code.ALREADY_EXISTS],
     "cancelled": STATUS[Code.CANCELLED],
+    "no key, or none that is valid": UNAUTHENTICATED,
+    "a key without the scope": PERMISSION_DENIED,
 }
 
 
@@ -105,7 +111,32 @@ def errors() -> str:
     return "\n".join(["", "| kind | HTTP | gRPC |", "|---|---|---|", *rows, "", ""])
 
 
-TABLES = ((BEGIN, tables), (BEGIN_WITHOUT, without_effect), (BEGIN_FIELDS, fields), (BEGIN_ERRORS, errors))
+def calls() -> str:
+    """Every path and RPC by what it needs. Paths of versions and labels need what those of their model do."""
+    paths: dict[CallNeed, list[str]] = {}
+    rpcs: dict[CallNeed, list[str]] = {}
+    for path, of_path in PATH_NEEDS.items():
+        if "{version}" not in path and "{label}" not in path:
+            for method, each in {"": of_path.usual, **of_path.others}.items():
+                paths.setdefault(each, []).append(f"`{method} {path}`" if method else f"`{path}`")
+    for rpc, each in RPC_NEEDS.items():
+        rpcs.setdefault(each, []).append(f"`{rpc}`")
+    order = sorted({*paths, *rpcs}, key=lambda need: (KINDS.index(need.kind), list(Reach).index(need.reach)))
+    rows = []
+    for need in order:
+        kind = "none" if need.reach in (Reach.OPEN, Reach.HEALTH) else "any" if need.reach is Reach.ANY else need.kind
+        listed = ", ".join(paths.get(need, [])), ", ".join(rpcs.get(need, []))
+        rows.append(f"| {kind} | {need.reach.value} | {listed[0]} | {listed[1]} |")
+    return "\n".join(["", "| scope | about | HTTP | gRPC |", "|---|---|---|---|", *rows, "", ""])
+
+
+TABLES = (
+    (BEGIN, tables),
+    (BEGIN_WITHOUT, without_effect),
+    (BEGIN_FIELDS, fields),
+    (BEGIN_ERRORS, errors),
+    (BEGIN_CALLS, calls),
+)
 
 
 def renewed(page: str) -> str:

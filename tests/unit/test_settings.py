@@ -54,6 +54,8 @@ TRITONSERVER_OPTIONS = re.findall(
 """Its long options, but for --help, which is the command's."""
 OWN_OPTIONS = [
     "access-log",
+    "auth-file",
+    "auth-open",
     "access-log-rate",
     "log-multiline",
     "request-ids",
@@ -141,7 +143,9 @@ def test_every_option_of_tritonserver_is_known_in_one_way() -> None:
 
 def test_every_setting_has_an_option() -> None:
     paths = {path for option in OPTIONS.values() for path in option.paths}
-    fields: set[tuple[str, ...]] = {(name,) for name in Settings.model_fields if name not in ("http", "grpc")}
+    fields: set[tuple[str, ...]] = {
+        (name,) for name in Settings.model_fields if name not in ("http", "grpc", "api_key")
+    }
     for subject, settings in (("http", HttpSettings), ("grpc", GrpcSettings)):
         fields |= {(subject, field.name) for field in dataclasses.fields(settings) if field.name != "limits"}
     assert paths == fields
@@ -1123,3 +1127,26 @@ def test_a_limit_of_memory_from_a_program() -> None:
 def test_loading_lazily(arguments: list[str], lazily: str) -> None:
     assert read(*arguments).settings.load_lazily == lazily
     assert "invalid value for bool option" in error("--load-lazily=perhaps")
+
+
+def test_keys(tmp_path: Path) -> None:
+    environment = {"MODSERVE_API_KEY": "a-secret-of-a-server", "MODSERVE_AUTH_OPEN": "none"}
+    line = from_command_line(["--model-repository", str(tmp_path), "--auth-file=keys.yaml"], environment)
+    assert line.warnings == ()
+    assert line.settings.auth_file == "keys.yaml"
+    assert line.settings.auth_open == frozenset()
+    key = line.settings.api_key
+    assert key is not None
+    assert key.get_secret_value() == "a-secret-of-a-server"
+    assert "a-secret" not in repr(line.settings) + str(line.settings)
+
+
+def test_what_needs_no_key(tmp_path: Path) -> None:
+    words = ["--model-repository", str(tmp_path)]
+    assert from_command_line(words, {}).settings.auth_open == {"health"}
+    both = from_command_line([*words, "--auth-open=health", "--auth-open=metrics"], {}).settings
+    assert both.auth_open == {"health", "metrics"}
+    with pytest.raises(OptionError, match="option '--auth-open'"):
+        from_command_line([*words, "--auth-open=everything"], {})
+    with pytest.raises(OptionError, match="a key is no option, since lists of processes show options"):
+        from_command_line([*words, "--api-key=a-secret-of-a-server"], {})

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from modserve.client.address import Access, Address, parse
 from modserve.core.errors import invalid
+from modserve.settings.access import VARIABLE as KEY_VARIABLE
 
 from .syntax import DEFAULT_URL, URL_VARIABLE, UsageError
 
@@ -33,7 +34,7 @@ def destination(options: Namespace) -> Destination:
     root, cert, key = (Path(file) if file else None for file in (options.ca_file, options.cert, options.key))
     return Destination(
         address(options.url or os.environ.get(URL_VARIABLE) or DEFAULT_URL),
-        Access(headers(options.header), root, cert, key, options.insecure),
+        Access(_with_key(headers(options.header)), root, cert, key, options.insecure),
         options.timeout,
     )
 
@@ -47,6 +48,14 @@ def openai_destination(options: Namespace) -> Destination:
     if server.address.over_grpc:
         raise UsageError("option '--url': this API is HTTP; expected http://HOST:PORT or https://HOST:PORT")
     return replace(server, address=replace(server.address, prefix=server.address.prefix.removesuffix("/v1")))
+
+
+def _with_key(headers: dict[str, str]) -> dict[str, str]:
+    """The headers, and the key in the environment, unless they have one."""
+    key = os.environ.get(KEY_VARIABLE)
+    if not key or not {"authorization", "x-api-key"}.isdisjoint(map(str.lower, headers)):
+        return headers
+    return {**headers, "Authorization": f"Bearer {key}"}
 
 
 def headers(texts: Sequence[str]) -> dict[str, str]:

@@ -9,9 +9,10 @@ from typing import Any, Self
 
 from modserve.client.errors import client_errors
 from modserve.core.errors import unavailable
+from modserve.frontends.http.application import guarded, scoped
 from modserve.frontends.http.mounted import MountedApp, refusal
 from modserve.frontends.http.rest.app import create_app
-from modserve.process.app import InferenceServer
+from modserve.process.app import InferenceServer, access_control
 from modserve.server import Phase
 from modserve.settings import Settings
 
@@ -35,9 +36,9 @@ def asgi(models: str | Path | Settings | InferenceServer) -> "Mounted":
     `models` is a model repository, a model file, settings, or a server. Settings about HTTP connections (address, TLS,
     CORS, time-outs) have no effect: the other application controls these. Raises `ClientError` if there are no models.
     """
-    if isinstance(models, InferenceServer):
-        return Mounted(models)
     with client_errors():
+        if isinstance(models, InferenceServer):
+            return Mounted(models)
         return Mounted(InferenceServer(settings_of(models)))
 
 
@@ -52,6 +53,7 @@ class Mounted:
         self.server = server
         self._owned = False
         self._app: MountedApp | None = None
+        self._access = access_control(server.settings)
         self._stop_streams: Callable[[], None] = lambda: None
 
     async def __aenter__(self) -> Self:
@@ -66,6 +68,8 @@ class Mounted:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._stop_streams()
+        if self._access is not None:
+            self._access.stop()
         if self._owned:
             await self.server.shut_down()
 
@@ -92,9 +96,13 @@ class Mounted:
 
     def _http(self) -> MountedApp:
         if self._app is None:
-            app = create_app(self.server, self.server.settings.http)
+            access = self._access
+            if access is not None:
+                access.start()
+            authority = None if access is None else access.authority
+            app = create_app(scoped(self.server, authority), self.server.settings.http)
             self._stop_streams = app.state.streams.stop
-            self._app = MountedApp(app, self.server)
+            self._app = MountedApp(guarded(app, self.server, authority), self.server)
         return self._app
 
     async def _live(self, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:

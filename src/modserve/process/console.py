@@ -23,11 +23,15 @@ _ANY_ADDRESS = frozenset({"", "0.0.0.0", "::"})
 
 @dataclass(frozen=True, slots=True)
 class HttpAddress:
-    """The address of the HTTP port on this machine. `tls`: its certificate may be unknown to curl."""
+    """The address of the HTTP port on this machine.
+
+    `tls`: its certificate may be unknown to curl. `keyed`: callers need keys, which are in the environment.
+    """
 
     address: str
     port: int
     tls: bool = False
+    keyed: bool = False
 
     def curl(self, path: str) -> str:
         """The curl command for a path, without a body."""
@@ -35,6 +39,8 @@ class HttpAddress:
         options = " -k" if self.tls else ""
         if ":" in self._host:
             options = f" -g{options}"
+        if self.keyed:
+            options += ' -H "x-api-key: $MODSERVE_API_KEY"'
         return f"curl{options} {shlex.quote(f'{scheme}{self._host}:{self.port}{path}')}"
 
     def infer(self, model: str) -> str:

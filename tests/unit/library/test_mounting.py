@@ -18,6 +18,7 @@ from starlette.routing import Mount
 
 import modserve
 from modserve import ClientError, InferenceServer, Mounted, Settings
+from modserve.access.secret import digest
 from modserve.server import Phase
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -328,3 +329,20 @@ async def test_no_web_sockets(models: Mounted) -> None:
 
     await models({"type": "websocket"}, None, send)  # type: ignore[arg-type]
     assert sent == [{"type": "websocket.close", "code": 1000}]
+
+
+async def test_keys_count_in_another_application_too(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    row = {"name": "user", "sha256": digest("msk_user"), "scopes": {"simple": ["infer", "read"]}}
+    file.write_text(json.dumps({"keys": [row]}))
+    models = modserve.asgi(Settings(model_repository=REPOSITORY, auth_file=str(file)))
+    app = FastAPI(lifespan=models.lifespan)
+    app.mount("/models", models)
+    async with models:
+        assert (await call(app, "GET", "/models/v2/models")).status == 401
+        reply = await call(app, "GET", "/models/v2/models", headers={"x-api-key": "msk_user"})
+        assert (reply.status, reply.json) == (200, {"models": ["simple"]})
+        assert (await call(app, "GET", "/models/v2/models/digits", headers={"x-api-key": "msk_user"})).status == 404
+    file.write_text("no keys")
+    with pytest.raises(ClientError, match="expected a mapping with 'keys'"):
+        modserve.asgi(Settings(model_repository=REPOSITORY, auth_file=str(file)))

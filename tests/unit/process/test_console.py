@@ -308,3 +308,8 @@ def test_models_that_wait() -> None:
     )
     names = list("abcdefg")
     assert waiting_line(names, None) == "7 models wait for a load call: a, b, c, d, e, …"
+
+
+def test_a_call_with_a_key() -> None:
+    place = HttpAddress("0.0.0.0", 8000, keyed=True)
+    assert place.curl("/v2") == 'curl -H "x-api-key: $MODSERVE_API_KEY" localhost:8000/v2'

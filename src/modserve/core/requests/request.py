@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
+from ..tenants import Tenant
 from ..tensors.tensor import Tensor
 
 ParameterValue: TypeAlias = bool | int | float | str
@@ -26,8 +27,9 @@ class InferenceRequest:
 
     `version` None stands for the latest ready one. `outputs` names the requested outputs, empty for all. `deadline_ns`
     is on the monotonic clock; after it the request is dropped wherever it waits; 0 = none. `timeout_ns` is the client's
-    limit for the wait in a queue, whose policy decides what follows; 0 = none. Immutable, except `request_id`: the id
-    of `core.requests.request_ids`, empty until it is needed.
+    limit for the wait in a queue, whose policy decides what follows; 0 = none. `tenant` is who sent it; None if the
+    server does not distinguish its users. Immutable, except `request_id`: the id of `core.requests.request_ids`, empty
+    until it is needed.
     """
 
     model_name: str
@@ -40,6 +42,7 @@ class InferenceRequest:
     timeout_ns: int
     form: RequestForm | None
     request_id: str
+    tenant: Tenant | None
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class InferenceRequest:
         timeout_ns: int = 0,
         form: RequestForm | None = None,
         request_id: str = "",
+        tenant: Tenant | None = None,
     ) -> None:
         self.model_name = model_name
         self.inputs = inputs
@@ -64,6 +68,7 @@ class InferenceRequest:
         self.timeout_ns = timeout_ns
         self.form = form
         self.request_id = request_id
+        self.tenant = tenant
 
     @property
     def label(self) -> str:

@@ -8,7 +8,7 @@ start to READY). Until then, this module answers the probes.
 import asyncio
 import importlib
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -22,6 +22,9 @@ from .direct import DirectCalls
 from .infer import CallContext
 from .wire.context import AsgiApp
 
+if TYPE_CHECKING:
+    from modserve.access.authority import Authority
+
 _PROBES = {"/v2/health/live": probes.live, "/v2/health/ready": probes.ready}
 _ID = request_ids.HEADER.lower().encode()
 
@@ -29,12 +32,13 @@ _ID = request_ids.HEADER.lower().encode()
 class Application:
     """An ASGI application over `server`, for the event loop's thread."""
 
-    def __init__(self, server: Server, options: HttpSettings) -> None:
+    def __init__(self, server: Server, options: HttpSettings, authority: "Authority | None" = None) -> None:
         self._server = server
+        self._authority = authority
         self._options = options
         self._making = asyncio.Lock()
         self._app: AsgiApp | None = None
-        self.direct = DirectCalls(CallContext(server, options))
+        self.direct = DirectCalls(CallContext(scoped(server, authority), options))
         """The calls that the port runs without the application."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -49,14 +53,16 @@ class Application:
     def _probe(self, scope: Any) -> Callable[[Server], Awaitable[probes.Report]] | None:
         """The one that a request asks for, if nobody wants more of it than its answer."""
         logged = self._server.access_log is not None or any(name == _ID for name, _ in scope["headers"])
-        return None if logged or scope["method"] != "GET" or self._options.restrictions else _PROBES.get(scope["path"])
+        more = logged or self._options.restrictions or self._authority is not None
+        return None if more or scope["method"] != "GET" else _PROBES.get(scope["path"])
 
     async def _made(self) -> AsgiApp:
         async with self._making:
             if self._app is None:
                 module = await asyncio.to_thread(importlib.import_module, "modserve.frontends.http.rest.app")
                 identified = importlib.import_module("modserve.frontends.http.rest.identified")
-                app = module.create_app(self._server, self._options, self.direct)
+                app = module.create_app(self.direct.context.server, self._options, self.direct)
+                app = guarded(app, self._server, self._authority)
                 access = self._server.access_log
                 self._app = app if access is None else identified.logged_app(app, access)
             return self._app
@@ -64,6 +70,24 @@ class Application:
     def stop_streams(self) -> None:
         """The server's time is up: responses that are still open end with an error."""
         self.direct.streams.stop()
+
+
+def scoped(server: Server, authority: "Authority | None") -> Server:
+    """The server in the name of whoever calls, if there is an authority to know that."""
+    if authority is None:
+        return server
+    from modserve.server.scoped import ScopedServer
+
+    return ScopedServer(server)
+
+
+def guarded(app: AsgiApp, server: Server, authority: "Authority | None") -> AsgiApp:
+    """The application, to callers that the authority knows if there is one. It is made over a `scoped` server."""
+    if authority is None:
+        return app
+    from .guard import GuardedApp
+
+    return GuardedApp(app, authority, server)
 
 
 async def _respond(send: Any, status: int, content: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ restrictions see the same paths. A body is read whole, and counts against the se
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from fastapi import FastAPI, Response
+from fastapi import Response
 
 from modserve.core.errors import ModserveError
 from modserve.core.requests.memory import MemoryExhaustedError
@@ -17,7 +17,7 @@ from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Server
 
 from .wire.asgi import decoded_path
-from .wire.context import Hold, Message
+from .wire.context import AsgiApp, Hold, Message
 from .wire.head import RefusedRequestError
 
 Receive = Callable[[], Awaitable[Message]]
@@ -27,7 +27,7 @@ Send = Callable[[Message], Awaitable[None]]
 class MountedApp:
     """`app` at the path that `root_path` of a scope says."""
 
-    def __init__(self, app: FastAPI, server: Server) -> None:
+    def __init__(self, app: AsgiApp, server: Server) -> None:
         self._app = app
         self._memory = server.memory
 

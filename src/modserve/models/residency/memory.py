@@ -1,13 +1,13 @@
 """The budget of the models' memory: who is in memory, who has to leave it, and loading within the limit.
 
-What counts. Each tenant counts with `held`: what it was measured to need while it is in memory, and while it is being
+What counts. Each occupant counts with `held`: what it was measured to need while it is in memory, and while it is being
 loaded what it is expected to need: what it needed the last time, or the size of its files. The sum of all is kept at or
 below the limit, but for a first load that turns out larger than expected: then others leave, or it does.
 
 Who leaves. Those without work in flight, the least recently used first, and only if enough of them can leave for the
-new one to fit. Never a tenant that is pinned, has work in flight or open sequences. One that another model borrows (an
-ensemble between two of its steps) stays as well, unless nothing at all is in flight anywhere: then waiting would help
-nobody, since those that borrow wait for the memory themselves.
+new one to fit. Never an occupant that is pinned, has work in flight or open sequences. One that another model borrows
+(an ensemble between two of its steps) stays as well, unless nothing at all is in flight anywhere: then waiting would
+help nobody, since those that borrow wait for the memory themselves.
 
 Who comes. Those that wait for room get it in the order in which they came: a model that has to leave and is wanted
 again at once waits behind the one that it has left for. Who has waited for `BLOCKED_NS` holds up nobody any more.
@@ -47,7 +47,7 @@ class TooLargeError(ModserveError):
     """A model alone is larger than the limit: trying again does not help."""
 
 
-class Tenant(Protocol):
+class Occupant(Protocol):
     """A model that is in memory or on its way there or out, as the budget sees it."""
 
     id: ModelId
@@ -109,23 +109,23 @@ class ModelMemory:
         self._meter = meter or Meter()
         self._wait_ns = wait_ns
         self._run = run
-        self._tenants: dict[Tenant, None] = {}
+        self._occupants: dict[Occupant, None] = {}
         self._one_load = asyncio.Lock()
-        self._queue: dict[Tenant, int] = {}
+        self._queue: dict[Occupant, int] = {}
         """Those that wait for room, the first one first, each with when it is blocked."""
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def __repr__(self) -> str:
-        return f"ModelMemory({megabytes(self.held)} of {megabytes(self.limit)}, {len(self._tenants)} models)"
+        return f"ModelMemory({megabytes(self.held)} of {megabytes(self.limit)}, {len(self._occupants)} models)"
 
     @property
     def held(self) -> int:
-        return sum(each.held for each in self._tenants)
+        return sum(each.held for each in self._occupants)
 
     def has(self, name: str) -> bool:
         """Whether a version of a model is in memory."""
-        return any(each.id.name == name for each in self._tenants)
+        return any(each.id.name == name for each in self._occupants)
 
     @property
     def report(self) -> MemoryReport:
@@ -145,115 +145,118 @@ class ModelMemory:
 
     # Into memory
 
-    def check(self, tenant: Tenant) -> None:
+    def check(self, occupant: Occupant) -> None:
         """Raises `TooLargeError` for a model that cannot fit, by its size if that is known, else by its files."""
-        size = tenant.size or tenant.files
+        size = occupant.size or occupant.files
         if self.limit and size > self.limit:
-            by = "as measured when it was loaded" if tenant.size else "its files alone"
-            raise self._too_large(tenant, size, by)
+            by = "as measured when it was loaded" if occupant.size else "its files alone"
+            raise self._too_large(occupant, size, by)
 
-    async def load(self, tenant: Tenant, on_begin: Callable[[], None], on_wait: Callable[[], None]) -> Servable:
+    async def load(self, occupant: Occupant, on_begin: Callable[[], None], on_wait: Callable[[], None]) -> Servable:
         """Make room for a model, load and measure it.
 
         `on_begin` is called when there is room, and `on_wait` when there turned out to be too little. Raises
         `TooLargeError`, UNAVAILABLE if no room could be made in time, and what its load raises.
         """
-        self.check(tenant)
-        self._tenants[tenant] = None
+        self.check(occupant)
+        self._occupants[occupant] = None
         end_ns = self._clock.now_ns() + self._wait_ns
         try:
             while True:
-                await self._make_room(tenant, tenant.size or tenant.files, end_ns)
+                await self._make_room(occupant, occupant.size or occupant.files, end_ns)
                 async with self._one_load:
                     on_begin()
-                    servable = await self._measured(tenant)
+                    servable = await self._measured(occupant)
                 try:
-                    if await self._fits_now(tenant):
+                    if await self._fits_now(occupant):
                         return servable
                 except BaseException:  # nobody wants it any more
                     await servable.close()
                     raise
-                await self._let_go(servable, tenant)
+                await self._let_go(servable, occupant)
                 del servable
                 on_wait()
-                self.check(tenant)
+                self.check(occupant)
         except BaseException:
-            self.forget(tenant)
+            self.forget(occupant)
             raise
 
-    async def _measured(self, tenant: Tenant) -> Servable:
+    async def _measured(self, occupant: Occupant) -> Servable:
         before = await self._run(self._meter.before)
-        servable = await tenant.make()
+        servable = await occupant.make()
         try:
             grown = await self._run(partial(self._meter.after, before))
         except BaseException:
             await servable.close()
             raise
         # Requests come and go meanwhile: what they have freed must not make a model look smaller than its files.
-        tenant.size = tenant.held = max(grown, tenant.files)
+        occupant.size = occupant.held = max(grown, occupant.files)
         return servable
 
-    async def _fits_now(self, tenant: Tenant) -> bool:
+    async def _fits_now(self, occupant: Occupant) -> bool:
         """Whether what was loaded may stay, perhaps since others leave."""
-        while self._excess(tenant, tenant.held) > 0:
-            if tenant.held > self.limit:
+        while self._excess(occupant, occupant.held) > 0:
+            if occupant.held > self.limit:
                 return False
-            victims = self._choose(tenant, tenant.held)
+            victims = self._choose(occupant, occupant.held)
             if not victims:
                 return False
-            await self._leave(victims, tenant)
+            await self._leave(victims, occupant)
         return True
 
-    async def _let_go(self, servable: Servable, tenant: Tenant) -> None:
+    async def _let_go(self, servable: Servable, occupant: Occupant) -> None:
         _log.info(
-            "model '%s', version %d: needs %s, more than there is room for at the moment", *tenant.id, _mb(tenant)
+            "model '%s', version %d: needs %s, more than there is room for at the moment", *occupant.id, _mb(occupant)
         )
         try:
             await servable.close()  # nobody had it yet
         except Exception:
-            _log.exception("model '%s', version %d: closing its engine failed", *tenant.id)
+            _log.exception("model '%s', version %d: closing its engine failed", *occupant.id)
         del servable
         await self._run(self._meter.trim)
-        tenant.held = 0
+        occupant.held = 0
 
-    async def _make_room(self, tenant: Tenant, size: int, end_ns: int) -> None:
+    async def _make_room(self, occupant: Occupant, size: int, end_ns: int) -> None:
         """Return when a model of this size counts as there. Raises UNAVAILABLE after `end_ns`."""
-        held_back: list[Tenant] = []
+        held_back: list[Occupant] = []
         begin_ns = self._clock.now_ns()
         patient_ns = min(begin_ns + PATIENCE_NS, end_ns)
-        self._queue[tenant] = begin_ns + BLOCKED_NS
+        self._queue[occupant] = begin_ns + BLOCKED_NS
         try:
-            while not (first := self._is_first(tenant)) or self._excess(tenant, size) > 0:
+            while not (first := self._is_first(occupant)) or self._excess(occupant, size) > 0:
                 now_ns = self._clock.now_ns()
-                if first and (victims := self._choose(tenant, size)):
-                    await self._leave(victims, tenant)
+                if first and (victims := self._choose(occupant, size)):
+                    await self._leave(victims, occupant)
                     continue
-                if now_ns >= end_ns or (first and self._is_hopeless(tenant, size)):
-                    raise self._refusal(tenant, size)
+                if now_ns >= end_ns or (first and self._is_hopeless(occupant, size)):
+                    raise self._refusal(occupant, size)
                 if first and now_ns >= patient_ns and not held_back:
                     held_back = self._prefix(
-                        [each for each in self._others(tenant) if each.interruptible], tenant, size
+                        [each for each in self._others(occupant) if each.interruptible], occupant, size
                     )
                     for each in held_back:
                         each.hold_back(True)
                 await self._something(
                     min(each for each in (*self._queue.values(), patient_ns, end_ns) if each > now_ns)
                 )
-            tenant.held = size
+            occupant.held = size
         finally:
-            del self._queue[tenant]
+            del self._queue[occupant]
             self.changed()
             for each in held_back:
                 each.hold_back(False)
 
-    def _is_first(self, tenant: Tenant) -> bool:
-        """Whether nobody waits for room before a tenant, but those that are blocked."""
+    def _is_first(self, occupant: Occupant) -> bool:
+        """Whether nobody waits for room before an occupant, but those that are blocked."""
         now_ns = self._clock.now_ns()
-        return next((each for each, end_ns in self._queue.items() if each is tenant or now_ns < end_ns), None) is tenant
+        return (
+            next((each for each, end_ns in self._queue.items() if each is occupant or now_ns < end_ns), None)
+            is occupant
+        )
 
-    def _is_hopeless(self, tenant: Tenant, size: int) -> bool:
+    def _is_hopeless(self, occupant: Occupant, size: int) -> bool:
         """Whether what is pinned leaves too little room, and nothing is on its way."""
-        others = [each for each in self._tenants if each is not tenant and each.held and not each.movable]
+        others = [each for each in self._occupants if each is not occupant and each.held and not each.movable]
         if not all(each.holds for each in others):
             return False
         return size + sum(each.held for each in others) > self.limit > 0
@@ -263,7 +266,7 @@ class ModelMemory:
         timer = self._clock.call_at(until_ns, self.changed)
         loop = asyncio.get_running_loop()
         tasks: list[asyncio.Task[Any]] = [loop.create_task(self._changed.wait())]
-        tasks += [loop.create_task(_quietly(each)) for each in self._tenants if each.at_work or each.borrowed]
+        tasks += [loop.create_task(_quietly(each)) for each in self._occupants if each.at_work or each.borrowed]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -273,53 +276,53 @@ class ModelMemory:
 
     # Out of memory
 
-    def forget(self, tenant: Tenant) -> None:
-        """A tenant has nothing in memory any more."""
-        tenant.held = 0
-        self._tenants.pop(tenant, None)
+    def forget(self, occupant: Occupant) -> None:
+        """An occupant has nothing in memory any more."""
+        occupant.held = 0
+        self._occupants.pop(occupant, None)
         self.changed()
 
-    async def close(self, servable: Servable, tenant: Tenant) -> None:
+    async def close(self, servable: Servable, occupant: Occupant) -> None:
         """Close what is not in use any more, and return its memory to the system."""
         try:
             await servable.drain()
             await servable.close()
         except Exception:  # an engine that cannot end well is gone all the same
-            _log.exception("model '%s', version %d: closing its engine failed", *tenant.id)
+            _log.exception("model '%s', version %d: closing its engine failed", *occupant.id)
         finally:
             del servable
             try:
                 await self._run(self._meter.trim)
             finally:
-                self.forget(tenant)
+                self.forget(occupant)
 
-    async def _leave(self, victims: Sequence[Tenant], tenant: Tenant) -> None:
-        name, version = tenant.id
+    async def _leave(self, victims: Sequence[Occupant], occupant: Occupant) -> None:
+        name, version = occupant.id
         leaving = [each.leave(f"to make room for model '{name}', version {version}") for each in victims]
         await asyncio.wait(leaving)
 
     # Who has to leave
 
-    def _others(self, tenant: Tenant) -> list[Tenant]:
-        """Those that could leave for a tenant once they have nothing to do, the least recently used first."""
-        others = [each for each in self._tenants if each is not tenant and each.movable]
+    def _others(self, occupant: Occupant) -> list[Occupant]:
+        """Those that could leave for an occupant once they have nothing to do, the least recently used first."""
+        others = [each for each in self._occupants if each is not occupant and each.movable]
         return sorted(others, key=lambda each: each.last_used_ns)
 
-    def _excess(self, tenant: Tenant, size: int) -> int:
-        """By how much the limit would be exceeded with a tenant of this size; 0 or less if it fits."""
-        return self.held - tenant.held + size - self.limit if self.limit else 0
+    def _excess(self, occupant: Occupant, size: int) -> int:
+        """By how much the limit would be exceeded with an occupant of this size; 0 or less if it fits."""
+        return self.held - occupant.held + size - self.limit if self.limit else 0
 
-    def _choose(self, tenant: Tenant, size: int) -> list[Tenant]:
-        """The tenants that leave now, so that a tenant of this size fits; none if not enough of them can."""
-        idle = [each for each in self._others(tenant) if not each.at_work]
-        chosen = self._prefix([each for each in idle if not each.borrowed], tenant, size)
-        if not chosen and not any(each.at_work for each in self._tenants):
-            chosen = self._prefix(sorted(idle, key=lambda each: (each.borrowed, each.last_used_ns)), tenant, size)
+    def _choose(self, occupant: Occupant, size: int) -> list[Occupant]:
+        """The occupants that leave now, so that an occupant of this size fits; none if not enough of them can."""
+        idle = [each for each in self._others(occupant) if not each.at_work]
+        chosen = self._prefix([each for each in idle if not each.borrowed], occupant, size)
+        if not chosen and not any(each.at_work for each in self._occupants):
+            chosen = self._prefix(sorted(idle, key=lambda each: (each.borrowed, each.last_used_ns)), occupant, size)
         return chosen
 
-    def _prefix(self, candidates: Sequence[Tenant], tenant: Tenant, size: int) -> list[Tenant]:
+    def _prefix(self, candidates: Sequence[Occupant], occupant: Occupant, size: int) -> list[Occupant]:
         """The first candidates whose memory is enough; none if that of all is not."""
-        excess, chosen = self._excess(tenant, size), list[Tenant]()
+        excess, chosen = self._excess(occupant, size), list[Occupant]()
         for each in candidates:
             if excess <= 0:
                 break
@@ -329,23 +332,23 @@ class ModelMemory:
 
     # What is said
 
-    def _too_large(self, tenant: Tenant, size: int, by: str) -> TooLargeError:
-        name, version = tenant.id
+    def _too_large(self, occupant: Occupant, size: int, by: str) -> TooLargeError:
+        name, version = occupant.id
         text = (
             f"model '{name}' version {version} needs {megabytes(size)} of memory ({by}), more than "
             f"--model-memory-limit allows all models together, {megabytes(self.limit)}"
         )
         return TooLargeError(unavailable(text).code, text)
 
-    def _refusal(self, tenant: Tenant, size: int) -> OverloadedError:
-        holders = sorted((each for each in self._tenants if each is not tenant), key=lambda each: -each.held)
+    def _refusal(self, occupant: Occupant, size: int) -> OverloadedError:
+        holders = sorted((each for each in self._occupants if each is not occupant), key=lambda each: -each.held)
         said = [
             f"'{each.id.name}' version {each.id.version} ({_mb(each)}: {each.holds or 'loading or being evicted'})"
             for each in holders[:_MOST_NAMED]
         ]
         if more := len(holders) - len(said):
             said.append(f"{more} more")
-        name, version = tenant.id
+        name, version = occupant.id
         return OverloadedError(
             f"there is no memory for model '{name}' version {version}, which needs {megabytes(size)} of the "
             f"{megabytes(self.limit)} that --model-memory-limit allows; in memory: {', '.join(said) or 'none'}",
@@ -353,12 +356,12 @@ class ModelMemory:
         )
 
 
-async def _quietly(tenant: Tenant) -> None:
+async def _quietly(occupant: Occupant) -> None:
     try:
-        await tenant.relieved()
+        await occupant.relieved()
     except Exception:
-        _log.exception("model '%s', version %d: cannot be waited for", *tenant.id)
+        _log.exception("model '%s', version %d: cannot be waited for", *occupant.id)
 
 
-def _mb(tenant: Tenant) -> str:
-    return megabytes(tenant.held)
+def _mb(occupant: Occupant) -> str:
+    return megabytes(occupant.held)

@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class OnDemandModel:
-    """Implements `core.servable.Servable`, `RequestHolder`, `Finisher` and `ReadinessChecker`, and `memory.Tenant`.
+    """Implements `core.servable.Servable`, `RequestHolder`, `Finisher` and `ReadinessChecker`, and `memory.Occupant`.
 
     `make` loads the model, and counts in the statistics that it gets. `files` is the size of the version's files.
     `whole`: the configuration says of the model all that others need to know to call it.

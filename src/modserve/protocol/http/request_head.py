@@ -12,7 +12,8 @@ class RequestHead:
     """What a head says that has been checked; how long the body is, is left to `BodyFraming`.
 
     `model` is named for an inference, and `route` for another call that goes around the application. They need none of
-    the first five fields, but for the target of a `route`. Other requests have only these, as the application reads the
+    the first five fields, but for the target of a `route`, unless callers need keys: then the application refuses those
+    that may not. Other requests have only these, as the application reads the
     rest by itself. Requests share heads, so nobody changes one.
     """
 
@@ -34,7 +35,9 @@ class RequestHead:
     timeouts: Timeouts  # headers that say how long the client waits
     trace_headers: TraceHeaders | None  # the client's span
     route: bytes  # the path of a call that the port runs by itself
+    credentials: tuple[tuple[bytes, bytes], ...]  # what shows the caller, if callers need keys
     request_id: str  # as `core.requests.request_ids` has it; empty if the client sent none
+    credentials: tuple[tuple[bytes, bytes], ...]  # what shows the caller, if callers need keys
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class RequestHead:
         trace_headers: TraceHeaders | None = None,
         request_id: str = "",
         route: bytes = b"",
+        credentials: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
         self.method = method
         self.target = target
@@ -77,3 +81,4 @@ class RequestHead:
         self.trace_headers = trace_headers
         self.request_id = request_id
         self.route = route
+        self.credentials = credentials

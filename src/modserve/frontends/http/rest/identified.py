@@ -10,17 +10,16 @@ from modserve.core.requests import request_ids, trace_context
 from modserve.frontends import access as entries
 from modserve.frontends.http import exchange
 from modserve.frontends.http.exchange import Note
-from modserve.frontends.http.wire.asgi import SLASH
+from modserve.frontends.http.wire.asgi import NOTE, SLASH
 from modserve.frontends.http.wire.context import AsgiApp, Message
 from modserve.observability.access_log import AccessLog
 
-_NOTE: Final = "modserve.note"
 _HEADER: Final = request_ids.HEADER.encode()
 
 
 def note_of(request: Request) -> Note:
     """The note of a request that `Identified`, or `logged_app`, serves."""
-    note: Note | None = request.scope.get(_NOTE)
+    note: Note | None = request.scope.get(NOTE)
     return _note(request.scope) if note is None else note
 
 
@@ -30,7 +29,7 @@ def _note(scope: Any, logged: bool = False) -> Note:
         if name == _HEADER:
             value = value_sent
     id = "" if value is None else request_ids.received(value.decode("latin-1").strip())
-    note = scope[_NOTE] = exchange.note_of(id, logged)
+    note = scope[NOTE] = exchange.note_of(id, logged)
     return note
 
 
@@ -44,7 +43,7 @@ class Identified:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        note: Note = scope.get(_NOTE) or _note(scope)
+        note: Note = scope.get(NOTE) or _note(scope)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start" and (note.echoed or message["status"] >= 400):

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from email.utils import formatdate
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from modserve.core.requests.memory import MemoryBudget
 from modserve.core.runtime.turn import turn_of
@@ -20,6 +20,9 @@ from modserve.settings import HttpSettings
 
 from .head_memory import HeadMemory
 from .responses import BINARY_HEAD, JSON_HEAD, dated
+
+if TYPE_CHECKING:
+    from modserve.access.authority import Authority
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +42,12 @@ _CALLS = 16
 
 STATUSES = 600
 """Those of HTTP are below it."""
+
+AHEAD = 64 * 1024
+"""Bytes that a client may send ahead before it is read no further."""
+
+SMALL_BODY = 64 * 1024
+"""Bytes of a body that does not count against the memory budget if it comes in one piece."""
 
 _LINGERING = 8
 """Connections above the limit that may stay until they have read why they are refused."""
@@ -125,6 +134,7 @@ class HttpContext:
     """What the connections of a listener share: the server behind them, its limits, and themselves.
 
     Without `inferences`, those go to the application as all other requests do; and so do all others without `direct`.
+    With an `authority`, so do inferences of callers that it does not know, or that may not run the model.
     """
 
     def __init__(
@@ -136,6 +146,7 @@ class HttpContext:
         options: HttpSettings,
         inferences: bool = True,
         direct: DirectCalls | None = None,
+        authority: "Authority | None" = None,
     ) -> None:
         self.server = server
         self.memory = server.memory
@@ -150,7 +161,9 @@ class HttpContext:
         self.turn = turn_of(loop)
         self.connections: set[OpenConnection] = set()
         traced = server.tracer.propagates or server.access_log is not None
-        self.heads = HeadMemory(options, self.memory, traced, inferences, () if direct is None else MODULES)
+        self.authority = authority
+        routes = () if direct is None else MODULES
+        self.heads = HeadMemory(options, self.memory, traced, inferences, routes, authority is not None)
         self.statuses = [0] * STATUSES
         """Responses by their status."""
         self.closing = False

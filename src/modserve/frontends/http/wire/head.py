@@ -5,6 +5,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
+from modserve.access.credentials import of_headers
 from modserve.core.requests import request_ids, trace_context
 from modserve.frontends import browsers
 from modserve.protocol import compression, header_forwarding
@@ -82,11 +83,12 @@ def read_head(
     traced: bool,
     inferences: bool,
     routes: Collection[bytes] = (),
+    keyed: bool = False,
 ) -> tuple[RequestHead, BodyFraming]:
     """Check a head and understand it, with the headers of traces if they are `traced`. Raises RefusedRequestError.
 
     Without `inferences`, it is none of an inference, whatever its target is. `routes` are the paths of other calls that
-    go around the application.
+    go around the application. `keyed`: callers need keys.
     """
     if version not in _VERSIONS:
         raise RefusedRequestError(505, f"HTTP/{version} is not supported on this port, only HTTP/1.1 and HTTP/1.0 are")
@@ -138,7 +140,11 @@ def read_head(
         head = RequestHead(method, lines.target, version, lines.headers, lines.as_sent, keep_alive, old, cors)
     else:
         head = RequestHead(
-            target=b"" if inference[0] else lines.target,
+            method=method,
+            target=lines.target if keyed or not inference[0] else b"",
+            version=version,
+            headers=lines.headers if keyed else None,
+            as_sent=lines.as_sent if keyed else None,
             keep_alive=keep_alive,
             old=old,
             cors=cors,
@@ -153,6 +159,7 @@ def read_head(
             trace_headers=trace_context.of_values(trace) if trace else None,
             request_id=_request_id(single.get(_REQUEST_ID)),
             route=b"" if inference[0] else path,
+            credentials=of_headers(lines.headers) if keyed else (),
         )
     return head, framing
 

@@ -1,0 +1,42 @@
+"""Who shares a server: a tenant, and what it may use of it."""
+
+import math
+from dataclasses import dataclass, fields
+
+from .errors import invalid
+
+LARGEST_WEIGHT = 1_000_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One of the users of a server, as its operator describes it. Tenants of the same `name` are the same tenant.
+
+    While several tenants wait for a model, each gets a part of its executions in proportion to its `weight`. The limits
+    hold in the whole server process, over all models; None stands for no limit. `requests_per_second`,
+    `rows_per_second` and `tokens_per_second` are averages, above which a tenant may go for a second. `concurrency` is
+    how many of its requests may be in flight. `queue_size` is how many may wait for one model; by default, the tenant's
+    share of the model's `max_queue_size` by weight among the tenants that wait.
+
+    Raises INVALID_ARG for numbers that make no sense.
+    """
+
+    name: str
+    weight: float = 1.0
+    requests_per_second: float | None = None
+    rows_per_second: float | None = None
+    tokens_per_second: float | None = None
+    concurrency: int | None = None
+    queue_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise invalid("the name of a tenant is empty, expected at least one character")
+        if not 1 / LARGEST_WEIGHT <= self.weight <= LARGEST_WEIGHT:
+            expected = f"expected a number from {1 / LARGEST_WEIGHT:.6f} to {LARGEST_WEIGHT:.0f}"
+            raise invalid(f"the weight of tenant '{self.name}' is {self.weight}, {expected}")
+        for field in fields(self)[2:]:
+            limit = getattr(self, field.name)
+            if limit is not None and not (limit > 0 and math.isfinite(limit)):
+                expected = "expected a number above 0, or none for no limit"
+                raise invalid(f"'{field.name}' of tenant '{self.name}' is {limit}, {expected}")
