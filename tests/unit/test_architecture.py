@@ -40,7 +40,9 @@ RULES = {
     "core.wire": rule("core.runtime", "numpy"),
     "core.tensors": rule("core.errors core.runtime core.wire", "ml_dtypes numpy"),
     "core.configuration": rule("core.errors core.files core.residency core.tensors core.version", "numpy"),
-    "core.requests": rule("core.configuration core.errors core.tenants core.tensors core.version", "mypy_extensions numpy"),
+    "core.requests": rule(
+        "core.configuration core.errors core.tenants core.tensors core.version", "mypy_extensions numpy"
+    ),
     "core.statistics": rule("core.errors core.requests", "mypy_extensions"),
     "core.servable": rule("core.configuration core.requests core.residency core.statistics core.version"),
     "core.loading": rule("core.errors core.files core.servable"),

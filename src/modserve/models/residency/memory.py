@@ -5,9 +5,9 @@ loaded what it is expected to need: what it needed the last time, or the size of
 below the limit, but for a first load that turns out larger than expected: then others leave, or it does.
 
 Who leaves. Those without work in flight, the least recently used first, and only if enough of them can leave for the
-new one to fit. Never an occupant that is pinned, has work in flight or open sequences. One that another model borrows (an
-ensemble between two of its steps) stays as well, unless nothing at all is in flight anywhere: then waiting would help
-nobody, since those that borrow wait for the memory themselves.
+new one to fit. Never an occupant that is pinned, has work in flight or open sequences. One that another model borrows
+(an ensemble between two of its steps) stays as well, unless nothing at all is in flight anywhere: then waiting would
+help nobody, since those that borrow wait for the memory themselves.
 
 Who comes. Those that wait for room get it in the order in which they came: a model that has to leave and is wanted
 again at once waits behind the one that it has left for. Who has waited for `BLOCKED_NS` holds up nobody any more.

@@ -9,7 +9,7 @@
 - Requests that wait: at every stage but RESIDENT. Something always ends that: one of the two tasks, or the budget,
   which holds a model back only while it makes room for another one.
 
-Draining is beside this, since it only bars the way to HELD_BACK, and pins the model. The budget (`memory`) sees a
+Draining is beside this, since it only bars the way to HELD_BACK, and pins the model. The budget (`memory`) sees an
 occupant that is `movable` while there is a loaded model; it asks for HOLD, RELEASE and EVICT, and for nothing else.
 """
 

@@ -175,6 +175,7 @@ class Model:
             alike=queue_config.alike,
             gate=policy.gate(self.pool),
             padded=policy.padded,
+            cost=policy.cost,
         )
 
     def _enter(self, event: ServiceEvent) -> None:
