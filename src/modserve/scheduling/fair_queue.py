@@ -18,6 +18,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from typing import Any
 
 from mypy_extensions import mypyc_attr
 
@@ -52,7 +53,7 @@ class TenantAccount(Account):
 class _Group(Together):
     """The requests of all tenants that may share a batch, in the order of their turns."""
 
-    key: object = None
+    key: Any = None
     cost: Callable[[Inflight], float] = lambda inflight: 1.0
     calendar: Calendar = field(default_factory=Calendar)
 
