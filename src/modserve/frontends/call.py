@@ -140,15 +140,27 @@ class InferenceCall:
         if self.request_id:
             request.request_id = self.request_id
         servable = self.servable
-        if self.trace is None:
-            self.inflight = servable.submit(request, self, self.now_ns)
+        if request.tenant is not None or self.server.quotas.most:
+            self.inflight = self.server.quotas.accept(request, self._rows(request), self._submitted)
         else:
-            self.inflight = submit_traced(self.trace, servable, request, self, self.now_ns)
+            self.inflight = self._submitted(request)
         self.version = servable.id.version
         if self.response_form.places and self.on_gpu and not servable.config.cached:
             self.inflight.device_outputs = self.response_form.places
         if self._handle is not None:
             self.give_back_model()
+
+    def _submitted(self, request: InferenceRequest) -> Inflight:
+        if self.trace is None:
+            return self.servable.submit(request, self, self.now_ns)
+        return submit_traced(self.trace, self.servable, request, self, self.now_ns)
+
+    def _rows(self, request: InferenceRequest) -> int:
+        """How many rows it has, going by its first input: the model has not looked at it."""
+        if not self.servable.config.batching or not request.inputs:
+            return 1
+        shape = next(iter(request.inputs.values())).shape
+        return max(1, shape[0]) if shape else 1
 
     def submit_stream(self, request: InferenceRequest) -> None:
         """The same for a call with any number of responses: its model waits for a client that is slow."""

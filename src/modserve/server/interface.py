@@ -23,6 +23,7 @@ from modserve.observability.failure_log import FailureLog
 from modserve.observability.logging import Logs
 from modserve.observability.trace import Tracer
 from modserve.pb import inference as pb
+from modserve.resources.quotas import Quotas
 from modserve.resources.shared_memory import SharedMemory
 from modserve.routing.routings import Routings
 
@@ -56,6 +57,8 @@ class Server(Protocol):
     """Notified whenever the readiness of this process or of a model in it may have changed."""
     memory: MemoryBudget
     """What requests hold, against the limit."""
+    quotas: Quotas
+    """What clients have in flight, against the limits of the server and of tenants."""
     shared_memory: SharedMemory
     """The regions that clients have registered, for the requests that use them."""
     tracer: Tracer

@@ -87,6 +87,7 @@ class LocalServer:
         self.tracer = services.tracer
         self.shared_memory = services.shared_memory
         self.memory = services.memory
+        self.quotas = services.quotas
         self.model_memory = services.model_memory
         self.failure_log = services.failure_log
         self.access_log = services.access_log

@@ -179,6 +179,16 @@ class Settings(BaseModel):
         default_in_words="half of the memory",
     )
     """None: half of what the container or the machine has."""
+    max_accepted_requests: Count = option(
+        0,
+        "Requests that may be in flight; above that, new ones are refused. 0: no limit. A model's parameter "
+        "limits.max_accepted_requests sets its own.",
+    )
+    execution_timeout_secs: Count = option(
+        0,
+        "Seconds after which an execution is given up: its requests fail, and its instance is replaced. 0: never. A "
+        "model's parameter limits.execution_timeout_ms overrides it.",
+    )
     allow_client_shm: bool = option(False, "Let clients register shared memory and pass tensors in it.")
     model_memory_limit: model_memory.Limit = model_memory.LIMIT
     load_lazily: model_memory.Lazily = model_memory.LAZILY

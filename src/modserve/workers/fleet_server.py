@@ -33,6 +33,7 @@ class FleetServer:
         self._coordinator = coordinator
         self.name, self.version = server.name, server.version
         self.changes, self.routings = server.changes, server.routings
+        self.quotas = server.quotas
         self.memory, self.shared_memory, self.model_memory = server.memory, server.shared_memory, server.model_memory
         self.tracer, self.failure_log, self.access_log = server.tracer, server.failure_log, server.access_log
         self.model, self.borrow, self.pace = server.model, server.borrow, server.pace  # without a call in between

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from modserve.backends.api import BackendModel, Executor, InstanceSpec
 from modserve.core.configuration.model_config import ModelConfig, ModelDescription
-from modserve.core.errors import Code, ModserveError, unavailable
+from modserve.core.errors import Code, ModserveError, OverloadedError, unavailable
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import ResponseSink
@@ -78,6 +78,8 @@ class OpenedModel:
     """What the instances are to be, by number. `make` reads it; it changes when they are added and removed."""
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
     """What the model counts in, as other loads of it may have done before."""
+    execution_timeout_ns: int = 0
+    """After which an execution is given up, unless the configuration says otherwise; 0: never."""
 
 
 Accept: TypeAlias = Callable[[InferenceRequest, ResponseSink, int], Inflight]
@@ -130,6 +132,7 @@ class Model:
         self._abandoned_since_ns = 0
         self._leaving: set[asyncio.Task[None]] = set()
         shares = [] if limiter is None else turns(config, self.slot_free)
+        timeout_ns = config.limits.execution_timeout_ns
         self.pool = InstancePool(
             model_id,
             config,
@@ -143,6 +146,7 @@ class Model:
             make=opened.make,
             clock=clock,
             make_samples=opened.make_samples,
+            execution_timeout_ns=opened.execution_timeout_ns if timeout_ns is None else timeout_ns,
         )
         self._limited: LimitedPool | None = None
         self._former: list[Scheduler] = []
@@ -156,7 +160,7 @@ class Model:
             raise
         self._accept = queue_config.accept
         self._state = Service.OPEN
-        self._enqueue = self._scheduler.enqueue
+        self._enqueue = self._taking()
         self._readiness = ReadinessCheck(model_id, lambda: self.pool.executors)
         self.check_ready = self._readiness.check
 
@@ -180,7 +184,17 @@ class Model:
 
     def _enter(self, event: ServiceEvent) -> None:
         self._state = after(self._state, event)
-        self._enqueue = self._scheduler.enqueue if self._state.takes else self._refuse
+        self._enqueue = self._taking() if self._state.takes else self._refuse
+
+    def _taking(self) -> Callable[[Inflight], None]:
+        return self._enqueue_bounded if self.config.limits.max_accepted_requests else self._scheduler.enqueue
+
+    def _enqueue_bounded(self, inflight: Inflight) -> None:
+        most = self.config.limits.max_accepted_requests
+        if self.outstanding >= most:
+            what = f"model '{self.id.name}' has {self.outstanding} requests that are not over, and takes {most} at most"
+            raise OverloadedError(f"{inflight.request.label}{what} (limits.max_accepted_requests); try again later")
+        self._scheduler.enqueue(inflight)
 
     def _refuse(self, inflight: Inflight) -> None:
         """In place of `Scheduler.enqueue` where no instance is left."""
