@@ -76,7 +76,7 @@ class TenantUsage:
 
 
 class Permit:
-    """What an accepted request holds. Implements `core.requests.inflight.Permit`."""
+    """What an accepted request holds. Implements `core.requests.inflight.RequestPermit`."""
 
     __slots__ = ("_quotas", "_start_ns", "_usage")
 
@@ -209,11 +209,11 @@ class Quotas:
         return bucket
 
     def _refused(
-        self, usage: TenantUsage, request: InferenceRequest, what: str, advice: str, wait_ns: int
+        self, usage: TenantUsage, request: InferenceRequest, reason: str, advice: str, wait_ns: int
     ) -> OverloadedError:
         usage.refused += 1
         name = request.tenant.name if request.tenant is not None else ""
-        return OverloadedError(f"{request.label}tenant '{name}' {what}; {advice}", wait_ns, too_many=True)
+        return OverloadedError(f"{request.label}tenant '{name}' {reason}; {advice}", wait_ns, too_many=True)
 
     def _sweep(self) -> None:
         """Forget the tenants that use nothing, and would have full buckets."""

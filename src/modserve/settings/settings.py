@@ -18,7 +18,7 @@ from modserve.core.configuration.log_settings import AccessMode, AccessSettings,
 from modserve.core.configuration.trace_settings import OPENTELEMETRY, TraceLevel, TraceSettings
 from modserve.core.files.remote_place import RemotePlace
 
-from . import log, model_memory, telemetry, values
+from . import load_limits, log, model_memory, telemetry, values
 from .cache import cache_texts
 from .examples import example_models
 from .front_ends import GrpcSettings, HttpSettings
@@ -179,16 +179,8 @@ class Settings(BaseModel):
         default_in_words="half of the memory",
     )
     """None: half of what the container or the machine has."""
-    max_accepted_requests: Count = option(
-        0,
-        "Requests that may be in flight; above that, new ones are refused. 0: no limit. A model's parameter "
-        "limits.max_accepted_requests sets its own.",
-    )
-    execution_timeout_secs: Count = option(
-        0,
-        "Seconds after which an execution is given up: its requests fail, and its instance is replaced. 0: never. A "
-        "model's parameter limits.execution_timeout_ms overrides it.",
-    )
+    max_accepted_requests: Count = load_limits.MAX_ACCEPTED
+    execution_timeout_secs: Count = load_limits.EXECUTION_SECS
     allow_client_shm: bool = option(False, "Let clients register shared memory and pass tensors in it.")
     model_memory_limit: model_memory.Limit = model_memory.LIMIT
     load_lazily: model_memory.Lazily = model_memory.LAZILY

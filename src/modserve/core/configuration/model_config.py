@@ -149,12 +149,14 @@ class Accelerator:
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """How much of a model may be in flight, and for how long it may run."""
+    """How much of a model may be in flight, for how long it may run, and what of it tenants share."""
 
     max_accepted_requests: int = 0
     """Requests that are accepted and not settled; 0: any number."""
     execution_timeout_ns: int | None = None
     """After which an execution is given up; 0: never. None: as the server's option says."""
+    share_cache: bool = False
+    """A tenant may get the kept response to the request of another one."""
 
 
 @dataclass(frozen=True)

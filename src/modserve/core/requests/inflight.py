@@ -83,7 +83,7 @@ class FlowControl(Protocol):
         """Nobody sends any more: let the engine go on, now and later."""
 
 
-class Permit(Protocol):
+class RequestPermit(Protocol):
     """What a request of a client holds of a limit: `resources.quotas.Permit`."""
 
     def release(self) -> None:
@@ -175,7 +175,7 @@ class Inflight:
         self.on_cancel: Callable[[Inflight], None] | None = None
         self.callers: tuple[ModelId, ...] = ()
         self.device_outputs: Collection[str] = ()
-        self.permit: Permit | None = None
+        self.permit: RequestPermit | None = None
 
     @property
     def begin_by_ns(self) -> int:

@@ -14,7 +14,6 @@ from modserve.core.errors import Code, ModserveError, OverloadedError, unavailab
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import ResponseSink
-from modserve.core.requests.sequence import SequenceId
 from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics, failure_reason
 from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
@@ -29,7 +28,6 @@ from modserve.scheduling.batch_policy import BatchPolicy
 from modserve.scheduling.batching import ripe_size
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.scheduling.scheduler import LoopClock, Scheduler
-from modserve.scheduling.sequence import SequenceScheduler
 
 from .closing import close_aside
 from .readiness import ReadinessCheck
@@ -366,45 +364,3 @@ class Model:
         self.unready_reason = None if trouble is None else trouble.reason
         self._enter(ServiceEvent.HEALTHY if trouble is None else ServiceEvent.LOST)
         self.opened.on_health()
-
-
-class SequenceModel(Model):
-    """A model with a sequence batcher. Implements `core.servable.SequenceKeeper`, too."""
-
-    _sequences: SequenceScheduler[Instance]
-
-    def _new_queue(self, queue_config: QueueConfig) -> Scheduler:
-        self._sequences = SequenceScheduler(
-            self.config,
-            self._limited or self.pool,
-            self._clock,
-            self._on_drop,
-            self.opened.initial_states,
-            self._all_settled.set,
-        )
-        return self._sequences
-
-    def batch_done(self, members: list[Inflight]) -> None:
-        self._sequences.batch_done(members)
-
-    def run_again(self, inflight: Inflight) -> None:
-        self._sequences.run_again(inflight)
-
-    def slot_lost(self, number: int, error: ModserveError, in_vain: bool) -> None:
-        self._sequences.slot_lost(number, error, in_vain)
-        super().slot_lost(number, error, in_vain)
-
-    @property
-    def open_sequences(self) -> int:
-        """The sequences that have begun, and may go on while the model drains."""
-        return self._sequences.open_sequences
-
-    def has_sequence(self, id: SequenceId) -> bool:
-        return self._sequences.has(id)
-
-    def abandon_sequence(self, id: SequenceId) -> None:
-        self._sequences.abandon(id)
-
-    @property
-    def busy(self) -> bool:
-        return super().busy or self.open_sequences > 0

@@ -1,0 +1,14 @@
+"""Options for how much may be in flight, and how long it may run."""
+
+from .options import option
+
+MAX_ACCEPTED: int = option(
+    0,
+    "Requests that may be in flight; above that, new ones are refused. 0: no limit. A model's parameter "
+    "limits.max_accepted_requests sets its own.",
+)
+EXECUTION_SECS: int = option(
+    0,
+    "Seconds after which an execution is given up: its requests fail, and its instance is replaced. 0: never. A "
+    "model's parameter limits.execution_timeout_ms overrides it.",
+)
