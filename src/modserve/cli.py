@@ -23,6 +23,7 @@ from .process import port_conflict, supervisor
 from .process.ports import PortError
 from .process.reserved_ports import reserve
 from .settings import OptionError, Settings, from_command_line, usage
+from .settings.access import VARIABLE
 from .settings.options import did_you_mean
 from .workers.identity import WorkerIdentity
 
@@ -210,6 +211,7 @@ def run(
             handler.addFilter(worker.name_in_log)
     for warning in warnings:
         _log.warning("%s", warning)
+    os.environ.pop(VARIABLE, None)  # the processes of models inherit the rest
     opened: list[Ports] = []
 
     def on_open(ports: "Ports") -> None:
@@ -263,7 +265,8 @@ def hints(server: "InferenceServer", settings: Settings, http_port: int | None) 
     place = None
     if http_port is not None:
         place = console.HttpAddress(settings.http.address, http_port, settings.http.tls is not None)
-    if settings.http.use_ssl_mutual or not settings.http.restrictions.keys().isdisjoint(_TRIED):
+    keyed = settings.auth_file or settings.api_key is not None
+    if keyed or settings.http.use_ssl_mutual or not settings.http.restrictions.keys().isdisjoint(_TRIED):
         place = None  # the call would need a certificate or a secret
     entries = server.index()
     waiting = server.waiting_models

@@ -48,6 +48,7 @@ RULES = {
     "core.loading": rule("core.errors core.files core.servable"),
     "pb": rule(foreign="google.protobuf"),
     "config": rule("core pb routing", "google.protobuf"),
+    "access": rule("core protocol.restricted", "jwt yaml"),
     "protocol": rule("core pb", "google.protobuf numpy orjson"),
     "settings": rule("core protocol.restricted", "pydantic yaml"),
     "backends": rule(
@@ -70,11 +71,12 @@ RULES = {
         "models.diagnosis models.residency models.serving"
     ),
     "server": rule("core observability pb resources routing"),
+    "server.scoped": rule("access core observability pb routing server"),
     "server.in_process": rule("core resources"),
     "server.local": rule("core observability pb protocol.control repository resources server server.in_process"),
     "text": rule("core", "jinja2 numpy orjson tokenizers"),
     "frontends": rule(
-        "core protocol server pb settings text observability.access_log",
+        "access core protocol server pb settings text observability.access_log",
         "fastapi google.protobuf hpack httptools mypy_extensions orjson pydantic starlette",
     ),
     "process": rule(),
@@ -84,7 +86,7 @@ RULES = {
     ),
     "process.console": rule("backends.inventory core protocol.examples"),
     "process.listeners": rule(
-        "core frontends observability process.metrics_page process.ports resources server settings workers"
+        "access core frontends observability process.metrics_page process.ports resources server settings workers"
     ),
     "process.metrics_page": rule("backends.inventory core form observability server settings"),
     "process.model_setup": rule("backends.python.functions backends.registry config core models repository settings"),
@@ -100,7 +102,7 @@ RULES = {
     "triton_client": rule("client core library.connecting", "numpy tritonclient"),
     "workers": rule("core pb protocol server frontends models routing settings observability"),
     "commands": rule(
-        "backends client config core execution form server.in_process models observability pb process.console "
+        "access backends client config core execution form server.in_process models observability pb process.console "
         "process.model_setup process.ports protocol repository resources settings",
         "google.protobuf hpack ml_dtypes numpy onnxruntime PIL pynvml rich shtab uvloop",
     ),

@@ -133,7 +133,7 @@ def test_help_with_all_options(started: Started, capsys: pytest.CaptureFixture[s
 
 def test_each_option_is_on_the_page_of_one_topic(capsys: pytest.CaptureFixture[str]) -> None:
     topics = list(usage.topics())
-    assert topics == ["server", "limits", "memory", "http", "grpc", "metrics", "log", "traces"]
+    assert topics == ["server", "limits", "memory", "access", "http", "grpc", "metrics", "log", "traces"]
     assert not set(topics) & COMMANDS.keys()
     options = []
     for topic in topics:
@@ -158,7 +158,7 @@ def test_help_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     ("topic", "hint"),
     [
         ("htpp", "; did you mean 'http'?"),
-        ("xyzzy", "; the topics are server, limits, memory, http, grpc, metrics, log, traces"),
+        ("xyzzy", "; the topics are server, limits, memory, access, http, grpc, metrics, log, traces"),
     ],
 )
 def test_help_that_there_is_not(capsys: pytest.CaptureFixture[str], topic: str, hint: str) -> None:

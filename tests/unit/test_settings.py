@@ -54,6 +54,8 @@ TRITONSERVER_OPTIONS = re.findall(
 """Its long options, but for --help, which is the command's."""
 OWN_OPTIONS = [
     "access-log",
+    "auth-file",
+    "auth-open",
     "access-log-rate",
     "log-multiline",
     "request-ids",
@@ -143,7 +145,9 @@ def test_every_option_of_tritonserver_is_known_in_one_way() -> None:
 
 def test_every_setting_has_an_option() -> None:
     paths = {path for option in OPTIONS.values() for path in option.paths}
-    fields: set[tuple[str, ...]] = {(name,) for name in Settings.model_fields if name not in ("http", "grpc")}
+    fields: set[tuple[str, ...]] = {
+        (name,) for name in Settings.model_fields if name not in ("http", "grpc", "api_key")
+    }
     for subject, settings in (("http", HttpSettings), ("grpc", GrpcSettings)):
         fields |= {(subject, field.name) for field in dataclasses.fields(settings) if field.name != "limits"}
     assert paths == fields

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from modserve.client.address import Access, Address, parse
 from modserve.core.errors import invalid
+from modserve.settings.access import VARIABLE as KEY_VARIABLE
 
 from .syntax import DEFAULT_URL, URL_VARIABLE
 
@@ -33,9 +34,17 @@ def destination(options: Namespace) -> Destination:
     root, cert, key = (Path(file) if file else None for file in (options.ca_file, options.cert, options.key))
     return Destination(
         address(options.url or os.environ.get(URL_VARIABLE) or DEFAULT_URL),
-        Access(headers(options.header), root, cert, key, options.insecure),
+        Access(_with_key(headers(options.header)), root, cert, key, options.insecure),
         options.timeout,
     )
+
+
+def _with_key(headers: dict[str, str]) -> dict[str, str]:
+    """The headers, and the key in the environment, unless they have one."""
+    key = os.environ.get(KEY_VARIABLE)
+    if not key or not {"authorization", "x-api-key"}.isdisjoint(map(str.lower, headers)):
+        return headers
+    return {**headers, "Authorization": f"Bearer {key}"}
 
 
 def headers(texts: Sequence[str]) -> dict[str, str]:

@@ -28,6 +28,7 @@ from modserve.client.transport import (
 from modserve.client.values import ClientCall, ModelMetadata, Result, metadata_of
 from modserve.core.errors import Code, invalid
 from modserve.pb import inference as pb
+from modserve.settings.access import VARIABLE as KEY_VARIABLE
 
 from .destination import Destination, address
 from .errors import RefusedError, UnreachableError
@@ -157,6 +158,8 @@ def advice_on(text: str) -> str:
 
 _ADVICE = (
     (" for TLS: ", "--ca-file, --cert and --key name PEM files"),
+    ("this call needs a key", f"{KEY_VARIABLE} in the environment is sent as the key"),
+    ("this call needs the scope", "'modserve keys list' shows what each key may do"),
     ("is restricted, expecting header", "--header 'NAME: VALUE' sends that header"),
     ("explicit model load / unload is not allowed", "start the server with --model-control-mode explicit"),
     ("has no available versions", "'modserve models' lists the models and the reasons why they are not ready"),

@@ -70,6 +70,31 @@ class MemoryExhaustedError(ModserveError):
         return type(self), (self.message,)
 
 
+class UnauthenticatedError(ModserveError):
+    """Nobody knows who the caller is: 401 over HTTP, UNAUTHENTICATED over gRPC.
+
+    `challenge`: what the caller is told of how to show it (RFC 9110, section 11.6.1).
+    """
+
+    def __init__(self, message: str, challenge: str = "Bearer") -> None:
+        super().__init__(Code.INVALID_ARG, message)
+        self.challenge = challenge
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.challenge)
+
+
+class PermissionDeniedError(ModserveError):
+    """The caller is known, and may not do this: 403 over HTTP, PERMISSION_DENIED over gRPC. `challenge`: as above."""
+
+    def __init__(self, message: str, challenge: str = "Bearer") -> None:
+        super().__init__(Code.INVALID_ARG, message)
+        self.challenge = challenge
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.challenge)
+
+
 invalid = partial(ModserveError, Code.INVALID_ARG)
 """The client sent something wrong."""
 unavailable = partial(ModserveError, Code.UNAVAILABLE)

@@ -65,6 +65,7 @@ class InferenceCall:
         "response_form",
         "servable",
         "server",
+        "tenant",
         "trace",
         "version",
         "wire",
@@ -78,6 +79,8 @@ class InferenceCall:
         """A response that may be the only one."""
         self._delivered = False
         self.server = server
+        self.tenant = server.tenant
+        """Whose request it is; None where the server knows no tenants."""
         self.wire = wire
         self.model = model
         self.version = version
@@ -137,6 +140,8 @@ class InferenceCall:
     def submit(self, request: InferenceRequest) -> None:
         """Hand the request to its model. Raises what keeps it from being accepted."""
         self.id = request.id
+        if self.tenant is not None:
+            request.tenant = self.tenant
         if self.request_id:
             request.request_id = self.request_id
         servable = self.servable

@@ -4,6 +4,7 @@ New handshakes take what the files hold by then; connections that are open go on
 logged once, and what was good before stays in use until the files change again.
 """
 
+import asyncio
 import errno
 import logging
 import os
@@ -12,6 +13,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from modserve.access.certificates import names_of
+from modserve.access.credentials import Credentials, of_certificate
 from modserve.settings import TlsFiles
 
 _log = logging.getLogger(__name__)
@@ -63,6 +66,12 @@ class Certificates:
         # Called at the beginning of each handshake, whether the client names a server or not.
         context.sni_callback = renew
         return context
+
+
+def shown_by(transport: asyncio.BaseTransport) -> Credentials:
+    """The names in the certificate that a client has shown in its handshake; none without one."""
+    certificate = transport.get_extra_info("peercert")
+    return of_certificate(names_of(certificate)) if certificate else ()
 
 
 def _stamp(files: TlsFiles) -> tuple[object, ...]:

@@ -55,6 +55,7 @@ from .model_setup import backend_options, loader_options, models_to_load, reposi
 from .ports import PortError
 
 if TYPE_CHECKING:
+    from modserve.access.access_control import AccessControl
     from modserve.workers.member import Member
 
 _log = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ class InferenceServer(LocalServer):
         memory = MemoryBudget((allowed_memory() // 2 if memory_limit is None else memory_limit) // workers)
         routings = Routings(memory) if member is None else Routings(memory, member.roll_back_elsewhere)
         table = ModelTable(settings.strict_version_readiness, routings)
+        table.suggests_names = not (settings.auth_file or settings.api_key)
         table.expect(None)  # until the repositories have been looked through
         library = allocator.glibc()
         meter = Meter() if library is None else Meter(lambda: library.malloc_trim(0))
@@ -230,11 +232,16 @@ async def serve(
     backends.registry.after_import = set_aside
     if (library := allocator.glibc()) is not None:
         allocator.tune(library)
+    try:
+        access = access_control(settings)
+    except ModserveError as error:
+        _log.error("%s", error.message)
+        return 1
     with ExitStack() as stack:
         stack.enter_context(background_threads(server.cores))
         watchdog = Watchdog(settings.event_loop_warning_ms, backends.registry.imports_since)
         async with asyncio.TaskGroup() as tasks:
-            listeners = Listeners(server, server.engine_metrics, settings, tasks, watchdog, member)
+            listeners = Listeners(server, server.engine_metrics, settings, tasks, watchdog, member, access)
             if member is not None:
                 await member.start(server, tasks, listeners.page.text, settings.http.max_json)
 
@@ -284,6 +291,17 @@ async def serve(
             await asyncio.wait((loading,))
             in_time = await listeners.drain(server.shut_down)
             return 0 if in_time and not failed else 1
+
+
+def access_control(settings: Settings) -> "AccessControl | None":
+    """Who may call the server; None for everybody. Raises INVALID_ARG for what is no key or no file of keys."""
+    key = settings.api_key
+    if not settings.auth_file and key is None:
+        return None
+    from modserve.access.access_control import AccessControl
+
+    single = "" if key is None else key.get_secret_value()
+    return AccessControl(settings.auth_file, single, "health" in settings.auth_open)
 
 
 def stopping_line(in_flight: Mapping[str, int], seconds: int) -> str:

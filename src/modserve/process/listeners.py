@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from modserve.core.servable import Finisher, Servable
 from modserve.core.statistics.metrics import MetricStore
 from modserve.frontends.grpc.listener import GrpcListener
+from modserve.frontends.http.wire.context import AsgiApp
 from modserve.frontends.http.wire.listener import HttpListener
 from modserve.frontends.metrics import MetricsApplication, OpenMetrics
 from modserve.observability import prometheus
@@ -24,6 +25,8 @@ from .metrics_page import MetricsPage
 from .ports import PortOpenings, probe_port
 
 if TYPE_CHECKING:
+    from modserve.access.access_control import AccessControl
+    from modserve.access.authority import Authority
     from modserve.workers.member import Member
 
 _log = logging.getLogger(__name__)
@@ -66,7 +69,10 @@ _FAREWELL = 1.0
 
 
 class Listeners:
-    """The open ports of a server, closed from the outside in. `metrics`: what engines show on the page."""
+    """The open ports of a server, closed from the outside in. `metrics`: what engines show on the page.
+
+    `access`: who may call it, if not everybody.
+    """
 
     def __init__(
         self,
@@ -76,26 +82,32 @@ class Listeners:
         tasks: asyncio.TaskGroup,
         watchdog: Watchdog,
         member: "Member | None" = None,
+        access: "AccessControl | None" = None,
     ) -> None:
+        self._access = access
         self._server = server
         self._member = member
         self._settings = settings
         self._http: HttpListener | None = None
         self._grpc: GrpcListener | None = None
         self._metrics: HttpListener | None = None
+        authority = None if access is None else access.authority
         ports = self._connections, self._responses
         front: Server = server if member is None else member.server(server)
         page = self.page = MetricsPage(server, metrics, settings, *ports, [watchdog.collect], self._endings)
         if settings.http.allow:
             connections = open_files.connections(settings.http.max_connections)
             http = replace(settings.http, max_connections=connections)
-            self._http = HttpListener(front, http.address, http.port, http, tasks)
+            self._http = HttpListener(front, http.address, http.port, http, tasks, authority=authority)
         if settings.grpc.allow:
-            self._grpc = GrpcListener(front, settings.grpc.address, settings.grpc.port, grpc_settings(settings))
+            grpc = grpc_settings(settings)
+            self._grpc = GrpcListener(front, grpc.address, grpc.port, grpc, authority)
         if settings.allow_metrics:
             render = page.text if member is None else member.page
             openmetrics = OpenMetrics(partial(render, True), prometheus.OPENMETRICS, page.has_exemplars)
-            app = MetricsApplication(render, prometheus.CONTENT_TYPE, openmetrics)
+            app: AsgiApp = MetricsApplication(render, prometheus.CONTENT_TYPE, openmetrics)
+            if authority is not None and "metrics" not in settings.auth_open:
+                app = _guarded(app, authority, server)
             options = metrics_settings(settings, reuse_port=member is not None)
             self._metrics = HttpListener(front, options.address, options.port, options, tasks, app)
 
@@ -118,6 +130,8 @@ class Listeners:
             ("gRPC", self._grpc, settings.grpc.address, settings.grpc.port),
             ("metrics", self._metrics, settings.metrics_address or settings.http.address, settings.metrics_port),
         )
+        if self._access is not None:
+            self._access.start()
         openings = PortOpenings()
         opened: dict[str, int] = {}
         for name, listener, address, port in rows:
@@ -193,11 +207,21 @@ class Listeners:
             await self._grpc.stop(None)
         if self._metrics:
             await self._metrics.close()
+        if self._access is not None:
+            self._access.stop()
         if self._member is not None:
             await self._member.stop()
         await asyncio.to_thread(self._server.tracer.close)
         if self._server.access_log is not None:
             await asyncio.to_thread(self._server.access_log.close)
+
+
+def _guarded(app: AsgiApp, authority: "Authority", server: Server) -> AsgiApp:
+    """The page of metrics, for callers that may read about all models."""
+    from modserve.access.calls import METRICS
+    from modserve.frontends.http.guard import GuardedApp
+
+    return GuardedApp(app, authority, server, lambda method, path: (METRICS, ""))
 
 
 async def _stop_grpc(listener: GrpcListener, grace: float, keepers: Sequence[Servable]) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from modserve.core.errors import Code, ModserveError, OverloadedError
+from modserve.core.errors import Code, ModserveError, OverloadedError, PermissionDeniedError, UnauthenticatedError
 from modserve.core.requests.memory import MemoryExhaustedError
 from modserve.protocol.compression import ACCEPTED, UnsupportedEncodingError
 
@@ -31,6 +31,8 @@ STATUS = {
 TOO_MANY = Spelling(429, 8, "RESOURCE_EXHAUSTED")
 NO_MEMORY = Spelling(503, 8, "RESOURCE_EXHAUSTED")
 DEADLINE = Spelling(503, 4, "DEADLINE_EXCEEDED")
+UNAUTHENTICATED = Spelling(401, 16, "UNAUTHENTICATED")
+PERMISSION_DENIED = Spelling(403, 7, "PERMISSION_DENIED")
 
 _MOST_BYTES = 4096
 _MOST_ESCAPED = 2048
@@ -54,6 +56,10 @@ def spelling(error: ModserveError) -> Spelling:
         return DEADLINE
     if isinstance(error, MemoryExhaustedError):
         return NO_MEMORY
+    if isinstance(error, UnauthenticatedError):
+        return UNAUTHENTICATED
+    if isinstance(error, PermissionDeniedError):
+        return PERMISSION_DENIED
     return TOO_MANY if isinstance(error, OverloadedError) and error.too_many else STATUS[error.code]
 
 
@@ -68,6 +74,8 @@ def headers(error: ModserveError) -> Mapping[str, str]:
     """
     if isinstance(error, OverloadedError) and error.retry_after_ns:
         return {"Retry-After": str(-(-error.retry_after_ns // 10**9))}
+    if isinstance(error, UnauthenticatedError | PermissionDeniedError):
+        return {"WWW-Authenticate": error.challenge}
     return {"Accept-Encoding": ACCEPTED} if isinstance(error, UnsupportedEncodingError) else {}
 
 

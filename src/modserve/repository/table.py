@@ -39,6 +39,7 @@ class ModelTable:
 
     def __init__(self, strict: bool = False, routings: Routings | None = None) -> None:
         self._strict = strict
+        self.suggests_names = True  # refusals may: all callers may know of all models
         self.models: dict[str, ModelRow] = {}
         self.loans = Loans()
         self.locks = NameLocks()
@@ -47,8 +48,7 @@ class ModelTable:
         """Notified after everything that may change which versions are READY."""
         self.companions = Companions()
         self.routings = Routings() if routings is None else routings
-        self._coming: Counter[str] = Counter()
-        """The models that are being loaded, counted by the updates that load them."""
+        self._coming: Counter[str] = Counter()  # the models that are being loaded, by the updates that load them
         self._expected: set[str] | None = set()
 
     def __repr__(self) -> str:
@@ -84,7 +84,7 @@ class ModelTable:
         if self._is_coming(name):
             return still_loading(name, version)
         if model is None:
-            return unknown_model(name, self.models)
+            return unknown_model(name, self.models if self.suggests_names else ())
         if version is None:
             return no_available_versions(name, model.failure_in_short)
         if version not in model.versions:

@@ -16,6 +16,7 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.memory import MemoryBudget
 from modserve.core.residency import MemoryReport
 from modserve.core.servable import Handle, Servable
+from modserve.core.tenants import Tenant
 from modserve.core.tensors.shared_memory import CudaRegion, SystemRegion
 from modserve.core.version import ModelId
 from modserve.observability.access_log import AccessLog
@@ -68,6 +69,11 @@ class Server(Protocol):
     """The front ends record each request that failed in it."""
     access_log: AccessLog | None
     """The front ends record each request in it, if it is there when they start."""
+
+    @property
+    def tenant(self) -> Tenant | None:
+        """Whose call it is that asks; None where the server knows no tenants."""
+        ...
 
     # This process
 

@@ -18,6 +18,7 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import ParameterValue
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.servable import Handle, ReadinessChecker, Servable
+from modserve.core.tenants import Tenant
 from modserve.core.tensors.shared_memory import CudaRegion
 from modserve.core.tensors.tensor import Array, Tensor
 from modserve.observability.logging import Logs
@@ -68,6 +69,7 @@ class LocalServer:
         self.phase = Phase.STARTING
         self.loop: asyncio.AbstractEventLoop | None = None
         """The event loop that it runs on, once it has begun to load."""
+        self.tenant: Tenant | None = None
         self.retiring = False
         self.leaving = False
         self.metrics_place = ""

@@ -18,7 +18,7 @@ from modserve.core.configuration.log_settings import AccessMode, AccessSettings,
 from modserve.core.configuration.trace_settings import OPENTELEMETRY, TraceLevel, TraceSettings
 from modserve.core.files.remote_place import RemotePlace
 
-from . import load_limits, log, model_memory, telemetry, values
+from . import access, load_limits, log, model_memory, telemetry, values
 from .cache import cache_texts
 from .examples import example_models
 from .front_ends import GrpcSettings, HttpSettings
@@ -171,7 +171,6 @@ class Settings(BaseModel):
         1, "Processes that serve the same ports, each with its own instances and queues."
     )
     """Not for the library."""
-
     request_memory_limit: Annotated[int | None, Field(ge=0)] = option(
         None,
         "Bytes that all requests together may hold; 0: no limit.",
@@ -187,6 +186,9 @@ class Settings(BaseModel):
     model_idle_unload_secs: Count = model_memory.IDLE_SECS
     model_memory_wait_secs: Count = model_memory.WAIT_SECS
 
+    auth_file: str = access.FILE
+    auth_open: access.Open = access.OPEN
+    api_key: access.Key = None
     http: HttpSettings = HttpSettings()
     grpc: GrpcSettings = GrpcSettings()
 
@@ -397,4 +399,4 @@ def _options() -> dict[str, Option]:
 
 OPTIONS: Mapping[str, Option] = _options()
 """All options that work, by name, in the order of the help."""
-_PATHS = {option.keyword: option.paths for option in OPTIONS.values()}
+_PATHS = {option.keyword: option.paths for option in OPTIONS.values()} | {"api_key": (("api_key",),)}

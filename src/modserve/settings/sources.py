@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from pydantic import ValidationError
 
+from . import access
 from .options import OptionError, did_you_mean
 from .removed_options import REMOVED
 from .settings import OPTIONS, Settings
@@ -80,7 +81,7 @@ def from_command_line(
     for source in (file, variables, words):
         values |= _values([entry for entry in source if entry.name in OPTIONS], places)
         warnings += _without_effect([entry for entry in source if entry.name in _IGNORED])
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any] = access.variable(os.environ if environment is None else environment)
     for (*subject, field), value in values.items():
         (fields.setdefault(subject[0], {}) if subject else fields)[field] = value
     try:
@@ -196,6 +197,8 @@ def _resolved(spelling: str) -> str:
         raise OptionError(f"option '--{spelling}' is ambiguous: {listed}")
     if matches:
         return matches[0]
+    if name == "api-key":
+        raise OptionError(f"a key is no option, since lists of processes show options; set {access.VARIABLE}")
     raise OptionError(f"unknown option '--{spelling}'{_hint(name, '--')}")
 
 
@@ -213,8 +216,8 @@ _LINK = re.compile(r"[a-z]+://\S+:\d+", re.ASCII)
 _LINKED = re.compile(r"MODSERVE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 """The names of the other variables that they set, for a service called modserve or modserve-…"""
 
-_OF_COMMANDS = frozenset({"MODSERVE_URL", "MODSERVE_METRICS_URL"})
-"""Variables that commands read which call a server."""
+_OF_COMMANDS = frozenset({"MODSERVE_URL", "MODSERVE_METRICS_URL", access.VARIABLE})
+"""Variables that commands read which call a server; a server reads the last one by itself."""
 
 
 def from_environment(environment: Mapping[str, str], warnings: list[str]) -> Iterator[OptionEntry]:

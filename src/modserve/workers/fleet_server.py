@@ -31,7 +31,7 @@ class FleetServer:
         self._identity = identity
         self._peers = peers
         self._coordinator = coordinator
-        self.name, self.version = server.name, server.version
+        self.name, self.version, self.tenant = server.name, server.version, server.tenant
         self.changes, self.routings = server.changes, server.routings
         self.quotas = server.quotas
         self.memory, self.shared_memory, self.model_memory = server.memory, server.shared_memory, server.model_memory

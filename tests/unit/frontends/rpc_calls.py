@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import grpc
 
+from modserve.access.credentials import Credentials, of_headers
 from modserve.core.requests import request_ids
 from modserve.frontends.call import InferenceCall
 from modserve.frontends.grpc.dispatch import Dispatcher
@@ -36,6 +37,10 @@ class FakeCall:
         self.code: grpc.StatusCode | None = None
         """That with which it failed."""
         self.details = ""
+
+    @property
+    def credentials(self) -> Credentials:
+        return of_headers([(name.encode(), str(value).encode()) for name, value in self.metadata])
 
     def identify(self) -> str:
         self.request_id = self.request_id or request_ids.make()

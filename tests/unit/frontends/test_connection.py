@@ -568,7 +568,7 @@ async def test_a_refusal_comes_after_the_answers_before_it(tmp_path: Path) -> No
 
 
 async def test_a_refused_connection_is_closed_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modserve.frontends.http.wire.connection._LINGER", 0.0)
+    monkeypatch.setattr("modserve.frontends.http.wire.half_closed._LINGER", 0.0)
     async with stage(tmp_path) as on:
         client = on.connect()
         client.send(b"rubbish\r\n\r\n")

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
 
@@ -23,6 +23,9 @@ from .heads import CANCELLED, INTERNAL
 from .message_inflater import STARTS, MessageInflater
 from .rpc import ClientDisconnectedError, Refusal, Response, Rpc, RpcCall
 
+if TYPE_CHECKING:
+    from .guard import RpcGuard
+
 _log = logging.getLogger(__name__)
 
 MAX_CALLS = 10_000
@@ -41,9 +44,15 @@ class Dispatcher:
     """Serves calls by their row of the table. Never raises, but for cancellation."""
 
     def __init__(
-        self, server: Server, limits: LoopLimits | None = None, max_calls: int = MAX_CALLS, max_message: int = 0
+        self,
+        server: Server,
+        limits: LoopLimits | None = None,
+        max_calls: int = MAX_CALLS,
+        max_message: int = 0,
+        guard: "RpcGuard | None" = None,
     ) -> None:
-        """`max_message`: bytes that a message may have; 0: any number."""
+        """`max_message`: bytes that a message may have; 0: any number. `guard`: where callers need keys."""
+        self.guard = guard
         self.limits = limits or LoopLimits()
         self.inflater = MessageInflater(server.memory, max_message, self.limits)
         self.reader = RequestReader(self.limits.split)
@@ -85,6 +94,8 @@ class Dispatcher:
                 _check_restriction(rpc.restriction, call)
             if self.calls > self.max_calls:
                 raise self._too_many()
+            if self.guard is not None:
+                await self.guard.admit(rpc.method.name, call)
             data = await call.read()
             if data is None:
                 raise NoMessageError
@@ -121,6 +132,8 @@ class Dispatcher:
         try:
             if rpc.restriction is not None:
                 _check_restriction(rpc.restriction, call)
+            if self.guard is not None:
+                await self.guard.admit(rpc.method.name, call)
             if rpc.method.client_streaming:
                 failure = await rpc.handler(call)
             else:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 from urllib.parse import quote_from_bytes
 
+from modserve.access.credentials import Credentials, of_headers
 from modserve.core.requests import request_ids
 from modserve.frontends.http2.block_decoder import Fields
 from modserve.frontends.http2.headers import Head, MalformedError, block, literal, status
@@ -73,6 +74,7 @@ class GrpcHead(Head):
         """As `core.requests.request_ids` has it; empty if the client sent none."""
         self.refusal_status = UNKNOWN
         """What clients take from a refusal: one with no status but HTTP's is unknown to them."""
+        self._credentials: Credentials | None = None
         self._metadata: tuple[tuple[str, str | bytes], ...] | None = None
         kind = accepted = b""
         for name, value in fields:
@@ -113,6 +115,13 @@ class GrpcHead(Head):
             return HEADERS + _ACCEPT + trailers(UNIMPLEMENTED, text)
         self.rpc = rpc
         return b""
+
+    @property
+    def credentials(self) -> Credentials:
+        """What shows the caller."""
+        if self._credentials is None:
+            self._credentials = of_headers(self.fields)
+        return self._credentials
 
     @property
     def metadata(self) -> tuple[tuple[str, str | bytes], ...]:

@@ -4,7 +4,7 @@ import asyncio
 import math
 import resource
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from modserve.frontends.certificates import Certificates
 from modserve.frontends.http2.connection import Http2Connection
@@ -19,6 +19,11 @@ from .grpc_port import GrpcPort
 from .model_stream import InferStreams
 from .server_call import ServerCall
 from .service import rpc_table
+
+if TYPE_CHECKING:
+    from modserve.access.authority import Authority
+
+    from .guard import RpcGuard
 
 _BACKLOG: Final = 2.0
 """Seconds for taking over calls that have arrived, at most."""
@@ -42,16 +47,24 @@ CODINGS: Final = {"none": (), "low": ("gzip", "deflate"), "medium": ("deflate", 
 
 
 class GrpcListener:
-    """Serves `server` on one port."""
+    """Serves `server` on one port; with an `authority`, to callers that it knows."""
 
-    def __init__(self, server: Server, address: str, port: int, options: GrpcSettings) -> None:
+    def __init__(
+        self,
+        server: Server,
+        address: str,
+        port: int,
+        options: GrpcSettings,
+        authority: "Authority | None" = None,
+    ) -> None:
         self._server = server
         self._address = address
         self._number = port
         self._options = options
-        self._dispatcher = Dispatcher(server, options.limits, max_message=options.max_message or 0)
-        self._streams = InferStreams(server, options, self._dispatcher.inflater)
-        self._rpcs = rpc_table(server, options, self._dispatcher.inflater, self._streams)
+        scoped, guard = _guarded(server, authority)
+        self._dispatcher = Dispatcher(server, options.limits, max_message=options.max_message or 0, guard=guard)
+        self._streams = InferStreams(scoped, options, self._dispatcher.inflater)
+        self._rpcs = rpc_table(scoped, options, self._dispatcher.inflater, self._streams)
         self._port: GrpcPort | None = None
         self._socket: asyncio.Server | None = None
 
@@ -141,6 +154,17 @@ class GrpcListener:
                 await asyncio.sleep(0)
             if loop.time() - began <= _QUIET + _LATE and received == grpc_port.received:
                 return
+
+
+def _guarded(server: Server, authority: "Authority | None") -> tuple[Server, "RpcGuard | None"]:
+    """The server as handlers ask it, and what finds out in whose name."""
+    if authority is None:
+        return server, None
+    from modserve.server.scoped import ScopedServer
+
+    from .guard import RpcGuard
+
+    return ScopedServer(server), RpcGuard(authority)
 
 
 def connection_limits(options: GrpcSettings) -> ConnectionLimits:

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
+from modserve.access.credentials import Credentials
 from modserve.core.tensors.tensor import Buffer
 from modserve.pb.descriptors import Method
 from modserve.protocol.restricted import Restriction
@@ -24,6 +25,11 @@ class RpcCall(Protocol):
 
     @property
     def metadata(self) -> Sequence[tuple[str, str | bytes]]: ...
+
+    @property
+    def credentials(self) -> Credentials:
+        """What shows the caller, among the metadata or in the connection's handshake."""
+        ...
 
     @property
     def deadline_ns(self) -> int:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import final
 
+from modserve.access.credentials import Credentials
 from modserve.core.requests import request_ids
 from modserve.core.requests.memory import MemoryExhaustedError
 from modserve.core.tensors.tensor import Buffer
@@ -69,6 +70,10 @@ class ServerCall(Stream):
     @property
     def metadata(self) -> Sequence[tuple[str, str | bytes]]:
         return self.call_head.metadata
+
+    @property
+    def credentials(self) -> Credentials:
+        return self.call_head.credentials or self.connection.certificate
 
     @property
     def peer(self) -> object:

@@ -11,6 +11,7 @@ from typing import Final, cast, final
 
 from modserve.core.errors import ModserveError
 from modserve.core.requests.response import InferenceResponse
+from modserve.core.tenants import Tenant
 from modserve.core.tensors.tensor import Buffer
 from modserve.frontends.call import GRPC, InferenceCall
 from modserve.frontends.errors import to_client_error
@@ -57,7 +58,14 @@ class UnaryInferences(UnaryPath):
         if not head.bare_inputs or not head.bare_outputs or not 0 < len(request.raws) == head.input_count:
             return False
         server_call = cast(ServerCall, client)
+        tenant: Tenant | None = None
+        if dispatcher.guard is not None:
+            identity = dispatcher.guard.authority.recognise(server_call.credentials)
+            if identity is None or not identity.allows("infer", request.model_name):
+                return False  # and the guard says why
+            tenant = identity.tenant
         call = UnaryInference(self, server_call, request, size if size > _UNCOUNTED else 0)
+        call.tenant = tenant
         server_call.serving(call)
         call.start()
         return True

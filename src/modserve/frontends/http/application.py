@@ -8,7 +8,7 @@ start to READY). Until then, this module answers the probes.
 import asyncio
 import importlib
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -20,6 +20,9 @@ from modserve.settings import HttpSettings
 from . import probes
 from .wire.context import AsgiApp
 
+if TYPE_CHECKING:
+    from modserve.access.authority import Authority
+
 _PROBES = {"/v2/health/live": probes.live, "/v2/health/ready": probes.ready}
 _ID = request_ids.HEADER.lower().encode()
 
@@ -27,8 +30,9 @@ _ID = request_ids.HEADER.lower().encode()
 class Application:
     """An ASGI application over `server`, for the event loop's thread."""
 
-    def __init__(self, server: Server, options: HttpSettings) -> None:
+    def __init__(self, server: Server, options: HttpSettings, authority: "Authority | None" = None) -> None:
         self._server = server
+        self._authority = authority
         self._options = options
         self._making = asyncio.Lock()
         self._app: AsgiApp | None = None
@@ -46,15 +50,16 @@ class Application:
     def _probe(self, scope: Any) -> Callable[[Server], Awaitable[probes.Report]] | None:
         """The one that a request asks for, if nobody wants more of it than its answer."""
         logged = self._server.access_log is not None or any(name == _ID for name, _ in scope["headers"])
-        return None if logged or scope["method"] != "GET" or self._options.restrictions else _PROBES.get(scope["path"])
+        more = logged or self._options.restrictions or self._authority is not None
+        return None if more or scope["method"] != "GET" else _PROBES.get(scope["path"])
 
     async def _made(self) -> AsgiApp:
         async with self._making:
             if self._app is None:
                 module = await asyncio.to_thread(importlib.import_module, "modserve.frontends.http.rest.app")
                 identified = importlib.import_module("modserve.frontends.http.rest.identified")
-                app = module.create_app(self._server, self._options)
-                self._streams = app.state.streams
+                app, streams = _rest(module.create_app, self._server, self._options, self._authority)
+                self._streams = streams
                 access = self._server.access_log
                 self._app = app if access is None else identified.logged_app(app, access)
             return self._app
@@ -63,6 +68,21 @@ class Application:
         """The server's time is up: responses that are still open end with an error."""
         if self._streams is not None:
             self._streams.stop()
+
+
+def _rest(
+    create_app: Callable[..., Any], server: Server, options: HttpSettings, authority: "Authority | None"
+) -> tuple[AsgiApp, Any]:
+    """The application, to callers that the authority knows if there is one, and its open streams."""
+    if authority is None:
+        app = create_app(server, options)
+        return app, app.state.streams
+    from modserve.server.scoped import ScopedServer
+
+    from .guard import GuardedApp
+
+    app = create_app(ScopedServer(server), options)
+    return GuardedApp(app, authority, server), app.state.streams
 
 
 async def _respond(send: Any, status: int, content: dict[str, Any]) -> None:

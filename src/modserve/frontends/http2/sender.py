@@ -11,6 +11,9 @@ import asyncio
 from collections import deque
 from typing import Final, final
 
+from modserve.access.credentials import Credentials
+from modserve.frontends.certificates import shown_by
+
 from . import frames
 from .budgets import Budgets
 from .endings import UNREAD, CloseReason
@@ -71,12 +74,19 @@ class Sender(StreamSender):
         """The same when it was last seen."""
         self._sendable: deque[Stream] | None = None
         self._watched: set[Stream] = set()
+        self._certificate: Credentials | None = None
 
     # For streams
 
     @property
     def peer(self) -> object:
         return None if self.transport is None else self.transport.get_extra_info("peername")
+
+    @property
+    def certificate(self) -> Credentials:
+        if self._certificate is None:
+            self._certificate = () if self.transport is None else shown_by(self.transport)
+        return self._certificate
 
     def control(self, frame: bytes) -> None:
         if self.paused:

@@ -10,6 +10,8 @@ from typing import TypeAlias
 
 from mypy_extensions import mypyc_attr
 
+from modserve.access.credentials import Credentials
+
 from .endings import CloseReason
 from .frames import (
     CANCEL,
@@ -54,6 +56,11 @@ class StreamSender(ABC):
     @abstractmethod
     def peer(self) -> object:
         """The client's address, as a socket has it; None where it is unknown."""
+
+    @property
+    @abstractmethod
+    def certificate(self) -> Credentials:
+        """What the client has shown in the handshake."""
 
     @abstractmethod
     def control(self, frame: bytes) -> None:

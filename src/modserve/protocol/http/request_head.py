@@ -11,8 +11,9 @@ from modserve.protocol.http.deadlines import Timeouts
 class RequestHead:
     """What a head says that has been checked; how long the body is, is left to `BodyFraming`.
 
-    `model` is named for an inference that goes around the application, which needs none of the first five fields. Other
-    requests have only these, as the application reads the rest by itself. Requests share heads, so nobody changes one.
+    `model` is named for an inference that goes around the application, which needs none of the first five fields,
+    unless callers need keys: then the application refuses those that may not. Other requests have only these fields, as
+    the application reads the rest by itself. Requests share heads, so nobody changes one.
     """
 
     method: bytes
@@ -33,6 +34,7 @@ class RequestHead:
     timeouts: Timeouts  # headers that say how long the client waits
     trace_headers: TraceHeaders | None  # the client's span
     request_id: str  # as `core.requests.request_ids` has it; empty if the client sent none
+    credentials: tuple[tuple[bytes, bytes], ...]  # what shows the caller, if callers need keys
 
     def __init__(
         self,
@@ -54,6 +56,7 @@ class RequestHead:
         timeouts: Timeouts = (),
         trace_headers: TraceHeaders | None = None,
         request_id: str = "",
+        credentials: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
         self.method = method
         self.target = target
@@ -73,3 +76,4 @@ class RequestHead:
         self.timeouts = timeouts
         self.trace_headers = trace_headers
         self.request_id = request_id
+        self.credentials = credentials

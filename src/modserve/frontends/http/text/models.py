@@ -152,7 +152,7 @@ class TextVersions:
     async def _names(self, tasks: Collection[TextTask]) -> Sequence[str]:
         """The READY models with one of the tasks; those whose files cannot be used are left out."""
         names: dict[str, None] = {}
-        for servable in self._server.ready_models():
+        for servable in self._server.models():
             folder = self._server.folder(servable.id)
             if folder is not None and servable.id.name not in names:
                 outcome = await asyncio.shield(self._entry(servable.id, servable).text)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from urllib.parse import unquote_to_bytes
 
+from modserve.access.credentials import Credentials
 from modserve.core.tensors.tensor import Buffer
 from modserve.protocol.http.infer_response import encode_message
 from modserve.protocol.http.request_head import RequestHead
@@ -24,6 +25,8 @@ No text of a client holds it, since it is no character.
 """
 HEADERS_AS_SENT = "modserve.headers_as_sent"
 """A scope's extension: names as the client spelled them, with values; only where headers are forwarded to models."""
+CERTIFICATE = "modserve.certificate"
+"""A scope's extension: what the connection's client has shown in its handshake, as `access.credentials` has it."""
 _ENCODED_SLASH = re.compile(rb"%2[fF]")
 
 _UNSENT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
@@ -48,10 +51,11 @@ class AsgiCall:
         keep_alive: bool,
         writable: Callable[[], Awaitable[None]],
         done: Callable[[bool], None],
+        certificate: Credentials = (),
     ) -> None:
         self._context = context
         self._transport = transport
-        self._scope = scope(head, transport)
+        self._scope = scope(head, transport, certificate)
         self._old = head.old
         self._body: bytes | None = bytes(body)
         self._lines = head.cors
@@ -195,7 +199,7 @@ def _address(name: object) -> tuple[str, int] | None:
     return (str(name[0]), int(name[1])) if isinstance(name, tuple) and len(name) >= 2 else None
 
 
-def scope(head: RequestHead, transport: asyncio.BaseTransport) -> Message:
+def scope(head: RequestHead, transport: asyncio.BaseTransport, certificate: Credentials = ()) -> Message:
     """The ASGI scope of a request."""
     path, _, query = head.target.partition(b"?")
     return {
@@ -211,5 +215,5 @@ def scope(head: RequestHead, transport: asyncio.BaseTransport) -> Message:
         "headers": head.headers,
         "client": _address(transport.get_extra_info("peername")),
         "server": _address(transport.get_extra_info("sockname")),
-        "extensions": {HEADERS_AS_SENT: head.as_sent},
+        "extensions": {HEADERS_AS_SENT: head.as_sent, CERTIFICATE: certificate},
     }

@@ -9,7 +9,7 @@ responses and ends what takes too long. Its state:
     LAST    the request at hand, or the refusal just written, is the last: what follows is dropped.
     ENDED   the client has sent its last byte, but still reads. What it has sent is served, unless it was LAST before.
 - `_call` serves the request whose head is `_head`, or is its long response while that is written. Nothing is read
-  meanwhile: what the client sends ahead waits in the reader, and above `_AHEAD` bytes the client is read no further.
+  meanwhile: what the client sends ahead waits in the reader, and above `AHEAD` bytes the client is read no further.
 - `_blockage` is there while the client does not take what was written. Then no request is begun, and nothing is read.
 - `_reading`: the transport reads. Only `_choose_reading` changes it, by `_blockage`, `_held_ahead` and `_resting`.
 - `_held`, `_held_ahead` and `_held_unsent` are parts of the memory budget: for the body of the request at hand, for
@@ -25,13 +25,15 @@ inference whose head is known byte for byte goes past the reader, which saves 0.
 import asyncio
 import logging
 import time
-from enum import Enum, auto
 from typing import cast
 
+from modserve.access.credentials import Credentials
 from modserve.core.errors import ModserveError
 from modserve.core.requests.memory import MemoryExhaustedError
 from modserve.core.runtime.turn import BURST
+from modserve.core.tenants import Tenant
 from modserve.core.tensors.tensor import Buffer
+from modserve.frontends.certificates import shown_by
 from modserve.frontends.http.infer import InferCall
 from modserve.protocol.http import infer_response
 from modserve.protocol.http.infer_response import Body
@@ -39,8 +41,8 @@ from modserve.protocol.http.request_head import RequestHead
 
 from .access import ConnectionLog
 from .asgi import AsgiCall
-from .context import Hold, HttpContext
-from .half_closed import look_after
+from .context import AHEAD, SMALL_BODY, ConnectionPhase, Hold, HttpContext
+from .half_closed import close_later, look_after
 from .head import RefusedRequestError
 from .long_response import LongResponse
 from .reader import END, IDLE, Reader
@@ -48,22 +50,6 @@ from .responses import CONTINUE, header_lines, inference_response, json_response
 from .time_outs import CloseAction, TimeOuts
 
 _log = logging.getLogger(__name__)
-
-_AHEAD = 64 * 1024
-"""Bytes that a client may send ahead before it is read no further."""
-
-_SMALL_BODY = 64 * 1024
-"""Bytes of a body that does not count against the memory budget if it comes in one piece."""
-
-_LINGER = 2.0
-"""Seconds in which a refused client may read why, before the connection closes."""
-
-
-class ConnectionPhase(Enum):
-    OPEN = auto()
-    LAST = auto()
-    ENDED = auto()
-
 
 _OPEN, _LAST, _ENDED = ConnectionPhase
 _NO_HEAD = RequestHead()
@@ -78,6 +64,8 @@ class HttpConnection(asyncio.Protocol):
         self._reader = Reader(context.heads, context.options, context.memory)
         self._known = context.heads.exact
         self._turn = context.turn
+        self._authority = context.authority
+        self._certificate: Credentials = ()  # what its client has shown in the handshake
         self._phase = ConnectionPhase.OPEN
         self._call: InferCall | AsgiCall | LongResponse | None = None
         self._head = _NO_HEAD
@@ -97,6 +85,8 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if self._authority is not None:
+            self._certificate = shown_by(transport)
         if self._access is not None:
             self._access.connected(transport)
         if not self.context.opened(self):
@@ -169,7 +159,7 @@ class HttpConnection(asyncio.Protocol):
         if self._call is None and reader.state is IDLE and not reader.rest and self._blockage is None:
             end = data.find(END) + 4
             known = self._known.get(data[:end])
-        if known is None or len(data) != end + known[1] or len(data) > _SMALL_BODY:
+        if known is None or len(data) != end + known[1] or len(data) > SMALL_BODY:
             self._burst += len(data)
             if self._burst >= BURST:
                 self._burst, self._resting = 0, True
@@ -257,8 +247,8 @@ class HttpConnection(asyncio.Protocol):
         unread = len(reader.rest) - reader.at
         if not unread:
             reader.rest, reader.at = b"", 0
-        if unread > _AHEAD or self._held_ahead.size:
-            self._held_ahead.resize(unread if unread > _AHEAD else 0)
+        if unread > AHEAD or self._held_ahead.size:
+            self._held_ahead.resize(unread if unread > AHEAD else 0)
         self._choose_reading()
         if reader.state is not IDLE and self._transport is not None:
             if not self._received_ns and self.context.server.tracer.on:
@@ -289,29 +279,43 @@ class HttpConnection(asyncio.Protocol):
 
     def _begin(self, head: RequestHead, body: Buffer) -> None:
         """Serve a request that has come completely. Raises MemoryExhaustedError."""
-        if len(body) > _SMALL_BODY or self._held.size:
+        if len(body) > SMALL_BODY or self._held.size:
             self._held.resize(len(body))
         received_ns, self._received_ns = self._received_ns, 0
         if head.model:
             self._infer(head, body, received_ns)
-            return
+        else:
+            self._apply(head, body)
+
+    def _apply(self, head: RequestHead, body: Buffer) -> None:
+        """Let the application serve the request."""
         self._head = head
         if not head.keep_alive:
             self._read_no_more()
         transport = self._transport
         assert transport is not None, "requests are only read while there is a connection: this is a bug"
         keep_alive = head.keep_alive and self._phase is not _LAST
-        self._call = call = AsgiCall(self.context, transport, head, body, keep_alive, self._writable, self._done)
+        self._call = call = AsgiCall(
+            self.context, transport, head, body, keep_alive, self._writable, self._done, self._certificate
+        )
         self.context.turns.calls += 1
         self.context.tasks.create_task(call.run())
 
     def _infer(self, head: RequestHead, body: Buffer, received_ns: int = 0) -> None:
+        tenant: Tenant | None = None
+        if self._authority is not None:
+            identity = self._authority.recognise(head.credentials or self._certificate)
+            if identity is None or not identity.allows("infer", head.model):
+                self._apply(head, body)  # which says why not
+                return
+            tenant = identity.tenant
         if not head.keep_alive:
             self._read_no_more()
         self._head = head
         if self._access is not None:
             self._access.begin(head, len(body))
         self._call = call = InferCall(self.context.calls, self._respond)
+        call.tenant = tenant
         turn = self._turn
         turn.begin()
         call.start(head.model, head.model_version, head, body, received_ns)
@@ -333,7 +337,7 @@ class HttpConnection(asyncio.Protocol):
             if transport is not None:
                 statuses = context.statuses
                 size, parts = inference_response(outcome, lines, context.json_head, context.binary_head, statuses)
-                if size > _SMALL_BODY:
+                if size > SMALL_BODY:
                     self._held.resize(0)
                     paused = self._blockage is not None
                     self._call = response = LongResponse(context.loop, transport, parts, self._done, paused)
@@ -372,11 +376,8 @@ class HttpConnection(asyncio.Protocol):
         if not linger:
             transport.close()
             return
-        # Closing with unread data would reset the connection, and the client might not see the response.
-        if transport.can_write_eof():
-            transport.write_eof()
+        close_later(transport, self.context.loop)
         self._choose_reading()
-        self.context.loop.call_later(_LINGER, transport.close)
 
     def _fail(self, error: BaseException) -> None:
         """Something of ours has raised while a request was read: it costs this connection only."""

@@ -9,7 +9,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from email.utils import formatdate
-from typing import Any, Protocol, TypeAlias
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from modserve.core.requests.memory import MemoryBudget
 from modserve.core.runtime.turn import turn_of
@@ -19,6 +20,9 @@ from modserve.settings import HttpSettings
 
 from .head_memory import HeadMemory
 from .responses import BINARY_HEAD, JSON_HEAD, dated
+
+if TYPE_CHECKING:
+    from modserve.access.authority import Authority
 
 _log = logging.getLogger(__name__)
 
@@ -39,11 +43,25 @@ _CALLS = 16
 STATUSES = 600
 """Those of HTTP are below it."""
 
+AHEAD = 64 * 1024
+"""Bytes that a client may send ahead before it is read no further."""
+
+SMALL_BODY = 64 * 1024
+"""Bytes of a body that does not count against the memory budget if it comes in one piece."""
+
 _LINGERING = 8
 """Connections above the limit that may stay until they have read why they are refused."""
 
 _WARN = 10.0
 """Seconds between two warnings that there are too many connections."""
+
+
+class ConnectionPhase(Enum):
+    """How far a connection has come: `HttpConnection` says what the phases are."""
+
+    OPEN = auto()
+    LAST = auto()
+    ENDED = auto()
 
 
 class OpenConnection(Protocol):
@@ -123,7 +141,8 @@ class Turns:
 class HttpContext:
     """What the connections of a listener share: the server behind them, its limits, and themselves.
 
-    Without `inferences`, those go to the application as all other requests do.
+    Without `inferences`, those go to the application as all other requests do; with an `authority`, so do those of
+    callers that it does not know, or that may not run the model.
     """
 
     def __init__(
@@ -134,6 +153,7 @@ class HttpContext:
         loop: asyncio.AbstractEventLoop,
         options: HttpSettings,
         inferences: bool = True,
+        authority: "Authority | None" = None,
     ) -> None:
         self.server = server
         self.memory = server.memory
@@ -147,7 +167,8 @@ class HttpContext:
         self.turn = turn_of(loop)
         self.connections: set[OpenConnection] = set()
         traced = server.tracer.propagates or server.access_log is not None
-        self.heads = HeadMemory(options, self.memory, traced, inferences)
+        self.authority = authority
+        self.heads = HeadMemory(options, self.memory, traced, inferences, authority is not None)
         self.statuses = [0] * STATUSES
         """Responses by their status."""
         self.closing = False

@@ -4,6 +4,7 @@ import re
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
+from modserve.access.credentials import of_headers
 from modserve.core.requests import request_ids, trace_context
 from modserve.frontends import browsers
 from modserve.protocol import compression, header_forwarding
@@ -77,10 +78,11 @@ def read_head(
     options: HttpSettings,
     traced: bool,
     inferences: bool,
+    keyed: bool = False,
 ) -> tuple[RequestHead, BodyFraming]:
     """Check a head and understand it, with the headers of traces if they are `traced`. Raises RefusedRequestError.
 
-    Without `inferences`, it is none of an inference, whatever its target is.
+    Without `inferences`, it is none of an inference, whatever its target is. `keyed`: callers need keys.
     """
     if version not in _VERSIONS:
         raise RefusedRequestError(505, f"HTTP/{version} is not supported on this port, only HTTP/1.1 and HTTP/1.0 are")
@@ -126,6 +128,11 @@ def read_head(
         head = RequestHead(method, lines.target, version, lines.headers, lines.as_sent, keep_alive, old, cors)
     else:
         head = RequestHead(
+            method=method,
+            target=lines.target if keyed else b"",
+            version=version,
+            headers=lines.headers if keyed else None,
+            as_sent=lines.as_sent if keyed else None,
             keep_alive=keep_alive,
             old=old,
             cors=cors,
@@ -139,6 +146,7 @@ def read_head(
             timeouts=tuple(sorted(timeouts)),  # heads are remembered whatever the order of their lines is
             trace_headers=trace_context.of_values(trace) if trace else None,
             request_id=_request_id(single.get(_REQUEST_ID)),
+            credentials=of_headers(lines.headers) if keyed else (),
         )
     return head, framing
 

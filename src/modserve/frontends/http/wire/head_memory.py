@@ -20,6 +20,7 @@ from typing import TypeAlias, TypeVar
 
 from mypy_extensions import mypyc_attr
 
+from modserve.access import credentials
 from modserve.core.requests import trace_context
 from modserve.core.requests.memory import MemoryBudget
 from modserve.frontends import browsers
@@ -58,11 +59,16 @@ class HeadMemory:
     """`exact` holds heads byte for byte, for a connection to look up at once; `recall` knows others by their essence.
 
     Nothing in it differs from what the parser would make of the same bytes. Heads have the headers of traces if they
-    are `traced`. Without `inferences`, none is one of an inference.
+    are `traced`, and what shows the caller if they are `keyed`. Without `inferences`, none is one of an inference.
     """
 
     def __init__(
-        self, options: HttpSettings, memory: MemoryBudget, traced: bool = False, inferences: bool = True
+        self,
+        options: HttpSettings,
+        memory: MemoryBudget,
+        traced: bool = False,
+        inferences: bool = True,
+        keyed: bool = False,
     ) -> None:
         self.exact: dict[bytes, Known] = {}
         self._essences: dict[tuple[bytes, ...], RequestHead] = {}
@@ -72,8 +78,11 @@ class HeadMemory:
         """Whether heads of one essence are the same: no line of a client's becomes a parameter."""
         self.traced = traced
         self.inferences = inferences
+        self.keyed = keyed
         restriction = options.restrictions.get("inference")
         self._ordinary = _ORDINARY if restriction is None else _ORDINARY | {restriction.name.lower().encode()}
+        if keyed:
+            self._ordinary |= credentials.HEADERS
         names = _any_of(self._ordinary | _UNUSUAL | (trace_context.NAMES if traced else frozenset()))
         self._irrelevant = re.compile(
             rb"\r\n(?!(?i:%b):)[!#$%%&'*+.^_`|~0-9A-Za-z-]++:[\t\x20-\x7e\x80-\xff]*+(?=\r\n)" % names

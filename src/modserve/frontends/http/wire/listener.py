@@ -1,7 +1,7 @@
 """The HTTP port: it opens, stops accepting, and closes when the requests at hand have been served."""
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from modserve.frontends import browsers
 from modserve.frontends.certificates import Certificates
@@ -13,12 +13,18 @@ from modserve.settings import HttpSettings
 from .connection import HttpConnection
 from .context import AsgiApp, HttpContext
 
+if TYPE_CHECKING:
+    from modserve.access.authority import Authority
+
 _FLUSH = 1.0
 """Seconds for responses on their way when the port closes."""
 
 
 class HttpListener:
-    """Serves `server` on one port, or `app` in place of all its calls. `tasks` is the parent of requests' tasks."""
+    """Serves `server` on one port, or `app` in place of all its calls. `tasks` is the parent of requests' tasks.
+
+    With an `authority`, to callers that it knows.
+    """
 
     def __init__(
         self,
@@ -28,6 +34,7 @@ class HttpListener:
         options: HttpSettings,
         tasks: asyncio.TaskGroup,
         app: AsgiApp | None = None,
+        authority: "Authority | None" = None,
     ) -> None:
         self._server = server
         self._address = address
@@ -35,7 +42,8 @@ class HttpListener:
         self._options = options
         self._tasks = tasks
         self._context: HttpContext | None = None
-        self._calls = Application(server, options) if app is None else None
+        self._authority = authority
+        self._calls = Application(server, options, authority) if app is None else None
         self._app = app or self._calls
         self._socket: asyncio.Server | None = None
 
@@ -55,7 +63,7 @@ class HttpListener:
         loop = asyncio.get_running_loop()
         assert self._app is not None, "one of the two: this is a bug"
         inferences = self._calls is not None
-        context = HttpContext(self._server, self._app, self._tasks, loop, self._options, inferences)
+        context = HttpContext(self._server, self._app, self._tasks, loop, self._options, inferences, self._authority)
         self._context = context
         tls: dict[str, Any] = {}
         if self._options.tls is not None:

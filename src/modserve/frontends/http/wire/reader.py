@@ -255,8 +255,8 @@ class Reader:
             self.cors = cors.header_block(options.cors_allow_origin, method, lines.headers)
         version, keep_alive = parser.get_http_version(), parser.should_keep_alive()
         try:
-            traced, inferences = self._heads.traced, self._heads.inferences
-            self.head, framing = read_head(lines, method, version, keep_alive, self.cors, options, traced, inferences)
+            flags = self._heads.traced, self._heads.inferences, self._heads.keyed
+            self.head, framing = read_head(lines, method, version, keep_alive, self.cors, options, *flags)
         except RefusedRequestError as refused:
             self._stop(refused.status, refused.message)
         self._limited = framing.limited

@@ -1,0 +1,170 @@
+"""Knows callers by what they show.
+
+A key is looked up by the hash of its secret. Whoever showed the same headers before is known by these, which takes one
+look into a dictionary: the front ends ask `recognise` for every request. Tokens that nobody has shown before take
+longer; only `authenticate` waits for them, and for the time that a failure has to wait.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from itertools import islice
+from typing import Final
+
+from modserve.core.errors import UnauthenticatedError
+
+from . import certificates
+from .calls import CallNeed, Reach
+from .credentials import CERTIFICATE, Credentials, secret_of
+from .identity import Identity
+from .key_file import AccessFile, Key, shown_time
+from .secret import digest
+from .slow_down import SlowDown, address_of
+from .tokens import TokenVerifier
+
+_log = logging.getLogger(__name__)
+
+_REMEMBERED: Final = 4096
+"""Credentials that are known as they came. If there are more, the oldest eighth is forgotten."""
+_WAITING: Final = 1024
+"""Failures that wait at the same time; others are answered at once."""
+_WARNING_SECONDS: Final = 60.0
+_UNKNOWN: Final = "the key is not known"
+_INVALID: Final = 'Bearer error="invalid_token"'
+
+
+class Authority:
+    """All that the file of keys says, and beside it `keys` by the hashes of their secrets.
+
+    For the event loop's thread. `health_open`: anybody may ask for the health of the server. `clock` tells seconds
+    since 1970, `steady` seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        file: AccessFile,
+        keys: Mapping[str, Key] | None = None,
+        *,
+        health_open: bool = True,
+        clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._own = keys or {}
+        self._health_open = health_open
+        self._clock = clock
+        self._steady = steady
+        self._sleep = sleep
+        self._slow_down = SlowDown()
+        self._waiting = 0
+        self._failures = 0
+        self._next_warning = 0.0
+        self._known: dict[Credentials, Identity] = {}
+        self._tokens = TokenVerifier((), clock, steady)
+        self.generation = 0
+        """Changes whenever somebody may have lost access."""
+        self.replace(file)
+
+    def replace(self, file: AccessFile) -> None:
+        """The file has changed: from now on, it is this one that counts."""
+        self._keys = {**file.keys, **self._own}
+        self._certificates = file.certificates
+        former = self._tokens
+        self._tokens = TokenVerifier(file.issuers, self._clock, self._steady, former)
+        former.close()
+        self._known.clear()
+        self.generation += 1
+
+    def is_open(self, need: CallNeed) -> bool:
+        """Whether anybody may make such a call."""
+        return need.reach is Reach.OPEN or (need.reach is Reach.HEALTH and self._health_open)
+
+    def recognise(self, credentials: Credentials) -> Identity | None:
+        """Who shows these, if that can be said at once; None for anybody else, also without credentials."""
+        identity = self._known.get(credentials)
+        if identity is not None and self._clock() < identity.expires:
+            return identity
+        if not credentials:
+            return None
+        try:
+            return self.resolve(credentials)
+        except UnauthenticatedError:
+            return None
+
+    def expired(self, identity: Identity) -> bool:
+        return identity.expires <= self._clock()
+
+    def resolve(self, credentials: Credentials) -> Identity:
+        """The same; a token must have been verified. Raises `UnauthenticatedError`."""
+        self._known.pop(credentials, None)
+        identity = self._certified(credentials) or self._by_secret(secret_of(credentials))
+        if len(self._known) >= _REMEMBERED:
+            for old in list(islice(self._known, _REMEMBERED // 8)):
+                del self._known[old]
+        self._known[credentials] = identity
+        return identity
+
+    def _certified(self, credentials: Credentials) -> Identity | None:
+        if not credentials or credentials[0][0] != CERTIFICATE:
+            return None
+        names = [name.decode() for _, name in credentials]
+        identity = certificates.identify(self._certificates, names)
+        if identity is None:
+            raise UnauthenticatedError("no rule of the server's file of keys is for the client's certificate")
+        return identity
+
+    def _by_secret(self, secret: bytes) -> Identity:
+        key = self._keys.get(digest(secret))
+        if key is None:
+            identity = self._tokens.verified(secret)
+            if identity is None:
+                raise UnauthenticatedError(_UNKNOWN, _INVALID)
+            return identity
+        identity = key.identity
+        if key.revoked:
+            raise UnauthenticatedError(f"the key '{identity.name}' was revoked", _INVALID)
+        if self.expired(identity):
+            raise UnauthenticatedError(f"the key '{identity.name}' expired at {shown_time(identity.expires)}", _INVALID)
+        return identity
+
+    def close(self) -> None:
+        self._tokens.close()
+
+    async def authenticate(self, credentials: Credentials, client: object) -> Identity:
+        """Who shows these. `client`: its address, as a socket has it.
+
+        Raises `UnauthenticatedError`, after some time if the address has failed often, and OVERLOADED where more tokens
+        wait to be verified than the server can.
+        """
+        try:
+            try:
+                return self.resolve(credentials)
+            except UnauthenticatedError as error:
+                if error.message != _UNKNOWN or not self._tokens.expected(secret_of(credentials)):
+                    raise
+            tokens = self._tokens
+            await tokens.verify(secret_of(credentials))
+            if self._tokens is not tokens:  # the file has changed meanwhile
+                await self._tokens.verify(secret_of(credentials))
+            return self.resolve(credentials)
+        except UnauthenticatedError as error:
+            failure = UnauthenticatedError(error.message, error.challenge)
+        await self._wait(address_of(client))
+        raise failure
+
+    async def _wait(self, address: str) -> None:
+        """Let a failure of the address wait, if it has to."""
+        now = self._steady()
+        self._failures += 1
+        if now >= self._next_warning:
+            self._next_warning = now + _WARNING_SECONDS
+            _log.warning("%d calls without a valid key were refused, the last one from %s", self._failures, address)
+            self._failures = 0
+        seconds = self._slow_down.failed(address, now)
+        if seconds > 0 and self._waiting < _WAITING:
+            self._waiting += 1
+            try:
+                await self._sleep(seconds)
+            finally:
+                self._waiting -= 1

@@ -1,0 +1,113 @@
+"""The caller of the call that a task serves, and what it may do.
+
+A front end that has found out who calls sets `CALLER` in the task that serves the call. Whatever the call asks of the
+server is then checked against it, by the model that it names: `frontends.scoped_server`.
+"""
+
+from contextvars import ContextVar
+from typing import Final
+
+from modserve.core.errors import ModserveError, PermissionDeniedError, UnauthenticatedError, internal
+from modserve.core.tenants import Tenant
+from modserve.core.version import unknown_model
+
+from .authority import Authority
+from .calls import CallNeed, Reach
+from .credentials import NO_KEY, Credentials
+from .identity import CallKind, Identity
+
+
+class Caller:
+    """Who calls, and for what kind of call. `identity` is None for anybody, at calls that are open."""
+
+    __slots__ = ("_authority", "_credentials", "_generation", "_identity", "kind")
+
+    def __init__(
+        self, authority: Authority, credentials: Credentials, identity: Identity | None, kind: CallKind
+    ) -> None:
+        self._authority = authority
+        self._credentials = credentials
+        self._identity = identity
+        self._generation = authority.generation
+        self.kind = kind
+
+    @property
+    def identity(self) -> Identity | None:
+        """As it is now: a call may last longer than its key. Raises `UnauthenticatedError`."""
+        identity, authority = self._identity, self._authority
+        if identity is None:
+            return None
+        if self._generation != authority.generation or authority.expired(identity):
+            identity = self._identity = authority.resolve(self._credentials)
+            self._generation = authority.generation
+        return identity
+
+    @property
+    def tenant(self) -> Tenant | None:
+        return None if self._identity is None else self._identity.tenant
+
+    def sees(self, model: str) -> bool:
+        """Whether the caller may know of the model."""
+        identity = self.identity
+        return identity is not None and identity.sees(model)
+
+    def may(self, model: str) -> bool:
+        """Whether the call may concern the model."""
+        identity = self.identity
+        return identity is not None and identity.allows(self.kind, model)
+
+    def check(self, model: str) -> None:
+        """The call concerns the model. Raises NOT_FOUND or `PermissionDeniedError`."""
+        identity = self.identity
+        if identity is None or not identity.allows(self.kind, model):
+            raise refusal(identity, self.kind, model)
+
+    def check_server(self) -> None:
+        """The call concerns the server as a whole. Raises `UnauthenticatedError` or `PermissionDeniedError`."""
+        _check_server(self.identity, self.kind)
+
+
+CALLER: Final[ContextVar[Caller | None]] = ContextVar("caller", default=None)
+
+
+def current() -> Caller:
+    """The caller of the call that the current task serves. Raises where nobody has found that out, which is a bug."""
+    caller = CALLER.get()
+    if caller is None:
+        raise internal("nobody has found out who calls: this is a bug")
+    return caller
+
+
+def refusal(identity: Identity | None, kind: CallKind, model: str) -> ModserveError:
+    """Why a call of the kind may not concern the model: a model that the caller must not see is not there."""
+    if identity is None or not identity.sees(model):
+        return unknown_model(model)
+    return _denied(identity, kind, f"model '{model}'", model)
+
+
+def enter(authority: Authority, credentials: Credentials, identity: Identity | None, need: CallNeed) -> None:
+    """The call of the current task is this caller's. Raises `UnauthenticatedError` or `PermissionDeniedError`."""
+    if need.reach is Reach.SERVER:
+        _check_server(identity, need.kind)
+    elif not authority.is_open(need):
+        if identity is None:
+            raise UnauthenticatedError(NO_KEY)
+        if need.reach in (Reach.MODEL, Reach.LIST) and not identity.may(need.kind):
+            raise _denied(identity, need.kind, "any model", "")
+    CALLER.set(Caller(authority, credentials, identity, need.kind))
+
+
+def _check_server(identity: Identity | None, kind: CallKind) -> None:
+    if identity is None:
+        raise UnauthenticatedError(NO_KEY)
+    if not identity.may_everywhere(kind):
+        raise _denied(identity, kind, "all models", "*")
+
+
+def _denied(identity: Identity, kind: CallKind, of: str, model: str) -> PermissionDeniedError:
+    scope = f"{kind}:{model}" if model else kind
+    safe = "".join(each if each.isascii() and each.isprintable() and each not in '"\\' else "?" for each in scope)
+    return PermissionDeniedError(
+        f"this call needs the scope '{kind}' for {of}, which the {identity.origin} '{identity.name}' does not have",
+        f'Bearer error="insufficient_scope", scope="{safe}"',
+    )

@@ -1,0 +1,125 @@
+"""What every call needs: its kind, and what it is about. All paths and RPCs, in one place.
+
+The paths are those of `protocol.restricted`, by category. `docs/access.md` shows the table, and a test compares it with
+the routes and RPCs that are served: one that is missing here fails it.
+"""
+
+import enum
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from modserve.protocol.restricted import OPEN_PATHS, PATH_CATEGORY, RPC_CATEGORY
+
+from .identity import CallKind
+
+
+class Reach(enum.Enum):
+    """What a call is about."""
+
+    OPEN = "open"
+    """Nothing that anybody may not know: no key is needed."""
+    HEALTH = "health"
+    """Whether the server itself is alive and ready: open, unless an option closes it."""
+    ANY = "any key"
+    """What every caller may know."""
+    MODEL = "one model"
+    """The model that it names in its path or its message."""
+    LIST = "models seen"
+    """All models that the caller may see: the answer has no others."""
+    SERVER = "all models"
+    """The server as a whole."""
+
+
+class CallNeed(NamedTuple):
+    """A call needs `kind` for what it is about."""
+
+    kind: CallKind
+    reach: Reach
+
+
+class PathNeed(NamedTuple):
+    """What a path needs. `others`: of methods that need something else than most of its methods."""
+
+    usual: CallNeed
+    others: Mapping[str, CallNeed]
+
+    def of(self, method: str) -> CallNeed:
+        return self.others.get(method, self.usual)
+
+
+OPEN: Final = CallNeed("read", Reach.OPEN)
+ANY: Final = CallNeed("read", Reach.ANY)
+"""Also what paths need that no route has, and methods that a path has not."""
+METRICS: Final = CallNeed("read", Reach.SERVER)
+"""The page of metrics, at its own port."""
+_LIST: Final = CallNeed("read", Reach.LIST)
+
+_BY_CATEGORY: Final[Mapping[str, CallNeed]] = {
+    "health": CallNeed("read", Reach.MODEL),
+    "metadata": CallNeed("read", Reach.MODEL),
+    "inference": CallNeed("infer", Reach.MODEL),
+    "shared-memory": CallNeed("control", Reach.SERVER),
+    "model-config": CallNeed("read", Reach.MODEL),
+    "model-repository": CallNeed("control", Reach.MODEL),
+    "statistics": CallNeed("read", Reach.MODEL),
+    "trace": CallNeed("admin", Reach.MODEL),
+    "logging": CallNeed("admin", Reach.SERVER),
+}
+"""What most calls of a category need."""
+
+HEALTH: Final = CallNeed("read", Reach.HEALTH)
+_SERVER_HEALTH: Final = ("/", "/v2/health/live", "/v2/health/ready")
+_PATHS: Final[Mapping[str, CallNeed]] = {
+    **dict.fromkeys(OPEN_PATHS, OPEN),
+    **dict.fromkeys(_SERVER_HEALTH, HEALTH),
+    **dict.fromkeys(("/v2", "/info"), ANY),
+    **dict.fromkeys(("/v2/models", "/v1/models", "/openai/v1/models", "/v2/models/stats"), _LIST),
+    **dict.fromkeys(("/v2/repository/index", "/v2/repository/{repository}/index"), _LIST),
+    **dict.fromkeys(("/v2/memory", "/console/events"), CallNeed("read", Reach.SERVER)),
+    "/v2/trace/setting": CallNeed("admin", Reach.SERVER),
+}
+"""Paths that need something else."""
+_METHODS: Final[Mapping[str, Mapping[str, CallNeed]]] = {
+    "/v2/models/{model}/routing": {"GET": CallNeed("read", Reach.MODEL)},
+}
+
+RPC_NEEDS: Final[Mapping[str, CallNeed]] = {
+    **{rpc: _BY_CATEGORY[category] for rpc, category in RPC_CATEGORY.items()},
+    **dict.fromkeys(("ServerLive", "ServerReady", "Check", "Watch"), HEALTH),
+    "ServerReflectionInfo": OPEN,
+    "ServerMetadata": ANY,
+    "List": _LIST,
+    "ModelStatistics": _LIST,
+    "RepositoryIndex": _LIST,
+}
+"""By the name of the RPC. `Check` and `Watch` know no model where there is no key; ``ModelStatistics`` and
+``TraceSetting`` may name a model or none."""
+
+PATH_NEEDS: Final[Mapping[str, PathNeed]] = {
+    **{
+        template: PathNeed(_PATHS.get(template, _BY_CATEGORY[category]), _METHODS.get(template, {}))
+        for template, category in PATH_CATEGORY.items()
+    },
+    **{template: PathNeed(OPEN, {}) for template in OPEN_PATHS},
+}
+"""By path template, in which a name in braces stands for any one part of a path."""
+
+
+def _pattern(template: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(template)))
+
+
+_PATTERNS: Final = [
+    (_pattern(template), PATH_NEEDS[template])
+    for template in sorted(PATH_NEEDS, key=lambda template: (template.count("{"), -len(template)))
+]
+"""The special before the general."""
+
+
+def need_of(method: str, path: str) -> tuple[CallNeed, str]:
+    """What a call to a decoded path needs, and the model that it names; empty for none."""
+    for pattern, need in _PATTERNS:
+        if (match := pattern.fullmatch(path)) is not None:
+            return need.of(method), match.groupdict().get("model", "")
+    return ANY, ""

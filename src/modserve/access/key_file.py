@@ -1,0 +1,262 @@
+"""What the file of keys says: ``keys``, and beside them ``tenants``, ``jwt`` and ``certificates``.
+
+YAML; a file that begins with a brace is JSON, which is read fifty times as fast.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from datetime import UTC, date, datetime
+from typing import Any, Final
+
+from modserve.core.errors import ModserveError, invalid
+from modserve.core.tenants import Tenant
+
+from .certificates import CertificateRule
+from .identity import Identity, Scopes, kinds
+from .issuers import ALGORITHMS, Issuer, check_library
+
+_NAME: Final = re.compile(r"[^\s\x00-\x1f\x7f]{1,100}")
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_LIMITS: Final = {field.name for field in fields(Tenant)} - {"name"}
+_WHOLE: Final = {"concurrency", "queue_size"}
+_NAME_RULE: Final = "expected 1 to 100 characters without spaces"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One secret of a key: who shows it is `identity`, unless it is `revoked`."""
+
+    identity: Identity
+    revoked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AccessFile:
+    """All that the file says. `keys` are by the hashes of their secrets."""
+
+    keys: Mapping[str, Key]
+    issuers: tuple[Issuer, ...] = ()
+    certificates: tuple[CertificateRule, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody can have access by it."""
+        return not (self.keys or self.issuers or self.certificates)
+
+
+def parse(text: str, file: str) -> dict[str, Any]:
+    """The document, unchecked but for its form. Raises INVALID_ARG."""
+    try:
+        document = json.loads(text) if text.lstrip().startswith("{") else _yaml(text, file)
+    except json.JSONDecodeError as error:
+        raise invalid(f"{file}: not JSON: {error}") from None
+    if document is None:
+        raise invalid(f"{file}: the file is empty, expected 'keys:' with a list")
+    if not isinstance(document, dict):
+        raise invalid(f"{file}: expected a mapping with 'keys', got {type(document).__name__}")
+    return document
+
+
+def _yaml(text: str, file: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = "" if mark is None else f" in line {mark.line + 1}"
+        raise invalid(f"{file}: not YAML{place}: {getattr(error, 'problem', None) or 'malformed'}") from None
+
+
+def read(text: str, file: str) -> AccessFile:
+    """The file with this text. Raises INVALID_ARG with its name, the place in it, and what would be right."""
+    try:
+        document = parse(text, file)
+        _only(document, {"keys", "tenants", "jwt", "certificates"}, "the file")
+        tenants = _tenants(document.get("tenants") or {})
+        keys = _keys(_list(document, "keys"), tenants)
+        issuers = tuple(_issuer(each, f"jwt[{index}]", tenants) for index, each in enumerate(_list(document, "jwt")))
+        rules = enumerate(_list(document, "certificates"))
+        certificates = tuple(_certificate(each, f"certificates[{index}]", tenants) for index, each in rules)
+        return AccessFile(keys, issuers, certificates)
+    except ModserveError as error:
+        message = error.message
+        raise invalid(message if message.startswith(f"{file}:") else f"{file}: {message}") from None
+
+
+def _list(document: Mapping[str, Any], name: str) -> list[Any]:
+    value = document.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise invalid(f"'{name}': expected a list, got {type(value).__name__}")
+    return value
+
+
+def _only(value: Any, known: Iterable[str], place: str) -> None:
+    """Raises INVALID_ARG for what is no mapping, or has other names."""
+    if not isinstance(value, dict):
+        raise invalid(f"{place}: expected a mapping, got {type(value).__name__}")
+    for name in value:
+        if name not in known:
+            raise invalid(f"{place}: there is no '{name}', expected some of {', '.join(sorted(known))}")
+
+
+def _text(value: Mapping[str, Any], name: str, place: str, default: str | None = None) -> str:
+    text = value.get(name, default)
+    if not isinstance(text, str) or not text:
+        raise invalid(f"{place}: '{name}' is {'missing' if text is None else repr(text)}, expected a text")
+    return text
+
+
+def check_name(name: object, place: str) -> str:
+    """A name of a key or tenant. Raises INVALID_ARG."""
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise invalid(f"{place}: {name!r} cannot be a name, {_NAME_RULE}")
+    return name
+
+
+# Tenants
+
+
+class _Tenants(dict[str, Tenant]):
+    """By name; those that the file does not describe have no limits."""
+
+    def __missing__(self, name: str) -> Tenant:
+        tenant = self[name] = Tenant(name)
+        return tenant
+
+
+def _tenants(section: Any) -> _Tenants:
+    tenants = _Tenants()
+    if not isinstance(section, dict):
+        raise invalid(f"'tenants': expected a mapping by name, got {type(section).__name__}")
+    for name, limits in section.items():
+        place = f"tenants.{name}"
+        check_name(name, place)
+        limits = {} if limits is None else limits
+        _only(limits, _LIMITS, place)
+        for limit, value in limits.items():
+            whole = limit in _WHOLE
+            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+                raise invalid(f"{place}: '{limit}' is {value!r}, expected a {'whole ' if whole else ''}number")
+        values: dict[str, Any] = {limit: value if limit in _WHOLE else float(value) for limit, value in limits.items()}
+        tenants[name] = Tenant(name, **values)
+    return tenants
+
+
+# Keys
+
+
+def _keys(rows: list[Any], tenants: _Tenants) -> dict[str, Key]:
+    keys: dict[str, Key] = {}
+    names: set[str] = set()
+    for index, row in enumerate(rows):
+        place = f"keys[{index}]"
+        _only(row, {"name", "sha256", "tenant", "scopes", "expires", "revoked", "previous"}, place)
+        name = check_name(row.get("name"), place)
+        place = f"key '{name}'"
+        if name in names:
+            raise invalid(f"{place}: there are two keys of this name")
+        names.add(name)
+        tenant = tenants[check_name(row.get("tenant", name), f"{place}, tenant")]
+        scopes, expires = read_scopes(row.get("scopes"), place), read_time(row.get("expires"), place)
+        revoked = row.get("revoked", False)
+        if not isinstance(revoked, bool):
+            raise invalid(f"{place}: 'revoked' is {revoked!r}, expected true or false")
+        secrets = [(row.get("sha256"), expires)]
+        if (previous := row.get("previous")) is not None:
+            _only(previous, {"sha256", "expires"}, f"{place}, previous")
+            end = read_time(previous.get("expires"), f"{place}, previous")
+            secrets.append((previous.get("sha256"), min(expires, end)))
+        for hashed, end in secrets:
+            if not isinstance(hashed, str) or _DIGEST.fullmatch(hashed) is None:
+                raise invalid(f"{place}: 'sha256' is not a SHA-256: expected 64 digits from 0 to f in lower case")
+            if hashed in keys:
+                raise invalid(f"{place}: key '{keys[hashed].identity.name}' has the same secret")
+            keys[hashed] = Key(Identity(name, tenant, scopes, end), revoked)
+    return keys
+
+
+def read_scopes(value: Any, place: str) -> Scopes:
+    """``{pattern: [kind, …]}``. Raises INVALID_ARG."""
+    if not isinstance(value, dict) or not value:
+        example = "{'*': [infer, read]}"
+        raise invalid(f"{place}: 'scopes' is {value!r}, expected kinds of calls by models' names, such as {example}")
+    scopes: dict[str, Any] = {}
+    for pattern, words in value.items():
+        if not isinstance(pattern, str) or not pattern:
+            raise invalid(f"{place}: {pattern!r} is no pattern of models' names")
+        if not isinstance(words, list):
+            raise invalid(f"{place}: the scope of '{pattern}' is {words!r}, expected a list such as [infer, read]")
+        scopes[pattern] = kinds(words, f"{place}, scope of '{pattern}'")
+    return scopes
+
+
+def read_time(value: Any, place: str) -> float:
+    """Seconds since 1970, infinity for none. Raises INVALID_ARG."""
+    if value is None:
+        return math.inf
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            pass
+    if isinstance(value, date) and not isinstance(value, datetime):
+        value = datetime(value.year, value.month, value.day)
+    if not isinstance(value, datetime):
+        raise invalid(f"{place}: 'expires' is {value!r}, expected a time such as 2030-01-31T12:00:00Z")
+    return (value if value.tzinfo is not None else value.replace(tzinfo=UTC)).timestamp()
+
+
+def shown_time(seconds: float) -> str:
+    """The time as the file has it."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+# Tokens and certificates
+
+
+def _issuer(row: Any, place: str, tenants: _Tenants) -> Issuer:
+    known = {"issuer", "audience", "jwks", "algorithms", "leeway_seconds", "refresh_seconds"}
+    _only(row, known | {"tenant_claim", "scopes", "scope_claim", "scopes_by_value"}, place)
+    algorithms = row.get("algorithms", list(ALGORITHMS))
+    if not isinstance(algorithms, list) or not algorithms or not set(algorithms) <= set(ALGORITHMS):
+        raise invalid(f"{place}: 'algorithms' is {algorithms!r}, expected some of {', '.join(ALGORITHMS)}")
+    numbers = {"leeway_seconds": 30.0, "refresh_seconds": 300.0}
+    for name, default in numbers.items():
+        value = row.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise invalid(f"{place}: '{name}' is {value!r}, expected a number from 0 on")
+        numbers[name] = float(value)
+    by_value = row.get("scopes_by_value") or {}
+    if not isinstance(by_value, dict):
+        raise invalid(f"{place}: 'scopes_by_value' is {by_value!r}, expected scopes by values of a claim")
+    if by_value and "scope_claim" not in row:
+        raise invalid(f"{place}: 'scopes_by_value' needs 'scope_claim', the claim whose values these are")
+    scopes = row.get("scopes")
+    check_library()
+    if scopes is None and not by_value:
+        raise invalid(f"{place}: expected 'scopes' of every token, or 'scope_claim' and 'scopes_by_value'")
+    return Issuer(
+        issuer=_text(row, "issuer", place),
+        audience=_text(row, "audience", place),
+        jwks=_text(row, "jwks", place),
+        algorithms=tuple(algorithms),
+        leeway=numbers["leeway_seconds"],
+        refresh=numbers["refresh_seconds"],
+        tenant_claim=_text(row, "tenant_claim", place, "sub"),
+        scope_claim=_text(row, "scope_claim", place, "scope"),
+        scopes={} if scopes is None else read_scopes(scopes, place),
+        scopes_by_value={str(value): read_scopes(each, f"{place}, {value!r}") for value, each in by_value.items()},
+        tenants=tenants,
+    )
+
+
+def _certificate(row: Any, place: str, tenants: _Tenants) -> CertificateRule:
+    _only(row, {"match", "tenant", "scopes"}, place)
+    tenant = tenants[check_name(row.get("tenant"), f"{place}, tenant")]
+    return CertificateRule(_text(row, "match", place), tenant, read_scopes(row.get("scopes"), place))

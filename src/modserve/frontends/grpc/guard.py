@@ -1,0 +1,24 @@
+"""Who calls an RPC, and whether the caller may."""
+
+from modserve.access import caller, credentials
+from modserve.access.authority import Authority
+from modserve.access.calls import RPC_NEEDS
+
+from .rpc import RpcCall
+
+
+class RpcGuard:
+    """Lets the handlers of calls ask their server in the name of the caller, in the task of each call."""
+
+    def __init__(self, authority: Authority) -> None:
+        self.authority = authority
+
+    async def admit(self, rpc: str, call: RpcCall) -> None:
+        """Raises what keeps the call from being served, such as `UnauthenticatedError`."""
+        need, shown, authority = RPC_NEEDS[rpc], call.credentials, self.authority
+        identity = authority.recognise(shown)
+        if identity is None and not authority.is_open(need):
+            if not shown:
+                raise credentials.missing(b"")
+            identity = await authority.authenticate(shown, call.peer)
+        caller.enter(authority, shown, identity, need)

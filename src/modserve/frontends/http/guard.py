@@ -1,0 +1,97 @@
+"""An application behind the keys of its callers."""
+
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+import orjson
+
+from modserve.access import caller, credentials
+from modserve.access.authority import Authority
+from modserve.access.calls import OPEN, CallNeed, need_of
+from modserve.access.identity import Identity
+from modserve.core.errors import ModserveError
+from modserve.core.requests import request_ids
+from modserve.protocol import failures
+from modserve.protocol.http import infer_response
+from modserve.protocol.json.json_text import MIME_JSON
+from modserve.server import Server
+from modserve.text.openai_errors import error_body
+
+from .wire.asgi import CERTIFICATE, SLASH
+from .wire.context import AsgiApp
+
+_OPENAI: Final = re.compile(
+    r"(/openai)?/v1/(embeddings|rerank|(chat/)?completions)|/v2/rerank|/openai/v1/models(/[^/]+)?"
+)
+"""Paths whose clients read errors in OpenAI's form."""
+_TEI: Final = re.compile(r"/(embed|rerank|predict|similarity|tokenize|decode|info)")
+
+
+class GuardedApp:
+    """Finds out who calls, refuses who may not, and lets `app` ask its server in the name of the caller.
+
+    OPTIONS passes: it says what a path can do, does none of it, and browsers ask it without headers of their own.
+    """
+
+    def __init__(
+        self,
+        app: AsgiApp,
+        authority: Authority,
+        server: Server,
+        need_of: Callable[[str, str], tuple[CallNeed, str]] = need_of,
+    ) -> None:
+        """`need_of`: what a call with a method to a path needs, and the model that the path names."""
+        self._need_of = need_of
+        self._app = app
+        self._authority = authority
+        self._server = server
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            try:
+                await self._admit(scope)
+            except ModserveError as error:
+                await self._refuse(scope, send, error)
+                return
+        await self._app(scope, receive, send)
+
+    async def _admit(self, scope: Any) -> None:
+        """Who calls is the task's caller from now on. Raises what keeps the call from being served."""
+        method, authority = scope["method"], self._authority
+        need, model = self._need_of("GET" if method == "HEAD" else method, scope["path"])
+        if method == "OPTIONS":
+            need, model = OPEN, ""
+        shown = credentials.of_headers(scope["headers"]) or scope.get("extensions", {}).get(CERTIFICATE, ())
+        identity: Identity | None = authority.recognise(shown)
+        if identity is None and not authority.is_open(need):
+            if not shown:
+                raise credentials.missing(scope["query_string"])
+            identity = await authority.authenticate(shown, scope.get("client"))
+        caller.enter(authority, shown, identity, need)
+        if model:
+            caller.current().check(model.replace(SLASH, "/"))
+
+    async def _refuse(self, scope: Any, send: Any, error: ModserveError) -> None:
+        status, request_id = failures.spelling(error).http, request_ids.make()
+        self._server.failure_log.record("HTTP", "", None, "", status, error.message, request_id)
+        body = _body(scope["path"], error, status)
+        headers = [(name.encode(), value.encode()) for name, value in failures.headers(error).items()]
+        headers += [
+            (b"content-length", b"%d" % len(body)),
+            (b"content-type", MIME_JSON.encode()),
+            (request_ids.HEADER.encode(), request_id.encode()),
+        ]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _body(path: str, error: ModserveError, status: int) -> bytes:
+    """The error as the clients of the path read it."""
+    if _OPENAI.fullmatch(path):
+        return orjson.dumps(error_body(error, status))
+    if _TEI.fullmatch(path):
+        from .text import tei
+
+        return orjson.dumps(tei.error_body(error, status)[1])
+    return infer_response.encode_error(error)

@@ -1,0 +1,175 @@
+"""The server as the caller of the current task may use it.
+
+Whatever a call asks about a model goes through here, so no handler checks anything itself: a model that the caller must
+not see is not there, and one with which it may do other things only is refused. Where nobody has said who calls, which
+is a bug, nothing may be asked.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from modserve.access.caller import current
+from modserve.core.configuration.trace_settings import TraceChange
+from modserve.core.errors import ModserveError
+from modserve.core.lifecycle import IndexEntry
+from modserve.core.servable import Handle, Servable
+from modserve.core.tenants import Tenant
+from modserve.observability.logging import Logs
+from modserve.observability.trace import Tracer
+from modserve.pb import inference as pb
+from modserve.routing.routings import Routings
+from modserve.server import Phase, Readiness, Server
+from modserve.server.interface import RegionT
+
+
+class _ScopedRoutings:
+    """The labels of the models that the caller sees."""
+
+    def __init__(self, routings: Routings) -> None:
+        self._routings = routings
+
+    def labelled(self, name: str, text: str, failure: ModserveError) -> int:
+        if not current().sees(name):
+            raise failure
+        return self._routings.labelled(name, text, failure)
+
+    def has_labels(self, name: str) -> bool:
+        return current().sees(name) and self._routings.has_labels(name)
+
+
+class ScopedServer:
+    """Implements `Server`."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.name, self.version = server.name, server.version
+        self.quotas = server.quotas
+        self.changes, self.memory, self.shared_memory = server.changes, server.memory, server.shared_memory
+        self.tracer, self.failure_log, self.access_log = server.tracer, server.failure_log, server.access_log
+        self.pace, self.ready_models, self.index = server.pace, server.ready_models, server.index
+        self.folder, self.model_memory = server.folder, server.model_memory
+        self.failures, self.readings_of_others = server.failures, server.readings_of_others
+        self.register_region, self.unregister_region = server.register_region, server.unregister_region
+        self.change_log_settings = server.change_log_settings
+        self.routings = cast(Routings, _ScopedRoutings(server.routings))
+
+    @property
+    def tenant(self) -> Tenant | None:
+        return current().tenant
+
+    @property
+    def phase(self) -> Phase:
+        return self._server.phase
+
+    @property
+    def retiring(self) -> bool:
+        return self._server.retiring
+
+    @property
+    def leaving(self) -> bool:
+        return self._server.leaving
+
+    @property
+    def live(self) -> bool:
+        return self._server.live
+
+    @property
+    def ready(self) -> bool:
+        return self._server.ready
+
+    @property
+    def extensions(self) -> Sequence[str]:
+        return self._server.extensions
+
+    @property
+    def control_mode(self) -> str:
+        return self._server.control_mode
+
+    @property
+    def metrics_place(self) -> str:
+        return self._server.metrics_place
+
+    @property
+    def logs(self) -> Logs:
+        return self._server.logs
+
+    # One model
+
+    def model(self, name: str, version: int | None = None) -> Servable:
+        current().check(name)
+        return self._server.model(name, version)
+
+    def borrow(self, name: str, version: int | None = None) -> Handle:
+        current().check(name)
+        return self._server.borrow(name, version)
+
+    def tracer_for(self, model: str) -> Tracer:
+        self._check(model)
+        return self._server.tracer_for(model)
+
+    async def check_model_ready(self, name: str, version: int | None) -> bool:
+        current().check(name)
+        return await self._server.check_model_ready(name, version)
+
+    async def model_trouble(self, name: str, version: int | None) -> str | None:
+        current().check(name)
+        return await self._server.model_trouble(name, version)
+
+    async def routing(self, name: str) -> dict[str, Any]:
+        current().check(name)
+        return await self._server.routing(name)
+
+    async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        current().check(name)
+        await self._server.load_model(name, config, files)
+
+    async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
+        current().check(name)
+        await self._server.unload_model(name, unload_dependents)
+
+    async def set_routing(self, name: str, document: object) -> None:
+        current().check(name)
+        await self._server.set_routing(name, document)
+
+    async def change_trace_settings(self, change: TraceChange, model: str) -> None:
+        self._check(model)
+        await self._server.change_trace_settings(change, model)
+
+    def _check(self, model: str) -> None:
+        """The call concerns the model, or if that is empty, the whole server."""
+        if model:
+            current().check(model)
+        else:
+            current().check_server()
+
+    # Those that the caller may ask about
+
+    def models(self, name: str | None = None, version: int | None = None) -> list[Servable]:
+        caller = current()
+        if name is not None:
+            caller.check(name)
+            return self._server.models(name, version)
+        return [each for each in self._server.models() if caller.may(each.id.name)]
+
+    def model_names(self) -> list[str]:
+        caller = current()
+        return [name for name in self._server.model_names() if caller.may(name)]
+
+    async def readiness(self) -> Readiness:
+        caller, readiness = current(), await self._server.readiness()
+        return Readiness(readiness.ready, [entry for entry in readiness.reasons if caller.may(entry.name)])
+
+    async def statistics(self, name: str = "", version: int | None = None) -> pb.ModelStatisticsResponse:
+        caller = current()
+        if name:
+            caller.check(name)
+            return await self._server.statistics(name, version)
+        figures = await self._server.statistics("", version)
+        return pb.ModelStatisticsResponse(model_stats=[each for each in figures.model_stats if caller.may(each.name)])
+
+    async def repository_index(self, only_ready: bool) -> list[IndexEntry]:
+        caller = current()
+        return [entry for entry in await self._server.repository_index(only_ready) if caller.may(entry.name)]
+
+    async def regions(self, kind: type[RegionT], name: str = "") -> Sequence[RegionT]:
+        return await self._server.regions(kind, name)
