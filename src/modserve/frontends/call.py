@@ -134,7 +134,7 @@ class InferenceCall:
     def lend(self) -> RegionLease:
         """The lease of the request, made on first use."""
         if self.lease is None:
-            self.lease = self.server.shared_memory.lease()
+            self.lease = self.server.shared_memory.lease("" if self.tenant is None else self.tenant.name)
         return self.lease
 
     def submit(self, request: InferenceRequest) -> None:

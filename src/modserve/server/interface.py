@@ -175,8 +175,8 @@ class Server(Protocol):
         """`index` with the models in the repositories that were never loaded. Raises UNAVAILABLE when stopping."""
         ...
 
-    async def regions(self, kind: type[RegionT], name: str = "") -> Sequence[RegionT]:
-        """The registered regions of a kind, or the named one."""
+    async def regions(self, kind: type[RegionT], name: str = "", tenant: str = "") -> Sequence[RegionT]:
+        """The registered regions of a kind, or the named one: those of a tenant, if there are tenants."""
         ...
 
     async def routing(self, name: str) -> dict[str, Any]:
@@ -223,6 +223,6 @@ class Server(Protocol):
         """`handle` is that of a GPU's memory. Raises as `SharedMemory.register_system` does."""
         ...
 
-    async def unregister_region(self, kind: type[Region], name: str) -> None:
-        """The named region, or all of a kind. An unknown name is not an error."""
+    async def unregister_region(self, kind: type[Region], name: str, tenant: str = "") -> None:
+        """A tenant's named region, or all of a kind. An unknown name is not an error."""
         ...

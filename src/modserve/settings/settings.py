@@ -171,12 +171,7 @@ class Settings(BaseModel):
         1, "Processes that serve the same ports, each with its own instances and queues."
     )
     """Not for the library."""
-    request_memory_limit: Annotated[int | None, Field(ge=0)] = option(
-        None,
-        "Bytes that all requests together may hold; 0: no limit.",
-        section="limits and memory",
-        default_in_words="half of the memory",
-    )
+    request_memory_limit: Annotated[int | None, Field(ge=0)] = load_limits.REQUEST_MEMORY
     """None: half of what the container or the machine has."""
     max_accepted_requests: Count = load_limits.MAX_ACCEPTED
     execution_timeout_secs: Count = load_limits.EXECUTION_SECS
