@@ -6,8 +6,8 @@
 
 `decisions`: the time to choose and take the next batch, for each request in it, by how many tenants wait.
 `simulation`: three tenants in simulated time, one of which floods; the picture has their shares. `flood`: a real server
-with a model that takes milliseconds, and two tenants with keys of their own; the latency of one while the other floods,
-with and without shares.
+with a model that takes 10 ms for each batch of up to 8, and two keys; the latency of one key's requests while the other
+one floods, as keys of one tenant, which have no shares, and of a tenant each.
 """
 
 import argparse
@@ -18,7 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import date
 from html import escape
 from pathlib import Path
@@ -26,7 +27,6 @@ from pathlib import Path
 import numpy as np
 
 import modserve
-from modserve.client.http_async import AsyncHttpClient
 from modserve.core.configuration.model_config import DynamicBatching
 from modserve.core.requests.inflight import Inflight
 from modserve.core.tenants import Tenant
@@ -50,7 +50,7 @@ def decision_us(tenants: int) -> float:
     """CPU microseconds to choose and take a request, in batches, while `WAITING` wait; 0 tenants: no shares at all."""
     queue: FairQueue | LevelQueue
     queue = FairQueue(sums=False, cost=rows) if tenants else LevelQueue(sums=False)
-    known = [Tenant(str(number)) for number in range(tenants)] or [None]
+    known: list[Tenant | None] = [Tenant(str(number)) for number in range(tenants)] or [None]
     entries = [inflight(tenant=known[number % len(known)]) for number in range(WAITING)]
     for entry in entries:
         queue.append(entry)
@@ -145,8 +145,10 @@ def drawn(served: dict[str, list[float]], most: float = 800) -> str:
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{x(STEPS):.0f}" y1="{y(value):.0f}" y2="{y(value):.0f}"/>')
         parts.append(f'<text x="{_LEFT - 6}" y="{y(value) + 4:.0f}" text-anchor="end">{value}</text>')
     for step in range(0, STEPS + 1, 10):
-        parts.append(f'<text x="{x(step):.0f}" y="{_TOP + _HIGH + 16}" text-anchor="middle">{step * seconds:g} s</text>')
-    for colour, (label, values) in zip(_COLOURS, served.items(), strict=True):
+        parts.append(
+            f'<text x="{x(step):.0f}" y="{_TOP + _HIGH + 16}" text-anchor="middle">{step * seconds:g} s</text>'
+        )
+    for colour, values in zip(_COLOURS, served.values(), strict=True):
         points = " ".join(f"{x(step + 0.5):.1f},{y(value):.1f}" for step, value in enumerate(values))
         parts.append(f'<polyline points="{points}" stroke="{colour}"/>')
     for index, (colour, label) in enumerate(zip(_COLOURS, served, strict=True)):
@@ -168,16 +170,115 @@ def shares_in_flood(served: dict[str, list[float]]) -> str:
 # ---- A real flood
 
 _MODEL = '''
+import time
+
 import numpy as np
+from numpy.typing import NDArray
+
 import modserve
 
-A = np.random.default_rng(0).standard_normal((384, 384)).astype(np.float32)
-
 @modserve.model(max_batch_size=8)
-def work(x: np.ndarray) -> np.ndarray:
-    """Some milliseconds of multiplications for each batch."""
-    out = A
-    for _ in range(4):
-        out = np.tanh(out @ A)
-    return x + out[0, 0]
+def work(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Holds its device for 10 ms for each batch."""
+    time.sleep(0.01)
+    return x
 '''
+
+
+def _keys(folder: Path, *tenants: str) -> tuple[Path, list[str]]:
+    """A file with a key for each tenant, and the secrets."""
+    file = folder / f"{'-'.join(tenants)}.yaml"
+    secrets = []
+    for index, tenant in enumerate(tenants):
+        command = [sys.executable, "-m", "modserve", "keys", "add", f"key{index}", "--tenant", tenant]
+        command += ["--scope", "*=infer,read", "--file", str(file)]
+        secrets.append(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    return file, secrets
+
+
+async def _ask(client: modserve.AsyncClient, until: float, pause_s: float, times: list[float]) -> None:
+    """One request after the other; the time of each in milliseconds."""
+    x = np.ones((1, 4), np.float32)
+    while time.monotonic() < until:
+        begin = time.perf_counter()
+        await client.infer("work", {"x": x})
+        times.append((time.perf_counter() - begin) * 1e3)
+        if pause_s:
+            await asyncio.sleep(pause_s)
+
+
+async def _latencies(url: str, victim: str, other: str, clients: int, seconds: float) -> tuple[list[float], int]:
+    """The victim's latencies while another key has so many clients, and how many requests those had answered."""
+    times: list[float] = []
+    flood: list[float] = []
+    async with (
+        modserve.connect_async(url, headers={"x-api-key": victim}) as one,
+        modserve.connect_async(url, headers={"x-api-key": other}) as many,
+    ):
+        until = time.monotonic() + seconds
+        await asyncio.gather(_ask(one, until, 0.02, times), *(_ask(many, until, 0.0, flood) for _ in range(clients)))
+    return times, len(flood)
+
+
+def flood(seconds: float, clients: int) -> str:
+    lines = [f"{'':>34} {'p50 ms':>7} {'p99 ms':>7} {'requests':>9} {'of the flood':>13}"]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "flooded_model.py").write_text(_MODEL)
+        for label, tenants, many in (
+            ("alone", ("victim", "flood"), 0),
+            ("flood, both keys of one tenant", ("both", "both"), clients),
+            ("flood, a tenant each", ("victim", "flood"), clients),
+        ):
+            file, (victim, other) = _keys(folder, *tenants)
+            with _serving(folder, file) as url:
+                asyncio.run(_latencies(url, victim, other, 1, 1.0))  # warm
+                times, answered = asyncio.run(_latencies(url, victim, other, many, seconds))
+            p50, p99 = np.percentile(times, [50, 99])
+            lines.append(f"{label:>34} {p50:>7.1f} {p99:>7.1f} {len(times):>9} {answered:>13}")
+            file.unlink()
+    return "\n".join(lines)
+
+
+@contextmanager
+def _serving(folder: Path, file: Path) -> Iterator[str]:
+    """A server with the model and a file of keys, on a port of its own; its address."""
+    command = [sys.executable, "-m", "modserve", "serve", "flooded_model:work", f"--auth-file={file}"]
+    command += ["--http-address=127.0.0.1", "--http-port=0", "--allow-grpc=false", "--allow-metrics=false"]
+    log = subprocess.PIPE
+    with subprocess.Popen(command, cwd=folder, stdout=log, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        try:
+            url = ""
+            for line in process.stdout:
+                if line.startswith("HTTP listening on "):
+                    url = f"http://{line.split()[-1]}"
+                if line.startswith("work "):
+                    break
+            yield url
+        finally:
+            process.terminate()
+            process.stdout.read()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=("decisions", "simulation", "flood"))
+    parser.add_argument("--picture", type=Path, help="write the simulation's picture here")
+    parser.add_argument("--seconds", type=float, default=15)
+    parser.add_argument("--clients", type=int, default=64, help="of the tenant that floods")
+    options = parser.parse_args(arguments)
+    print(f"{platform.processor() or platform.machine()}, {form()} form, {date.today()}")
+    if options.only in (None, "decisions"):
+        print(decisions())
+    if options.only in (None, "simulation"):
+        served = simulate()
+        print(shares_in_flood(served))
+        if options.picture is not None:
+            options.picture.write_text(drawn(served))
+    if options.only in (None, "flood"):
+        print(flood(options.seconds, options.clients))
+
+
+if __name__ == "__main__":
+    main()

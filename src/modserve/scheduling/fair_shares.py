@@ -18,7 +18,6 @@ end.
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from itertools import chain
 from typing import Generic, TypeVar
 
 from mypy_extensions import mypyc_attr
@@ -99,22 +98,13 @@ class Calendar:
             number = rounds[place] if place < len(rounds) else min(later)
             if later:
                 number = min(number, min(later))
-            visits: Iterator[_Visit[RequestT]] = iter(later.pop(number, ()))
+            again = later.pop(number, [])
             if place < len(rounds) and rounds[place] == number:
                 place += 1
-                firsts = (_Visit(each, requests(each), each.credit) for each in self._accounts[number])
-                visits = chain(firsts, visits)
-            for visit in visits:
-                credit = visit.credit
-                for request in visit.requests:
-                    yield request
-                    credit -= cost(request)
-                    if credit <= 0:
-                        weight = visit.account.weight
-                        skipped = rounds_of_debt(credit, weight)
-                        visit.credit = credit + skipped * weight
-                        later.setdefault(number + skipped, []).append(visit)
-                        break
+                for account in self._accounts[number]:
+                    yield from _turn(_Visit(account, requests(account), account.credit), number, cost, later)
+            for visit in again:
+                yield from _turn(visit, number, cost, later)
 
 
 class _Visit(Generic[RequestT]):
@@ -126,6 +116,24 @@ class _Visit(Generic[RequestT]):
         self.account = account
         self.requests = requests
         self.credit = credit
+
+
+def _turn(
+    visit: _Visit[RequestT],
+    number: int,
+    cost: Callable[[RequestT], float],
+    later: dict[int, list[_Visit[RequestT]]],
+) -> Iterator[RequestT]:
+    """The requests of an account in a round. The visit then goes to `later`, to the round in which it has credit."""
+    credit = visit.credit
+    for request in visit.requests:
+        yield request
+        credit -= cost(request)
+        if credit <= 0:
+            skipped = rounds_of_debt(credit, visit.account.weight)
+            visit.credit = credit + skipped * visit.account.weight
+            later.setdefault(number + skipped, []).append(visit)
+            return
 
 
 def rounds_of_debt(credit: float, weight: float) -> int:

@@ -45,6 +45,13 @@ class TextGeneration:
     def usage(self) -> Usage | None:
         return usage_of(self.choices, self.per_prompt)
 
+    def count_tokens(self) -> None:
+        """What has been read and written counts for the tenant, if there is one. Once, at the end."""
+        first = self.calls[0]
+        if first.tenant is not None:
+            counts = [count for each in self.choices for count in (each.input_tokens, each.output_tokens)]
+            first.server.quotas.spend_tokens(first.tenant, sum(count or 0 for count in counts))
+
     def close(self) -> None:
         for call in self.calls:
             call.close()
@@ -106,6 +113,7 @@ async def whole_response(
             body = writer.whole(wholes, generation.usage)
     finally:
         memory.release()
+        generation.count_tokens()
         generation.close()
     cost = generation.calls[-1].cost if context.server_timing else ""
     return Response(body, headers={"Server-Timing": cost} if cost else {}, media_type=MIME_JSON)
@@ -148,6 +156,7 @@ async def streamed_response(
             return b""  # a stream ends with its first failure
         if isinstance(outcome, ModserveError):
             failed = True
+            generation.count_tokens()
             for each in generation.calls:
                 each.cut()
             return error_event(outcome, failures.spelling(outcome).http, failures.public_message(outcome))
@@ -160,6 +169,7 @@ async def streamed_response(
         if ended:
             events += writer.end(choice)
         if final:
+            generation.count_tokens()
             usage = writer.usage(generation.usage) if text.include_usage else b""
             events += usage + DONE
         return events
