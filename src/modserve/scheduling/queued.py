@@ -62,7 +62,7 @@ class QueuedScheduler(Generic[SlotT]):
         """How many wait by the priority they came with and their tenant (`_line`), if any queue has a limit."""
         has_timeout = any(each.default_timeout_ns for each in policies)
         self._restricted = bool(policy.priority_levels or self._counted or gate.predicts or has_timeout)
-        """Whether `_place` has something to say about every request, not only about those with a time-out."""
+        """Whether `_place` has something to say about every request, not only those with a time-out or a tenant."""
         sums = bool(policy.max_queue_delay_ns or policy.max_batch_elements)
         ripe_size = ripe_size if policy.max_queue_delay_ns else 0
         self._levels: LevelQueue | FairQueue | None = None
@@ -110,10 +110,8 @@ class QueuedScheduler(Generic[SlotT]):
             raise unavailable(f"{inflight.request.label}{STOPPING}")
         now_ns = self._clock.now_ns()
         level = timeout_ns = 0
-        tenant = inflight.request.tenant
-        if tenant is not None and self._fair is None:
-            self._share()
-        if self._restricted or inflight.request.timeout_ns or (tenant is not None and tenant.queue_size is not None):
+        request = inflight.request
+        if self._restricted or request.timeout_ns or request.tenant is not None:
             level, timeout_ns = self._place(inflight, now_ns)
         inflight.queue_start_ns = now_ns
         inflight.on_cancel = self._cancelled
@@ -148,13 +146,15 @@ class QueuedScheduler(Generic[SlotT]):
 
     def _place(self, inflight: Inflight, now_ns: int) -> tuple[int, int]:
         """The level of a request, and when it has waited too long for its policy, 0 for never. Raises UNAVAILABLE."""
+        tenant = inflight.request.tenant
+        if tenant is not None and self._fair is None:
+            self._share()
         policy, priority = self._policy.default_policy, 0
         if self._policy.priority_levels:
             priority = self._priority(inflight)
             policy = self._policy.policy(priority)
         # Each priority has two levels: the second one is for requests that have waited too long.
         level = 2 * priority
-        tenant = inflight.request.tenant
         if self._is_full(inflight, policy.max_queue_size, priority):
             if self._pump_due:
                 self.dispatch()  # what came in this turn of the event loop need not wait for the next
