@@ -147,8 +147,10 @@ class InferenceCall:
         servable = self.servable
         if request.tenant is not None or self.server.quotas.most:
             self.inflight = self.server.quotas.accept(request, self._rows(request), self._submitted)
+        elif self.trace is None:
+            self.inflight = servable.submit(request, self, self.now_ns)
         else:
-            self.inflight = self._submitted(request)
+            self.inflight = submit_traced(self.trace, servable, request, self, self.now_ns)
         self.version = servable.id.version
         if self.response_form.places and self.on_gpu and not servable.config.cached:
             self.inflight.device_outputs = self.response_form.places
@@ -162,10 +164,11 @@ class InferenceCall:
 
     def _rows(self, request: InferenceRequest) -> int:
         """How many rows it has, going by its first input: the model has not looked at it."""
-        if not self.servable.config.batching or not request.inputs:
+        most = self.servable.config.max_batch_size
+        if not most or not request.inputs:
             return 1
         shape = next(iter(request.inputs.values())).shape
-        return max(1, shape[0]) if shape else 1
+        return max(1, min(shape[0], most)) if shape else 1
 
     def submit_stream(self, request: InferenceRequest) -> None:
         """The same for a call with any number of responses: its model waits for a client that is slow."""
