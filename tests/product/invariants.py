@@ -18,6 +18,7 @@ from .world import LONG_S, World
 def check_end(world: World) -> None:
     """Let all engines end what they have, and look at everything; stop the server, and look again."""
     world.ledger.check()
+    world.tenant = 0
     world.loop.hold_threads(False)
     world.mend()
     world.loop.act(world.engines.run_by_themselves)
@@ -79,6 +80,8 @@ def _check_rest(world: World) -> None:
     """Nothing runs: all that is lent or counted is back."""
     table, server = world.manager.table, world.server
     assert server.memory.held == 0, f"{server.memory!r}"
+    assert server.quotas.in_flight == 0, f"{server.quotas!r}"
+    assert not any(usage.in_flight for usage in server.quotas.tenants.values()), f"{server.quotas.tenants}"
     assert not table.loans._handles, "models are lent, and nobody uses them"
     assert not table.locks.busy, f"{table.locks.busy} are being changed, by nobody"
     assert not table.locks._queue

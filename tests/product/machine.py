@@ -11,7 +11,7 @@ from typing import Any, Final
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from .models import MODELS, ROUTINGS, Kind
+from .models import MODELS, ROUTINGS, TENANTS, Kind
 from .world import World
 
 ALL, TURN, NOTHING = "all", "turn", "nothing"
@@ -157,6 +157,11 @@ class ProductMachine(RuleBasedStateMachine):
         name = self.one(_without_sequences, model)
         self.world.submit(name, value=value, timeout_s=timeout_s, reaction=reaction)
         self.after(after)
+
+    @rule(tenant=st.integers(0, len(TENANTS) - 1))
+    def another_tenant_sends(self, tenant: int) -> None:
+        """What is sent from now on is of this tenant."""
+        self.world.tenant = tenant
 
     @precondition(lambda self: self.has(_with_sequences))
     @rule(

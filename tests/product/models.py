@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+from modserve.core.tenants import Tenant
+
 TENSORS: Final = """
 input [ { name: "IN" data_type: TYPE_INT64 dims: [ 1 ] } ]
 output [ { name: "OUT" data_type: TYPE_INT64 dims: [ 1 ] } ]
@@ -162,6 +164,17 @@ _ROUTED = (
     + "' } }\n"
 )
 
+_LIMITS = """parameters { key: "limits.execution_timeout_ms" value { string_value: "1000" } }
+parameters { key: "limits.max_accepted_requests" value { string_value: "5" } }
+"""
+TENANTS: Final = (
+    None,
+    Tenant("a"),
+    Tenant("b", 2.0, requests_per_second=3, queue_size=2),
+    Tenant("c", 0.3, concurrency=2, rows_per_second=5),
+)
+"""Who may send requests; the first one is nobody in particular."""
+
 MODELS: Final[dict[str, Kind]] = {
     "plain": Kind(BATCHES, varies=QUEUE),
     "cached": Kind(BATCHES, CACHED, QUEUE),
@@ -187,5 +200,6 @@ MODELS: Final[dict[str, Kind]] = {
     "greedy": Kind(BATCHES, Variation(resources=2), (*QUEUE, "resources"), _GREEDY),
     "modest": Kind(BATCHES, varies=(*QUEUE, "resources"), group=_MODEST),
     "chain": Kind(_CHAIN, BARE, ("cached",), needs=("plain", "cached"), ensemble=True),
+    "hasty": Kind(BATCHES + _LIMITS, varies=QUEUE),
     "routed": Kind(_ROUTED, varies=("count", "delay_ms", "queue_size", "timeout_ms"), versions=(1, 2)),
 }

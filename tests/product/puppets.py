@@ -92,12 +92,12 @@ class Engines:
         """The models that cannot be opened, and of which no instance can be made."""
         self.process_bytes = 500 * MEGABYTE
         self.runs_by_itself = False
-        self._call_soon = call_soon
+        self.call_soon = call_soon
 
     def begin(self, execution: Execution) -> None:
         self.executions.append(execution)
         if self.runs_by_itself:
-            self._call_soon(lambda: self._end(execution))
+            self.call_soon(lambda: self._end(execution))
 
     def _end(self, execution: Execution) -> None:
         if execution in self.executions:
@@ -183,6 +183,14 @@ class PuppetInstance:
 
     def close(self) -> None:
         self.engines.made -= 1
+
+    def kill_because(self, reason: str) -> None:
+        """The server ends its process, and hears of it a little later."""
+        self.engines.call_soon(self._killed)
+
+    def _killed(self) -> None:
+        if self in self.engines.instances:
+            self.lose()
 
     def lose(self) -> None:
         """Its process has died. What it ran may still be ended, for an engine may be late to say so."""

@@ -21,6 +21,7 @@ import numpy as np
 
 from modserve import InferenceServer, ModserveError, Settings
 from modserve.core.errors import internal
+from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest, ParameterValue
 from modserve.core.servable import Servable
 from modserve.core.tensors.tensor import Tensor
@@ -32,7 +33,7 @@ from text_folders import write_folder
 
 from .chats import ChatClient
 from .ledger import Entry, Ledger, SinkError
-from .models import MODELS, Variation
+from .models import MODELS, TENANTS, Variation
 from .puppets import BatchInstance, CallingInstance, Engines, Execution, PuppetBackend, RequestsInstance
 from .simulation import SimulatedLoop, simulated
 from .texts import TextClient, text_app
@@ -75,6 +76,8 @@ class World:
         self.variations: dict[str, Variation] = {}
         self.operations: list[asyncio.Task[Any]] = []
         self.stopping: asyncio.Task[bool] | None = None
+        self.tenant = 0
+        """Who sends, among `TENANTS`."""
         self._contents = 0
         self._log = _Watch(self.ledger.wrong)
         self._stack.enter_context(self._log.watching())
@@ -235,18 +238,26 @@ class World:
             self.loop.now_ns + round(timeout_s * 1e9) if timeout_s else 0,
             queue_timeout_ms * 1_000_000,
         )
+        request.tenant = TENANTS[self.tenant]
         self.loop.act(partial(self._submit, entry, request))
         return entry
 
     def _submit(self, entry: Entry, request: InferenceRequest) -> None:
         try:
             servable = self.server.model(request.model_name, request.version)
-            entry.inflight = servable.submit(request, entry, self.loop.now_ns)
+            if request.tenant is None:
+                entry.inflight = servable.submit(request, entry, self.loop.now_ns)
+            else:
+                submit = partial(self._submit_to, servable, entry)
+                entry.inflight = self.server.quotas.accept(request, 1, submit)
         except ModserveError as error:
             entry.refusal = error
             return
         if entry.decoupled:
             self.server.pace(entry.inflight)
+
+    def _submit_to(self, servable: Servable, entry: Entry, request: InferenceRequest) -> Inflight:
+        return servable.submit(request, entry, self.loop.now_ns)
 
     def _reaction(self, name: str, entry: Entry) -> Callable[[], None]:
         """What a client's side does in the middle of its last outcome."""

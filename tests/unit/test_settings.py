@@ -64,6 +64,8 @@ OWN_OPTIONS = [
     "default-backend",
     "deny-code",
     "event-loop-warning-ms",
+    "execution-timeout-secs",
+    "max-accepted-requests",
     "example",
     "grpc-max-concurrent-streams",
     "grpc-max-message-size",

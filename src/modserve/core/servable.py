@@ -7,7 +7,7 @@ from .configuration.model_config import ModelConfig
 from .requests.inflight import Inflight, RequestTrace
 from .requests.request import InferenceRequest
 from .requests.response import ResponseSink
-from .requests.sequence import SequenceId
+from .requests.sequence import SequenceKey
 from .residency import residency
 from .statistics.model_statistics import ModelStatistics
 from .version import ModelId
@@ -121,10 +121,10 @@ class SequenceKeeper(Submitter, Protocol):
     def open_sequences(self) -> int:
         """How many sequences have begun and not ended."""
 
-    def has_sequence(self, id: SequenceId) -> bool:
+    def has_sequence(self, key: SequenceKey) -> bool:
         """Whether a sequence has begun, and more of its requests may come."""
 
-    def abandon_sequence(self, id: SequenceId) -> None:
+    def abandon_sequence(self, key: SequenceKey) -> None:
         """End a sequence after those of its requests that have come, if there is one: it begins again elsewhere."""
 
 

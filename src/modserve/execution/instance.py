@@ -1,21 +1,24 @@
 """The interface between a pool and its instances, and the kind of instance that has a thread of its own."""
 
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
-from modserve.backends.api import BackendInstance, Executor, RequestInstance, reuses_outputs
+from modserve.backends.api import BackendInstance, Executor, InstanceLostError, RequestInstance, reuses_outputs
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.version import ModelId
 
 from .inline import InlineRule
 from .job import Job, Work
 from .running import Deliver, RequestProgress
+
+_log = logging.getLogger(__name__)
 
 _SHORT_NS = 1_000_000
 """An execution that takes less may keep others waiting inside the engine, where no other instance can take them."""
@@ -56,6 +59,13 @@ class Instance(ABC):
     @abstractmethod
     def engine(self) -> Executor:
         """The engine's instance."""
+
+    @abstractmethod
+    def give_up(self, error: InstanceLostError) -> bool:
+        """What it executes takes too long: it is lost, by this error. Returns at once.
+
+        True if it tells the pool of its jobs and its loss itself, now or soon. False if it is silent from now on.
+        """
 
     @property
     def awaited(self) -> bool:
@@ -115,6 +125,7 @@ class ThreadInstance(Instance):
         self.name = name
         self.number = number
         self._closed = False
+        self._given_up = False
         self._engine = engine
         self._batch_work = Work(model, name, config, engine)
         self.open = self._batch_work.open
@@ -144,8 +155,18 @@ class ThreadInstance(Instance):
     def end(self) -> None:
         self._jobs.put(None)
 
+    def give_up(self, error: InstanceLostError) -> bool:
+        """Python cannot end a thread. This one closes the engine if it ever comes back."""
+        self._given_up = True
+        try:
+            while True:
+                self._jobs.get_nowait()
+        except Empty:
+            self.end()
+        return False
+
     def close(self) -> None:
-        if not self._closed:
+        if not self._closed and not self._given_up:
             self._closed = True
             self.end()
             self._runner.join()
@@ -162,8 +183,19 @@ class ThreadInstance(Instance):
                 self.execute(job)
                 job.cpu_ns = time.thread_time_ns() - begin_ns
             thread.job = None
-            self._done(self, job)
+            if not self._given_up:
+                self._done(self, job)
             del job  # or the last batch's tensors would live until the next one
+        if self._given_up:
+            self._close_late()
+
+    def _close_late(self) -> None:
+        try:
+            self._engine.close()
+        except Exception:
+            _log.exception("instance '%s': its execution ended after it was given up, and closing it failed", self.name)
+        else:
+            _log.info("instance '%s': its execution ended after it was given up, and it is closed", self.name)
 
     def execute(self, job: Job) -> None:
         try:

@@ -85,6 +85,7 @@ class LoopInstance(Instance):
         self._starting = False
         self._attached = False
         self._closed = False
+        self._given_up = False
         self._executions: dict[_Execution, None] = {}
         self._waiting: deque[Job] = deque()
         self._posted: deque[Callable[[], None]] = deque()
@@ -111,10 +112,22 @@ class LoopInstance(Instance):
     def end(self) -> None:
         self._end(unavailable(f"instance '{self.name}' was closed before the execution ended"))
 
+    def give_up(self, error: InstanceLostError) -> bool:
+        kill = getattr(self._engine, "kill_because", None)
+        if kill is not None:
+            kill(error.message)  # the loss of its process says the rest
+        else:
+            self._given_up = True
+            self._post(partial(self._lose, error))
+        return True
+
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
+        if self._given_up:  # it may never come back, and nobody is to wait for that
+            threading.Thread(target=self._engine.close, name=f"close-{self.name}", daemon=True).start()
+            return
         if threading.get_ident() == self._loop_thread:
             self.end()
         else:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -12,6 +13,7 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.version import ModelId
 
+from .execution_limit import ExecutionLimit
 from .inline import LONG_NS, LoopThreadTime
 from .instance import Instance, ThreadInstance
 from .instance_set import InstanceSet
@@ -40,7 +42,8 @@ class InstancePool(InstanceSet):
     those fail that are to blame. Only the executions that succeed are counted.
 
     An instance that is lost fails what it runs, and nothing else. With `make` and `clock`, another one takes its place
-    when it is warm: with `make_samples`, it runs these first.
+    when it is warm: with `make_samples`, it runs these first. With `clock` and `execution_timeout_ns`, an instance is
+    lost as well if an execution takes longer; no batch then runs on the event loop's own thread.
     """
 
     def __init__(
@@ -58,12 +61,16 @@ class InstancePool(InstanceSet):
         make: Make | None = None,
         clock: RevivalClock | None = None,
         make_samples: MakeSamples | None = None,
+        execution_timeout_ns: int = 0,
     ) -> None:
         settlement = Settlement(model, config, statistics, owner, loop, learner)
         super().__init__(model, statistics, owner, loop, settlement, make, clock, make_samples)
         self._config = config
         self._has_sequences = config.sequence_batching is not None
-        self._may_inline = may_inline
+        self._limit: ExecutionLimit | None = None
+        if execution_timeout_ns and clock is not None:
+            self._limit = ExecutionLimit(execution_timeout_ns, clock, self._give_up)
+        self._may_inline = may_inline and self._limit is None
         self._prefetches = prefetches
         self._loop_thread = LoopThreadTime()
         self._prefetch = Prefetch(loop, self._offer_prefetch)
@@ -120,6 +127,8 @@ class InstancePool(InstanceSet):
         rule = slot.inline_rule
         if rule is None or not rule.on_loop or slot is self._prefetch.opening:
             slot.job = job
+            if self._limit is not None:
+                self._limit.started(slot, job)
             slot.start(job)
             learner = self._settlement.learner
             if slot.takes_early and self._prefetches and learner is not None:
@@ -157,6 +166,8 @@ class InstancePool(InstanceSet):
     def _finish(self, instance: Instance, job: Job) -> None:
         if job.on_done is not None:
             job.on_done(job)
+            return
+        if self._limit is not None and not self._limit.ended(job):
             return
         timing = job.timing
         if instance.inline_rule is not None:
@@ -242,4 +253,21 @@ class InstancePool(InstanceSet):
             one.members[0].timing = one.timing
         instance.job = jobs[-1]
         for one in jobs:
+            if self._limit is not None:
+                self._limit.started(instance, one)
             instance.start(one)
+
+    def _give_up(self, instance: Instance, job: Job) -> None:
+        """An execution takes too long: the instance is lost, with all that it has at hand."""
+        limit = self._limit
+        assert limit is not None, "it has noticed: this is a bug"
+        reason = f"an execution took longer than {limit.limit_ns / 1e6:g} ms ('limits.execution_timeout_ms')"
+        error = InstanceLostError(f"model '{self._model.name}', instance '{instance.name}' was lost: {reason}")
+        jobs = limit.of(instance)
+        if instance.give_up(InstanceLostError(reason)):
+            return
+        for one in jobs:
+            one.error = error
+            one.refused = False
+            one.timing.compute_end_ns = time.monotonic_ns()
+            self._finish(instance, one)

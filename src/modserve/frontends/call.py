@@ -134,7 +134,7 @@ class InferenceCall:
     def lend(self) -> RegionLease:
         """The lease of the request, made on first use."""
         if self.lease is None:
-            self.lease = self.server.shared_memory.lease()
+            self.lease = self.server.shared_memory.lease("" if self.tenant is None else self.tenant.name)
         return self.lease
 
     def submit(self, request: InferenceRequest) -> None:
@@ -145,7 +145,9 @@ class InferenceCall:
         if self.request_id:
             request.request_id = self.request_id
         servable = self.servable
-        if self.trace is None:
+        if request.tenant is not None or self.server.quotas.most:
+            self.inflight = self.server.quotas.accept(request, self._rows(request), self._submitted)
+        elif self.trace is None:
             self.inflight = servable.submit(request, self, self.now_ns)
         else:
             self.inflight = submit_traced(self.trace, servable, request, self, self.now_ns)
@@ -154,6 +156,19 @@ class InferenceCall:
             self.inflight.device_outputs = self.response_form.places
         if self._handle is not None:
             self.give_back_model()
+
+    def _submitted(self, request: InferenceRequest) -> Inflight:
+        if self.trace is None:
+            return self.servable.submit(request, self, self.now_ns)
+        return submit_traced(self.trace, self.servable, request, self, self.now_ns)
+
+    def _rows(self, request: InferenceRequest) -> int:
+        """How many rows it has, going by its first input: the model has not looked at it."""
+        most = self.servable.config.max_batch_size
+        if not most or not request.inputs:
+            return 1
+        shape = next(iter(request.inputs.values())).shape
+        return max(1, min(shape[0], most)) if shape else 1
 
     def submit_stream(self, request: InferenceRequest) -> None:
         """The same for a call with any number of responses: its model waits for a client that is slow."""

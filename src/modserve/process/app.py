@@ -42,6 +42,7 @@ from modserve.repository.table import ModelTable
 from modserve.resources import allocator
 from modserve.resources.garbage import Freezer, set_aside
 from modserve.resources.machine_memory import allowed_memory
+from modserve.resources.quotas import Quotas
 from modserve.resources.shared_memory import SharedMemory
 from modserve.routing.routings import Routings
 from modserve.server import Phase
@@ -136,6 +137,7 @@ class InferenceServer(LocalServer):
                 tracer=Tracer(settings.trace if member is None else member.trace(settings.trace), name=settings.id),
                 shared_memory=SharedMemory(settings.allow_client_shm),
                 memory=memory,
+                quotas=Quotas(-(-settings.max_accepted_requests // workers), workers),
                 model_memory=lambda: residency.report,
                 failure_log=FailureLog(enabled=requests.mode is not AccessMode.OFF),
                 access_log=access_log(requests, logs),

@@ -126,4 +126,5 @@ def loader_options(settings: Settings, backends: Iterable[str], cores: int) -> L
         measured=settings.default_backend == "auto",
         guard=Guard(settings.require_digests, settings.deny_code),
         warm_up=WarmUpMode(settings.warmup),
+        execution_timeout_ns=settings.execution_timeout_secs * 10**9,
     )

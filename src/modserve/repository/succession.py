@@ -41,11 +41,11 @@ class Succession:
         if member.start:
             inflight = self.heir.submit(request, sink, now_ns)
             for retired in self._retired:
-                retired.abandon_sequence(member.id)
+                retired.abandon_sequence(member.key)
             return inflight
         owner: Submitter = self.heir
-        if not (isinstance(self.heir, SequenceKeeper) and self.heir.has_sequence(member.id)):
-            owner = next((retired for retired in self._retired if retired.has_sequence(member.id)), owner)
+        if not (isinstance(self.heir, SequenceKeeper) and self.heir.has_sequence(member.key)):
+            owner = next((retired for retired in self._retired if retired.has_sequence(member.key)), owner)
         return owner.submit(request, sink, now_ns)
 
     @property

@@ -118,10 +118,12 @@ class ResponseCache:
             self.size -= entry.size
 
 
-def key(request: InferenceRequest) -> bytes:
-    """256 bits of a cryptographic hash: equal only for requests that have the same response."""
+def key(request: InferenceRequest, tenant: str = "") -> bytes:
+    """256 bits of a cryptographic hash: equal only for requests of a tenant that have the same response."""
     parameters = {name: value for name, value in request.parameters.items() if name not in _WITHOUT_MEANING}
     digest = hashlib.blake2b(_text((request.outputs, sorted(parameters.items()))), digest_size=32)
+    if tenant:
+        digest.update(_text((tenant,)))
     for name in sorted(request.inputs):
         tensor = request.inputs[name]
         raw = tensor.raw

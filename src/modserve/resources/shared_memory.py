@@ -71,7 +71,8 @@ class SharedMemory:
         self._directory = directory
         self._most = _half_of_the_files() if most is None else most
         self._cuda = cuda or Cuda()
-        self._regions: dict[str, _Registered] = {}
+        self._regions: dict[tuple[str, str], _Registered] = {}
+        """By tenant and name: names are a tenant's own."""
         self.with_cuda = False
         """A region of GPU memory has been registered: reading and writing may have to copy."""
         self._replaced = 0
@@ -79,7 +80,7 @@ class SharedMemory:
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"SharedMemory({sorted(self._regions)})"
+        return f"SharedMemory({sorted(name for _, name in self._regions)})"
 
     def check_may_register(self, kind: type[R], name: str) -> None:
         """The checks that only need the name. Raises UNSUPPORTED or INVALID_ARG."""
@@ -99,32 +100,33 @@ class SharedMemory:
                 f"reserved prefix '{RESERVED_PREFIX}'"
             )
         with self._lock:
-            self._check_free(region.name)
+            self._check_free(region)
             self._put(_Registered(region, PosixMemory(self._directory, region)))
 
     def register_cuda(self, region: CudaRegion, handle: bytes) -> None:
         """`handle` is a ``cudaIpcMemHandle_t``. Raises like `register_system`."""
         self.check_may_register(CudaRegion, region.name)
         with self._lock:
-            self._check_free(region.name)
+            self._check_free(region)
         # The first call may take a second, so it does not hold the lock.
         memory = self._cuda.open(region, handle)
         try:
             with self._lock:
-                self._check_free(region.name)
+                self._check_free(region)
                 self._put(_Registered(region, memory))
                 self.with_cuda = True
         except BaseException:
             memory.close()
             raise
 
-    def status(self, kind: type[R], name: str = "") -> list[R]:
-        """The regions of a kind, sorted by name, or only the named one. Raises NOT_FOUND."""
+    def status(self, kind: type[R], name: str = "", tenant: str = "") -> list[R]:
+        """A tenant's regions of a kind, sorted by name, or only the named one. Raises NOT_FOUND."""
         if not name:
             with self._lock:
-                regions = [each.region for each in self._regions.values() if isinstance(each.region, kind)]
+                all_regions = [each.region for each in self._regions.values()]
+            regions = [region for region in all_regions if isinstance(region, kind) and region.tenant == tenant]
             return sorted(regions, key=lambda region: region.name)
-        registered = self._regions.get(name)
+        registered = self._regions.get((tenant, name))
         if registered is None:
             raise not_found(f"Unable to find {_KINDS[kind].lower()} shared memory region: '{name}'")
         region = registered.region
@@ -135,30 +137,32 @@ class SharedMemory:
             )
         return [region]
 
-    def unregister(self, kind: type[R], name: str = "") -> None:
-        """Ends the named region, or all of the kind; regions in use end with the last request that uses them.
+    def unregister(self, kind: type[R], name: str = "", tenant: str = "") -> None:
+        """Ends the tenant's named region, or all of the kind; regions in use end with the last request that uses them.
 
         An unknown name is not an error. Raises UNSUPPORTED.
         """
         self._check_allowed()
         idle: list[_Registered] = []
         with self._lock:
-            for registered in [self._regions.get(name)] if name else list(self._regions.values()):
-                if registered is not None and isinstance(registered.region, kind):
+            for registered in [self._regions.get((tenant, name))] if name else list(self._regions.values()):
+                if registered is None or registered.region.tenant != tenant:
+                    continue
+                if isinstance(registered.region, kind):
                     registered.leaving = True
                     if self._forget_if_idle(registered):
                         idle.append(registered)
         for registered in idle:  # without the lock: the driver of a GPU may take its time
             registered.memory.close()
 
-    def lease(self) -> "SharedMemoryLease":
-        """A lease of regions for one request."""
-        return SharedMemoryLease(self)
+    def lease(self, tenant: str = "") -> "SharedMemoryLease":
+        """A lease of regions for one request of a tenant."""
+        return SharedMemoryLease(self, tenant)
 
-    def take(self, name: str) -> _Registered:
+    def take(self, name: str, tenant: str = "") -> _Registered:
         """Adds a user to a region. Raises NOT_FOUND."""
         with self._lock:
-            registered = self._regions.get(name)
+            registered = self._regions.get((tenant, name))
             if registered is None or registered.leaving:
                 raise not_found(f"Unable to find shared memory region: '{name}'")
             registered.users += 1
@@ -180,12 +184,13 @@ class SharedMemory:
             raise unsupported(_DISABLED)
 
     def _put(self, registered: _Registered) -> None:
-        if registered.region.name in self._regions:
+        if (place := _place(registered.region)) in self._regions:
             self._replaced += 1
-        self._regions[registered.region.name] = registered
+        self._regions[place] = registered
 
-    def _check_free(self, name: str) -> None:
-        registered = self._regions.get(name)
+    def _check_free(self, region: SystemRegion | CudaRegion) -> None:
+        name = region.name
+        registered = self._regions.get(_place(region))
         if registered is not None and not registered.leaving:
             raise ModserveError(Code.ALREADY_EXISTS, f"shared memory region '{name}' already in manager")
         if len(self._regions) + self._replaced >= self._most:
@@ -198,8 +203,8 @@ class SharedMemory:
         """Whether it has gone, so that the caller closes its memory."""
         if not registered.leaving or registered.users:
             return False
-        if self._regions.get(registered.region.name) is registered:
-            del self._regions[registered.region.name]
+        if self._regions.get(place := _place(registered.region)) is registered:
+            del self._regions[place]
         else:
             self._replaced -= 1
         return True
@@ -210,6 +215,7 @@ class SharedMemoryLease:
     """Implements `core.tensors.shared_memory.RegionLease`."""
 
     _registry: SharedMemory
+    _tenant: str = ""
     _used: dict[str, _Registered] | None = None
 
     def read(self, place: RegionSlice) -> Buffer:
@@ -240,7 +246,7 @@ class SharedMemoryLease:
             self._used = {}
         registered = self._used.get(place.region)
         if registered is None:
-            registered = self._used[place.region] = self._registry.take(place.region)
+            registered = self._used[place.region] = self._registry.take(place.region, self._tenant)
         size = registered.region.byte_size
         if not 0 <= place.offset < size:
             raise invalid(f"Invalid offset for shared memory region: '{place.region}'")
@@ -255,6 +261,10 @@ class SharedMemoryLease:
         if not 0 <= byte_size <= size - place.offset:
             raise invalid(f"Invalid offset + byte size for shared memory region: '{place.region}'")
         return registered
+
+
+def _place(region: SystemRegion | CudaRegion) -> tuple[str, str]:
+    return region.tenant, region.name
 
 
 def _half_of_the_files() -> int:

@@ -19,7 +19,7 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.memory import MemoryBudget
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import InferenceResponse, Outcome, ResponseSink
-from modserve.core.requests.sequence import membership
+from modserve.core.requests.sequence import SequenceKey, membership
 from modserve.core.residency import describe
 from modserve.core.servable import (
     ReadinessChecker,
@@ -224,7 +224,7 @@ class Routed:
             return self._latest.submit(request, sink, now_ns)  # which refuses it
         if not member.start:
             for keeper in self._keepers:
-                if keeper.has_sequence(member.id):
+                if keeper.has_sequence(member.key):
                     servable = next(each for each in self.parts if each is keeper)
                     return self._submit(request, sink, now_ns, servable, self._by_version.get(servable.id.version))
             return self._latest.submit(request, sink, now_ns)  # which refuses it, or leaves it to another worker
@@ -232,7 +232,7 @@ class Routed:
         inflight = self._submit(request, sink, now_ns, chosen, route)
         for keeper in self._keepers:
             if keeper is not chosen:
-                keeper.abandon_sequence(member.id)
+                keeper.abandon_sequence(member.key)
         return inflight
 
     def _choose(self, request: InferenceRequest) -> tuple[Servable, Route | None]:
@@ -292,12 +292,12 @@ class Routed:
     def open_sequences(self) -> int:
         return sum(keeper.open_sequences for keeper in self._keepers)
 
-    def has_sequence(self, id: int | str) -> bool:
-        return any(keeper.has_sequence(id) for keeper in self._keepers)
+    def has_sequence(self, key: SequenceKey) -> bool:
+        return any(keeper.has_sequence(key) for keeper in self._keepers)
 
-    def abandon_sequence(self, id: int | str) -> None:
+    def abandon_sequence(self, key: SequenceKey) -> None:
         for keeper in self._keepers:
-            keeper.abandon_sequence(id)
+            keeper.abandon_sequence(key)
 
     async def check_ready(self) -> bool:
         """Whether any version that requests go to is ready."""

@@ -97,6 +97,7 @@ class ShadowTraffic:
             request.id,
             request.parameters,
             now_ns + _PATIENCE_NS,
+            tenant=request.tenant,
         )
         try:
             servable.submit(copy, _ComparisonSink(self, response, size), now_ns)

@@ -1,6 +1,7 @@
 """Admission to a queue: requests that are predicted to be too late are refused at once."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from modserve.core.configuration.model_config import Admission
 from modserve.core.errors import OverloadedError
@@ -9,6 +10,20 @@ from modserve.core.requests.inflight import Inflight
 from .prediction import wait_ns
 
 _OFF = Admission()
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimit:
+    """Why a queue has no room for a request. `most` is the size of the queue of which a tenant's limit is its share."""
+
+    tenant: str = ""
+    waiting: int = 0
+    limit: int = 0
+    most: int = 0
+
+
+WHOLE_QUEUE = QueueLimit()
+"""The queue is full."""
 
 
 class Gate:
@@ -76,10 +91,16 @@ class Gate:
             too_many=self._options.too_many,
         )
 
-    def full(self, inflight: Inflight, count: int, size: int, now_ns: int) -> OverloadedError:
-        """The refusal of a request for which the queue has no room. `count` and `size` are of all that wait there."""
+    def full(
+        self, inflight: Inflight, count: int, size: int, now_ns: int, limit: QueueLimit = WHOLE_QUEUE
+    ) -> OverloadedError:
+        """The refusal of a request for which the queue has no room. `count` and `size` are of those before it."""
         text, wait_ns = f"{inflight.request.label}Exceeds maximum queue size", self._wait_ns(count, size, now_ns)
-        return OverloadedError(text, wait_ns, too_many=self._options.too_many)
+        if not limit.tenant:
+            return OverloadedError(text, wait_ns, too_many=self._options.too_many)
+        share = f", its share of {limit.most} among the tenants that wait" if limit.most else ""
+        text += f" of tenant '{limit.tenant}': {limit.waiting} of its requests wait, allowed {limit.limit}{share}"
+        return OverloadedError(text, wait_ns, too_many=True)
 
     def _wait_ns(self, count: int, size: int, now_ns: int) -> int:
         if self._limit:

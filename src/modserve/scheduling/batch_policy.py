@@ -14,6 +14,7 @@ from modserve.core.statistics.adaptive_statistics import ChoiceStatistics, Tuner
 from . import batching
 from .admission import Gate
 from .batching import Rule
+from .fair_queue import rows
 from .prediction import RunTimes
 
 _LONG_NS: Final = 1_000_000
@@ -85,6 +86,10 @@ class BatchPolicy:
     def expect(self, members: Sequence[Inflight]) -> int:
         """How long a batch is likely to take, in nanoseconds; 0 if nothing is known."""
         return self._run_times(sum([inflight.batch_size or 1 for inflight in members]))
+
+    def cost(self, inflight: Inflight) -> float:
+        """What a request costs its tenant, in rows of a common length."""
+        return rows(inflight)
 
     def gate(self, slots: Slots) -> Gate:
         run_times = self._run_times

@@ -192,6 +192,7 @@ class StepExecution:
             self.owner.inflight.deadline_ns,
             whole.timeout_ns and max(1, whole.timeout_ns - self.waited_ns),
             request_id=request_ids.of(whole),
+            tenant=whole.tenant,
         )
 
 

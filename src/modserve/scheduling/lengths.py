@@ -49,6 +49,13 @@ class LengthIndex:
                 del self._lines[length]
                 del self._order[bisect_left(self._order, length)]
 
+    def refill(self, requests: Iterable[Inflight]) -> None:
+        """Have these and no others, all of one urgency, in their order."""
+        self._lines.clear()
+        for inflight in requests:
+            self._lines.setdefault(self.padded(inflight.length), {0: OrderedDict()})[0][inflight] = None
+        self._order = sorted(self._lines)
+
     def of(self, length: int) -> Iterator[Inflight]:
         """Those of one length, the most urgent first."""
         levels = self._lines[length]

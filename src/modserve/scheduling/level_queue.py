@@ -28,12 +28,13 @@ from itertools import islice
 from mypy_extensions import mypyc_attr
 
 from modserve.core.requests.inflight import Inflight
+from modserve.core.tenants import Tenant
 
 from .batching import Together
 from .lengths import LengthIndex
 from .queue import GONE, Line, RequestQueue
 
-_RIPE_LOOKED_AT = 8
+RIPE_LOOKED_AT = 8
 """A group with enough requests for a batch may still wait for a larger one: a look asks no more than so many."""
 
 _ORDERED_LOOKED_AT = 1024
@@ -104,18 +105,21 @@ class LevelQueue(RequestQueue):
         for _, level in sorted(self._levels.items()):
             yield from level.line
 
-    def ahead(self, level: int) -> tuple[int, int]:
+    def ahead(self, level: int, tenant: Tenant | None = None) -> tuple[int, int]:
         levels = [each for number, each in self._levels.items() if number <= level]
         return sum([len(each.line) for each in levels]), sum([each.size for each in levels])
 
     # In and out
 
     def append(self, inflight: Inflight, level: int = 0, timeout_ns: int = 0) -> None:
-        self._arrivals += 1
-        inflight.arrival = self._arrivals
-        self._insert(inflight, level, inflight.queue_start_ns)
+        self.join(inflight, level, self._arrivals + 1)
         if inflight.deadline_ns or timeout_ns:
             self._remember(inflight, timeout_ns)
+
+    def join(self, inflight: Inflight, level: int, arrival: int) -> None:
+        """Let a request wait that came as the one with this number, and that somebody else makes leave in time."""
+        self._arrivals = inflight.arrival = arrival
+        self._insert(inflight, level, inflight.queue_start_ns)
 
     def left(self, inflight: Inflight) -> None:
         self._remove((inflight,))
@@ -238,10 +242,27 @@ class LevelQueue(RequestQueue):
                 break
         return max(1, count), max(last, first.arrival)
 
+    def head(self) -> Inflight:
+        """The most urgent of those that wait. There is one."""
+        return next(iter(self._levels[min(self._levels)].line))
+
+    def joining(self, key: object) -> Iterator[Inflight]:
+        """Those that may join a batch of a group which other queues have begun, without overtaking others for ever."""
+        group = self._groups.get(key)
+        if group is None:
+            return iter(())
+        head = self.head()
+        self._looked_at(group)
+        if head.shape_key != key:
+            if not self._look_ahead:
+                return iter(())
+            group.last_arrival = head.arrival + self._look_ahead
+        return iter(group)
+
     def _in_turn(self) -> Iterator[_Group]:
         levels = self._levels
-        yield self._groups[next(iter(levels[min(levels)].line)).shape_key]
-        yield from islice(self._ripe, _RIPE_LOOKED_AT)
+        yield self._groups[self.head().shape_key]
+        yield from islice(self._ripe, RIPE_LOOKED_AT)
         oldest = min([next(iter(level.line)) for level in levels.values()], key=lambda head: head.arrival)
         for inflight in (oldest, *self._pressing()):
             yield self._groups[inflight.shape_key]

@@ -1,13 +1,14 @@
 """The waiting requests of a model.
 
-A scheduler looks at its queue whenever an instance is free: which requests may share the next batch? There are two
-queues with one interface, and a model gets one of them when it is loaded:
+A scheduler looks at its queue whenever an instance is free: which requests may share the next batch? There are three
+queues with one interface. A model gets one of the first two when it is loaded:
 
 - `FifoQueue`, for models without priorities whose requests can all share a batch, or which run each request alone:
   one line, first in, first out.
 - `LevelQueue` (level_queue.py), for all others.
+- `FairQueue` (fair_queue.py), from the first request of a tenant on.
 
-Rules for both:
+Rules for all:
 
 - A request that waits has a `level` of 0 or more and an `arrival`, its place among all that ever came, counted from 1.
   When it leaves, to run or without having run, its level becomes `GONE`. Only the queue writes these two fields.
@@ -25,6 +26,7 @@ from collections.abc import Collection, Iterable, Iterator
 from mypy_extensions import mypyc_attr
 
 from modserve.core.requests.inflight import Inflight
+from modserve.core.tenants import Tenant
 
 from .batching import Together
 
@@ -39,7 +41,7 @@ _Times = list[tuple[int, int, Inflight]]
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RequestQueue:
-    """What both queues have in common: `count` is how many requests wait, and those that have to leave at a time.
+    """What all queues have in common: `count` is how many requests wait, and those that have to leave at a time.
 
     `timed` is True if some of them have to leave at a time, so that `next_time_ns`, `expired` and `timed_out` are worth
     a call.
@@ -66,6 +68,10 @@ class RequestQueue:
     def timed_out(self, now_ns: int) -> list[Inflight]:
         """Those that have waited for longer than their policy allows. They still wait, but are not listed again."""
         return _passed(self._timeouts, now_ns)
+
+    def timeouts(self) -> dict[Inflight, int]:
+        """When those that wait have waited too long for their policy, for those that can."""
+        return {entry[2]: entry[0] for entry in self._timeouts if _waits(entry)}
 
     def _pressing(self) -> list[Inflight]:
         """The request with the earliest deadline of its client, and the one with the earliest time-out."""
@@ -99,8 +105,11 @@ class FifoQueue(RequestQueue):
         """Everything that waits, the most urgent first."""
         return iter(self._line)
 
-    def ahead(self, level: int) -> tuple[int, int]:
-        """How many wait at a level or a more urgent one, and the sum of their batch sizes."""
+    def ahead(self, level: int, tenant: Tenant | None = None) -> tuple[int, int]:
+        """How many would run before a new request of a level, and the sum of their batch sizes.
+
+        They wait at that level or a more urgent one. Only a queue that shares between tenants reads the `tenant`.
+        """
         return self.count, self._together.size
 
     def append(self, inflight: Inflight, level: int = 0, timeout_ns: int = 0) -> None:

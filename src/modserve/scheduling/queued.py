@@ -1,6 +1,7 @@
 """The scheduler around a batching rule. It is the direct scheduler or the dynamic batcher, depending on the rule."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Generic
 
 from mypy_extensions import mypyc_attr
@@ -10,8 +11,9 @@ from modserve.core.errors import ModserveError, cancelled, unavailable
 from modserve.core.requests.inflight import Inflight
 from modserve.core.version import STOPPING
 
-from .admission import Gate
+from .admission import WHOLE_QUEUE, Gate, QueueLimit
 from .batching import FAR_NS, Dispatch, Reason, Rule, WaitUntil
+from .fair_queue import FairQueue, rows
 from .level_queue import LevelQueue
 from .queue import GONE, FifoQueue
 from .scheduler import Alarm, BatchRunner, Clock, OnDrop, SlotT
@@ -40,11 +42,13 @@ class QueuedScheduler(Generic[SlotT]):
         alike: bool = False,
         gate: Gate = Gate(),  # noqa: B008 - it changes nothing
         padded: Callable[[int], int] | None = None,
+        cost: Callable[[Inflight], float] = rows,
     ) -> None:
         """`alike`: the rule lets any request share a batch with any other, or lets each run alone.
 
         `ripe_size`: the size from which on the rule may run a batch before its delay is over. `padded`: the rule
-        reads `Together.lengths`; this gives the length that counts there for a request's own.
+        reads `Together.lengths`; this gives the length that counts there for a request's own. `cost`: what a request
+        costs its tenant, in rows.
         """
         self._rule = rule
         self._runner = runner
@@ -54,20 +58,32 @@ class QueuedScheduler(Generic[SlotT]):
         self._gate = gate
         policies = (policy.default_policy, *policy.level_policies.values())
         self._counted = any(each.max_queue_size for each in policies)
-        self._waiting: dict[int, int] = {}
-        """How many wait by the priority they came with, if any queue has a limit."""
+        self._waiting: dict[object, int] = {}
+        """How many wait by the priority they came with and their tenant (`_line`), if any queue has a limit."""
         has_timeout = any(each.default_timeout_ns for each in policies)
         self._restricted = bool(policy.priority_levels or self._counted or gate.predicts or has_timeout)
-        """Whether `_place` has something to say about every request, not only about those with a time-out."""
+        """Whether `_place` has something to say about every request, not only those with a time-out or a tenant."""
         sums = bool(policy.max_queue_delay_ns or policy.max_batch_elements)
-        self._levels: LevelQueue | None = None
-        self._queue: FifoQueue | LevelQueue
+        ripe_size = ripe_size if policy.max_queue_delay_ns else 0
+        self._levels: LevelQueue | FairQueue | None = None
+        self._fair: FairQueue | None = None
+        """The queue, once there has been a request with a tenant."""
+        self._make_fair = partial(
+            FairQueue,
+            sums=sums,
+            ripe_size=ripe_size,
+            ripe_elements=policy.max_batch_elements,
+            look_ahead=policy.look_ahead,
+            padded=padded,
+            cost=cost,
+        )
+        self._queue: FifoQueue | LevelQueue | FairQueue
         if alike and not policy.priority_levels and not any(each.delay for each in policies):
             self._queue = FifoQueue(sums=sums)
         else:
             self._queue = self._levels = LevelQueue(
                 sums=sums,
-                ripe_size=ripe_size if policy.max_queue_delay_ns else 0,
+                ripe_size=ripe_size,
                 ripe_elements=policy.max_batch_elements,
                 look_ahead=policy.look_ahead,
                 padded=padded,
@@ -94,7 +110,8 @@ class QueuedScheduler(Generic[SlotT]):
             raise unavailable(f"{inflight.request.label}{STOPPING}")
         now_ns = self._clock.now_ns()
         level = timeout_ns = 0
-        if self._restricted or inflight.request.timeout_ns:
+        request = inflight.request
+        if self._restricted or request.timeout_ns or request.tenant is not None:
             level, timeout_ns = self._place(inflight, now_ns)
         inflight.queue_start_ns = now_ns
         inflight.on_cancel = self._cancelled
@@ -120,31 +137,56 @@ class QueuedScheduler(Generic[SlotT]):
         for inflight in list(self._queue):
             self._leave(inflight, error)
 
+    def _share(self) -> None:
+        """Share between tenants from now on. What waits goes on waiting, as a tenant of its own."""
+        former, timeouts = self._queue, self._queue.timeouts()
+        self._queue = self._levels = self._fair = fair = self._make_fair()
+        for inflight in sorted(former, key=lambda each: each.arrival):
+            fair.append(inflight, inflight.level, timeouts.get(inflight, 0))
+
     def _place(self, inflight: Inflight, now_ns: int) -> tuple[int, int]:
         """The level of a request, and when it has waited too long for its policy, 0 for never. Raises UNAVAILABLE."""
+        tenant = inflight.request.tenant
+        if tenant is not None and self._fair is None:
+            self._share()
         policy, priority = self._policy.default_policy, 0
         if self._policy.priority_levels:
             priority = self._priority(inflight)
             policy = self._policy.policy(priority)
         # Each priority has two levels: the second one is for requests that have waited too long.
         level = 2 * priority
-        most = policy.max_queue_size
-        if most and self._waiting.get(priority, 0) >= most:
+        if self._is_full(inflight, policy.max_queue_size, priority):
             if self._pump_due:
                 self.dispatch()  # what came in this turn of the event loop need not wait for the next
-            if self._waiting.get(priority, 0) >= most:
-                raise self._gate.full(inflight, *self._queue.ahead(level + 1), now_ns)
+            if limit := self._is_full(inflight, policy.max_queue_size, priority):
+                raise self._gate.full(inflight, *self._queue.ahead(level + 1, tenant), now_ns, limit)
         timeout_ns = policy.timeout_ns(inflight.request.timeout_ns)
         if timeout_ns:
             timeout_ns += now_ns
             if not policy.delay:
                 inflight.queue_limit_ns = timeout_ns = min(inflight.queue_limit_ns or timeout_ns, timeout_ns)
         if self._gate.predicts:
-            self._gate.check(inflight, *self._queue.ahead(level), now_ns)
+            self._gate.check(inflight, *self._queue.ahead(level, tenant), now_ns)
         if self._counted:
             inflight.priority = priority
-            self._waiting[priority] = self._waiting.get(priority, 0) + 1
+            line = _line(inflight, priority)
+            self._waiting[line] = self._waiting.get(line, 0) + 1
         return level, timeout_ns
+
+    def _is_full(self, inflight: Inflight, most: int, priority: int) -> QueueLimit | None:
+        """The limit that keeps a request from waiting: that of its priority's queue, or of its tenant's part of it."""
+        tenant, fair = inflight.request.tenant, self._fair
+        if fair is None:
+            return WHOLE_QUEUE if most and self._waiting.get(priority, 0) >= most else None
+        if tenant is not None and tenant.queue_size is not None:
+            waiting = fair.waiting(tenant)
+            if waiting >= tenant.queue_size:
+                return QueueLimit(tenant.name, waiting, tenant.queue_size)
+        elif most:
+            share, waiting = fair.share(tenant, most), self._waiting.get(_line(inflight, priority), 0)
+            if waiting >= share:
+                return WHOLE_QUEUE if share >= most or tenant is None else QueueLimit(tenant.name, waiting, share, most)
+        return None
 
     def _priority(self, inflight: Inflight) -> int:
         """The request's priority; Triton takes the default for what is no level."""
@@ -166,16 +208,17 @@ class QueuedScheduler(Generic[SlotT]):
         self._on_drop(inflight, error)
 
     def _uncount(self, inflight: Inflight) -> None:
-        left = self._waiting.pop(inflight.priority) - 1
+        line = _line(inflight, inflight.priority)
+        left = self._waiting.pop(line) - 1
         if left:
-            self._waiting[inflight.priority] = left
+            self._waiting[line] = left
 
     def dispatch(self) -> None:
         """Start every batch that can start now."""
         self._pump_due = False
-        queue, runner, alarm = self._queue, self._runner, self._alarm
+        runner, alarm = self._runner, self._alarm
         end_ns = 0
-        while queue.count:
+        while (queue := self._queue).count:
             now_ns = self._clock.now_ns()
             if not end_ns:
                 end_ns = now_ns + TURN_NS
@@ -235,3 +278,9 @@ class QueuedScheduler(Generic[SlotT]):
             elif inflight.level != GONE:  # re-entrancy, as in `_leave`
                 self._levels.move(inflight, inflight.level + 1, now_ns)
         return queue.next_time_ns()
+
+
+def _line(inflight: Inflight, priority: int) -> object:
+    """What the places of a queue are counted by: the priority, and the tenant if there is one."""
+    tenant = inflight.request.tenant
+    return priority if tenant is None else (tenant.name, priority)

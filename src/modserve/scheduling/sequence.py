@@ -35,6 +35,7 @@ from modserve.core.requests.sequence import (
     ControlTensors,
     Membership,
     SequenceId,
+    SequenceKey,
     SequenceStates,
     StateTable,
     check_id,
@@ -56,7 +57,7 @@ _log = logging.getLogger(__name__)
 class Sequence:
     """A sequence that has begun, and has not ended or has something left to do. See above for its states."""
 
-    id: SequenceId
+    key: SequenceKey
     idle_since_ns: int
     alarm: Alarm = field(init=False)
     """Rings when the sequence, or a request that waits, may have waited for too long."""
@@ -106,7 +107,7 @@ class SequenceScheduler(Generic[SlotT]):
         self._on_drop = on_drop
         self._controls = ControlTensors(self._batching.controls, config.batching)
         self._states = StateTable(self._batching.states, config.batching, state_files)
-        self._open: dict[SequenceId, Sequence] = {}
+        self._open: dict[SequenceKey, Sequence] = {}
         """The sequences of which more requests may come."""
         self._live: dict[Sequence, None] = {}
         """The sequences that are not over, in the order in which they began."""
@@ -133,12 +134,12 @@ class SequenceScheduler(Generic[SlotT]):
     def open_sequences(self) -> int:
         return len(self._live)
 
-    def has(self, id: SequenceId) -> bool:
-        return id in self._open
+    def has(self, key: SequenceKey) -> bool:
+        return key in self._open
 
-    def abandon(self, id: SequenceId) -> None:
-        """End a sequence, if there is one with this id, after the requests of it that have come."""
-        sequence = self._open.pop(id, None)
+    def abandon(self, key: SequenceKey) -> None:
+        """End a sequence, if there is one with this key, after the requests of it that have come."""
+        sequence = self._open.pop(key, None)
         if sequence is not None and not sequence.waiting and sequence.busy is None:
             self._finish(sequence)
 
@@ -159,7 +160,7 @@ class SequenceScheduler(Generic[SlotT]):
                     f"inference request to model '{self._model}' must specify a non-zero or non-empty correlation ID"
                 )
             says = Membership(self._unused_id(), start=True)
-        sequence = self._open.get(says.id)
+        sequence = self._open.get(says.key)
         if self._stopped and says.start:
             raise unavailable(STOPPING)
         if sequence is None and not says.start:
@@ -167,13 +168,13 @@ class SequenceScheduler(Generic[SlotT]):
             raise invalid(f"inference request for sequence {says.id} to model '{self._model}' {first}")
         now_ns = self._clock.now_ns()
         if sequence is None:
-            sequence = self._begin(says.id)
+            sequence = self._begin(says.key)
         elif says.start:
             conflict = "The previous sequence did not end before this sequence start"
             text = f"sequence %s for model '%s' has a conflict. {conflict}. Previous sequence will be terminated early."
             _log.warning(text, says.id, self._model)
         if says.end:
-            del self._open[says.id]
+            del self._open[says.key]
         if request.timeout_ns:  # there is no queue policy that could say what it means
             inflight.queue_limit_ns = inflight.request_start_ns + request.timeout_ns
         inflight.queue_start_ns = now_ns
@@ -186,10 +187,10 @@ class SequenceScheduler(Generic[SlotT]):
         sequence.alarm.by(now_ns + self._batching.max_idle_ns)
         self._advance(sequence)
 
-    def _begin(self, id: SequenceId) -> Sequence:
-        sequence = Sequence(id, self._clock.now_ns())
+    def _begin(self, key: SequenceKey) -> Sequence:
+        sequence = Sequence(key, self._clock.now_ns())
         sequence.alarm = Alarm(self._clock, partial(self._look, sequence))
-        self._open[id] = sequence
+        self._open[key] = sequence
         self._live[sequence] = None
         sequence.place = self._places.take()
         if sequence.place is None:
@@ -248,7 +249,7 @@ class SequenceScheduler(Generic[SlotT]):
         """A request whose execution is over has to run once more."""
         member = self._members[inflight]
         now_ns = self._clock.now_ns()
-        member.says = Membership(member.says.id)
+        member.says = Membership(member.says.id, tenant=member.says.tenant)
         member.arrived_ns = now_ns
         if inflight.queue_limit_ns:
             inflight.queue_limit_ns = now_ns + inflight.request.timeout_ns
@@ -263,7 +264,7 @@ class SequenceScheduler(Generic[SlotT]):
         sequence.idle_since_ns = now_ns
         if sequence.waiting:
             self._advance(sequence)
-        elif self._batching.iterative or self._open.get(sequence.id) is not sequence:
+        elif self._batching.iterative or self._open.get(sequence.key) is not sequence:
             self._finish(sequence)
 
     # Out
@@ -314,8 +315,8 @@ class SequenceScheduler(Generic[SlotT]):
             self._places.give_back(sequence.place)
 
     def _close_to_more(self, sequence: Sequence) -> None:
-        if self._open.get(sequence.id) is sequence:
-            del self._open[sequence.id]
+        if self._open.get(sequence.key) is sequence:
+            del self._open[sequence.key]
 
     def _abort(self, sequence: Sequence, error: ModserveError) -> None:
         """End a sequence early: requests of it that have not begun to run fail with `error`."""
@@ -363,7 +364,7 @@ class SequenceScheduler(Generic[SlotT]):
         else:
             idle_ns = sequence.idle_since_ns + self._batching.max_idle_ns
             if idle_ns <= now_ns:
-                _log.debug("sequence %s of model '%s' is ended: it has been idle too long", sequence.id, self._model)
+                _log.debug("sequence %s of model '%s' is ended: it has been idle too long", sequence.key, self._model)
                 self._finish(sequence)
                 return
         sequence.alarm.by(idle_ns)

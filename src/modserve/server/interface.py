@@ -25,6 +25,7 @@ from modserve.observability.failure_log import FailureLog
 from modserve.observability.logging import Logs
 from modserve.observability.trace import Tracer
 from modserve.pb import inference as pb
+from modserve.resources.quotas import Quotas
 from modserve.resources.shared_memory import SharedMemory
 from modserve.routing.routings import Routings
 
@@ -58,6 +59,8 @@ class Server(Protocol):
     """Notified whenever the readiness of this process or of a model in it may have changed."""
     memory: MemoryBudget
     """What requests hold, against the limit."""
+    quotas: Quotas
+    """What clients have in flight, against the limits of the server and of tenants."""
     shared_memory: SharedMemory
     """The regions that clients have registered, for the requests that use them."""
     tracer: Tracer
@@ -175,8 +178,8 @@ class Server(Protocol):
         """`index` with the models in the repositories that were never loaded. Raises UNAVAILABLE when stopping."""
         ...
 
-    async def regions(self, kind: type[RegionT], name: str = "") -> Sequence[RegionT]:
-        """The registered regions of a kind, or the named one."""
+    async def regions(self, kind: type[RegionT], name: str = "", tenant: str = "") -> Sequence[RegionT]:
+        """The registered regions of a kind, or the named one: those of a tenant, if there are tenants."""
         ...
 
     async def routing(self, name: str) -> dict[str, Any]:
@@ -223,6 +226,6 @@ class Server(Protocol):
         """`handle` is that of a GPU's memory. Raises as `SharedMemory.register_system` does."""
         ...
 
-    async def unregister_region(self, kind: type[Region], name: str) -> None:
-        """The named region, or all of a kind. An unknown name is not an error."""
+    async def unregister_region(self, kind: type[Region], name: str, tenant: str = "") -> None:
+        """A tenant's named region, or all of a kind. An unknown name is not an error."""
         ...

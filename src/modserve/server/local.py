@@ -89,6 +89,7 @@ class LocalServer:
         self.tracer = services.tracer
         self.shared_memory = services.shared_memory
         self.memory = services.memory
+        self.quotas = services.quotas
         self.model_memory = services.model_memory
         self.failure_log = services.failure_log
         self.access_log = services.access_log
@@ -293,8 +294,8 @@ class LocalServer:
     async def statistics(self, name: str = "", version: int | None = None) -> pb.ModelStatisticsResponse:
         return statistics.message(self.with_statistics(name, version))
 
-    async def regions(self, kind: type[RegionT], name: str = "") -> Sequence[RegionT]:
-        return self.shared_memory.status(kind, name)
+    async def regions(self, kind: type[RegionT], name: str = "", tenant: str = "") -> Sequence[RegionT]:
+        return self.shared_memory.status(kind, name, tenant)
 
     async def failures(self) -> list[dict[str, Any]]:
         return [asdict(failure) for failure in self.failure_log.recent.latest()]
@@ -355,8 +356,8 @@ class LocalServer:
         else:
             self.shared_memory.register_system(region)
 
-    async def unregister_region(self, kind: type[Region], name: str) -> None:
-        await asyncio.to_thread(self.shared_memory.unregister, kind, name)  # CUDA's driver may wait for the GPU
+    async def unregister_region(self, kind: type[Region], name: str, tenant: str = "") -> None:
+        await asyncio.to_thread(self.shared_memory.unregister, kind, name, tenant)  # CUDA's driver may wait for the GPU
 
     def tracer_for(self, model: str) -> Tracer:
         if model and not self._table.ready_versions(model):

@@ -6,6 +6,7 @@ is a bug, nothing may be asked.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from modserve.access.caller import current
@@ -19,7 +20,7 @@ from modserve.observability.trace import Tracer
 from modserve.pb import inference as pb
 from modserve.routing.routings import Routings
 from modserve.server import Phase, Readiness, Server
-from modserve.server.interface import RegionT
+from modserve.server.interface import Region, RegionT
 
 
 class _ScopedRoutings:
@@ -43,12 +44,13 @@ class ScopedServer:
     def __init__(self, server: Server) -> None:
         self._server = server
         self.name, self.version = server.name, server.version
+        self.quotas = server.quotas
         self.changes, self.memory, self.shared_memory = server.changes, server.memory, server.shared_memory
         self.tracer, self.failure_log, self.access_log = server.tracer, server.failure_log, server.access_log
         self.pace, self.ready_models, self.index = server.pace, server.ready_models, server.index
+        self.engine_metrics = server.engine_metrics
         self.folder, self.model_memory = server.folder, server.model_memory
         self.failures, self.readings_of_others = server.failures, server.readings_of_others
-        self.register_region, self.unregister_region = server.register_region, server.unregister_region
         self.change_log_settings = server.change_log_settings
         self.routings = cast(Routings, _ScopedRoutings(server.routings))
 
@@ -170,5 +172,15 @@ class ScopedServer:
         caller = current()
         return [entry for entry in await self._server.repository_index(only_ready) if caller.may(entry.name)]
 
-    async def regions(self, kind: type[RegionT], name: str = "") -> Sequence[RegionT]:
-        return await self._server.regions(kind, name)
+    async def regions(self, kind: type[RegionT], name: str = "", tenant: str = "") -> Sequence[RegionT]:
+        return await self._server.regions(kind, name, _name_of(self.tenant))
+
+    async def register_region(self, region: Region, handle: bytes = b"") -> None:
+        await self._server.register_region(replace(region, tenant=_name_of(self.tenant)), handle)
+
+    async def unregister_region(self, kind: type[Region], name: str, tenant: str = "") -> None:
+        await self._server.unregister_region(kind, name, _name_of(self.tenant))
+
+
+def _name_of(tenant: Tenant | None) -> str:
+    return "" if tenant is None else tenant.name

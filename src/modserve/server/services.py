@@ -10,6 +10,7 @@ from modserve.observability.access_log import AccessLog
 from modserve.observability.failure_log import FailureLog
 from modserve.observability.logging import Logs
 from modserve.observability.trace import Tracer
+from modserve.resources.quotas import Quotas
 from modserve.resources.shared_memory import SharedMemory
 
 
@@ -22,6 +23,8 @@ class Services:
     tracer: Tracer = field(default_factory=Tracer)
     shared_memory: SharedMemory = field(default_factory=SharedMemory)
     memory: MemoryBudget = field(default_factory=MemoryBudget)
+    quotas: Quotas = field(default_factory=Quotas)
+    """What clients have in flight, against the limits of the server and of tenants."""
     model_memory: Callable[[], MemoryReport] = lambda: NO_MEMORY
     failure_log: FailureLog = field(default_factory=FailureLog)
     access_log: AccessLog | None = None

@@ -18,7 +18,7 @@ from modserve.core.configuration.log_settings import AccessMode, AccessSettings,
 from modserve.core.configuration.trace_settings import OPENTELEMETRY, TraceLevel, TraceSettings
 from modserve.core.files.remote_place import RemotePlace
 
-from . import access, log, model_memory, telemetry, values
+from . import access, load_limits, log, model_memory, telemetry, values
 from .cache import cache_texts
 from .examples import example_models
 from .front_ends import GrpcSettings, HttpSettings
@@ -171,13 +171,10 @@ class Settings(BaseModel):
         1, "Processes that serve the same ports, each with its own instances and queues."
     )
     """Not for the library."""
-    request_memory_limit: Annotated[int | None, Field(ge=0)] = option(
-        None,
-        "Bytes that all requests together may hold; 0: no limit.",
-        section="limits and memory",
-        default_in_words="half of the memory",
-    )
+    request_memory_limit: Annotated[int | None, Field(ge=0)] = load_limits.REQUEST_MEMORY
     """None: half of what the container or the machine has."""
+    max_accepted_requests: Count = load_limits.MAX_ACCEPTED
+    execution_timeout_secs: Count = load_limits.EXECUTION_SECS
     allow_client_shm: bool = option(False, "Let clients register shared memory and pass tensors in it.")
     model_memory_limit: model_memory.Limit = model_memory.LIMIT
     load_lazily: model_memory.Lazily = model_memory.LAZILY

@@ -217,7 +217,7 @@ _LINKED = re.compile(r"MODSERVE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d
 """The names of the other variables that they set, for a service called modserve or modserve-…"""
 
 _OF_OTHERS = frozenset({"MODSERVE_URL", "MODSERVE_METRICS_URL", "MODSERVE_COMPILED", access.VARIABLE})
-"""Variables that commands read which call a server, that of scripts/serve, which chooses the form, and that of a key."""
+"""Variables that commands read which call a server, that of scripts/serve for the form, and that of a key."""
 
 
 def from_environment(environment: Mapping[str, str], warnings: list[str]) -> Iterator[OptionEntry]:

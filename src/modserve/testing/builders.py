@@ -10,8 +10,9 @@ from modserve.backends.api import InstanceSpec
 from modserve.core.configuration.model_config import InstanceGroup, InstanceKind, ModelConfig, TensorSpec
 from modserve.core.errors import ModserveError
 from modserve.core.requests.inflight import Inflight
-from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.request import InferenceRequest, ParameterValue
 from modserve.core.requests.response import InferenceResponse, Outcome
+from modserve.core.tenants import Tenant
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Shape, Tensor
@@ -89,10 +90,16 @@ def request(
 
 
 def inflight(
-    batch_size: int = 1, *, shape_key: object = None, deadline_ns: int = 0, sink: RecordingSink | None = None
+    batch_size: int = 1,
+    *,
+    shape_key: object = None,
+    deadline_ns: int = 0,
+    sink: RecordingSink | None = None,
+    tenant: Tenant | None = None,
+    **parameters: ParameterValue,
 ) -> Inflight:
     """An accepted request, as schedulers see it."""
-    accepted = request(batch_size=batch_size, deadline_ns=deadline_ns)
+    accepted = request(batch_size=batch_size, deadline_ns=deadline_ns, tenant=tenant, parameters=parameters)
     sink = sink or RecordingSink()
     return RecordedInflight(accepted, sink, accepted.inputs, ("OUTPUT0",), batch_size, shape_key, 0, deadline_ns)
 

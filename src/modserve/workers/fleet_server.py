@@ -33,6 +33,7 @@ class FleetServer:
         self._coordinator = coordinator
         self.name, self.version, self.tenant = server.name, server.version, server.tenant
         self.changes, self.routings = server.changes, server.routings
+        self.quotas = server.quotas
         self.memory, self.shared_memory, self.model_memory = server.memory, server.shared_memory, server.model_memory
         self.tracer, self.failure_log, self.access_log = server.tracer, server.failure_log, server.access_log
         self.model, self.borrow, self.pace = server.model, server.borrow, server.pace  # without a call in between
@@ -107,11 +108,11 @@ class FleetServer:
         index = sums.index({self._identity.index: own} | others)
         return [entry for entry in index if entry.state is LifecycleState.READY or not only_ready]
 
-    async def regions(self, kind: type[RegionT], name: str = "") -> Sequence[RegionT]:
+    async def regions(self, kind: type[RegionT], name: str = "", tenant: str = "") -> Sequence[RegionT]:
         """A region that was unregistered while a request uses it is still there, in that worker."""
-        others = await self._others("regions", kind, name)
+        others = await self._others("regions", kind, name, tenant)
         try:
-            own = await self._server.regions(kind, name)
+            own = await self._server.regions(kind, name, tenant)
         except ModserveError:
             if not others:
                 raise
@@ -160,8 +161,8 @@ class FleetServer:
     async def register_region(self, region: Region, handle: bytes = b"") -> None:
         await self._change("register_region", region, handle)
 
-    async def unregister_region(self, kind: type[Region], name: str) -> None:
-        await self._change("unregister_region", kind, name)
+    async def unregister_region(self, kind: type[Region], name: str, tenant: str = "") -> None:
+        await self._change("unregister_region", kind, name, tenant)
 
     async def _change(self, method: str, *arguments: Any) -> None:
         if self.phase is Phase.STOPPING:

@@ -1,11 +1,13 @@
 """Inference between workers: requests, responses and failures as `values`, with raw tensors."""
 
 from collections.abc import Mapping
+from dataclasses import astuple
 from typing import TypeAlias
 
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import InferenceResponse
+from modserve.core.tenants import Tenant
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Shape, Tensor
 
@@ -20,12 +22,15 @@ def write_request(request: InferenceRequest) -> bytes:
         if tensor.datatype is dtypes.INVALID:
             raise invalid(f"{request.label}input '{name}' has an unknown datatype")
     head = request.model_name, request.version, request.id, request.outputs, request.timeout_ns
-    return values.dumps((head, dict(request.parameters), _written(request.inputs)))
+    tenant = None if request.tenant is None else astuple(request.tenant)
+    return values.dumps((head, dict(request.parameters), _written(request.inputs), tenant))
 
 
 def read_request(data: bytes, deadline_ns: int) -> InferenceRequest:
-    (model, version, id, outputs, timeout_ns), parameters, inputs = values.loads(data)
-    return InferenceRequest(model, _read(inputs), outputs, version, id, parameters, deadline_ns, timeout_ns)
+    (model, version, id, outputs, timeout_ns), parameters, inputs, tenant = values.loads(data)
+    request = InferenceRequest(model, _read(inputs), outputs, version, id, parameters, deadline_ns, timeout_ns)
+    request.tenant = None if tenant is None else Tenant(*tenant)
+    return request
 
 
 def write_response(response: InferenceResponse) -> bytes:

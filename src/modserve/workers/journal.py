@@ -32,8 +32,8 @@ _SUBJECTS: Mapping[str, Callable[..., tuple[str, str]]] = {
     "set_routing": lambda name, *_: ("routing", name),
     "change_log_settings": lambda _: ("log", ""),
     "change_trace_settings": lambda _, model: ("trace", model),
-    "register_region": lambda region, _: (_KINDS[type(region)], region.name),
-    "unregister_region": lambda kind, name: (_KINDS[kind], name),
+    "register_region": lambda region, _: (_KINDS[type(region)] + region.tenant, region.name),
+    "unregister_region": lambda kind, name, tenant="": (_KINDS[kind] + tenant, name),
 }
 """By the method of a change."""
 
@@ -80,7 +80,7 @@ class Journal:
         if kind == "trace":
             return [self._trace_settings(name)]
         if change.method == "register_region":
-            return [ServerChange("unregister_region", (type(change.arguments[0]), name))]
+            return [ServerChange("unregister_region", (type(change.arguments[0]), name, change.arguments[0].tenant))]
         return [self._regions[each] for each in self._ended_by(change)]
 
     def record(self, change: ServerChange, before: list[ServerChange], number: str = "") -> None:

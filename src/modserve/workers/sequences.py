@@ -16,7 +16,7 @@ from modserve.core.errors import ModserveError, OverloadedError, unavailable
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import InferenceResponse, Outcome, ResponseSink
-from modserve.core.requests.sequence import SequenceId, membership
+from modserve.core.requests.sequence import SequenceKey, membership
 from modserve.core.servable import SequenceKeeper, Servable, context_to_pass_on, submit_traced
 from modserve.frontends.errors import to_client_error
 from modserve.models.serving.wrappers import ModelWrapper
@@ -35,9 +35,12 @@ _HEAD: Final = struct.Struct("<QI")
 """Nanoseconds that the client of a request still waits, 0 for ever; and the bytes of its span, which come first."""
 
 
-def owner(model: str, id: SequenceId, count: int) -> int:
+def owner(model: str, key: SequenceKey, count: int) -> int:
     """The worker to which a sequence belongs. Ids that are texts have nothing to do with those that are numbers."""
+    tenant, id = key if isinstance(key, tuple) else ("", key)
     text = f"{model}\0{type(id).__name__}\0{id}"
+    if tenant:
+        text += f"\0{tenant}"
     return zlib.crc32(text.encode("utf-8", "surrogatepass")) % count
 
 
@@ -53,11 +56,11 @@ class ForwardingModel(ModelWrapper):
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         try:
-            id = membership(request).id
+            member = membership(request)
         except ModserveError:
             return self._servable.submit(request, sink, now_ns)  # which refuses it
         identity = self._forwarder.identity
-        worker = owner(self.id.name, id, identity.count) if id else identity.index
+        worker = owner(self.id.name, member.key, identity.count) if member.id else identity.index
         if worker == identity.index:
             return self._servable.submit(request, sink, now_ns)
         return self._forwarder.forward(worker, request, sink, now_ns)
@@ -66,12 +69,12 @@ class ForwardingModel(ModelWrapper):
     def open_sequences(self) -> int:
         return self._servable.open_sequences if isinstance(self._servable, SequenceKeeper) else 0
 
-    def has_sequence(self, id: SequenceId) -> bool:
-        return isinstance(self._servable, SequenceKeeper) and self._servable.has_sequence(id)
+    def has_sequence(self, key: SequenceKey) -> bool:
+        return isinstance(self._servable, SequenceKeeper) and self._servable.has_sequence(key)
 
-    def abandon_sequence(self, id: SequenceId) -> None:
+    def abandon_sequence(self, key: SequenceKey) -> None:
         if isinstance(self._servable, SequenceKeeper):
-            self._servable.abandon_sequence(id)
+            self._servable.abandon_sequence(key)
 
 
 def with_owners(servable: Servable, forwarder: "SequenceForwarder") -> Servable:

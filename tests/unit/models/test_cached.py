@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from modserve.core.configuration.model_config import DynamicBatching
+from modserve.core.configuration.model_config import DynamicBatching, ModelLimits
 from modserve.core.errors import ModserveError, internal, unavailable
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import InferenceResponse, ResponseSink
 from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics
+from modserve.core.tenants import Tenant
 from modserve.core.tensors import dtypes
 from modserve.core.version import ModelId
 from modserve.models.loading.assembly import wrapped
@@ -385,3 +386,31 @@ async def test_what_still_waits_at_the_close_fails() -> None:
     sink = bench.ask(7)
     await bench.model.close()
     assert [error.message for error in sink.errors] == ["model 'model' was unloaded before the request ran"]
+
+
+async def test_a_tenant_has_responses_of_its_own() -> None:
+    bench = Bench()
+    bench.ask(7, tenant=Tenant("a"))
+    bench.answer()
+    bench.ask(7, tenant=Tenant("b"))
+    bench.ask(7)
+    assert len(bench.inner.asked) == 3
+    bench.ask(7, tenant=Tenant("a"))
+    assert len(bench.inner.asked) == 3
+
+
+async def test_requests_of_two_tenants_under_way_do_not_wait_for_each_other() -> None:
+    bench = Bench()
+    bench.ask(7, tenant=Tenant("a"))
+    bench.ask(7, tenant=Tenant("b"))
+    assert len(bench.inner.asked) == 2
+
+
+async def test_tenants_share_responses_if_the_model_says_so() -> None:
+    bench = Bench(limits=ModelLimits(share_cache=True))
+    first = bench.ask(7, tenant=Tenant("a"))
+    bench.answer()
+    second = bench.ask(7, tenant=Tenant("b"))
+    await asyncio.sleep(0)
+    assert len(bench.inner.asked) == 1
+    assert told(first) == told(second)

@@ -360,3 +360,30 @@ def test_threads_may_share_it(directory: Path) -> None:
         thread.join()
     memory.unregister(SystemRegion)
     assert memory.status(SystemRegion) == []
+
+
+# Tenants
+
+
+def test_names_are_a_tenants_own(memory: SharedMemory, directory: Path) -> None:
+    (directory / "b").write_bytes(CONTENT[::-1])
+    memory.register_system(SystemRegion("r", "/a", 0, 64, "alice"))
+    memory.register_system(SystemRegion("r", "/b", 0, 64, "bob"))
+    alice, bob = memory.lease("alice"), memory.lease("bob")
+    assert bytes(alice.read(RegionSlice("r", 0, 64))) == CONTENT
+    assert bytes(bob.read(RegionSlice("r", 0, 64))) == CONTENT[::-1]
+    assert refusal(memory.lease().read, RegionSlice("r", 0, 64))[0] is Code.NOT_FOUND
+    alice.release()
+    bob.release()
+
+
+def test_a_tenant_lists_and_unregisters_its_own_regions_only(memory: SharedMemory) -> None:
+    for tenant in ("", "alice", "bob"):
+        memory.register_system(SystemRegion("r", "/a", 0, 64, tenant))
+    assert [each.tenant for each in memory.status(SystemRegion, tenant="alice")] == ["alice"]
+    assert refusal(memory.status, SystemRegion, "x", "alice")[0] is Code.NOT_FOUND
+    memory.unregister(SystemRegion, tenant="alice")
+    assert memory.status(SystemRegion, tenant="alice") == []
+    memory.unregister(SystemRegion, "r", "bob")
+    assert memory.status(SystemRegion, tenant="bob") == []
+    assert memory.status(SystemRegion) == [region()]

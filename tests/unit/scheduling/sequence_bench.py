@@ -8,6 +8,7 @@ from modserve.core.configuration.sequence_config import Control, ControlKind, Se
 from modserve.core.errors import ModserveError
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.response import InferenceResponse
+from modserve.core.tenants import Tenant
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
 from modserve.scheduling.sequence import SequenceScheduler
@@ -57,6 +58,7 @@ class Bench:
         shape_key: object = None,
         value: int = 1,
         batch_size: int = 1,
+        tenant: Tenant | None = None,
     ) -> Inflight:
         """`flags`: s for the start, e for the end; `limit` is of the queue. Nothing that becomes due is run yet."""
         parameters: dict[str, Any] = {"sequence_id": id} if id is not None else {}
@@ -68,6 +70,7 @@ class Bench:
             parameters=parameters,
             deadline_ns=deadline_ns,
             timeout_ns=limit,
+            tenant=tenant,
         )
         rows = batch_size if self.config.batching else 0
         entry = RecordedInflight(

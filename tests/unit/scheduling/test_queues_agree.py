@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from modserve.core.requests.inflight import Inflight
 from modserve.scheduling.batching import Together
+from modserve.scheduling.fair_queue import FairQueue
 from modserve.scheduling.level_queue import LevelQueue
 from modserve.scheduling.queue import GONE, FifoQueue
 from modserve.testing import inflight
@@ -33,7 +34,7 @@ ACTIONS = st.lists(
 class Driven:
     """A queue, and what is seen of it from outside; requests are told by their numbers."""
 
-    def __init__(self, queue: FifoQueue | LevelQueue) -> None:
+    def __init__(self, queue: FifoQueue | LevelQueue | FairQueue) -> None:
         self.queue = queue
         self.entries: list[Inflight] = []
         self.now_ns = 100

@@ -22,6 +22,7 @@ from modserve.core.configuration.sequence_config import (
 )
 from modserve.core.errors import Code, ModserveError, unavailable
 from modserve.core.requests.inflight import Inflight
+from modserve.core.tenants import Tenant
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
 
@@ -786,3 +787,25 @@ def _sequences(accepted: list[Inflight]) -> list[set[int]]:
             found.append(current[key])
         current[key].add(id(entry))
     return found
+
+
+# Tenants
+
+
+def test_one_id_of_two_tenants_is_two_sequences() -> None:
+    bench = Bench()
+    bench.submit(7, "s", tenant=Tenant("a"), value=1)
+    bench.submit(7, "s", tenant=Tenant("b"), value=2)
+    bench.submit(7, "s", value=3)
+    assert bench.scheduler.open_sequences == 3
+    bench.finish_all()
+    assert not sink(bench.submit(7, "e", tenant=Tenant("b"))).errors
+    bench.finish_all()
+    assert [bench.scheduler.has(key) for key in (("a", 7), ("b", 7), 7)] == [True, False, True]
+
+
+def test_nobody_goes_on_with_a_sequence_of_another_tenant() -> None:
+    bench = Bench()
+    bench.submit(7, "s", tenant=Tenant("a"))
+    with pytest.raises(ModserveError, match="must specify the START flag"):
+        bench.submit(7, tenant=Tenant("b"))

@@ -193,7 +193,7 @@ def test_regions_are_known_by_their_kind() -> None:
     journal = Journal(None)  # type: ignore[arg-type]
     system = ServerChange("register_region", (SystemRegion("r", "/key", 0, 1), b""))
     cuda = ServerChange("register_region", (CudaRegion("g", 0, 1), b"handle"))
-    assert journal.before(system) == [ServerChange("unregister_region", (SystemRegion, "r"))]
+    assert journal.before(system) == [ServerChange("unregister_region", (SystemRegion, "r", ""))]
     for change in (system, cuda):
         journal.record(change, [])
     every_system_region = ServerChange("unregister_region", (SystemRegion, ""))

@@ -153,6 +153,10 @@ class WorkerInstance:
         self._calls.forget()
         self._handle = self._timer = None
 
+    def kill_because(self, reason: str) -> None:
+        """End the process, whatever it does: it is lost."""
+        self.worker.kill_because(reason)
+
     def _ended(self, error: InstanceLostError) -> None:
         self._lost = error.message
         self._calls.close()

@@ -16,6 +16,7 @@ from . import (
     directory,
     ensembles,
     execution,
+    limits,
     model_metrics,
     padding,
     ragged,
@@ -83,6 +84,7 @@ def validate(message: pb.ModelConfig, context: ModelContext, problems: Problems)
         execution.validate(message, context.gpu_count),
         warm_up.validate(message, partial, context.files),
         residency.validate(message),
+        limits.validate(message),
         checksums.validate(message),
         model_metrics.validate(message),
     ):
@@ -124,6 +126,7 @@ def to_model_config(message: pb.ModelConfig, context: ModelContext) -> ModelConf
         default_model_filename=message.default_model_filename,
         decoupled=message.model_transaction_policy.decoupled,
         residency=residency.rules(message),
+        limits=limits.limits(message),
         cached=message.response_cache.enable,
         parameters={key: value.string_value for key, value in message.parameters.items()},
         metric_tags=dict(message.metric_tags),

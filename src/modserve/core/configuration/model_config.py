@@ -147,6 +147,18 @@ class Accelerator:
     parameters: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """How much of a model may be in flight, for how long it may run, and what of it tenants share."""
+
+    max_accepted_requests: int = 0
+    """Requests that are accepted and not settled; 0: any number."""
+    execution_timeout_ns: int | None = None
+    """After which an execution is given up; 0: never. None: as the server's option says."""
+    share_cache: bool = False
+    """A tenant may get the kept response to the request of another one."""
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """A complete, normalised and validated configuration of a model."""
@@ -177,6 +189,7 @@ class ModelConfig:
     decoupled: bool = False
     residency: ResidencyRules = NO_RULES
     """When the model is in memory."""
+    limits: ModelLimits = ModelLimits()
     cached: bool = False
     """Its responses are kept, if the server has a cache for them."""
     parameters: Mapping[str, str] = field(default_factory=dict)

@@ -83,6 +83,13 @@ class FlowControl(Protocol):
         """Nobody sends any more: let the engine go on, now and later."""
 
 
+class RequestPermit(Protocol):
+    """What a request of a client holds of a limit: `resources.quotas.Permit`."""
+
+    def release(self) -> None:
+        """The request is over."""
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Inflight:
     """A request between acceptance and its settlement, which happens exactly once.
@@ -99,6 +106,7 @@ class Inflight:
     `trace` is set by `servable.submit_traced`, and None once the request is settled. The responses of an `ordered`
     request wait for those of the requests before it. `flow` is for requests with many responses, None for all others.
     `device_outputs` are the outputs that may come in the memory of a device, set before the execution begins if at all.
+    `permit` is set by who has accepted the request for its client, and released with the final outcome.
     """
 
     __slots__ = (
@@ -116,6 +124,7 @@ class Inflight:
         "on_cancel",
         "ordered",
         "output_names",
+        "permit",
         "priority",
         "queue_limit_ns",
         "queue_start_ns",
@@ -166,6 +175,7 @@ class Inflight:
         self.on_cancel: Callable[[Inflight], None] | None = None
         self.callers: tuple[ModelId, ...] = ()
         self.device_outputs: Collection[str] = ()
+        self.permit: RequestPermit | None = None
 
     @property
     def begin_by_ns(self) -> int:
@@ -197,6 +207,8 @@ class Inflight:
             self.trace = None
             if self.flow is not None:
                 self.flow.release()
+            if self.permit is not None:
+                self.permit.release()
         try:
             if trace is not None:
                 trace.settled(outcome, final, self.timing)

@@ -14,6 +14,8 @@ from ..tensors.tensor import Array, Shape, Tensor, TruncatedError, decode_elemen
 from .request import InferenceRequest
 
 SequenceId: TypeAlias = int | str
+SequenceKey: TypeAlias = SequenceId | tuple[str, SequenceId]
+"""What tells a sequence from all others: its id, and its tenant if it has one. Ids are a tenant's own."""
 
 _LONGEST_ID = 128
 _LARGEST_ID = 2**64 - 1
@@ -26,6 +28,11 @@ class Membership:
     id: SequenceId
     start: bool = False
     end: bool = False
+    tenant: str = ""
+
+    @property
+    def key(self) -> SequenceKey:
+        return (self.tenant, self.id) if self.tenant else self.id
 
 
 def membership(request: InferenceRequest) -> Membership:
@@ -41,7 +48,8 @@ def membership(request: InferenceRequest) -> Membership:
         raise invalid(
             f"{request.label}parameter 'sequence_id' is {id!r}, expected a string or an integer from 0 to 2^64 - 1"
         )
-    return Membership(id, _flag(request, "sequence_start"), _flag(request, "sequence_end"))
+    tenant = "" if request.tenant is None else request.tenant.name
+    return Membership(id, _flag(request, "sequence_start"), _flag(request, "sequence_end"), tenant)
 
 
 def _flag(request: InferenceRequest, name: str) -> bool:

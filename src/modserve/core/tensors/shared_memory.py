@@ -24,6 +24,8 @@ class SystemRegion:
     key: str
     offset: int
     byte_size: int
+    tenant: str = ""
+    """Whose it is, and in whose requests its name means it; empty where the server knows no tenants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class CudaRegion:
     name: str
     device_id: int
     byte_size: int
+    tenant: str = ""
 
 
 class RegionLease(Protocol):

@@ -26,7 +26,8 @@ from modserve.scheduling.ordering import ResponseOrder
 from modserve.scheduling.scheduler import Clock, LoopClock
 
 from ..serving.cached import CachedModel
-from ..serving.model import Accept, Model, OpenedModel, QueueConfig, SequenceModel
+from ..serving.model import Accept, Model, OpenedModel, QueueConfig
+from ..serving.sequence_model import SequenceModel
 from ..serving.wrappers import ModelWrapper, OrderedModel, find
 
 _log = logging.getLogger(__name__)

@@ -143,6 +143,7 @@ class Opener:
             threads,
             description,
             specs,
+            execution_timeout_ns=self._options.execution_timeout_ns,
         )
 
     def revise(

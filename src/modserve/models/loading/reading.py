@@ -55,6 +55,8 @@ class LoaderOptions:
     """Puts something in front of each model that is loaded."""
     residency: Residency | None = None
     """When models come into memory; None: all of them when they are loaded."""
+    execution_timeout_ns: int = 0
+    """After which an execution is given up, unless a model says otherwise; 0: never."""
     growth: Growth | None = None
     """Measures the models that stay in memory; None: nobody does."""
 

@@ -41,7 +41,7 @@ class CachedModel(ModelWrapper):
     """Keeps the responses of a model or an ensemble that has one for each request: the same request does not run again.
 
     Of an ensemble the response of the whole is kept, and a hit runs none of its models. Those that wait for the
-    response of another request count as hits.
+    response of another request count as hits. Each tenant has responses of its own, unless the model shares them.
     """
 
     def __init__(self, servable: Servable, cache: Cache, clock: Clock) -> None:
@@ -59,7 +59,8 @@ class CachedModel(ModelWrapper):
         if self._stopped:  # it says so itself
             return self._servable.submit(request, sink, now_ns)
         start_ns = time.monotonic_ns()
-        digest = key(request)
+        tenant = request.tenant
+        digest = key(request, "" if tenant is None or self.config.limits.share_cache else tenant.name)
         kept = self._cache.get(self, digest)
         looked_ns = time.monotonic_ns() - start_ns
         if kept is not None:

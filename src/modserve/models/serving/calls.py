@@ -335,9 +335,12 @@ def trace_of_call(parents: list[Inflight], context: str, model: ModelId) -> Requ
 
 
 def _inherited(request: InferenceRequest, parents: list[Inflight], servable: Servable) -> InferenceRequest:
-    """The request with what it has from its parents: their time, and the sequence of the only one."""
+    """The request with what it has from its parents: their time and tenant, and the sequence of the only one."""
     if len(parents) == 1 and not request.request_id:
         request.request_id = request_ids.of(parents[0].request)
+    tenants = [parent.request.tenant for parent in parents]
+    if tenants and request.tenant is None and tenants[0] is not None and tenants.count(tenants[0]) == len(tenants):
+        request = replace(request, tenant=tenants[0])
     deadlines = [parent.deadline_ns for parent in parents]
     if deadlines and all(deadlines):
         deadline_ns = max(deadlines)

@@ -10,11 +10,10 @@ from typing import TypeAlias
 
 from modserve.backends.api import BackendModel, Executor, InstanceSpec
 from modserve.core.configuration.model_config import ModelConfig, ModelDescription
-from modserve.core.errors import Code, ModserveError, unavailable
+from modserve.core.errors import Code, ModserveError, OverloadedError, unavailable
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import ResponseSink
-from modserve.core.requests.sequence import SequenceId
 from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics, failure_reason
 from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
@@ -29,7 +28,6 @@ from modserve.scheduling.batch_policy import BatchPolicy
 from modserve.scheduling.batching import ripe_size
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.scheduling.scheduler import LoopClock, Scheduler
-from modserve.scheduling.sequence import SequenceScheduler
 
 from .closing import close_aside
 from .readiness import ReadinessCheck
@@ -78,6 +76,8 @@ class OpenedModel:
     """What the instances are to be, by number. `make` reads it; it changes when they are added and removed."""
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
     """What the model counts in, as other loads of it may have done before."""
+    execution_timeout_ns: int = 0
+    """After which an execution is given up, unless the configuration says otherwise; 0: never."""
 
 
 Accept: TypeAlias = Callable[[InferenceRequest, ResponseSink, int], Inflight]
@@ -130,6 +130,7 @@ class Model:
         self._abandoned_since_ns = 0
         self._leaving: set[asyncio.Task[None]] = set()
         shares = [] if limiter is None else turns(config, self.slot_free)
+        timeout_ns = config.limits.execution_timeout_ns
         self.pool = InstancePool(
             model_id,
             config,
@@ -143,6 +144,7 @@ class Model:
             make=opened.make,
             clock=clock,
             make_samples=opened.make_samples,
+            execution_timeout_ns=opened.execution_timeout_ns if timeout_ns is None else timeout_ns,
         )
         self._limited: LimitedPool | None = None
         self._former: list[Scheduler] = []
@@ -156,7 +158,7 @@ class Model:
             raise
         self._accept = queue_config.accept
         self._state = Service.OPEN
-        self._enqueue = self._scheduler.enqueue
+        self._enqueue = self._taking()
         self._readiness = ReadinessCheck(model_id, lambda: self.pool.executors)
         self.check_ready = self._readiness.check
 
@@ -175,11 +177,22 @@ class Model:
             alike=queue_config.alike,
             gate=policy.gate(self.pool),
             padded=policy.padded,
+            cost=policy.cost,
         )
 
     def _enter(self, event: ServiceEvent) -> None:
         self._state = after(self._state, event)
-        self._enqueue = self._scheduler.enqueue if self._state.takes else self._refuse
+        self._enqueue = self._taking() if self._state.takes else self._refuse
+
+    def _taking(self) -> Callable[[Inflight], None]:
+        return self._enqueue_bounded if self.config.limits.max_accepted_requests else self._scheduler.enqueue
+
+    def _enqueue_bounded(self, inflight: Inflight) -> None:
+        most = self.config.limits.max_accepted_requests
+        if self.outstanding >= most:
+            what = f"model '{self.id.name}' has {self.outstanding} requests that are not over, and takes {most} at most"
+            raise OverloadedError(f"{inflight.request.label}{what} (limits.max_accepted_requests); try again later")
+        self._scheduler.enqueue(inflight)
 
     def _refuse(self, inflight: Inflight) -> None:
         """In place of `Scheduler.enqueue` where no instance is left."""
@@ -351,45 +364,3 @@ class Model:
         self.unready_reason = None if trouble is None else trouble.reason
         self._enter(ServiceEvent.HEALTHY if trouble is None else ServiceEvent.LOST)
         self.opened.on_health()
-
-
-class SequenceModel(Model):
-    """A model with a sequence batcher. Implements `core.servable.SequenceKeeper`, too."""
-
-    _sequences: SequenceScheduler[Instance]
-
-    def _new_queue(self, queue_config: QueueConfig) -> Scheduler:
-        self._sequences = SequenceScheduler(
-            self.config,
-            self._limited or self.pool,
-            self._clock,
-            self._on_drop,
-            self.opened.initial_states,
-            self._all_settled.set,
-        )
-        return self._sequences
-
-    def batch_done(self, members: list[Inflight]) -> None:
-        self._sequences.batch_done(members)
-
-    def run_again(self, inflight: Inflight) -> None:
-        self._sequences.run_again(inflight)
-
-    def slot_lost(self, number: int, error: ModserveError, in_vain: bool) -> None:
-        self._sequences.slot_lost(number, error, in_vain)
-        super().slot_lost(number, error, in_vain)
-
-    @property
-    def open_sequences(self) -> int:
-        """The sequences that have begun, and may go on while the model drains."""
-        return self._sequences.open_sequences
-
-    def has_sequence(self, id: SequenceId) -> bool:
-        return self._sequences.has(id)
-
-    def abandon_sequence(self, id: SequenceId) -> None:
-        self._sequences.abandon(id)
-
-    @property
-    def busy(self) -> bool:
-        return super().busy or self.open_sequences > 0

@@ -4,6 +4,7 @@ import base64
 import binascii
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from modserve.core.errors import invalid
 from modserve.core.tensors.shared_memory import CudaRegion, SystemRegion
@@ -41,15 +42,22 @@ def _field(document: JsonObject, key: str) -> object:
     return document[key]
 
 
+def _described(region: SystemRegion | CudaRegion) -> dict[str, Any]:
+    """Its fields in the protocol."""
+    fields = asdict(region)
+    del fields["tenant"]
+    return fields
+
+
 def status_json(regions: Sequence[SystemRegion | CudaRegion]) -> list[JsonObject]:
-    return [asdict(region) for region in regions]
+    return [_described(region) for region in regions]
 
 
 def system_status_message(regions: Sequence[SystemRegion]) -> pb.SystemSharedMemoryStatusResponse:
     status = pb.SystemSharedMemoryStatusResponse.RegionStatus
-    return pb.SystemSharedMemoryStatusResponse(regions={each.name: status(**asdict(each)) for each in regions})
+    return pb.SystemSharedMemoryStatusResponse(regions={each.name: status(**_described(each)) for each in regions})
 
 
 def cuda_status_message(regions: Sequence[CudaRegion]) -> pb.CudaSharedMemoryStatusResponse:
     status = pb.CudaSharedMemoryStatusResponse.RegionStatus
-    return pb.CudaSharedMemoryStatusResponse(regions={each.name: status(**asdict(each)) for each in regions})
+    return pb.CudaSharedMemoryStatusResponse(regions={each.name: status(**_described(each)) for each in regions})

@@ -52,6 +52,9 @@ class Adaptation(BatchPolicy):
     def expect(self, members: Sequence[Inflight]) -> int:
         return super().expect(members) if self._chooser is None else self._chooser.expect(members)
 
+    def cost(self, inflight: Inflight) -> float:
+        return self._chooser.cost(inflight) if isinstance(self._chooser, Measured) else super().cost(inflight)
+
     def _make_chooser(self, config: ModelConfig) -> Measured | BatchSizes | None:
         """What chooses by run times who runs when the rule says so, if the configuration lets it."""
         padding, tuner = config.padding, self._tuner

@@ -32,6 +32,8 @@ _LESSONS = 1, 4
 """The most rows of a batch, by how many have been observed. Larger ones delay everyone where batches gain nothing."""
 _QUICK_NS, _MEAN_SHARE = 400_000, 0.1
 """Where batches take less than this, choosing costs too much: as many as fit run together. So does the first."""
+_DEAREST = 64.0
+"""No row costs a tenant more than so many rows of a mean length, nor less than that part of one."""
 _SIDE = 32
 """So many shorter and longer requests are looked at."""
 
@@ -63,6 +65,7 @@ class Measured:
         self._random = Random(0)
         self._mean_ns = 0.0
         """How long batches took lately; 0 before the first."""
+        self._mean_length = 0.0
         self.statistics = ChoiceStatistics(batches=dict.fromkeys(("alone", "equal", "padded"), 0))
         self.load = Utilisation(self.statistics)
         self._trials = Trials(self.statistics)
@@ -74,6 +77,7 @@ class Measured:
         length = self._length(max([inflight.length for inflight in members]))
         costs.observe(rows, length, ns)
         self._mean_ns += _MEAN_SHARE * (ns - self._mean_ns) if self._mean_ns else ns
+        self._mean_length += _MEAN_SHARE * (length - self._mean_length) if self._mean_length else length
         self.load.observe(timing, members)
         if costs.version != self._version:
             self._version = costs.version
@@ -90,6 +94,15 @@ class Measured:
             return 0
         table = self._times(self._length(max([inflight.length for inflight in members])))
         return int(table[min(sum([inflight.batch_size for inflight in members]), len(table) - 1)])
+
+    def cost(self, inflight: Inflight) -> float:
+        """What a request adds to the run time of a large batch, in rows of a mean length."""
+        rows = float(inflight.batch_size or 1)
+        if not self._costs.count:
+            return rows
+        own = self._times(self._length(inflight.length))[-1]
+        mean = self._times(self._length(int(self._mean_length)))[-1]
+        return rows * min(_DEAREST, max(1 / _DEAREST, own / mean)) if own > 0 < mean else rows
 
     def rule(self, together: Together, now_ns: int) -> Decision:
         decision = self._ready(together, now_ns)

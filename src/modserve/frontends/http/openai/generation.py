@@ -46,6 +46,13 @@ class TextGeneration:
     def usage(self) -> Usage | None:
         return usage_of(self.choices, self.per_prompt)
 
+    def count_tokens(self) -> None:
+        """What has been read and written counts for the tenant, if there is one. Once, at the end."""
+        first = self.calls[0]
+        if first.tenant is not None:
+            counts = [count for each in self.choices for count in (each.input_tokens, each.output_tokens)]
+            first.server.quotas.spend_tokens(first.tenant, sum(count or 0 for count in counts))
+
     def close(self) -> None:
         for call in self.calls:
             call.close()
@@ -104,6 +111,7 @@ async def whole_response(context: CallContext, generation: TextGeneration, write
         else:
             body = writer.whole(wholes, generation.usage)
     finally:
+        generation.count_tokens()
         generation.close()
     cost = generation.calls[-1].cost if context.server_timing else ""
     return WholeResponse(body, headers=(("Server-Timing", cost),) if cost else ())
@@ -158,6 +166,7 @@ class _Events:
             return b""  # a stream ends with its first failure
         if isinstance(outcome, ModserveError):
             self._failed = True
+            generation.count_tokens()
             for each in generation.calls:
                 each.cut()
             return writer.failure(outcome, failures.spelling(outcome).http, failures.public_message(outcome))
@@ -170,5 +179,6 @@ class _Events:
         if ended:
             events += writer.end(choice)
         if final:
+            generation.count_tokens()
             events += writer.done(generation.choices, generation.usage)
         return events

@@ -1,0 +1,225 @@
+"""What each tenant may use of a server process: requests, rows and tokens a second, and requests at a time.
+
+A request is counted when it is accepted. What it holds is given back when it is settled, exactly once: by the request
+itself, whatever becomes of it. Rates are token buckets with room for a second's worth. One request may take more than
+there is in a full bucket: the tenant then waits until that is paid for. Tokens are counted when they are known, which
+may be after the response: who has used too many waits before the next request.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from modserve.core.errors import OverloadedError
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.tenants import Tenant
+
+_SECOND_NS: Final = 1_000_000_000
+_MEAN_SHARE = 0.1
+_SWEEP_FROM = 1024
+
+
+@dataclass(slots=True, eq=False)
+class TokenBucket:
+    """Holds up to a second's worth of what a tenant may use, and is filled at a steady rate. May be in debt."""
+
+    rate: float
+    """A second."""
+    level: float = 0.0
+    filled_ns: int = 0
+
+    def __post_init__(self) -> None:
+        self.level = self.size
+
+    @property
+    def size(self) -> float:
+        return max(1.0, self.rate)
+
+    def wait_ns(self, amount: float, now_ns: int) -> int:
+        """How long to wait for so much; 0 if it is there. For more than a full bucket has, a full one will do."""
+        if now_ns > self.filled_ns:
+            passed_s = (now_ns - self.filled_ns) / _SECOND_NS
+            self.level = min(self.size, self.level + passed_s * self.rate)
+            self.filled_ns = now_ns
+        missing = min(amount, self.size) - self.level
+        return -int(-missing / self.rate * _SECOND_NS // 1) if missing > 1e-9 else 0
+
+
+@dataclass(slots=True, eq=False)
+class TenantUsage:
+    """What a tenant uses at the moment, and what it has had so far."""
+
+    tenant: Tenant | None
+    buckets: dict[str, TokenBucket] = field(default_factory=dict)
+    """By the field of `Tenant` that has the rate."""
+    in_flight: int = 0
+    accepted: int = 0
+    refused: int = 0
+    """By its limits, not by a model."""
+    rows: int = 0
+    tokens: int = 0
+    mean_ns: float = 0.0
+    """How long its requests took lately; 0 before the first is over."""
+
+    def resize(self, tenant: Tenant | None, processes: int) -> None:
+        """The tenant may use more or less than before. What it has used stays used."""
+        self.tenant = tenant
+        for name, bucket in list(self.buckets.items()):
+            rate = None if tenant is None else getattr(tenant, name)
+            if rate is None:
+                del self.buckets[name]
+            else:
+                bucket.rate = rate / processes
+                bucket.level = min(bucket.level, bucket.size)
+
+
+class Permit:
+    """What an accepted request holds. Implements `core.requests.inflight.RequestPermit`."""
+
+    __slots__ = ("_quotas", "_start_ns", "_usage")
+
+    def __init__(self, quotas: "Quotas", usage: TenantUsage, start_ns: int) -> None:
+        self._quotas = quotas
+        self._usage: TenantUsage | None = usage
+        self._start_ns = start_ns
+
+    def release(self) -> None:
+        """The request is over. May be called again, which does nothing."""
+        usage, self._usage = self._usage, None
+        if usage is not None:
+            self._quotas.over(usage, self._start_ns)
+
+
+class Quotas:
+    """Counts the requests that clients have in flight in this process, all together and by tenant.
+
+    `most` is how many may be in flight altogether, 0 for any number. A tenant's limits are those of the whole server,
+    of which this is one of several `processes` that get equal parts.
+    """
+
+    def __init__(self, most: int = 0, processes: int = 1, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self.most = most
+        self.in_flight = 0
+        """Not counted while there is neither a limit nor a tenant."""
+        self.refused = 0
+        """By `most`."""
+        self.tenants: dict[str, TenantUsage] = {}
+        self._processes = processes
+        self._clock = clock
+        self._sweep_at = _SWEEP_FROM
+
+    def __repr__(self) -> str:
+        return f"Quotas({self.in_flight} in flight, {len(self.tenants)} tenants)"
+
+    def accept(self, request: InferenceRequest, rows: int, submit: Callable[[InferenceRequest], Inflight]) -> Inflight:
+        """Submit a request, which holds its part until it is settled.
+
+        Raises `OverloadedError` if a limit is reached, and what `submit` raises; nothing is held then.
+        """
+        permit = self.admit(request, rows)
+        try:
+            inflight = submit(request)
+        except BaseException:
+            permit.release()
+            raise
+        inflight.permit = permit
+        return inflight
+
+    def admit(self, request: InferenceRequest, rows: int) -> Permit:
+        """Count a request with so many rows in. Raises `OverloadedError` if a limit is reached."""
+        if self.most and self.in_flight >= self.most:
+            self.refused += 1
+            raise OverloadedError(
+                f"{request.label}the server has accepted {self.in_flight} requests that are not over, and takes "
+                f"{self.most} at most (--max-accepted-requests); try again later"
+            )
+        now_ns = self._clock()
+        usage = self._usage(request.tenant)
+        if usage.tenant is not None:
+            self._check(usage, usage.tenant, request, rows, now_ns)
+        self.in_flight += 1
+        usage.in_flight += 1
+        usage.accepted += 1
+        usage.rows += rows
+        return Permit(self, usage, now_ns)
+
+    def spend_tokens(self, tenant: Tenant | None, tokens: int) -> None:
+        """A tenant's request has so many tokens, or its response has."""
+        if tenant is None:
+            return
+        usage = self._usage(tenant)
+        usage.tokens += tokens
+        if tenant.tokens_per_second is not None:
+            bucket = self._bucket(usage, "tokens_per_second", tenant.tokens_per_second)
+            bucket.wait_ns(0, self._clock())
+            bucket.level -= tokens
+
+    def over(self, usage: TenantUsage, start_ns: int) -> None:
+        """A request that was counted in is over."""
+        self.in_flight -= 1
+        usage.in_flight -= 1
+        assert usage.in_flight >= 0, "a request was given back more often than accepted: this is a bug"
+        ns = self._clock() - start_ns
+        usage.mean_ns += _MEAN_SHARE * (ns - usage.mean_ns) if usage.mean_ns else ns
+
+    def _usage(self, tenant: Tenant | None) -> TenantUsage:
+        name = "" if tenant is None else tenant.name
+        usage = self.tenants.get(name)
+        if usage is None:
+            if len(self.tenants) >= self._sweep_at:
+                self._sweep()
+            usage = self.tenants[name] = TenantUsage(tenant)
+        elif usage.tenant is not tenant and usage.tenant != tenant:
+            usage.resize(tenant, self._processes)
+        return usage
+
+    def _check(self, usage: TenantUsage, tenant: Tenant, request: InferenceRequest, rows: int, now_ns: int) -> None:
+        """All limits first, then all buckets: who is refused by one limit uses up nothing of the others."""
+        concurrency = tenant.concurrency
+        if concurrency is not None:
+            part = max(1, -(-concurrency // self._processes))
+            if usage.in_flight >= part:
+                wait_ns = int(usage.mean_ns / part) or _SECOND_NS
+                what = f"has {usage.in_flight} requests in flight, and its 'concurrency' is {concurrency}"
+                raise self._refused(usage, request, what, "wait for one of their responses", wait_ns)
+        amounts = (
+            ("requests_per_second", tenant.requests_per_second, 1),
+            ("rows_per_second", tenant.rows_per_second, rows),
+            ("tokens_per_second", tenant.tokens_per_second, 0),
+        )
+        pay: list[tuple[TokenBucket, int]] = []
+        for name, rate, amount in amounts:
+            if rate is None:
+                continue
+            bucket = self._bucket(usage, name, rate)
+            wait_ns = bucket.wait_ns(amount, now_ns)
+            if wait_ns:
+                what = f"sends more than its '{name}' of {rate:g}"
+                raise self._refused(usage, request, what, f"try again in {wait_ns / 1e9:.3g} s", wait_ns)
+            pay.append((bucket, amount))
+        for bucket, amount in pay:
+            bucket.level -= amount
+
+    def _bucket(self, usage: TenantUsage, name: str, rate: float) -> TokenBucket:
+        bucket = usage.buckets.get(name)
+        if bucket is None:
+            bucket = usage.buckets[name] = TokenBucket(rate / self._processes, filled_ns=self._clock())
+        return bucket
+
+    def _refused(
+        self, usage: TenantUsage, request: InferenceRequest, reason: str, advice: str, wait_ns: int
+    ) -> OverloadedError:
+        usage.refused += 1
+        name = request.tenant.name if request.tenant is not None else ""
+        return OverloadedError(f"{request.label}tenant '{name}' {reason}; {advice}", wait_ns, too_many=True)
+
+    def _sweep(self) -> None:
+        """Forget the tenants that use nothing, and would have full buckets."""
+        now_ns = self._clock()
+        for name, usage in list(self.tenants.items()):
+            full = all(not bucket.wait_ns(bucket.size, now_ns) for bucket in usage.buckets.values())
+            if full and not usage.in_flight:
+                del self.tenants[name]
+        self._sweep_at = max(_SWEEP_FROM, 2 * len(self.tenants))

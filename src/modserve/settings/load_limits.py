@@ -1,0 +1,20 @@
+"""Options for how much requests may hold, how many may be in flight, and how long they may run."""
+
+from .options import option
+
+REQUEST_MEMORY: int | None = option(
+    None,
+    "Bytes that all requests together may hold; 0: no limit.",
+    section="limits and memory",
+    default_in_words="half of the memory",
+)
+MAX_ACCEPTED: int = option(
+    0,
+    "Requests that may be in flight; above that, new ones are refused. 0: no limit. A model's parameter "
+    "limits.max_accepted_requests sets its own.",
+)
+EXECUTION_SECS: int = option(
+    0,
+    "Seconds after which an execution is given up: its requests fail, and its instance is replaced. 0: never. A "
+    "model's parameter limits.execution_timeout_ms overrides it.",
+)
