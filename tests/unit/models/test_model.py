@@ -13,7 +13,7 @@ import pytest
 from sinks import keep, sink_of
 
 from modserve.backends.api import BackendInstance, Executor, InstanceLostError, ModelSource
-from modserve.core.configuration.model_config import Admission, DynamicBatching, ModelConfig, QueuePolicy
+from modserve.core.configuration.model_config import Admission, DynamicBatching, ModelConfig, ModelLimits, QueuePolicy
 from modserve.core.configuration.sequence_config import OldestStrategy, SequenceBatching
 from modserve.core.errors import Code, ModserveError, OverloadedError, invalid
 from modserve.core.requests.inflight import Inflight
@@ -497,3 +497,16 @@ async def test_closing_a_model_without_an_instance() -> None:
     await bench.model.close()
     assert outcome(waits) is Code.UNAVAILABLE
     assert (bench.backend.open_models, bench.backend.open_instances) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "bench", [config(limits=ModelLimits(max_accepted_requests=2), dynamic_batching=BATCHING)], indirect=True
+)
+async def test_a_model_takes_so_many_requests_and_no_more(bench: Bench) -> None:
+    first, _ = bench.submit(1, 2)
+    with pytest.raises(OverloadedError, match="has 2 requests that are not over, and takes 2 at most") as caught:
+        bench.submit(3)
+    assert not caught.value.too_many
+    first.cancel()
+    bench.submit(4)
+    await bench.finish()
