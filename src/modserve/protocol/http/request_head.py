@@ -35,7 +35,6 @@ class RequestHead:
     timeouts: Timeouts  # headers that say how long the client waits
     trace_headers: TraceHeaders | None  # the client's span
     route: bytes  # the path of a call that the port runs by itself
-    credentials: tuple[tuple[bytes, bytes], ...]  # what shows the caller, if callers need keys
     request_id: str  # as `core.requests.request_ids` has it; empty if the client sent none
     credentials: tuple[tuple[bytes, bytes], ...]  # what shows the caller, if callers need keys
 

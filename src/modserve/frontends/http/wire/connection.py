@@ -287,8 +287,8 @@ class HttpConnection(asyncio.Protocol):
         if not head.keep_alive:
             self._read_no_more()
         self._head = head
-        if self._access is not None:
-            self._access.begin(head, len(body))
+        if (log := self._access) is not None:
+            log.begin(head, len(body))
         context, turn, model = self.context, self._turn, head.model
         tenant: Tenant | None = None
         if model and self._authority is not None:
@@ -307,17 +307,13 @@ class HttpConnection(asyncio.Protocol):
         transport, keep_alive = self._transport, head.keep_alive and self._phase is not _LAST
         assert transport is not None, "requests are only read while there is a connection: this is a bug"
         if head.route:
-            self._call = direct = DirectCall(
-                context, transport, head, keep_alive, self._access, self._write, self._done
-            )
+            self._call = direct = DirectCall(context, transport, head, keep_alive, log, self._write, self._done)
             turn.begin()
             direct.start(body)
             turn.end()
             return
-        certificate = self._certificate
-        self._call = other = AsgiCall(
-            context, transport, head, body, keep_alive, self._writable, self._done, certificate
-        )
+        shown = self._certificate
+        self._call = other = AsgiCall(context, transport, head, body, keep_alive, self._writable, self._done, shown)
         context.turns.calls += 1
         context.tasks.create_task(other.run())
 
