@@ -88,11 +88,9 @@ class LocalServer:
         self._logs = services.logs
         self.tracer = services.tracer
         self.shared_memory = services.shared_memory
-        self.memory = services.memory
-        self.quotas = services.quotas
+        self.memory, self.quotas = services.memory, services.quotas
         self.model_memory = services.model_memory
-        self.failure_log = services.failure_log
-        self.access_log = services.access_log
+        self.failure_log, self.access_log = services.failure_log, services.access_log
         self.engine_metrics = services.engine_metrics
         if self._logs is not None:
             self.tracer.change_verbosity(self._logs.settings.verbose_level)

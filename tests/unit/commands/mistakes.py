@@ -100,7 +100,7 @@ max_batch_size: 8
     ),
     Mistake(
         "A missing backend",
-        {"llama/config.pbtxt": 'backend: "vllm"\n', "llama/1/model.json": b"{}"},
+        {"llama/config.pbtxt": 'backend: "tensorrtllm"\n', "llama/1/model.json": b"{}"},
     ),
     Mistake(
         "Batches larger than the model's",

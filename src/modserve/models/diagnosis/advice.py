@@ -25,7 +25,10 @@ _MOST_BELOW = 5
 
 _NOT_SUPPORTED: Mapping[str, str] = {
     "dali": "DALI pipelines do not run here",
-    **dict.fromkeys(("vllm", "tensorrtllm", "llm", "llamacpp"), "this version has no engines for language models"),
+    **dict.fromkeys(
+        ("tensorrtllm", "llm", "llamacpp"),
+        "language models run by the backends 'openvino_genai' (GGUF files, OpenVINO IR) and 'vllm'",
+    ),
     "ensemble": 'an ensemble has no backend: write platform: "ensemble", and ensemble_scheduling',
 }
 """Why a backend of Triton's is not there, and what to do. The keys are folded."""
