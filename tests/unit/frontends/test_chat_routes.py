@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import re
+import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
 
@@ -24,6 +25,9 @@ from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.wire.context import HttpContext
 from modserve.protocol.restricted import http_restrictions
 from modserve.settings import HttpSettings, LoopLimits
+from modserve.text.chat.counting import PART_CHARACTERS
+from modserve.text.tokenizer import Tokenizer
+from text_folders import write_folder
 
 TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
@@ -60,7 +64,9 @@ SPEAKER = ModelConfig(
 BARE = ModelConfig("bare", "python", inputs=SPEAKER.inputs, outputs=SPEAKER.outputs, decoupled=True)
 FUNCTION = ModelConfig("function", "python", inputs=(text("prompt"),), outputs=(text("output"),), decoupled=True)
 MESSAGES = ModelConfig("recite", "python", inputs=(text("messages"),), outputs=(text("output"),), decoupled=True)
-NAMES = ("speaker", "bare", "function", "recite")
+WITH_WORDS = ModelConfig("words", "python", inputs=(text("prompt"),), outputs=(text("output"),), decoupled=True)
+"""It counts nothing, and has a tokenizer."""
+NAMES = ("speaker", "bare", "function", "recite", "words")
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -170,9 +176,18 @@ class Models(NamedTuple):
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory, way: str) -> Models:
     loader = PuppetLoader(
-        {"speaker": SPEAKER, "bare": BARE, "function": FUNCTION, "recite": MESSAGES, "simple": SIMPLE}
+        {
+            "speaker": SPEAKER,
+            "bare": BARE,
+            "function": FUNCTION,
+            "recite": MESSAGES,
+            "words": WITH_WORDS,
+            "simple": SIMPLE,
+        }
     )
-    server = server_over(tmp_path_factory.mktemp("repository"), loader)
+    repository = tmp_path_factory.mktemp("repository")
+    server = server_over(repository, loader)
+    write_folder(repository / "words" / "1")
     asyncio.run(server.load())
     for name in NAMES:
         loader.loaded[ModelId(name, 1)].automatic = False
@@ -254,6 +269,80 @@ async def test_a_stream(talk: Talk) -> None:
     assert [choice["finish_reason"] for choice in choices] == [None, None, None, "length"]
     assert [event["usage"] for event in events[:-2]] == [None] * 4
     assert (events[-2]["choices"], events[-2]["usage"]["total_tokens"], events[-1]) == ([], 5, "[DONE]")
+
+
+USAGE = {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
+"""Of a prompt of one word, with the two tokens that the tokenizer adds, and a text of three words."""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_of_a_model_that_does_not_count(talk: Talk, stream: bool) -> None:
+    options: dict[str, Any] = {"stream_options": {"include_usage": True}} if stream else {}
+    await talk.chat(model="words", messages=[{"role": "user", "content": "hello"}], stream=stream, **options)
+    talk.say("the ca")
+    talk.say("t sat")
+    talk.end()
+    usage = (await talk.events())[-2]["usage"] if stream else json.loads((await talk.answer()).body)["usage"]
+    assert usage == USAGE
+
+
+async def test_tokens_of_each_prompt_and_choice(talk: Talk) -> None:
+    """A prompt counts once, for all of its choices."""
+    await talk.chat(4, "/v1/completions", model="words", prompt=["cat", "the dog ran"], n=2)
+    for index in range(4):
+        talk.say("mat " * (index + 1), final=True, index=index)
+    usage = json.loads((await talk.answer()).body)["usage"]
+    assert usage == {"prompt_tokens": 3 + 5, "completion_tokens": 10, "total_tokens": 18}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_of_responses(talk: Talk, stream: bool) -> None:
+    await talk.chat(1, "/v1/responses", model="words", input="hello", stream=stream)
+    talk.say("the cat sat", final=True)
+    body = json.loads((await talk.answer()).body) if not stream else (await talk.events())[-1]["response"]
+    assert (body["usage"]["input_tokens"], body["usage"]["output_tokens"]) == (3, 3)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_of_long_texts_are_counted_on_threads(
+    talk: Talk, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[int] = []
+    count = Tokenizer.count
+
+    def counting(self: Tokenizer, text: str) -> int:
+        if threading.current_thread() is threading.main_thread():
+            turns.append(len(text))
+        return count(self, text)
+
+    monkeypatch.setattr(Tokenizer, "count", counting)
+    options: dict[str, Any] = {"stream_options": {"include_usage": True}} if stream else {}
+    await talk.chat(1, "/v1/completions", model="words", prompt="cat " * 600, stream=stream, **options)
+    for _ in range(50):
+        talk.say("mat " * 100)
+    talk.end()
+    usage = (await talk.events())[-2]["usage"] if stream else json.loads((await talk.answer()).body)["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (602, 5000)
+    assert max(turns, default=0) <= PART_CHARACTERS
+    assert bool(turns) == stream, "a stream counts as it goes"
+
+
+async def test_a_tokenizer_that_cannot_be_used_leaves_the_usage_out(
+    models: Models, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said once."""
+    folder = models.direct.context.server.folder(ModelId("function", 1))
+    assert folder is not None
+    (folder / "tokenizer.json").write_text("{")
+    fresh = models._replace(direct=DirectCalls(models.direct.context))
+    async with talk_to(fresh) as made:
+        for index in range(2):
+            made.client = Client(made.context)
+            await made.chat(index + 1, model="function")
+            made.say("hello", final=True, index=index)
+            assert json.loads((await made.answer()).body)["usage"] is None
+    (line,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert line.startswith("the tokens of model 'function' are not counted: 'tokenizer.json' of the model cannot be")
 
 
 async def test_completions(talk: Talk) -> None:

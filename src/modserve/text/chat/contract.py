@@ -26,7 +26,8 @@ SAMPLING_PARAMETERS = "sampling_parameters"
 MESSAGES = "messages"
 STREAM, EXCLUDE_INPUT = "stream", "exclude_input_in_output"
 LOGPROBS = "logprobs"
-_REPORTS = ("finish_reason", "num_input_tokens", "num_output_tokens")
+_COUNTS = ("num_input_tokens", "num_output_tokens")
+_REPORTS = ("finish_reason", *_COUNTS)
 _OWN_INPUTS = frozenset({STREAM, EXCLUDE_INPUT, SAMPLING_PARAMETERS, *(f"return_{name}" for name in _REPORTS)})
 
 KNOBS = frozenset(
@@ -62,6 +63,11 @@ class Contract:
     def takes(self, parameter: str) -> bool:
         """Whether the model can be told a sampling parameter."""
         return SAMPLING_PARAMETERS in self.specs or (parameter in KNOBS and parameter in self.specs)
+
+    @property
+    def counts(self) -> bool:
+        """Whether the model itself says how many tokens it has read and written."""
+        return self.outputs.issuperset(_COUNTS)
 
     @property
     def gives_logprobs(self) -> bool:

@@ -35,6 +35,10 @@ class TextRequest:
     stops: tuple[str, ...]
     logprobs: int | None
 
+    @property
+    def reports_usage(self) -> bool:
+        return self.include_usage or not self.stream
+
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:

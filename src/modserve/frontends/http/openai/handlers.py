@@ -89,7 +89,11 @@ async def _converse(
         model = await surface.models.of(call.servable)
         model.check(text)
         prompt = await surface.models.prompt(model, chat, size)
-        generation = await submit(surface.streams, request, call, model.contract, text, [prompt], chat.tools)
+        tokenizer = await surface.models.tokenizer(model, text)
+        templated = model.template is not None
+        generation = await submit(
+            surface.streams, request, call, model.contract, text, [prompt], tokenizer, chat.tools, templated
+        )
     writer = writer_of(call.identify())
     if text.stream:
         return await streamed_response(generation, writer)
@@ -105,7 +109,8 @@ async def _complete(
         model.check(text)
         if model.contract.takes_messages:
             raise field_error("model", f"model '{text.model}' takes messages only: use chat/completions")
-        generation = await submit(surface.streams, request, call, model.contract, text, prompts)
+        tokenizer = await surface.models.tokenizer(model, text)
+        generation = await submit(surface.streams, request, call, model.contract, text, prompts, tokenizer)
     echoes = [prompt for prompt in prompts for _ in range(text.choices)] if completion.echo else ()
     writer = CompletionWriter(call.identify(), text, echoes)
     if text.stream:
