@@ -110,10 +110,11 @@ def responses(client: openai.OpenAI) -> dict[str, Any]:
 
 def hub(path: str) -> dict[str, Any]:
     client = huggingface_hub.InferenceClient(base_url=URL + path, api_key="none")
-    whole: Any = client.chat_completion(HELLO, model="speaker", max_tokens=3)
-    stream: Any = client.chat_completion(HELLO, model="speaker", stream=True, stream_options={"include_usage": True})
+    chat: Any = client.chat_completion
+    whole = chat(HELLO, model="speaker", max_tokens=3)
+    stream = chat(HELLO, model="speaker", stream=True, stream_options={"include_usage": True})
     chunks = list(stream)
-    called: Any = client.chat_completion(CALLING, model="speaker", tools=TOOLS)
+    called = chat(CALLING, model="speaker", tools=TOOLS)
     (call,) = called.choices[0].message.tool_calls
     return {
         "whole": [whole.choices[0].message.content, whole.choices[0].finish_reason, whole.usage.completion_tokens],

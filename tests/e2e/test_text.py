@@ -80,8 +80,9 @@ def server() -> Iterator[ServerProcess]:
 
 
 def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    powers: NDArray[np.float32] = np.exp(logits - logits.max())
-    return powers / powers.sum()
+    powers = np.exp(logits - logits.max())
+    chances: NDArray[np.float32] = powers / powers.sum()
+    return chances
 
 
 def post(server: ServerProcess, path: str, **body: Any) -> Any:

@@ -13,7 +13,7 @@ from puppet_server import MAX_JSON, SIMPLE, Client, PuppetLoader, request, serve
 
 from garbage import garbage_left
 from modserve.core.configuration.model_config import ModelConfig, TensorSpec
-from modserve.core.errors import ModserveError, OverloadedError, internal
+from modserve.core.errors import ModserveError, OverloadedError, internal, invalid
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
@@ -431,6 +431,24 @@ async def test_failures(
     assert error["code"] == ("model_not_found" if status == 404 else None)
     assert f"status {status}" in caplog.text
     assert "secret" not in caplog.text
+
+
+SCHEMA = {"type": "json_schema", "schema": {"type": "objekt"}}
+FORMS: dict[str, dict[str, Any]] = {
+    "response_format": {"response_format": {"type": "json_schema", "json_schema": SCHEMA}},
+    "text.format": {"text": {"format": SCHEMA}, "input": "hi"},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("param", FORMS)
+async def test_a_schema_that_the_engine_cannot_compile(talk: Talk, param: str, stream: bool) -> None:
+    path = "/v1/responses" if param == "text.format" else "/v1/chat/completions"
+    await talk.chat(1, path, stream=stream, **FORMS[param])
+    message = "sampling parameter 'structured_outputs.json' cannot be compiled: Unsupported type 'objekt'"
+    talk.end(invalid(message))
+    status, error = await talk.error()
+    assert (status, error["param"], error["message"]) == (400, param, message)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model": "\\ud800"}', b"\xff"])

@@ -23,6 +23,8 @@ from modserve.core.tensors.tensor import Tensor
 
 TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
 SAMPLING_PARAMETERS = "sampling_parameters"
+STRUCTURE = "structured_outputs"
+"""The sampling parameter with the form of the text, which is named in refusals."""
 MESSAGES = "messages"
 STREAM, EXCLUDE_INPUT = "stream", "exclude_input_in_output"
 LOGPROBS = "logprobs"
@@ -33,7 +35,7 @@ _OWN_INPUTS = frozenset({STREAM, EXCLUDE_INPUT, SAMPLING_PARAMETERS, *(f"return_
 KNOBS = frozenset(
     {
         *("temperature", "top_p", "top_k", "min_p", "max_tokens", "stop", "seed", "logprobs", "ignore_eos"),
-        *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "structured_outputs"),
+        *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", STRUCTURE),
     }
 )
 """Inputs that get a sampling parameter of their name."""
