@@ -29,6 +29,7 @@ class Site:
         self.app: Any = create_app(server, options, direct)
         self.context = HttpContext(server, self.app, tasks, loop, options, True, direct)
         self.loop = loop
+        self.streams = direct.streams
 
 
 class Post:

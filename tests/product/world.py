@@ -308,6 +308,10 @@ class World:
         if waiting:
             self.loop.act(waiting[index % len(waiting)].post.leave)
 
+    def leave_all(self) -> None:
+        for client in self.texts:
+            client.post.leave()
+
     def cancel(self, index: int = -1) -> Entry | None:
         """The client of one of the open requests goes, the latest by default."""
         entries = self.ledger.open
