@@ -330,7 +330,12 @@ async def test_a_configuration_that_is_called_otherwise(bench: Bench, caplog: py
             {},
             ["at least one version must be available", "the available versions: 1"],
         ),
-        ('backend: "vllm"' + TENSORS, ("1",), {}, ["unable to find backend 'vllm'", "engines for language models"]),
+        (
+            'backend: "llama_cpp"' + TENSORS,
+            ("1",),
+            {},
+            ["unable to find backend 'llama_cpp'", "language models run on"],
+        ),
         ('backend: "pupet"' + TENSORS, ("1",), {}, ["unable to find backend 'pupet'", "did you mean 'puppet'?"]),
         (
             'backend: "onnxruntime"' + TENSORS,
