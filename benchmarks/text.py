@@ -3,6 +3,7 @@
 ``embeddings``: OpenAI's ``/v1/embeddings`` over all-MiniLM-L6-v2, beside ONNX Runtime called bare.
 ``overhead``: what ``/v1/embeddings`` costs over a tensor call of the same model.
 ``chat``: what ``/v1/chat/completions`` costs over a tensor call of the same model.
+``chat-engine``: streams of a small language model, beside OpenVINO GenAI called bare. Needs the extra ``genai``.
 ``idle``: the memory of streams on which nothing happens.
 """
 
@@ -33,12 +34,20 @@ def main() -> None:
     idle = parts.add_parser("idle")
     idle.add_argument("--streams", type=int, default=idles.streams)
     idle.add_argument("--rounds", type=int, default=idles.rounds)
+    engine = parts.add_parser("chat-engine")
+    engine.add_argument("--rounds", type=int, default=3)
+    engine.add_argument("--outputs", type=int, default=3, help="of each stream in a round")
+    engine.add_argument("--streams", type=lambda text: tuple(map(int, text.split(","))), default=(1, 8, 32))
     arguments = vars(parser.parse_args())
     part = arguments.pop("part")
     if part == "chat":
         print(text_chat.report(text_chat.Plan(**arguments)))
     elif part == "overhead":
         print(text_overhead.report(text_chat.Plan(**arguments)))
+    elif part == "chat-engine":
+        import text_generation  # the only one that imports the engine
+
+        print(text_generation.report(text_generation.Plan(**arguments)))
     elif part == "idle":
         print(text_idle.report(text_idle.Plan(**arguments)))
     else:

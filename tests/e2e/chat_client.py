@@ -1,4 +1,6 @@
-"""OpenAI's client against a server of ``text_models.py``, in its own virtual environment: prints what it got as JSON.
+"""OpenAI's client and huggingface_hub's against a server of ``text_models.py``: prints what they got as JSON.
+
+They are in a virtual environment of their own.
 
 ``python chat_client.py URL``
 """
@@ -8,6 +10,7 @@ import json
 import sys
 from typing import Any
 
+import huggingface_hub
 import openai
 from pydantic import BaseModel
 
@@ -77,6 +80,50 @@ async def asynchronous(path: str) -> dict[str, Any]:
         }
 
 
+def responses(client: openai.OpenAI) -> dict[str, Any]:
+    create: Any = client.responses.create
+    whole = create(model="speaker", input="hello big world", instructions="brief")
+    with client.responses.stream(model="speaker", input=HELLO) as stream:
+        kinds = [event.type for event in stream]
+        streamed = stream.get_final_response()
+    raw = [event.delta for event in create(model="speaker", input="a b", stream=True) if event.type.endswith("t.delta")]
+    parsed = client.responses.parse(model="speaker", input=HELLO, text_format=Structured)
+    tool = {"type": "function", "name": "weather", "parameters": TOOLS[0]["function"]["parameters"]}
+    called = create(model="speaker", input=CALLING, tools=[tool])
+    result = {"type": "function_call_output", "call_id": called.output[-1].call_id, "output": "rain"}
+    after = create(model="speaker", input=[*CALLING, *called.output, result], tools=[tool])
+    short = create(model="speaker", input=HELLO, max_output_tokens=2)
+    failing: Any = {"model": "speaker", "input": "FAIL:0"}
+    return {
+        "whole": [whole.status, whole.output_text, whole.usage.total_tokens, whole.store],
+        "stream": [kinds[0], kinds.count("response.output_text.delta"), kinds[-1], streamed.output_text],
+        "events": raw,
+        "parsed": json.loads(parsed.output_text)["json"]["title"],
+        "tools": [[item.type, getattr(item, "name", None), getattr(item, "arguments", None)] for item in called.output],
+        "after a tool": "<tool> rain" in after.output_text,
+        "short": [short.status, short.incomplete_details.reason, short.output_text],
+        "stored": refused(lambda: create(model="speaker", input="x", previous_response_id="resp_1")),
+        "failed": refused(lambda: create(**failing)),
+        "failed stream": [event.type for event in create(**failing | {"input": "FAIL:1"}, stream=True)][-2:],
+    }
+
+
+def hub(path: str) -> dict[str, Any]:
+    client = huggingface_hub.InferenceClient(base_url=URL + path, api_key="none")
+    chat: Any = client.chat_completion
+    whole = chat(HELLO, model="speaker", max_tokens=3)
+    stream = chat(HELLO, model="speaker", stream=True, stream_options={"include_usage": True})
+    chunks = list(stream)
+    called = chat(CALLING, model="speaker", tools=TOOLS)
+    (call,) = called.choices[0].message.tool_calls
+    return {
+        "whole": [whole.choices[0].message.content, whole.choices[0].finish_reason, whole.usage.completion_tokens],
+        "stream": ["".join(each.choices[0].delta.content or "" for each in chunks if each.choices),
+                   chunks[-1].usage.total_tokens],
+        "tools": [call.function.name, call.function.arguments],
+    }  # fmt: skip
+
+
 def calls(path: str) -> dict[str, Any]:
     client = openai.OpenAI(base_url=URL + path, api_key="none", max_retries=0)
     chat: Any = client.chat.completions.create
@@ -117,6 +164,8 @@ def calls(path: str) -> dict[str, Any]:
         "temperature": refused(lambda: chat(**speaker, temperature=3)),
         "failed": refused(lambda: chat(model="speaker", messages=[{"role": "user", "content": "FAIL:0"}])),
         "async": asyncio.run(asynchronous(path)),
+        "responses": responses(client),
+        "hub": hub(path),
     }  # fmt: skip
 
 

@@ -82,7 +82,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy_example(root, "simple", "cut")
     onnx = root / "cut" / "1" / "model.onnx"
     onnx.write_bytes(onnx.read_bytes()[:-20])
-    for name, backend in (("other_name", "onnx_runtime"), ("misspelt", "onnxruntim"), ("unknown", "tensorrtllm")):
+    for name, backend in (("other_name", "onnx_runtime"), ("misspelt", "onnxruntim"), ("unknown", "llama_cpp")):
         copy_example(root, "simple", name)
         config = root / name / "config.pbtxt"
         config.write_text(config.read_text().replace('platform: "onnxruntime_onnx"', f'backend: "{backend}"'))
@@ -104,7 +104,7 @@ def test_unknown_artifacts_and_names_of_backends(artifacts: Path) -> None:
         assert re.search(
             r"Protobuf parsing failed(.|\n)*1/model.onnx' is truncated: it should have", index["cut"]["reason"]
         )
-        assert "unable to find backend 'tensorrtllm', installed backends are: " in index["unknown"]["reason"]
+        assert "unable to find backend 'llama_cpp', installed backends are: " in index["unknown"]["reason"]
         for name, written in (("other_name", "'onnx_runtime'"), ("misspelt", "'onnxruntim'")):
             assert http_infer(server.http_port, Ask(model=name)).status == 200
             assert http(server.http_port, "GET", f"/v2/models/{name}/config").json["backend"] == "onnxruntime"

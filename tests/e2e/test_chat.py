@@ -1,4 +1,4 @@
-"""Chat and completions by OpenAI's own client, over models that are programs."""
+"""Chats, completions and responses by OpenAI's own client and huggingface_hub's, over models that are programs."""
 
 import json
 from collections.abc import Iterator
@@ -55,6 +55,23 @@ EXPECTED: dict[str, Any] = {
         "whole": SAID,
         "abandoned": ["", "hello big world ", "hello big world ", "hello big world "],
         "many": [f"text {number}" for number in range(20)],
+    },
+    "responses": {
+        "whole": ["completed", "<system> brief <user> hello big world <bos>", 14, False],
+        "stream": ["response.created", 5, "response.completed", SAID],
+        "events": ["<user> ", "a ", "b ", "<bos>"],
+        "parsed": "Structured",
+        "tools": [["message", None, None], ["function_call", "weather", '{"city":"Köln"}']],
+        "after a tool": True,
+        "short": ["incomplete", "max_output_tokens", "<user> hello "],
+        "stored": ["BadRequestError", 400, None, "previous_response_id", "invalid_request_error"],
+        "failed": ["InternalServerError", 500, None, None, "server_error"],
+        "failed stream": ["error", "response.failed"],
+    },
+    "hub": {
+        "whole": ["<user> hello big ", "length", 3],
+        "stream": [SAID, 10],
+        "tools": ["weather", '{"city":"Köln"}'],
     },
 }
 CALLS = [(path, call) for path in ("/v1", "/openai/v1") for call in EXPECTED]

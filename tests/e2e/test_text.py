@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from foreign_clients import PYTHON, run_client
-from minilm_folder import classifier, minilm, ranker
+from minilm_folder import classifier, minilm, ranker, tagger
 from numpy.typing import NDArray
 from server_process import ServerProcess, serving
 from tokenizers import Tokenizer
@@ -54,6 +54,13 @@ class Bare:
         ][0]
         return output
 
+    def embed_end(self, text: str) -> NDArray[np.float32]:
+        """Of the end of a text that is too long."""
+        self._tokenizer.enable_truncation(LONGEST, direction="left")
+        embedding = self.embed(text)
+        self._tokenizer.enable_truncation(LONGEST)
+        return embedding
+
     def embed(self, text: str) -> NDArray[np.float32]:
         mean = self.run(text).mean(axis=0)
         embedding: NDArray[np.float32] = mean / np.linalg.norm(mean)
@@ -67,9 +74,15 @@ def bare() -> Bare:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    models = [f"minilm={minilm()}", f"ranker={ranker()}", f"classifier={classifier()}"]
+    models = [f"minilm={minilm()}", f"ranker={ranker()}", f"classifier={classifier()}", f"tagger={tagger()}"]
     with serving(options=models) as running:
         yield running
+
+
+def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    powers = np.exp(logits - logits.max())
+    chances: NDArray[np.float32] = powers / powers.sum()
+    return chances
 
 
 def post(server: ServerProcess, path: str, **body: Any) -> Any:
@@ -130,7 +143,7 @@ def test_a_ranker_and_a_classifier(server: ServerProcess) -> None:
     assert [each["index"] for each in results] == [each["index"] for each in ranks][:3]
     expected = Bare(classifier(), "model.onnx").run(WORDS[1])
     predictions = post(server, "/predict", model="classifier", inputs=WORDS[1])
-    probabilities = np.exp(expected - expected.max()) / np.exp(expected - expected.max()).sum()
+    probabilities = softmax(expected)
     assert [each["label"] for each in predictions] == [f"label {place}" for place in np.argsort(-probabilities)]
     np.testing.assert_allclose([each["score"] for each in predictions], sorted(probabilities)[::-1], atol=1e-5)
 
@@ -159,8 +172,14 @@ def test_the_clients_of_other_projects(server: ServerProcess, bare: Bare) -> Non
         assert calls["unknown"] == ["NotFoundError", 404, "model_not_found", "model", "invalid_request_error"]
         assert calls["empty"] == ["BadRequestError", 400, "empty_input", "input", "invalid_request_error"]
     np.testing.assert_allclose(np.ravel(found["hub"]["feature_extraction"]), expected[0], atol=1e-5)
+    np.testing.assert_allclose(np.ravel(found["hub"]["longer"]), bare.embed_end(" ".join([*texts] * 100)), atol=1e-5)
     similarities = [float(expected[0] @ each) for each in expected[1:]]
     np.testing.assert_allclose(found["hub"]["sentence_similarity"], similarities, atol=1e-5)
+    label, score = found["hub"]["text_classification"]
+    probabilities = softmax(Bare(classifier(), "model.onnx").run(texts[0]))
+    assert label == f"label {probabilities.argmax()}"
+    assert score == pytest.approx(float(probabilities.max()), abs=1e-5)
+    assert found["hub"]["token_classification"] == [["PERSON", "anna", 0, 4], ["PLACE", "paris", 11, 16]]
     network = Bare(ranker(), "model.onnx")
     scores = [1 / (1 + np.exp(-float(network.run(texts[0], each)[0]))) for each in texts[1:]]
     best = np.argsort([-score for score in scores], kind="stable")[:2].tolist()

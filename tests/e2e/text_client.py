@@ -51,9 +51,15 @@ def hub_calls() -> dict[str, Any]:
     def at(path: str) -> huggingface_hub.InferenceClient:
         return huggingface_hub.InferenceClient(base_url=None, model=f"{URL}{path}")
 
+    long: Any = {"truncate": True, "truncation_direction": "left"}
+    best: Any = at("/predict?model=classifier").text_classification(TEXTS[0])  # of the labels: it takes the first one
+    entities = at("/predict?model=tagger").token_classification("Anna is in Paris")
     return {
         "feature_extraction": at("/embed").feature_extraction(TEXTS[0]).tolist(),
+        "longer": at("/embed").feature_extraction(" ".join([*TEXTS] * 100), **long).tolist(),
         "sentence_similarity": at("/similarity").sentence_similarity(TEXTS[0], TEXTS[1:]),
+        "text_classification": [best.label, best.score],
+        "token_classification": [[each.entity, each.word, each.start, each.end] for each in entities],
     }
 
 

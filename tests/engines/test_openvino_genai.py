@@ -151,8 +151,8 @@ def metrics(server: InferenceServer) -> dict[str, Any]:
 
 
 def value(server: InferenceServer, name: str) -> float:
-    ((_, number),) = metrics(server)[f"modserve_{name}"]
-    return float(number)
+    (number,) = (float(number) for labels, number in metrics(server)[f"modserve_{name}"] if labels["model"] == "smol")
+    return number
 
 
 async def eventually(fact: Callable[[], Any]) -> None:
@@ -373,16 +373,67 @@ def _workers() -> list[int]:
     return own
 
 
-async def test_a_chat_by_the_template_of_the_file(server: InferenceServer) -> None:
-    """It ends where the model ends it, beyond the engine's own default of 16 tokens."""
-    question = {"role": "user", "content": "List the numbers from 1 to 20."}
-    body = {"model": "smol", "messages": [question], "temperature": 0}
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(server: InferenceServer) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(modserve.asgi(server))
     async with httpx.AsyncClient(transport=transport, base_url="http://server", timeout=None) as client:
-        response = await client.post("/v1/chat/completions", json=body)
+        yield client
+
+
+async def chat(client: httpx.AsyncClient, content: str, **fields: Any) -> httpx.Response:
+    messages = [{"role": "user", "content": content}]
+    body = {"model": "smol", "messages": messages, "temperature": 0, **fields}
+    return await client.post("/v1/chat/completions", json=body)
+
+
+async def test_a_chat_by_the_template_of_the_file(client: httpx.AsyncClient) -> None:
+    """It ends where the model ends it, beyond the engine's own default of 16 tokens."""
+    response = await chat(client, "List the numbers from 1 to 20.")
     assert response.status_code == 200, response.text
     answer = response.json()
     [choice] = answer["choices"]
     assert choice["finish_reason"] == "stop"
     assert "7" in choice["message"]["content"]
     assert answer["usage"]["completion_tokens"] > 16
+
+
+async def test_refusals_of_the_engine_as_openais_clients_read_them(client: httpx.AsyncClient) -> None:
+    format = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "objekt"}}}
+    for stream in (False, True):
+        schema = await chat(client, "a", response_format=format, stream=stream)
+        error = schema.json()["error"]
+        assert (schema.status_code, error["param"]) == (400, "response_format")
+        assert "'structured_outputs.json' cannot be compiled: Unsupported type" in error["message"]
+        context = await chat(client, "word " * 2000, stream=stream)
+        assert context.status_code == 400
+        assert "but the model's context ('max_model_len') has 1024" in context.json()["error"]["message"]
+        cache = await chat(client, "word " * 400, stream=stream)
+        error = cache.json()["error"]
+        assert (cache.status_code, error["type"]) == (503, "server_error")
+        assert "the KV cache of the model has no room" in error["message"]
+
+
+async def test_each_of_8_event_streams_hears_of_a_killed_worker(
+    server: InferenceServer, client: httpx.AsyncClient
+) -> None:
+    def begun() -> int:
+        rows = metrics(server)["modserve_time_to_first_token_seconds"]
+        return sum(sum(histogram.buckets) for labels, histogram in rows if labels["model"] == "smol")
+
+    before = begun()
+    body = {"model": "smol", "stream": True, "temperature": 0, "max_tokens": 60, "ignore_eos": True}
+    calls = [client.post("/v1/completions", json={**body, "prompt": prompt}) for prompt in PROMPTS * 2]
+    streams = asyncio.gather(*calls)
+    await eventually(lambda: begun() - before == 8)
+    mark = value(server, "generation_tokens_total")
+    await eventually(lambda: value(server, "generation_tokens_total") - mark >= 40)
+    (pid,) = _workers()
+    os.kill(pid, signal.SIGKILL)
+    for response in await streams:
+        assert response.status_code == 200, response.text
+        *events, last = response.text.split("\n\n")[:-1]
+        assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
+        assert events
+    await eventually(lambda: server.ready)
+    again = await chat(client, "Hello", max_tokens=4)
+    assert again.json()["usage"]["completion_tokens"] == 4

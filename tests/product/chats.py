@@ -1,80 +1,69 @@
-"""Clients of chats, over HTTP without a port: what they send, and what they may get."""
+"""Clients of chats: what they send, and what they may get."""
 
-import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
-from .ledger import NEVER
+from .posts import Post
 
 
 class ChatClient:
-    """One conversation with a model that repeats its prompt for as long as the engine says something."""
+    """One conversation with a model that repeats its prompt for as long as the engine says something.
 
-    def __init__(self, model: str, prompt: str, *, stream: bool, choices: int, timeout_s: float) -> None:
-        self.model = model
+    It is sent to ``responses``, which has one choice, if it `has_items`.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        prompt: str,
+        *,
+        stream: bool,
+        choices: int,
+        timeout_s: float,
+        by_port: bool,
+        has_items: bool = False,
+    ) -> None:
         self.prompt = prompt
-        self.stream = stream
-        self.choices = choices
-        self.status = 0
-        self.body = b""
-        self.gone = False
-        self.task: asyncio.Task[None] | None = None
-        self._left = asyncio.Event()
-        self._sent = False
-        self._headers = [(b"x-request-timeout-ms", str(round(timeout_s * 1000)).encode())] if timeout_s else []
+        self.choices = 1 if has_items else choices
+        document: dict[str, Any] = {"model": model, "stream": stream}
+        path = "/v1/responses" if has_items else "/v1/chat/completions"
+        if has_items:
+            document["input"] = prompt
+        else:
+            document |= {"messages": [{"role": "user", "content": prompt}], "n": choices}
+        self.post = Post(path, document, timeout_s, by_port=by_port)
+        checks: dict[tuple[bool, bool], Callable[[], None]] = {
+            (False, False): self._check_choices,
+            (False, True): self._check_events,
+            (True, False): lambda: self._check_response(json.loads(self.post.body)),
+            (True, True): self._check_item_events,
+        }
+        self._check = checks[has_items, stream]
 
     def __repr__(self) -> str:
-        return f"a chat with '{self.model}' ({self.status}, {self.body!r}, gone: {self.gone})"
-
-    @property
-    def over(self) -> bool:
-        return self.task is not None and self.task.done()
-
-    def leave(self) -> None:
-        """It does not want the response any more."""
-        self.gone = True
-        self._left.set()
-
-    async def run(self, app: Any) -> None:
-        path = "/v1/chat/completions"
-        scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
-        await app({**scope, "headers": self._headers, "root_path": ""}, self._receive, self._send)
-
-    async def _receive(self) -> dict[str, Any]:
-        if not self._sent:
-            self._sent = True
-            messages = [{"role": "user", "content": self.prompt}]
-            body = {"model": self.model, "messages": messages, "stream": self.stream, "n": self.choices}
-            return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
-        await self._left.wait()
-        return {"type": "http.disconnect"}
-
-    async def _send(self, message: Any) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-        else:
-            self.body += message.get("body", b"")
+        return f"a chat about {self.prompt}: {self.post!r}"
 
     def check(self) -> None:
         """When all is over. Raises AssertionError."""
-        assert self.over, f"{self!r} is not over"
-        assert self.task is not None
-        assert self.task.exception() is None, f"{self!r} failed with {self.task.exception()!r}"
-        if self.gone:
+        post = self.post
+        post.check()
+        if post.gone:
             return
-        if self.status != 200:
-            self._check_error(json.loads(self.body))
-        elif self.stream:
-            self._check_events()
+        if post.status == 200:
+            self._check()
         else:
-            choices = json.loads(self.body)["choices"]
-            assert [choice["index"] for choice in choices] == list(range(self.choices)), f"{self!r}"
-            for choice in choices:
-                self._check_text(choice["message"]["content"])
+            self._check_error(json.loads(post.body))
+
+    def _check_choices(self) -> None:
+        choices = json.loads(self.post.body)["choices"]
+        assert [choice["index"] for choice in choices] == list(range(self.choices)), f"{self!r}"
+        for choice in choices:
+            self._check_text(choice["message"]["content"])
 
     def _check_events(self) -> None:
         """Every choice ends exactly once, and then the stream; or it ends with an error."""
-        events = [line.removeprefix("data: ") for line in self.body.decode().split("\n\n")[:-1]]
+        events = [line.removeprefix("data: ") for line in self.post.body.decode().split("\n\n")[:-1]]
         last = events.pop()
         chunks = [json.loads(event)["choices"][0] for event in events]
         ended = [chunk["index"] for chunk in chunks if chunk["finish_reason"]]
@@ -85,9 +74,27 @@ class ChatClient:
         else:
             self._check_error(json.loads(last))
 
+    def _check_response(self, response: Any) -> None:
+        (message,) = response["output"]
+        assert response["status"] == message["status"] == "completed", f"{self!r}"
+        self._check_text(message["content"][0]["text"])
+
+    def _check_item_events(self) -> None:
+        """They are numbered, and the last one has all of the text, or says why there is no more."""
+        events = [json.loads(event.partition("\ndata: ")[2]) for event in self.post.body.decode().split("\n\n")[:-1]]
+        assert [event["sequence_number"] for event in events] == list(range(len(events))), f"{self!r}"
+        pieces = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+        self._check_text(pieces)
+        last = events[-1]
+        if last["type"] == "response.completed":
+            self._check_response(last["response"])
+            assert last["response"]["output"][0]["content"][0]["text"] == pieces, f"{self!r}"
+        else:
+            assert last["type"] == "response.failed", f"{self!r}"
+            self._check_error(last["response"])
+
     def _check_text(self, text: str) -> None:
         assert text.replace(self.prompt, "") == "", f"{self!r} has another's text"
 
     def _check_error(self, document: Any) -> None:
-        message = document["error"]["message"]
-        assert not any(part in message for part in NEVER if part != "Server not ready"), f"{self!r}: {message}"
+        self.post.check_error(document["error"]["message"])

@@ -46,6 +46,8 @@ def _check_settled(world: World) -> None:
     assert not world.loop.failures, world.loop.failures
     for client in world.texts:
         client.check()
+    assert not world.site.streams.open, "calls outlive their clients"
+    assert not world.site.context.connections, "connections outlive their clients"
 
 
 def _check_ready_models_answer(world: World) -> None:

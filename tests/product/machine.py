@@ -206,12 +206,18 @@ class ProductMachine(RuleBasedStateMachine):
         self.after(after)
 
     @precondition(lambda self: "chat" in self.models)
-    @rule(stream=st.booleans(), choices=st.integers(1, 2), timeout_s=st.sampled_from((0.0, 0.0, 0.3)), after=AFTER)
-    def chat(self, stream: bool, choices: int, timeout_s: float, after: str) -> None:
-        self.world.chat("chat", stream=stream, choices=choices, timeout_s=timeout_s)
+    @rule(
+        stream=st.booleans(),
+        choices=st.integers(1, 2),
+        timeout_s=st.sampled_from((0.0, 0.0, 0.3)),
+        has_items=st.booleans(),
+        after=AFTER,
+    )
+    def chat(self, stream: bool, choices: int, timeout_s: float, has_items: bool, after: str) -> None:
+        self.world.chat("chat", stream=stream, choices=choices, timeout_s=timeout_s, has_items=has_items)
         self.after(after)
 
-    @precondition(lambda self: any(not each.over for each in self.world.texts))
+    @precondition(lambda self: any(not each.post.over for each in self.world.texts))
     @rule(index=INDEX, after=AFTER)
     def a_client_of_texts_leaves(self, index: int, after: str) -> None:
         self.world.leave_texts(-1 - index)

@@ -6,14 +6,25 @@ import pytest
 
 from .world import World
 
+
+def leave_in_the_middle(world: World) -> None:
+    """Of their streams, that is."""
+    for number in range(6):
+        world.respond(number)
+        world.run(0.01)
+    world.loop.act(world.leave_all)
+
+
 EVENTS: dict[str, Callable[[World], object]] = {
     "nothing": lambda world: None,
     "a client leaves": lambda world: world.leave_texts(),
-    "all clients leave": lambda world: world.loop.act(lambda: [each.leave() for each in world.texts]),
+    "all clients leave": lambda world: world.loop.act(world.leave_all),
+    "all clients leave in the middle": leave_in_the_middle,
     "the engine fails": lambda world: world.finish(how="error"),
     "the instance is lost": lambda world: world.lose(),
     "they time out": lambda world: world.run(0.4),
     "others join": lambda world: [world.chat("chat", stream=True, choices=2), world.submit("chat")],
+    "others join with items": lambda world: [world.chat("chat", stream=each, has_items=True) for each in (True, False)],
     "another instance, in place": lambda world: world.change("chat", count=2),
     "the files change": lambda world: world.load_again("chat"),
     "it is evicted": lambda world: world.evict("chat"),
@@ -39,16 +50,18 @@ def test_every_chat_ends(event: str, first: bool, turns: int) -> None:
             world.chat("chat", stream=True, choices=2),
             world.chat("chat", stream=True),
             world.chat("chat", timeout_s=0.3),
+            world.chat("chat", stream=True, has_items=True),
+            world.chat("chat", has_items=True),
         ]
         for _ in range(turns):
             world.turn()
         world.respond()
         EVENTS[event](world)
-        for number in range(10):
+        for number in range(16):
             world.run(0.02)
             world.respond(number)
             world.run(0.02)
             world.finish()
-    statuses = [client.status for client in clients]
-    failing = ("the engine fails", "the instance is lost", "it is unloaded", "the server stops", "all clients leave")
-    assert 200 in statuses or event in failing, clients
+    statuses = [client.post.status for client in clients]
+    failing = ("the engine fails", "the instance is lost", "it is unloaded", "the server stops")
+    assert 200 in statuses or event in failing or "all clients leave" in event, clients

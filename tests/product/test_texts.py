@@ -35,14 +35,18 @@ def test_every_call_ends_with_its_own_texts(event: str, first: bool, turns: int)
             world.run()
             world.finish()
             world.run()
-        clients = [world.send_texts("text", [1, 5, 2]), world.send_texts("text", [3], timeout_s=0.3)]
+        clients = [
+            world.send_texts("text", [1, 5, 2]),
+            world.send_texts("text", [3], timeout_s=0.3),
+            world.send_texts("text", [2]),
+        ]
         for _ in range(turns):
             world.turn()
         EVENTS[event](world)
         for _ in range(8):
             world.run(0.02)
             world.finish()
-    statuses = [client.status for client in clients]
+    statuses = [client.post.status for client in clients]
     assert 200 in statuses or event in (
         "the engine refuses the batch",
         "the instance is lost",

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from unittest.mock import patch
 
 import numpy as np
@@ -34,9 +34,12 @@ from text_folders import write_folder
 from .chats import ChatClient
 from .ledger import Entry, Ledger, SinkError
 from .models import MODELS, TENANTS, Variation
+from .posts import Site
 from .puppets import BatchInstance, CallingInstance, Engines, Execution, PuppetBackend, RequestsInstance
 from .simulation import SimulatedLoop, simulated
-from .texts import TextClient, text_app
+from .texts import TextClient
+
+_Client = TypeVar("_Client", TextClient, ChatClient)
 
 LONG_S = 400.0
 """Everything is over by then that goes on by itself: the longest wait is that before a load which was too large."""
@@ -71,7 +74,7 @@ class World:
         )
         self.server: InferenceServer = self.loop.act(lambda: InferenceServer(settings, backends=self.backends))
         self.ledger = Ledger(self.server.memory)
-        self.app = text_app(self.server)
+        self.site: Site = self.loop.act(lambda: Site(self.server, self.loop))
         self.texts: list[TextClient | ChatClient] = []
         self.variations: dict[str, Variation] = {}
         self.operations: list[asyncio.Task[Any]] = []
@@ -282,25 +285,43 @@ class World:
     def send_texts(self, model: str, counts: Sequence[int], timeout_s: float = 0.0) -> TextClient:
         """Send a request with a text of each number of words, as a client over HTTP does."""
         self.need(model)
-        client = TextClient(model, counts, timeout_s)
-        self.texts.append(client)
-        client.task = self.loop.create_task(client.run(self.app))
-        return client
+        return self._begin(TextClient(model, counts, timeout_s, by_port=self._by_port))
 
-    def chat(self, model: str, *, stream: bool = False, choices: int = 1, timeout_s: float = 0.0) -> ChatClient:
+    def chat(
+        self, model: str, *, stream: bool = False, choices: int = 1, timeout_s: float = 0.0, has_items: bool = False
+    ) -> ChatClient:
         """Begin a chat, as a client over HTTP does."""
         self.need(model)
-        prompt = f"<{len(self.texts)}>"
-        client = ChatClient(model, prompt, stream=stream, choices=choices, timeout_s=timeout_s)
+        client = ChatClient(
+            model,
+            f"<{len(self.texts)}>",
+            stream=stream,
+            choices=choices,
+            timeout_s=timeout_s,
+            by_port=self._by_port,
+            has_items=has_items,
+        )
+        return self._begin(client)
+
+    @property
+    def _by_port(self) -> bool:
+        """Clients take turns: by the port, and by the application."""
+        return len(self.texts) % 2 == 0
+
+    def _begin(self, client: _Client) -> _Client:
         self.texts.append(client)
-        client.task = self.loop.create_task(client.run(self.app))
+        client.post.begin(self.site)
         return client
 
     def leave_texts(self, index: int = -1) -> None:
         """One of the clients of texts that wait goes away."""
-        waiting = [each for each in self.texts if not each.over]
+        waiting = [each for each in self.texts if not each.post.over]
         if waiting:
-            self.loop.act(waiting[index % len(waiting)].leave)
+            self.loop.act(waiting[index % len(waiting)].post.leave)
+
+    def leave_all(self) -> None:
+        for client in self.texts:
+            client.post.leave()
 
     def cancel(self, index: int = -1) -> Entry | None:
         """The client of one of the open requests goes, the latest by default."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import ModserveError, invalid, unsupported
 
 from .api import ModelSource
@@ -26,12 +27,12 @@ class TensorRtBackend(NoCode):
         name, path = source.config.name, source.path
         if not path.exists():
             raise invalid(f"unable to find model file '{path}' for model '{name}'")
-        raise self.refusal(name, path, source.options)
+        raise self.refusal(source.config, path, source.options)
 
-    def refusal(self, model: str, path: Path, backend_options: Mapping[str, str]) -> ModserveError:
+    def refusal(self, config: ModelConfig, path: Path, backend_options: Mapping[str, str]) -> ModserveError:
         """Why a plan is not served, and what is; `modserve check` says it without opening anything."""
         return unsupported(
-            f"model '{model}': '{path}' is a TensorRT engine, which needs an NVIDIA GPU of the kind that it was "
+            f"model '{config.name}': '{path}' is a TensorRT engine, which needs an NVIDIA GPU of the kind that it was "
             "built on and the version of TensorRT that built it. modserve cannot run TensorRT engines. Serve the ONNX "
             "file that the engine was built from, as '1/model.onnx' with backend: \"onnxruntime\""
         )

@@ -78,7 +78,7 @@ class TensorPlan:
         """FP32 [width] of one text, whose first `skip` tokens do not count."""
         values = self.result(output)
         if self.pools:
-            values = pool(values, self._pooling, skip)
+            return shortened(pool(values, self._pooling, skip), dimensions, normalize)
         return shortened(values.astype(np.float32).reshape(-1), dimensions, normalize)
 
 

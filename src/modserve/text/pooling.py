@@ -1,5 +1,6 @@
 """From the vectors of a text's tokens to one vector: the ways of sentence-transformers, without any padding."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -16,14 +17,14 @@ def _weighted_mean(tokens: Vectors) -> Any:
 
 
 POOLINGS: Final[Mapping[str, Callable[[Vectors], Any]]] = {
-    "cls": lambda tokens: tokens[0],
+    "cls": lambda tokens: tokens[0].copy(),
     "max": lambda tokens: tokens.max(axis=0),
-    "mean": lambda tokens: np.add.reduce(tokens, axis=0) / np.float32(len(tokens)),
-    "mean_sqrt_len": lambda tokens: np.add.reduce(tokens, axis=0) / np.float32(len(tokens) ** 0.5),
+    "mean": lambda tokens: np.add.reduce(tokens, axis=0) / len(tokens),
+    "mean_sqrt_len": lambda tokens: np.add.reduce(tokens, axis=0) / len(tokens) ** 0.5,
     "weighted_mean": _weighted_mean,
-    "last_token": lambda tokens: tokens[-1],
+    "last_token": lambda tokens: tokens[-1].copy(),
 }
-"""By name: FP32 [tokens, width] → [width]. There is at least one token."""
+"""By name: FP32 [tokens, width] → [width], a new array. There is at least one token."""
 
 
 def pool(tokens: NDArray[Any], names: Sequence[str], skip: int = 0) -> Vectors:
@@ -31,9 +32,10 @@ def pool(tokens: NDArray[Any], names: Sequence[str], skip: int = 0) -> Vectors:
 
     The first `skip` tokens, which are a prompt, do not count; `cls` is the first one all the same.
     """
-    vectors = tokens.astype(np.float32, copy=False)
+    vectors = tokens if tokens.dtype == np.float32 else tokens.astype(np.float32)
     rest = vectors[skip:] if 0 < skip < len(vectors) else vectors
-    return np.concatenate([POOLINGS[name](vectors if name == "cls" else rest) for name in names])
+    parts: list[Vectors] = [POOLINGS[name](vectors if name == "cls" else rest) for name in names]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def shortened(vector: Vectors, dimensions: int | None, normalize: bool) -> Vectors:
@@ -42,5 +44,5 @@ def shortened(vector: Vectors, dimensions: int | None, normalize: bool) -> Vecto
         vector = vector[:dimensions]
     if not normalize:
         return vector
-    length = float(np.sqrt(np.dot(vector, vector)))
-    return vector / np.float32(length) if length > 0.0 else vector
+    length = math.sqrt(vector.dot(vector))
+    return vector / length if length > 0.0 else vector

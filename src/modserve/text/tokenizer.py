@@ -59,6 +59,19 @@ class Tokenizer:
             for text, one in zip(texts, encodings, strict=True)
         ]
 
+    @property
+    def added(self) -> int:
+        """Tokens that it adds to a single text."""
+        return int(self._added[False])
+
+    def count(self, text: str) -> int:
+        """The tokens of a text, without those that it adds. Raises INVALID_ARG."""
+        try:
+            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        except Exception as error:  # of the library: it has no types of its own
+            raise unreadable(error) from error
+        return len(encoding)
+
     def prompt_length(self, prompt: str) -> int:
         """The tokens at the beginning of a text that are the prompt before it, with those that the tokenizer adds."""
         encoding = self._tokenizer.encode(prompt)

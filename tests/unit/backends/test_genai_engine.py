@@ -26,6 +26,7 @@ class Handle:
     def __init__(self, limit: int) -> None:
         self.limit, self.count, self.status = limit, 0, Status.RUNNING
         self.fresh: list[SimpleNamespace] = []
+        self.freed = False
 
     def step(self) -> None:
         if self.status is Status.RUNNING:
@@ -35,6 +36,7 @@ class Handle:
             part = SimpleNamespace(generated_ids=[self.count], generated_log_probs=[-1.0], finish_reason=reason)
             self.fresh.append(part)
             self.status = Status.FINISHED if last else Status.RUNNING
+        self.freed = self.status is not Status.RUNNING
 
     def can_read(self) -> bool:
         return bool(self.fresh)
@@ -91,6 +93,9 @@ class Pipeline:
             raise self.error
         for handle in self.handles:
             handle.step()
+
+    def has_non_finished_requests(self) -> bool:
+        return not all(handle.freed for handle in self.handles)
 
     def get_metrics(self) -> SimpleNamespace:
         running = sum(handle.status is Status.RUNNING for handle in self.handles)
@@ -184,6 +189,8 @@ def test_a_text_to_stop_at_ends_the_engines_generation(make: Callable[..., Bench
     assert client.ended.wait(20)
     assert client.text == "a"
     assert bench.pipeline.handles[0].status is Status.IGNORED
+    bench.engine.close()
+    assert bench.pipeline.handles[0].freed
 
 
 def test_a_cancelled_request_is_ended_before_the_next_step(make: Callable[..., Bench]) -> None:

@@ -100,7 +100,7 @@ max_batch_size: 8
     ),
     Mistake(
         "A missing backend",
-        {"llama/config.pbtxt": 'backend: "tensorrtllm"\n', "llama/1/model.json": b"{}"},
+        {"llama/config.pbtxt": 'backend: "tensorrtllm"\n', "llama/1/config.json": b"{}"},
     ),
     Mistake(
         "Batches larger than the model's",
@@ -196,6 +196,10 @@ optimization {
             "simple/1/model.onnx": MODEL,
         },
         code=0,
+    ),
+    Mistake(
+        "A misspelt argument of vLLM",
+        {"llama/config.pbtxt": 'backend: "vllm"\n', "llama/1/model.json": b'{"modle": "/models/llama"}'},
     ),
 )
 

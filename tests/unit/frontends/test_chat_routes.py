@@ -13,7 +13,7 @@ from puppet_server import MAX_JSON, SIMPLE, Client, PuppetLoader, request, serve
 
 from garbage import garbage_left
 from modserve.core.configuration.model_config import ModelConfig, TensorSpec
-from modserve.core.errors import ModserveError, OverloadedError, internal
+from modserve.core.errors import ModserveError, OverloadedError, internal, invalid
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
@@ -24,6 +24,8 @@ from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.wire.context import HttpContext
 from modserve.protocol.restricted import http_restrictions
 from modserve.settings import HttpSettings, LoopLimits
+from text_folders import write_folder
+from work_threads import Threads
 
 TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
@@ -60,7 +62,9 @@ SPEAKER = ModelConfig(
 BARE = ModelConfig("bare", "python", inputs=SPEAKER.inputs, outputs=SPEAKER.outputs, decoupled=True)
 FUNCTION = ModelConfig("function", "python", inputs=(text("prompt"),), outputs=(text("output"),), decoupled=True)
 MESSAGES = ModelConfig("recite", "python", inputs=(text("messages"),), outputs=(text("output"),), decoupled=True)
-NAMES = ("speaker", "bare", "function", "recite")
+WITH_WORDS = ModelConfig("words", "python", inputs=(text("prompt"),), outputs=(text("output"),), decoupled=True)
+"""It counts nothing, and has a tokenizer."""
+NAMES = ("speaker", "bare", "function", "recite", "words")
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -170,9 +174,18 @@ class Models(NamedTuple):
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory, way: str) -> Models:
     loader = PuppetLoader(
-        {"speaker": SPEAKER, "bare": BARE, "function": FUNCTION, "recite": MESSAGES, "simple": SIMPLE}
+        {
+            "speaker": SPEAKER,
+            "bare": BARE,
+            "function": FUNCTION,
+            "recite": MESSAGES,
+            "words": WITH_WORDS,
+            "simple": SIMPLE,
+        }
     )
-    server = server_over(tmp_path_factory.mktemp("repository"), loader)
+    repository = tmp_path_factory.mktemp("repository")
+    server = server_over(repository, loader)
+    write_folder(repository / "words" / "1")
     asyncio.run(server.load())
     for name in NAMES:
         loader.loaded[ModelId(name, 1)].automatic = False
@@ -254,6 +267,70 @@ async def test_a_stream(talk: Talk) -> None:
     assert [choice["finish_reason"] for choice in choices] == [None, None, None, "length"]
     assert [event["usage"] for event in events[:-2]] == [None] * 4
     assert (events[-2]["choices"], events[-2]["usage"]["total_tokens"], events[-1]) == ([], 5, "[DONE]")
+
+
+USAGE = {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
+"""Of a prompt of one word, with the two tokens that the tokenizer adds, and a text of three words."""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_of_a_model_that_does_not_count(talk: Talk, stream: bool) -> None:
+    options: dict[str, Any] = {"stream_options": {"include_usage": True}} if stream else {}
+    await talk.chat(model="words", messages=[{"role": "user", "content": "hello"}], stream=stream, **options)
+    talk.say("the ca")
+    talk.say("t sat")
+    talk.end()
+    usage = (await talk.events())[-2]["usage"] if stream else json.loads((await talk.answer()).body)["usage"]
+    assert usage == USAGE
+
+
+async def test_tokens_of_each_prompt_and_choice(talk: Talk) -> None:
+    """A prompt counts once, for all of its choices."""
+    await talk.chat(4, "/v1/completions", model="words", prompt=["cat", "the dog ran"], n=2)
+    for index in range(4):
+        talk.say("mat " * (index + 1), final=True, index=index)
+    usage = json.loads((await talk.answer()).body)["usage"]
+    assert usage == {"prompt_tokens": 3 + 5, "completion_tokens": 10, "total_tokens": 18}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_of_responses(talk: Talk, stream: bool) -> None:
+    await talk.chat(1, "/v1/responses", model="words", input="hello", stream=stream)
+    talk.say("the cat sat", final=True)
+    body = json.loads((await talk.answer()).body) if not stream else (await talk.events())[-1]["response"]
+    assert (body["usage"]["input_tokens"], body["usage"]["output_tokens"]) == (3, 3)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_of_long_texts_are_counted_on_threads(talk: Talk, stream: bool) -> None:
+    """A stream counts what it writes as it goes."""
+    threads = Threads()
+    options: dict[str, Any] = {"stream_options": {"include_usage": True}} if stream else {}
+    await talk.chat(1, "/v1/completions", model="words", prompt="cat " * 600, stream=stream, **options)
+    for _ in range(50):
+        talk.say("mat " * 100)
+    talk.end()
+    usage = (await talk.events())[-2]["usage"] if stream else json.loads((await talk.answer()).body)["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (602, 5000)
+    assert ("count_prompts" in threads.work, "_written" in threads.work) == (True, not stream)
+
+
+async def test_a_tokenizer_that_cannot_be_used_leaves_the_usage_out(
+    models: Models, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said once."""
+    folder = models.direct.context.server.folder(ModelId("function", 1))
+    assert folder is not None
+    (folder / "tokenizer.json").write_text("{")
+    fresh = models._replace(direct=DirectCalls(models.direct.context))
+    async with talk_to(fresh) as made:
+        for index in range(2):
+            made.client = Client(made.context)
+            await made.chat(index + 1, model="function")
+            made.say("hello", final=True, index=index)
+            assert json.loads((await made.answer()).body)["usage"] is None
+    (line,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert line.startswith("the tokens of model 'function' are not counted: 'tokenizer.json' of the model cannot be")
 
 
 async def test_completions(talk: Talk) -> None:
@@ -354,6 +431,24 @@ async def test_failures(
     assert error["code"] == ("model_not_found" if status == 404 else None)
     assert f"status {status}" in caplog.text
     assert "secret" not in caplog.text
+
+
+SCHEMA = {"type": "json_schema", "schema": {"type": "objekt"}}
+FORMS: dict[str, dict[str, Any]] = {
+    "response_format": {"response_format": {"type": "json_schema", "json_schema": SCHEMA}},
+    "text.format": {"text": {"format": SCHEMA}, "input": "hi"},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("param", FORMS)
+async def test_a_schema_that_the_engine_cannot_compile(talk: Talk, param: str, stream: bool) -> None:
+    path = "/v1/responses" if param == "text.format" else "/v1/chat/completions"
+    await talk.chat(1, path, stream=stream, **FORMS[param])
+    message = "sampling parameter 'structured_outputs.json' cannot be compiled: Unsupported type 'objekt'"
+    talk.end(invalid(message))
+    status, error = await talk.error()
+    assert (status, error["param"], error["message"]) == (400, param, message)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model": "\\ud800"}', b"\xff"])

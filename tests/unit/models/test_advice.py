@@ -224,7 +224,8 @@ def test_a_model_of_mlflow_below_its_version(tmp_path: Path) -> None:
         ("tensorrt_plan", ""),
         ("tensorflow_savedmodel", "did you mean 'tensorflow'? It needs TensorFlow: pip install 'modserve[tensorflow]'"),
         ("xgboost", "did you mean 'fil'? It needs Treelite: pip install 'modserve[trees]'"),
-        ("tensorrtllm", "language models run by the backends 'openvino_genai' (GGUF files, OpenVINO IR) and 'vllm'"),
+        ("tensorrtllm", "language models run on backend 'openvino_genai' (GGUF files, OpenVINO IR), or 'vllm' (mo"),
+        ("llama_cpp", "language models run on"),
         ("nosuch", ""),
     ],
 )

@@ -331,10 +331,10 @@ async def test_a_configuration_that_is_called_otherwise(bench: Bench, caplog: py
             ["at least one version must be available", "the available versions: 1"],
         ),
         (
-            'backend: "tensorrtllm"' + TENSORS,
+            'backend: "llama_cpp"' + TENSORS,
             ("1",),
             {},
-            ["unable to find backend 'tensorrtllm'", "language models run by the backends"],
+            ["unable to find backend 'llama_cpp'", "language models run on"],
         ),
         ('backend: "pupet"' + TENSORS, ("1",), {}, ["unable to find backend 'pupet'", "did you mean 'puppet'?"]),
         (

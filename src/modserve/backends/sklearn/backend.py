@@ -50,10 +50,10 @@ class SklearnBackend:
     def code_in(self, config: ModelConfig, path: Path) -> str:
         return f"'{path.name}' is a pickle, and loading a pickle runs its code" if path.suffix in PICKLES else ""
 
-    def refusal(self, model: str, path: Path, backend_options: Mapping[str, str]) -> ModserveError | None:
+    def refusal(self, config: ModelConfig, path: Path, backend_options: Mapping[str, str]) -> ModserveError | None:
         """Why `open` refuses a file, as far as that shows without loading it."""
         try:
-            check(path, model, options.permissions(backend_options))
+            check(path, config.name, options.permissions(backend_options))
         except ModserveError as error:
             return error
         return None

@@ -1,5 +1,6 @@
 """What the server itself reads of ``model.json``: whether it can be one, and where its weights lie."""
 
+import difflib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +26,11 @@ def read(path: Path) -> dict[str, Any]:
         return arguments
     if isinstance(arguments, dict) and _OF_XGBOOST in arguments:
         raise _wrong(path, "it looks like a model of XGBoost: call it 'xgboost.json'")
-    raise _wrong(path, 'expected an object with "model": the folder of the weights, or their name at Hugging Face')
+    near = difflib.get_close_matches("model", arguments, n=1, cutoff=0.7) if isinstance(arguments, dict) else ()
+    hint = f"; it has '{near[0]}': did you mean 'model'?" if near and near[0] != "model" else ""
+    raise _wrong(
+        path, f'expected an object with "model": the folder of the weights, or their name at Hugging Face{hint}'
+    )
 
 
 def weights(path: Path, arguments: Mapping[str, Any]) -> Path | None:

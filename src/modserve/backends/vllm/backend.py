@@ -16,14 +16,13 @@ from modserve.core.errors import ModserveError, invalid
 from modserve.core.files import tokenizer_files
 
 from ..api import ModelSource
-from ..catalogue import BY_BACKEND
 from ..generation.files import context_length
 from ..generation.model import OF_CHATS, LanguageModel, Parameters, code_in, lengths
 from ..generation.tensors import IMAGES, INPUTS
 from ..options import unknown_parameter
 from ..python import options as python_options
 from ..python.backend import PythonBackend, PythonModel
-from . import arguments
+from . import arguments, installation
 
 _log = logging.getLogger(__name__)
 
@@ -52,26 +51,30 @@ class VllmBackend:
             return '"trust_remote_code" lets vLLM run programs that lie beside the model\'s weights'
         return code_in(config, path)
 
+    def refusal(self, config: ModelConfig, path: Path, backend_options: Mapping[str, str]) -> ModserveError | None:
+        """Why `open` refuses the arguments, as far as that shows without vLLM."""
+        try:
+            _arguments(config, path, backend_options)
+        except ModserveError as error:
+            return error
+        return None
+
     def open(self, source: ModelSource) -> LanguageModel:
         config, path = source.config, source.path
         for key in config.parameters:
             if key not in _KNOWN:
                 _log.warning("%s", unknown_parameter("vllm", config, key, _KNOWN))
-        values = arguments.read(path)
-        _check_installed(source)
+        values = _arguments(config, path, source.options)
         parameters = partial(_parameters, source, values)
         return LanguageModel(source, (*INPUTS, IMAGES), "", "max_num_seqs", parameters)
 
 
-def _check_installed(source: ModelSource) -> None:
-    """Raises INVALID_ARG where the model would run in the server's environment, and that has no vLLM."""
-    engine = BY_BACKEND["vllm"]
-    elsewhere = python_options.ENVIRONMENT_PATH in source.config.parameters or bool(source.options)
-    if not engine.installed and not elsewhere:
-        raise invalid(
-            f"model '{source.config.name}': vLLM is not installed: {engine.install_text}, or name an environment that "
-            f"has it with the parameter '{python_options.ENVIRONMENT_PATH}'"
-        )
+def _arguments(config: ModelConfig, path: Path, options: Mapping[str, str]) -> Mapping[str, object]:
+    """Those of ``model.json``. Raises INVALID_ARG."""
+    values = arguments.read(path)
+    installation.check_installed(config, options)
+    installation.check_arguments(config, path, options)
+    return values
 
 
 def _parameters(source: ModelSource, values: Mapping[str, object], python: PythonModel) -> Parameters:

@@ -22,13 +22,10 @@ _MLFLOW = "MLmodel"
 _MOST_NAMES = 10
 _MOST_BELOW = 5
 
-
+_LANGUAGE = "language models run on backend 'openvino_genai' (GGUF files, OpenVINO IR), or 'vllm' (model.json)"
 _NOT_SUPPORTED: Mapping[str, str] = {
     "dali": "DALI pipelines do not run here",
-    **dict.fromkeys(
-        ("tensorrtllm", "llm", "llamacpp"),
-        "language models run by the backends 'openvino_genai' (GGUF files, OpenVINO IR) and 'vllm'",
-    ),
+    **dict.fromkeys(("tensorrtllm", "llm", "llamacpp"), _LANGUAGE),
     "ensemble": 'an ensemble has no backend: write platform: "ensemble", and ensemble_scheduling',
 }
 """Why a backend of Triton's is not there, and what to do. The keys are folded."""

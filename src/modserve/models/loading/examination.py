@@ -18,13 +18,13 @@ def of_files(
     config: ModelConfig,
     default_filename: str,
     installed: Collection[str],
-    refusal: Callable[[str, Path], ModserveError | None] | None = None,
+    refusal: Callable[[ModelConfig, Path], ModserveError | None] | None = None,
 ) -> list[ModserveError]:
     """What is wrong with the files of a model; `default_filename` is its backend's. Blocking.
 
     Nothing is said of a directory that is not on this machine, nor of a model file that the engine may do without.
-    `refusal` is the backend's, for the model's name and file: why it would not load the file, if it knows without
-    loading it.
+    `refusal` is the backend's, for the model's configuration and file: why it would not load the file, if it knows
+    without loading it.
     """
     if not directory.is_dir():
         return []
@@ -52,7 +52,7 @@ def of_files(
                 )
         elif wrong := file_contents.problem(path):
             failures.append(invalid(wrong))
-        elif refusal is not None and (refused := refusal(config.name, path)):
+        elif refusal is not None and (refused := refusal(config, path)):
             failures.append(refused)
     return failures
 

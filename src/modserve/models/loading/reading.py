@@ -139,12 +139,12 @@ class ModelReader:
 
     def _refusal(
         self, draft: model_config.Draft, backend: Backend | None
-    ) -> Callable[[str, Path], ModserveError | None] | None:
+    ) -> Callable[[ModelConfig, Path], ModserveError | None] | None:
         refusal = getattr(backend, "refusal", None)
         if refusal is None:
             return None
         options = self._options.backend_options.get(draft.backend, {})
-        return lambda model, path: refusal(model, path, options)
+        return lambda config, path: refusal(config, path, options)
 
     def _selected(self, draft: model_config.Draft, listing: Listing) -> tuple[int, ...]:
         """The versions to serve. Raises INVALID_ARG if there are none."""

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from .contract import Piece
+from .counting import TokenCount
 from .requests import TextRequest
 from .stops import TextEnd
 from .tool_calls import ToolCall, ToolCalls
@@ -42,11 +43,17 @@ class Usage:
 
 
 class TextChoice:
-    """A text on its way. `calls` counts its calls of tools so far."""
+    """A text on its way. `calls` counts its calls of tools so far.
 
-    def __init__(self, index: int, request: TextRequest, tools: ToolChoice | None = None) -> None:
+    `count` has the text for a model that does not count its tokens itself.
+    """
+
+    def __init__(
+        self, index: int, request: TextRequest, tools: ToolChoice | None = None, count: TokenCount | None = None
+    ) -> None:
         self.index = index
         self.calls = 0
+        self.count = count
         self.input_tokens: int | None = None
         self.output_tokens: int | None = None
         self._most = request.sampling.get("max_tokens")
@@ -73,7 +80,14 @@ class TextChoice:
         if piece.output_tokens is not None:
             self.output_tokens = (self.output_tokens or 0) + piece.output_tokens
         text = self._end.feed(piece.text, final)
+        if self.count is not None:
+            self.count.add(text)
         return self._divided(text, final or self._end.reached, piece.logprobs)
+
+    @property
+    def written(self) -> int | None:
+        """Tokens; None if nobody counts them."""
+        return self.count.total() if self.count is not None else self.output_tokens
 
     @property
     def finish_reason(self) -> str:
@@ -113,9 +127,9 @@ def _forced_calls(tools: ToolChoice, text: str) -> tuple[str, list[ToolCall]]:
 
 
 def usage_of(choices: Sequence[TextChoice], per_prompt: int) -> Usage | None:
-    """What a request has used, whose prompts have `per_prompt` choices each; None if the model does not count."""
+    """What a request has used, whose prompts have `per_prompt` choices each; None if nobody counts."""
     read = [choice.input_tokens for choice in choices[::per_prompt]]
-    written = [choice.output_tokens for choice in choices]
+    written = [choice.written for choice in choices]
     if None in read or None in written:
         return None
     return Usage(sum(count or 0 for count in read), sum(count or 0 for count in written))

@@ -23,16 +23,19 @@ from modserve.core.tensors.tensor import Tensor
 
 TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
 SAMPLING_PARAMETERS = "sampling_parameters"
+STRUCTURE = "structured_outputs"
+"""The sampling parameter with the form of the text, which is named in refusals."""
 MESSAGES = "messages"
 STREAM, EXCLUDE_INPUT = "stream", "exclude_input_in_output"
 LOGPROBS = "logprobs"
-_REPORTS = ("finish_reason", "num_input_tokens", "num_output_tokens")
+_COUNTS = ("num_input_tokens", "num_output_tokens")
+_REPORTS = ("finish_reason", *_COUNTS)
 _OWN_INPUTS = frozenset({STREAM, EXCLUDE_INPUT, SAMPLING_PARAMETERS, *(f"return_{name}" for name in _REPORTS)})
 
 KNOBS = frozenset(
     {
         *("temperature", "top_p", "top_k", "min_p", "max_tokens", "stop", "seed", "logprobs", "ignore_eos"),
-        *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "structured_outputs"),
+        *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", STRUCTURE),
     }
 )
 """Inputs that get a sampling parameter of their name."""
@@ -62,6 +65,11 @@ class Contract:
     def takes(self, parameter: str) -> bool:
         """Whether the model can be told a sampling parameter."""
         return SAMPLING_PARAMETERS in self.specs or (parameter in KNOBS and parameter in self.specs)
+
+    @property
+    def counts(self) -> bool:
+        """Whether the model itself says how many tokens it has read and written."""
+        return self.outputs.issuperset(_COUNTS)
 
     @property
     def gives_logprobs(self) -> bool:

@@ -128,7 +128,7 @@ def _number(name: str, value: object, kind: type, least: float, most: float) -> 
         raise wrong_type(name, "a whole number" if kind is int else "a number", value)
     assert isinstance(value, int | float), "one of these types: this is a bug"
     if not least <= value <= most:
-        raise field_error(name, f"'{name}' must be between {least:g} and {most:g}, not {value}")
+        raise field_error(name, f"'{name}' must be between {least} and {most}, not {value}")
     return value
 
 

@@ -5,7 +5,7 @@ default of true, only says what may be done afterwards, and the response says th
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from .. import unknown_fields
@@ -66,6 +66,7 @@ def read_response_request(document: Mapping[str, Any]) -> ResponseRequest:
         structure(tools, form.get("format"), "text.format"),
         _LONGEST,
     )
+    text = replace(text, include_usage=text.stream)
     arguments = fields.mapping(document, "chat_template_kwargs") or {}
     chat = ChatRequest(text, items.read_messages(document), tools, arguments)
     said = {name: default if (value := document.get(name)) is None else value for name, default in _REPEATED.items()}

@@ -9,7 +9,7 @@ import orjson
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import invalid
 
-from .contract import TEXT_INPUT, Contract, contract_of
+from .contract import STRUCTURE, TEXT_INPUT, Contract, contract_of
 from .errors import field_error
 from .requests import ChatRequest, TextRequest
 from .template_files import no_template, read_template
@@ -45,7 +45,7 @@ class TextModel:
         name = self.config.name
         if request.logprobs is not None and not self.contract.gives_logprobs:
             raise field_error("logprobs", f"model '{name}' gives no log probabilities: it has no output 'logprobs'")
-        if "structured_outputs" in request.sampling and not self.contract.takes("structured_outputs"):
+        if STRUCTURE in request.sampling and not self.contract.takes(STRUCTURE):
             raise field_error(
                 "response_format",
                 f"model '{name}' cannot be held to a form, by 'response_format' or 'tool_choice': it has no "

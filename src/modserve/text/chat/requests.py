@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from .. import unknown_fields
 from . import fields
+from .contract import STRUCTURE
 from .errors import field_error
 from .messages import read_messages
 from .tools import ToolChoice, read_tools
@@ -34,6 +35,10 @@ class TextRequest:
     sampling: Mapping[str, object]
     stops: tuple[str, ...]
     logprobs: int | None
+
+    @property
+    def reports_usage(self) -> bool:
+        return self.include_usage or not self.stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +141,10 @@ def structure(tools: ToolChoice, value: object, field: str, nested: str = "") ->
     """
     format = _format(fields.mapping({field: value}, field), field, nested)
     if tools.schema is None:
-        return {"structured_outputs": format} if format else {}
+        return {STRUCTURE: format} if format else {}
     if format:
         raise field_error(field, f"'{field}' and a required call of a tool exclude each other")
-    return {"structured_outputs": {"json": tools.schema}}
+    return {STRUCTURE: {"json": tools.schema}}
 
 
 def _format(format: Mapping[str, Any] | None, field: str, nested: str) -> Mapping[str, object]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from modserve.core.errors import ModserveError
 from modserve.core.requests.request import InferenceRequest
@@ -23,9 +24,11 @@ from modserve.protocol.http import deadlines
 from modserve.protocol.http.framing import Framing
 from modserve.text.chat.choice import TextChoice, Usage, usage_of
 from modserve.text.chat.contract import Contract, Piece, piece_of
+from modserve.text.chat.counting import PART_CHARACTERS, TokenCount, count_prompts
 from modserve.text.chat.requests import TextRequest
 from modserve.text.chat.responses import OpenAIWriter, Whole
 from modserve.text.chat.tools import ToolChoice
+from modserve.text.tokenizer import Tokenizer
 
 from .group import CallGroup
 
@@ -50,8 +53,13 @@ class TextGeneration:
         """What has been read and written counts for the tenant, if there is one. Once, at the end."""
         first = self.calls[0]
         if first.tenant is not None:
-            counts = [count for each in self.choices for count in (each.input_tokens, each.output_tokens)]
+            counts = [count for each in self.choices for count in (each.input_tokens, each.written)]
             first.server.quotas.spend_tokens(first.tenant, sum(count or 0 for count in counts))
+
+    @property
+    def counts_long(self) -> bool:
+        """Whether `usage` takes so long that it is for a thread."""
+        return any(choice.count is not None and choice.count.uncounted > PART_CHARACTERS for choice in self.choices)
 
     def close(self) -> None:
         for call in self.calls:
@@ -65,16 +73,23 @@ async def submit(
     contract: Contract,
     text: TextRequest,
     prompts: Sequence[str],
+    tokenizer: Tokenizer | None,
     tools: ToolChoice | None = None,
+    templated: bool = False,
 ) -> TextGeneration:
     """Submit a call for each choice of each prompt. `first` has been begun; it is the first one's.
+
+    `tokenizer` counts tokens for a model that does not. `templated`: the prompts have the special tokens they need.
 
     Raises what keeps a call from being accepted; all calls but the first are closed then.
     """
     stream = text.stream and first.servable.config.decoupled
     head = request.head
     ends_ns = deadlines.deadline_ns(head.timeouts, first.now_ns)
-    choices = [TextChoice(index, text, tools) for index in range(len(prompts) * text.choices)]
+    choices = [
+        TextChoice(index, text, tools, None if tokenizer is None else TokenCount(tokenizer))
+        for index in range(len(prompts) * text.choices)
+    ]
     if max(map(len, prompts)) > first.limits.json:
         inputs = await offload.on_thread(_inputs, contract, text, prompts, stream)
     else:
@@ -87,7 +102,21 @@ async def submit(
         for call, tensors in zip(calls, inputs, strict=True):
             inference = InferenceRequest(text.model, tensors, (), None, deadline_ns=ends_ns)
             call.submit_stream(header_forwarding.with_headers(inference, head.forwarded))
+        if tokenizer is not None:
+            await _count_prompts(tokenizer, prompts, choices[:: text.choices], not templated)
     return TextGeneration(contract, calls, choices, text.choices)
+
+
+async def _count_prompts(
+    tokenizer: Tokenizer, prompts: Sequence[str], choices: Sequence[TextChoice], special: bool
+) -> None:
+    """While the model is at work. The choices are the first ones of the prompts."""
+    if sum(map(len, prompts)) > PART_CHARACTERS:
+        counts = await offload.on_thread(count_prompts, tokenizer, prompts, special)
+    else:
+        counts = count_prompts(tokenizer, prompts, special)
+    for count, choice in zip(counts, choices, strict=True):
+        choice.input_tokens = count
 
 
 def _inputs(contract: Contract, text: TextRequest, prompts: Sequence[str], stream: bool) -> list[dict[str, Tensor]]:
@@ -106,15 +135,18 @@ async def whole_response(context: CallContext, generation: TextGeneration, write
     """The response to a client that waits for all of it. Raises the first failure."""
     try:
         wholes = await _collected(generation)
-        if sum(whole.size for whole in wholes) > context.limits.json:
-            body = await offload.on_thread(writer.whole, wholes, generation.usage)
-        else:
-            body = writer.whole(wholes, generation.usage)
+        long = sum(whole.size for whole in wholes) > context.limits.json or generation.counts_long
+        write = partial(_written, generation, writer, wholes)
+        body = await offload.on_thread(write) if long else write()
     finally:
         generation.count_tokens()
         generation.close()
     cost = generation.calls[-1].cost if context.server_timing else ""
     return WholeResponse(body, headers=(("Server-Timing", cost),) if cost else ())
+
+
+def _written(generation: TextGeneration, writer: OpenAIWriter, wholes: Sequence[Whole]) -> bytes:
+    return writer.whole(wholes, generation.usage)
 
 
 async def _collected(generation: TextGeneration) -> list[Whole]:
@@ -174,6 +206,8 @@ class _Events:
         choice = generation.choices[index]
         piece = Piece(b"") if outcome is None else piece_of(generation.contract, outcome)
         events = writer.delta(choice, choice.add(piece, ended))
+        if choice.count is not None:
+            choice.count.advance()
         if choice.over and not ended:
             generation.calls[index].cut()
         if ended:

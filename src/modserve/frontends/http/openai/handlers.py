@@ -19,11 +19,13 @@ from modserve.protocol.http import generate
 from modserve.protocol.http.infer_body import check_json_size
 from modserve.protocol.limits import LIMITS
 from modserve.text.chat import requests
+from modserve.text.chat.contract import STRUCTURE
 from modserve.text.chat.errors import TemplateError, error_document, field_error
 from modserve.text.chat.item_requests import ResponseRequest, read_response_request
 from modserve.text.chat.item_writer import ItemWriter
 from modserve.text.chat.requests import ChatRequest, CompletionRequest
 from modserve.text.chat.responses import ChatWriter, CompletionWriter, OpenAIWriter
+from modserve.text.openai_errors import RequestFieldError
 
 from .generation import streamed_response, submit, whole_response
 from .text_models import TextModels
@@ -50,7 +52,7 @@ def handlers(context: CallContext, streams: Streams) -> Mapping[str, Handler]:
             name = chat.text.model
             return await _converse(surface, request, chat, size, lambda id: ChatWriter(id, chat.text))
         except ModserveError as error:
-            return failure_response(context, request, error, name)
+            return failure_response(context, request, _placed(error, "response_format"), name)
 
     async def completions(request: CompleteRequest) -> WholeResponse | ResponseStream:
         """Continue a text with a model that generates text, as OpenAI's API does; `stream` for events."""
@@ -70,7 +72,7 @@ def handlers(context: CallContext, streams: Streams) -> Mapping[str, Handler]:
             name = read.chat.text.model
             return await _converse(surface, request, read.chat, size, lambda id: ItemWriter(id, read))
         except ModserveError as error:
-            return failure_response(context, request, error, name)
+            return failure_response(context, request, _placed(error, "text.format"), name)
 
     calls: dict[str, Handler] = {
         "/chat/completions": chat_completions,
@@ -89,7 +91,11 @@ async def _converse(
         model = await surface.models.of(call.servable)
         model.check(text)
         prompt = await surface.models.prompt(model, chat, size)
-        generation = await submit(surface.streams, request, call, model.contract, text, [prompt], chat.tools)
+        tokenizer = await surface.models.tokenizer(model, text)
+        templated = model.template is not None
+        generation = await submit(
+            surface.streams, request, call, model.contract, text, [prompt], tokenizer, chat.tools, templated
+        )
     writer = writer_of(call.identify())
     if text.stream:
         return await streamed_response(generation, writer)
@@ -105,7 +111,8 @@ async def _complete(
         model.check(text)
         if model.contract.takes_messages:
             raise field_error("model", f"model '{text.model}' takes messages only: use chat/completions")
-        generation = await submit(surface.streams, request, call, model.contract, text, prompts)
+        tokenizer = await surface.models.tokenizer(model, text)
+        generation = await submit(surface.streams, request, call, model.contract, text, prompts, tokenizer)
     echoes = [prompt for prompt in prompts for _ in range(text.choices)] if completion.echo else ()
     writer = CompletionWriter(call.identify(), text, echoes)
     if text.stream:
@@ -134,6 +141,13 @@ async def _read(
         return await offload.on_thread(read_long), len(body)
     finally:
         memory.release()
+
+
+def _placed(error: ModserveError, form: str) -> ModserveError:
+    """What the engine finds wrong with the form that a text is to have is the fault of the field `form`."""
+    if error.code is Code.INVALID_ARG and STRUCTURE in error.message and not isinstance(error, RequestFieldError):
+        return field_error(form, error.message)
+    return error
 
 
 def failure_response(context: CallContext, request: CompleteRequest, error: ModserveError, model: str) -> WholeResponse:

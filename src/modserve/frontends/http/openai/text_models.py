@@ -1,14 +1,22 @@
 """What is known of the models that generate text, by the load of each."""
 
+import asyncio
+import logging
+from functools import partial
 from weakref import WeakKeyDictionary
 
+from modserve.core.errors import ModserveError
 from modserve.core.residency import describe
 from modserve.core.servable import Servable
 from modserve.frontends import offload
 from modserve.server import Server
 from modserve.settings import LoopLimits
+from modserve.text.chat.counting import read_tokenizer
 from modserve.text.chat.prompts import TextModel, variables_of
-from modserve.text.chat.requests import ChatRequest
+from modserve.text.chat.requests import ChatRequest, TextRequest
+from modserve.text.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
 
 _LOOP_SECONDS = 0.002
 """What a template may take on the event loop: one that takes longer goes to a thread from then on."""
@@ -21,6 +29,7 @@ class TextModels:
         self._server = server
         self._limits = limits
         self._models: WeakKeyDictionary[Servable, TextModel] = WeakKeyDictionary()
+        self._tokenizers: WeakKeyDictionary[TextModel, asyncio.Future[Tokenizer | None]] = WeakKeyDictionary()
 
     async def of(self, servable: Servable) -> TextModel:
         """Raises INVALID_ARG for a model that does not generate text, and why it cannot be loaded."""
@@ -29,6 +38,15 @@ class TextModels:
             await describe(servable)
             model = self._models[servable] = TextModel(servable.config, self._server.folder(servable.id))
         return model
+
+    async def tokenizer(self, model: TextModel, request: TextRequest) -> Tokenizer | None:
+        """What counts the tokens for the response to a request; None if the model does that, or nobody can."""
+        if model.contract.counts or not request.reports_usage:
+            return None
+        reading = self._tokenizers.get(model)
+        if reading is None:
+            reading = self._tokenizers[model] = offload.in_background(partial(_tokenizer, model))
+        return await asyncio.shield(reading)  # others wait for the same
 
     async def prompt(self, model: TextModel, chat: ChatRequest, size: int) -> str:
         """The text for a conversation of `size` bytes. Raises what is wrong with it, or with the chat template."""
@@ -50,3 +68,11 @@ class TextModels:
             return await offload.on_thread(template.render, variables)
         except SlowTemplateError:
             raise template.too_slow() from None
+
+
+def _tokenizer(model: TextModel) -> Tokenizer | None:
+    try:
+        return read_tokenizer(model.folder)
+    except ModserveError as error:
+        _log.warning("the tokens of model '%s' are not counted: %s", model.config.name, error.message)
+        return None

@@ -84,7 +84,7 @@ class TextCall:
         """
         check_count(model, len(texts), member)
         for place, text in enumerate(texts):
-            if not text:
+            if not any(text):  # of a pair, one may be
                 raise RequestFieldError(f"{member}[{place}] is empty", f"{member}[{place}]", EMPTY)
         prompt = model.text.prompt(options.prompt_name)
         if prompt or model.text.lowercase:

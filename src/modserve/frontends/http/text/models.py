@@ -183,7 +183,7 @@ def _reading(work: Callable[[], Value]) -> "asyncio.Future[Value | ModserveError
 
 
 async def _result(reading: "asyncio.Future[Value | ModserveError]") -> Value:
-    outcome = await asyncio.shield(reading)  # others wait for the same
+    outcome = reading.result() if reading.done() else await asyncio.shield(reading)  # others wait for the same
     if isinstance(outcome, ModserveError):
         raise ModserveError(outcome.code, outcome.message)  # one of its own for each, since others raise it too
     return outcome

@@ -9,7 +9,7 @@ from modserve.text.outputs import scores
 from modserve.text.tokenizer import Tokens
 
 from . import fields
-from .calls import TextCall, TextOptions, usage
+from .calls import EMPTY, TextCall, TextOptions, usage
 from .models import TextHandle
 
 
@@ -46,7 +46,7 @@ async def ranked(
 ) -> tuple[list[tuple[int, float]], list[Tokens]]:
     """The place of each document with its score, the best first, and the tokens. `member` is that of the documents."""
     if not query:
-        raise RequestFieldError("'query' is an empty string", "query")
+        raise RequestFieldError("'query' is an empty string", "query", EMPTY)
     tokens = await call.tokens(model, [(query, document) for document in documents], options, member)
     how = model.text.activation if activation is None else activation
     values = await call.run(model, tokens, lambda output: float(scores(model.plan.result(output), how).reshape(-1)[0]))

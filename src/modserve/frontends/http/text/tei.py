@@ -76,8 +76,10 @@ async def predict(call: TextCall) -> bytes:
 async def similarity(call: TextCall) -> bytes:
     """The cosine of the angle between the embedding of a text and that of each of the others."""
     inputs, parameters = call.body.get("inputs"), call.body.get("parameters") or {}
-    if not isinstance(inputs, dict) or not isinstance(parameters, dict):
+    if not isinstance(inputs, dict):
         raise RequestFieldError("'inputs' must be an object with 'source_sentence' and 'sentences'", "inputs")
+    if not isinstance(parameters, dict):
+        raise RequestFieldError("'parameters' must be an object", "parameters")
     source, sentences = fields.required_text(inputs, "source_sentence"), fields.texts(inputs, "sentences")
     options = fields.options(parameters)
     model = await call.model([TextTask.EMBEDDING])

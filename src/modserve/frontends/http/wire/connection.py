@@ -327,8 +327,9 @@ class HttpConnection(asyncio.Protocol):
                 self._access.end(call, outcome)
                 request_id = call.request_id
             lines = header_lines(head, request_id, self._phase is _LAST or context.closing)
-            heads = context.json_head, context.binary_head
-            self._write(*inference_response(outcome, lines, *heads, context.statuses))
+            statuses = context.statuses
+            size, parts = inference_response(outcome, lines, context.json_head, context.binary_head, statuses)
+            self._write(size, parts)
         except Exception:
             _log.exception("a response could not be written; its connection is closed")
             self.abort()

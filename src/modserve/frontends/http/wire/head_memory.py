@@ -41,7 +41,8 @@ _SIZE = 1024
 _LONGEST = 4096
 """Bytes of the longest head that is remembered, or looked up by its essence."""
 
-_CALL = b"POST /"
+_POST = b"POST /"
+_INFERENCE = b"POST /v2/models/"
 _ORDINARY = frozenset(
     {b"accept-encoding", b"connection", b"content-encoding", b"host", infer_request.HEADER_LENGTH.encode()}
     | deadlines.RAW_HEADERS
@@ -84,6 +85,8 @@ class HeadMemory:
         self.inferences = inferences
         self.routes = routes
         self.keyed = keyed
+        self._calls = (_INFERENCE, *(b"POST " + path for path in routes))
+        """What a head begins with that may be remembered."""
         restriction = options.restrictions.get("inference")
         self._ordinary = _ORDINARY if restriction is None else _ORDINARY | {restriction.name.lower().encode()}
         if keyed:
@@ -96,7 +99,7 @@ class HeadMemory:
     def recall(self, raw: bytes) -> Known | None:
         """What the head means, if one with its essence has been understood. A part of a head never has one."""
         known = self.exact.get(raw)
-        if known is not None or not self._alike or len(raw) > _LONGEST or not raw.startswith(_CALL):
+        if known is not None or not self._alike or len(raw) > _LONGEST or not raw.startswith(self._calls):
             return known
         essence, length = self._essence(raw)
         head = self._essences.get(essence)
@@ -110,10 +113,10 @@ class HeadMemory:
 
     def remember(self, raw: bytes, head: RequestHead, length: int) -> None:
         """The parser has understood `raw` as `head` of an inference with so many bytes of body."""
-        if len(raw) > _LONGEST or not raw.startswith(_CALL):
+        if len(raw) > _LONGEST or not raw.startswith(self._calls):
             return
         essence, stated = self._essence(raw)
-        lines = [line for line in essence if line and not line.startswith(_CALL)]
+        lines = [line for line in essence if line and not line.startswith(_POST)]
         names = {line.partition(b":")[0].lower() for line in lines}
         if stated == length and len(names) == len(lines) and names <= self._ordinary:
             _keep(self.exact, raw, (head, length))

@@ -153,6 +153,8 @@ class GenerationEngine:
             if final:
                 self._figures.observe("e2e_request_latency_seconds", at - generation.call.at)
         self._settle()
+        if not self._running and self._pipeline.has_non_finished_requests():
+            self._pipeline.step()  # it frees the cache of what was stopped at a text
 
     def _read(self, at: float) -> list[tuple[GenaiOutput, str]]:
         """The outputs that have new tokens or have ended, and why."""

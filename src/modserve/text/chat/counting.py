@@ -1,0 +1,83 @@
+"""Counts tokens with a model's own tokenizer, for models that do not count them themselves."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..description import TOKENIZER
+from ..tokenizer import Tokenizer, load
+
+PART_CHARACTERS = 2048
+"""Of what is counted at a time: half a millisecond of work, and all of a stream that is kept."""
+
+
+class TokenCount:
+    """The tokens of a text that comes in pieces.
+
+    It is counted in parts that end before a space, so that the count is that of the whole text for tokenizers that
+    begin words there, as nearly all do.
+    """
+
+    __slots__ = ("_count", "_pieces", "_size", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._pieces: list[str] = []
+        self._size = 0
+        """Characters of the pieces, which are not counted yet."""
+        self._count = 0
+
+    def add(self, piece: str) -> None:
+        self._pieces.append(piece)
+        self._size += len(piece)
+
+    @property
+    def uncounted(self) -> int:
+        """Characters."""
+        return self._size
+
+    def advance(self) -> None:
+        """Count the parts that are complete, if there are any."""
+        if self._size >= PART_CHARACTERS:
+            self._keep(self._counted("".join(self._pieces)))
+
+    def total(self) -> int:
+        """Of all that was added."""
+        rest = self._counted("".join(self._pieces))
+        self._keep("")
+        self._count += self._tokenizer.count(rest) if rest else 0
+        return self._count
+
+    def _counted(self, text: str) -> str:
+        """What remains of it, once the complete parts are counted."""
+        start = 0
+        while len(text) - start >= PART_CHARACTERS:
+            end = start + PART_CHARACTERS
+            space = text.rfind(" ", start + 1, end)
+            end = space if space > 0 else end
+            self._count += self._tokenizer.count(text[start:end])
+            start = end
+        return text[start:]
+
+    def _keep(self, rest: str) -> None:
+        self._pieces = [rest]
+        self._size = len(rest)
+
+
+def read_tokenizer(folder: Path | None) -> Tokenizer | None:
+    """That of a model that generates text: beside its file, or in the model's folder. None if there is none.
+
+    Raises INTERNAL for a file that cannot be used, UNSUPPORTED without the library.
+    """
+    places = () if folder is None else (folder, folder.parent)
+    place = next((place for place in places if (place / TOKENIZER).is_file()), None)
+    return None if place is None else load(place)
+
+
+def count_prompts(tokenizer: Tokenizer, prompts: Sequence[str], special: bool) -> list[int]:
+    """Tokens of prompts. `special`: with those that the tokenizer adds, which a chat template writes itself."""
+    counts = []
+    for prompt in prompts:
+        count = TokenCount(tokenizer)
+        count.add(prompt)
+        counts.append(count.total() + (tokenizer.added if special else 0))
+    return counts
