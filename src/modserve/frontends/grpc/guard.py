@@ -21,4 +21,6 @@ class RpcGuard:
             if not shown:
                 raise credentials.missing(b"")
             identity = await authority.authenticate(shown, call.peer)
+        if identity is not None:
+            call.identified(identity)
         caller.enter(authority, shown, identity, need)
