@@ -84,6 +84,7 @@ def _check_rest(world: World) -> None:
     assert server.memory.held == 0, f"{server.memory!r}"
     assert server.quotas.in_flight == 0, f"{server.quotas!r}"
     assert not any(usage.in_flight for usage in server.quotas.tenants.values()), f"{server.quotas.tenants}"
+    _check_tenants(world)
     assert not table.loans._handles, "models are lent, and nobody uses them"
     assert not table.locks.busy, f"{table.locks.busy} are being changed, by nobody"
     assert not table.locks._queue
@@ -94,6 +95,21 @@ def _check_rest(world: World) -> None:
     _check_engines(world)
     _check_limiter(world)
     _check_memory(world)
+
+
+def _check_tenants(world: World) -> None:
+    """The figures of each tenant are what its clients have seen, and nothing of it is left."""
+    servables = (each for model in world.manager.table.models.values() for each in model.served.values())
+    reports = world.server.quotas.reports([base(each) for each in servables])
+    for report in reports:
+        assert (report.in_flight, report.waiting) == (0, 0), f"{report} at rest"
+        accepted, sent = report.results["accepted"], world.sent
+        assert accepted == sent[report.name, "accepted"], f"{report}, and clients have seen {sent}"
+        refused = sum(report.results.values()) - accepted
+        # A model that is not there yet may be overloaded as well, before the request is any tenant's.
+        assert refused <= sent[report.name, "refused"], f"{report}, and clients have seen {sent}"
+        assert report.rows == accepted, f"{report}: each request has one row"
+    assert {name for name, what in world.sent if what == "accepted"} <= {report.name for report in reports}
 
 
 def _check_layer(layer: Servable) -> None:

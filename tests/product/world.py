@@ -8,6 +8,7 @@ import asyncio
 import json
 import logging
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -20,7 +21,7 @@ from unittest.mock import patch
 import numpy as np
 
 from modserve import InferenceServer, ModserveError, Settings
-from modserve.core.errors import internal
+from modserve.core.errors import OverloadedError, internal
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest, ParameterValue
 from modserve.core.servable import Servable
@@ -81,6 +82,8 @@ class World:
         self.stopping: asyncio.Task[bool] | None = None
         self.tenant = 0
         """Who sends, among `TENANTS`."""
+        self.sent: Counter[tuple[str, str]] = Counter()
+        """Requests by tenant, and by what became of them: accepted, or refused for being too many."""
         self._contents = 0
         self._log = _Watch(self.ledger.wrong)
         self._stack.enter_context(self._log.watching())
@@ -255,7 +258,11 @@ class World:
                 entry.inflight = self.server.quotas.accept(request, 1, submit)
         except ModserveError as error:
             entry.refusal = error
+            if request.tenant is not None and isinstance(error, OverloadedError):
+                self.sent[request.tenant.name, "refused"] += 1
             return
+        if request.tenant is not None:
+            self.sent[request.tenant.name, "accepted"] += 1
         if entry.decoupled:
             self.server.pace(entry.inflight)
 

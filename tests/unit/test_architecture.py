@@ -76,7 +76,7 @@ RULES = {
     "server.local": rule("core observability pb protocol.control repository resources server server.in_process"),
     "text": rule("core", "jinja2 numpy orjson tokenizers"),
     "frontends": rule(
-        "access core protocol server pb settings text observability.access_log",
+        "access core protocol server pb settings text observability.access_log observability.audit_log",
         "fastapi google.protobuf hpack httptools mypy_extensions orjson pydantic starlette",
     ),
     "process": rule(),

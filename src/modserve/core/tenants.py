@@ -1,7 +1,9 @@
 """Who shares a server: a tenant, and what it may use of it."""
 
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Protocol, runtime_checkable
 
 from .errors import invalid
 
@@ -35,8 +37,35 @@ class Tenant:
         if not 1 / LARGEST_WEIGHT <= self.weight <= LARGEST_WEIGHT:
             expected = f"expected a number from {1 / LARGEST_WEIGHT:.6f} to {LARGEST_WEIGHT:.0f}"
             raise invalid(f"the weight of tenant '{self.name}' is {self.weight}, {expected}")
-        for field in fields(self)[2:]:
-            limit = getattr(self, field.name)
+        for each in fields(self)[2:]:
+            limit = getattr(self, each.name)
             if limit is not None and not (limit > 0 and math.isfinite(limit)):
                 expected = "expected a number above 0, or none for no limit"
-                raise invalid(f"'{field.name}' of tenant '{self.name}' is {limit}, {expected}")
+                raise invalid(f"'{each.name}' of tenant '{self.name}' is {limit}, {expected}")
+
+
+@dataclass(frozen=True, slots=True)
+class TenantReport:
+    """What a tenant has had of a server process since its start, and has now."""
+
+    name: str
+    results: Mapping[str, int] = field(default_factory=dict)
+    """Requests by what became of them: `accepted`, or why they were refused."""
+    rows: int = 0
+    tokens: int = 0
+    in_flight: int = 0
+    waiting: int = 0
+    """Of those in flight, how many wait in a model's queue; requests of ensembles may do that several times."""
+
+
+@runtime_checkable
+class TenantQueues(Protocol):
+    """A servable, or a scheduler, with a queue for each tenant."""
+
+    def waiting_by_tenant(self) -> Mapping[str, int]:
+        """How many requests wait, by the name of the tenant; tenants without any may be absent."""
+
+
+def waiting_by_tenant(owner: object) -> Mapping[str, int]:
+    """As `TenantQueues` has it; empty for anything else."""
+    return owner.waiting_by_tenant() if isinstance(owner, TenantQueues) else {}

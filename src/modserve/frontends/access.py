@@ -48,6 +48,7 @@ def record(
         0 if inflight is None else inflight.queue_start_ns,
         None if inflight is None else inflight.timing,
         (trace.trace_id if trace is not None else "") or traceparent,
+        "" if call.tenant is None else call.tenant.name,
     )
 
 

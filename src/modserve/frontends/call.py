@@ -109,7 +109,9 @@ class InferenceCall:
         self.now_ns = now_ns
         if self.server.tracer.on:
             tracer = self.server.tracer
-            trace: RequestTrace | None = tracer.sample(servable, headers)
+            trace: RequestTrace | None = tracer.sample(
+                servable, headers, "" if self.tenant is None else self.tenant.name
+            )
             if tracer.verbose:
                 trace = tracer.follow(servable, self.identify(), trace)
             self.trace = trace

@@ -64,6 +64,7 @@ class AccessLogEntry:
         "sent",
         "start_ns",
         "status",
+        "tenant",
         "timing",
         "trace",
         "version",
@@ -87,6 +88,7 @@ class AccessLogEntry:
         queue_ns: int,
         timing: ExecutionTiming | None,
         trace: str,
+        tenant: str,
     ) -> None:
         self.protocol = protocol
         self.client = client
@@ -104,6 +106,7 @@ class AccessLogEntry:
         self.queue_ns = queue_ns
         self.timing = timing
         self.trace = trace
+        self.tenant = tenant
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -155,13 +158,14 @@ class AccessLog:
         queue_ns: int,
         timing: ExecutionTiming | None,
         trace: str = "",
+        tenant: str = "",
     ) -> None:
         """A request is over: what it was, and what came of it.
 
         `protocol` is ``HTTP`` or ``gRPC``; `client` the address as a socket has it, or a text; `call` what was called.
         `status` is that of the protocol; `received` and `sent` are bytes of bodies or messages; `start_ns` is when the
         request had come, `queue_ns` when it was queued, 0 if it was not. `trace` is the id of its trace, or the
-        client's ``traceparent``, in which the thread that writes looks for it.
+        client's ``traceparent``, in which the thread that writes looks for it. `tenant` is empty where there is none.
         """
         if not self._rate:
             return
@@ -174,7 +178,7 @@ class AccessLog:
             return
         end_ns = time.monotonic_ns()
         about = protocol, client, call, model, version, status, received, sent, responses, id, request_id
-        self._entries.append(AccessLogEntry(*about, start_ns, end_ns, queue_ns, timing, trace))
+        self._entries.append(AccessLogEntry(*about, start_ns, end_ns, queue_ns, timing, trace, tenant))
         if self._asleep:
             self._wake()
 
@@ -258,7 +262,9 @@ class AccessLog:
 
 def values(entry: AccessLogEntry) -> dict[str, object]:
     """What a line says, by the keys of the format json; what is unknown, or does not apply, is left out."""
-    said: dict[str, object] = {"protocol": entry.protocol, "client": _address(entry.client), "call": entry.call}
+    said: dict[str, object] = {"protocol": entry.protocol, "client": address_text(entry.client), "call": entry.call}
+    if entry.tenant:
+        said["tenant"] = entry.tenant if len(entry.tenant) <= _LONGEST else entry.tenant[:_LONGEST]
     if entry.model:
         said["model"] = entry.model if len(entry.model) <= _LONGEST else entry.model[:_LONGEST]
     if entry.version >= 0:
@@ -289,7 +295,9 @@ def text(entry: AccessLogEntry) -> str:
 
     Made of `values`, a line would take half as long again: 4 µs of each request that is logged.
     """
-    line = f"{entry.protocol} {_address(entry.client)} {_word(entry.call)}"
+    line = f"{entry.protocol} {address_text(entry.client)} {_word(entry.call)}"
+    if entry.tenant:
+        line += f" tenant={_word(entry.tenant)}"
     if entry.model:
         line += f" model={_word(entry.model)}"
     if entry.version >= 0:
@@ -330,7 +338,7 @@ def _status(entry: AccessLogEntry) -> object:
     return grpc_status.name_of(status)
 
 
-def _address(client: object) -> str:
+def address_text(client: object) -> str:
     """What a socket's address, or a text, is in a line; a dash for none."""
     if isinstance(client, tuple) and len(client) >= 2:
         host, port = client[0], client[1]

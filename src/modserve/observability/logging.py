@@ -19,7 +19,7 @@ _ERASE = "\r\x1b[K"
 """Goes back to the beginning of a terminal's line, and empties it."""
 
 
-class _File(WatchedFileHandler):
+class LogFile(WatchedFileHandler):
     """A file that was moved away or removed is opened anew under its name, and with `reopen` in any case."""
 
     def reopen(self) -> None:
@@ -30,6 +30,13 @@ class _File(WatchedFileHandler):
             self._statstream()
             if old is not None:
                 old.close()
+
+    def add(self, lines: str) -> None:
+        """Write whole lines, on any thread. Raises OSError."""
+        with self.lock or threading.RLock():
+            stream = self.current()
+            stream.write(lines)
+            stream.flush()
 
     def current(self) -> TextIO:
         """The stream that lines go to now. For those who hold the lock."""
@@ -71,7 +78,7 @@ class Logs:
     """
 
     def __init__(self, settings: LogSettings | None = None, worker: int | None = None) -> None:
-        self._handler: _File | _Stream | None = None
+        self._handler: LogFile | _Stream | None = None
         self.worker = worker
         self.change(settings or LogSettings())
 
@@ -89,7 +96,7 @@ class Logs:
         say, unless they set the level of their own loggers. Raises OSError if the file cannot be opened.
         """
         file = self.settings.file
-        self._handler = _File(file, encoding="utf-8", errors="backslashreplace") if file else _Stream(sys.stderr)
+        self._handler = LogFile(file, encoding="utf-8", errors="backslashreplace") if file else _Stream(sys.stderr)
         self._handler.addFilter(self._is_enabled)
         logging.getLogger().handlers[:] = [self._handler]
         # The levels are about modserve. Libraries would log every connection, and hpack every header, secrets included.
@@ -113,7 +120,7 @@ class Logs:
     def reopen(self) -> None:
         """Open the file anew under its name, as those want who have moved it away. Never raises."""
         handler = self._handler
-        if not isinstance(handler, _File):
+        if not isinstance(handler, LogFile):
             _log.info("SIGHUP: the log goes to standard error, and there is no file to open anew")
             return
         try:

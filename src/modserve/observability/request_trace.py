@@ -76,6 +76,8 @@ class Trace:
         self.failure: Failure | None = None
         self.refusal: Failure | None = None
         self.request_id = ""
+        self.tenant = ""
+        """Whose request it is; empty where nobody distinguishes them."""
         self.spans = spans
         self.start_ns = time.monotonic_ns()
         self.end_ns = 0
@@ -130,6 +132,7 @@ class Trace:
     def child(self, model: ModelId) -> "Trace":
         spans = None if self.spans is None else self.spans.child()
         child = Trace(self._owner, self._setting, model, next(self._owner.ids), self, spans)
+        child.tenant = self.tenant
         if not self._ended:
             self.children.append(child)
         return child
@@ -155,7 +158,7 @@ class Trace:
 
     def render(self) -> bytes:
         """Its records and those of its children. For any thread, once it has ended."""
-        own = render(self.id, self.model, self.request_id, self.records, self.parent_id)
+        own = render(self.id, self.model, self.request_id, self.records, self.parent_id, self.tenant)
         return b",".join([own, *(child.render() for child in self.children)])
 
     @property

@@ -8,6 +8,7 @@ from modserve.core.configuration.routing_config import RouteFigures, ShadowFigur
 from modserve.core.lifecycle import IndexEntry
 from modserve.core.requests.memory import MemoryBudget
 from modserve.core.residency import NO_MEMORY, MemoryReport
+from modserve.core.tenants import TenantReport
 
 from . import model_memory
 from .families import Family, family, labelled
@@ -40,6 +41,7 @@ class ServerFigures:
     spans: SpanFigures | None = None
     endings: Mapping[str, int] = field(default_factory=dict)
     """gRPC connections that the server closed early, by reason."""
+    tenants: Sequence[TenantReport] = ()
 
 
 _MEMORY: tuple[tuple[str, str, str, Callable[[MemoryBudget], float]], ...] = (
@@ -92,8 +94,30 @@ def server_families(figures: ServerFigures) -> Iterator[Family]:
     if figures.model_memory.limit:
         for name, text, read in model_memory.OF_ALL:
             yield family(name, "gauge", text, [("", read(figures.model_memory))])
+    yield from _tenant_families(figures.tenants)
     for name, kind, text, samples in (*routing_families(figures.routings), *span_families(figures.spans)):
         yield family(name, kind, text, [(labelled(labels), count) for labels, count in samples])
+
+
+_TENANTS: tuple[tuple[str, str, str, Callable[[TenantReport], float]], ...] = (
+    ("modserve_tenant_rows_total", "counter", "Rows of accepted requests", lambda t: t.rows),
+    ("modserve_tenant_tokens_total", "counter", "Tokens that routes of texts have counted", lambda t: t.tokens),
+    ("modserve_tenant_requests_in_flight", "gauge", "Requests accepted and not answered yet", lambda t: t.in_flight),
+    ("modserve_tenant_requests_waiting", "gauge", "Requests that wait in the queues of models", lambda t: t.waiting),
+)
+
+
+def _tenant_families(tenants: Sequence[TenantReport]) -> Iterator[Family]:
+    if not tenants:
+        return
+    rows = [
+        (labelled({"tenant": each.name, "result": result}), count)
+        for each in tenants
+        for result, count in each.results.items()
+    ]
+    yield family("modserve_tenant_requests_total", "counter", "Requests by tenant and by what became of them", rows)
+    for name, kind, text, value in _TENANTS:
+        yield family(name, kind, text, [(labelled({"tenant": each.name}), value(each)) for each in tenants])
 
 
 _RESPONSES = {

@@ -143,6 +143,8 @@ def _of_model(trace: Trace) -> dict[str, str | int]:
     }
     if trace.request_id:
         attributes["triton.request_id"] = trace.request_id
+    if trace.tenant:
+        attributes["modserve.tenant"] = trace.tenant
     return attributes
 
 

@@ -133,7 +133,7 @@ class Tracer:
                 self._settings[name] = self._setting(values, own)
         self._look()
 
-    def sample(self, servable: Servable, headers: TraceHeaders | None = None) -> "Trace | None":
+    def sample(self, servable: Servable, headers: TraceHeaders | None = None, tenant: str = "") -> "Trace | None":
         """A trace of this request if it is sampled, or the client's `headers` say so. The caller ends it."""
         setting = self._of(servable.id.name)
         parent = trace_context.from_headers(headers) if self.propagates else None
@@ -144,7 +144,9 @@ class Tracer:
         from .request_trace import Trace
 
         spans = SpanIds.of_call(parent) if self.propagates else None
-        return Trace(self, setting, servable.id, next(self.ids), None, spans)
+        trace = Trace(self, setting, servable.id, next(self.ids), None, spans)
+        trace.tenant = tenant
+        return trace
 
     def continued(self, servable: Servable, context: str) -> "Trace":
         """The trace of a request whose call is traced elsewhere; it ends with the request's final outcome."""

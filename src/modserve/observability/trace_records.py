@@ -21,13 +21,17 @@ class TraceRecord(NamedTuple):
     tensor: Tensor | None = None
 
 
-def render(trace_id: int, model: ModelId, request_id: str, records: Sequence[TraceRecord], parent_id: int = 0) -> bytes:
+def render(
+    trace_id: int, model: ModelId, request_id: str, records: Sequence[TraceRecord], parent_id: int = 0, tenant: str = ""
+) -> bytes:
     """The records of one trace by time, with commas between them. The first one names the trace and its model."""
     head: dict[str, object] = {"id": trace_id, "model_name": model.name, "model_version": model.version}
     if request_id:
         head["request_id"] = request_id
     if parent_id:
         head["parent_id"] = parent_id
+    if tenant:
+        head["tenant"] = tenant
     lines = [_json(head)]
     for record in sorted(records, key=lambda record: record.ns):
         if (tensor := record.tensor) is None:

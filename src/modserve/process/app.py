@@ -56,6 +56,7 @@ from .ports import PortError
 
 if TYPE_CHECKING:
     from modserve.access.access_control import AccessControl
+    from modserve.observability.audit_log import AuditLog
     from modserve.workers.member import Member
 
 _log = logging.getLogger(__name__)
@@ -233,15 +234,18 @@ async def serve(
     if (library := allocator.glibc()) is not None:
         allocator.tune(library)
     try:
-        access = access_control(settings)
+        access, audit = access_control(settings), audit_log(settings, logs)
     except ModserveError as error:
         _log.error("%s", error.message)
+        return 1
+    except OSError as error:
+        _log.error("cannot open the audit log; '--audit-log' names another: %s", error)
         return 1
     with ExitStack() as stack:
         stack.enter_context(background_threads(server.cores))
         watchdog = Watchdog(settings.event_loop_warning_ms, backends.registry.imports_since)
         async with asyncio.TaskGroup() as tasks:
-            listeners = Listeners(server, server.engine_metrics, settings, tasks, watchdog, member, access)
+            listeners = Listeners(server, server.engine_metrics, settings, tasks, watchdog, member, access, audit)
             if member is not None:
                 await member.start(server, tasks, listeners.page.text, settings.http.max_json)
 
@@ -302,6 +306,23 @@ def access_control(settings: Settings) -> "AccessControl | None":
 
     single = "" if key is None else key.get_secret_value()
     return AccessControl(settings.auth_file, single, "health" in settings.auth_open)
+
+
+def audit_log(settings: Settings, logs: Logs | None) -> "AuditLog | None":
+    """The log of calls that change something, which SIGHUP opens anew; None for none. Raises OSError."""
+    if not settings.audit_log:
+        return None
+    from modserve.observability.audit_log import AuditLog
+
+    logs = logs or Logs()
+    audit = AuditLog(settings.audit_log, logs.worker)
+
+    def reopen() -> None:
+        logs.reopen()
+        audit.reopen()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reopen)
+    return audit
 
 
 def stopping_line(in_flight: Mapping[str, int], seconds: int) -> str:

@@ -27,6 +27,7 @@ from .ports import PortOpenings, probe_port
 if TYPE_CHECKING:
     from modserve.access.access_control import AccessControl
     from modserve.access.authority import Authority
+    from modserve.observability.audit_log import AuditLog
     from modserve.workers.member import Member
 
 _log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ _FAREWELL = 1.0
 class Listeners:
     """The open ports of a server, closed from the outside in. `metrics`: what engines show on the page.
 
-    `access`: who may call it, if not everybody.
+    `access`: who may call it, if not everybody. `audit`: the log of calls that change something, closed at the end.
     """
 
     def __init__(
@@ -83,8 +84,10 @@ class Listeners:
         watchdog: Watchdog,
         member: "Member | None" = None,
         access: "AccessControl | None" = None,
+        audit: "AuditLog | None" = None,
     ) -> None:
         self._access = access
+        self._audit = audit
         self._server = server
         self._member = member
         self._settings = settings
@@ -98,10 +101,10 @@ class Listeners:
         if settings.http.allow:
             connections = open_files.connections(settings.http.max_connections)
             http = replace(settings.http, max_connections=connections)
-            self._http = HttpListener(front, http.address, http.port, http, tasks, authority=authority)
+            self._http = HttpListener(front, http.address, http.port, http, tasks, authority=authority, audit=audit)
         if settings.grpc.allow:
             grpc = grpc_settings(settings)
-            self._grpc = GrpcListener(front, grpc.address, grpc.port, grpc, authority)
+            self._grpc = GrpcListener(front, grpc.address, grpc.port, grpc, authority, audit)
         if settings.allow_metrics:
             render = page.text if member is None else member.page
             openmetrics = OpenMetrics(partial(render, True), prometheus.OPENMETRICS, page.has_exemplars)
@@ -214,6 +217,8 @@ class Listeners:
         await asyncio.to_thread(self._server.tracer.close)
         if self._server.access_log is not None:
             await asyncio.to_thread(self._server.access_log.close)
+        if self._audit is not None:
+            await asyncio.to_thread(self._audit.close)
 
 
 def _guarded(app: AsgiApp, authority: "Authority", server: Server) -> AsgiApp:

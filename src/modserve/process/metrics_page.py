@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 
 from modserve.backends.inventory import inventory
 from modserve.core.residency import residency
-from modserve.core.servable import Servable
+from modserve.core.servable import Servable, base
 from modserve.core.statistics.metrics import MetricStore
 from modserve.form import form
 from modserve.observability import prometheus
@@ -109,6 +109,7 @@ class MetricsPage:
             self._responses(),
             server.tracer.figures,
             self._endings(),
+            server.quotas.reports([base(each) for each in self._servables]),
         )
 
 

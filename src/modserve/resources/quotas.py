@@ -7,18 +7,46 @@ may be after the response: who has used too many waits before the next request.
 """
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from modserve.core.errors import OverloadedError
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
-from modserve.core.tenants import Tenant
+from modserve.core.tenants import Tenant, TenantReport, waiting_by_tenant
 
 _SECOND_NS: Final = 1_000_000_000
 _MEAN_SHARE = 0.1
 _SWEEP_FROM = 1024
+_MOST_COUNTED: Final = 1000
+"""Tenants with figures of their own: tokens name as many tenants as their issuer likes."""
+OTHERS: Final = "(others)"
+"""Stands for all further ones."""
+
+
+@dataclass(slots=True, eq=False)
+class TenantFigures:
+    """What a tenant has had so far. These numbers only grow."""
+
+    accepted: int = 0
+    refused_rate: int = 0
+    refused_concurrency: int = 0
+    refused_model: int = 0
+    """By the model: its queue had no room, or it would have been too late."""
+    rows: int = 0
+    tokens: int = 0
+
+    @property
+    def results(self) -> dict[str, int]:
+        """What became of the requests that were sent."""
+        return {
+            "accepted": self.accepted,
+            "refused_rate": self.refused_rate,
+            "refused_concurrency": self.refused_concurrency,
+            "refused_model": self.refused_model,
+        }
 
 
 @dataclass(slots=True, eq=False)
@@ -49,17 +77,13 @@ class TokenBucket:
 
 @dataclass(slots=True, eq=False)
 class TenantUsage:
-    """What a tenant uses at the moment, and what it has had so far."""
+    """What a tenant uses at the moment."""
 
     tenant: Tenant | None
+    figures: TenantFigures
     buckets: dict[str, TokenBucket] = field(default_factory=dict)
     """By the field of `Tenant` that has the rate."""
     in_flight: int = 0
-    accepted: int = 0
-    refused: int = 0
-    """By its limits, not by a model."""
-    rows: int = 0
-    tokens: int = 0
     mean_ns: float = 0.0
     """How long its requests took lately; 0 before the first is over."""
 
@@ -78,12 +102,13 @@ class TenantUsage:
 class Permit:
     """What an accepted request holds. Implements `core.requests.inflight.RequestPermit`."""
 
-    __slots__ = ("_quotas", "_start_ns", "_usage")
+    __slots__ = ("_quotas", "_start_ns", "_usage", "figures")
 
     def __init__(self, quotas: "Quotas", usage: TenantUsage, start_ns: int) -> None:
         self._quotas = quotas
         self._usage: TenantUsage | None = usage
         self._start_ns = start_ns
+        self.figures = usage.figures
 
     def release(self) -> None:
         """The request is over. May be called again, which does nothing."""
@@ -106,6 +131,8 @@ class Quotas:
         self.refused = 0
         """By `most`."""
         self.tenants: dict[str, TenantUsage] = {}
+        self.figures: dict[str, TenantFigures] = {}
+        """By tenant. There are at most a thousand, and `OTHERS` for the rest."""
         self._processes = processes
         self._clock = clock
         self._sweep_at = _SWEEP_FROM
@@ -121,9 +148,13 @@ class Quotas:
         permit = self.admit(request, rows)
         try:
             inflight = submit(request)
-        except BaseException:
+        except BaseException as error:
             permit.release()
+            if isinstance(error, OverloadedError):
+                permit.figures.refused_model += 1
             raise
+        permit.figures.accepted += 1
+        permit.figures.rows += rows
         inflight.permit = permit
         return inflight
 
@@ -141,8 +172,6 @@ class Quotas:
             self._check(usage, usage.tenant, request, rows, now_ns)
         self.in_flight += 1
         usage.in_flight += 1
-        usage.accepted += 1
-        usage.rows += rows
         return Permit(self, usage, now_ns)
 
     def spend_tokens(self, tenant: Tenant | None, tokens: int) -> None:
@@ -150,7 +179,7 @@ class Quotas:
         if tenant is None:
             return
         usage = self._usage(tenant)
-        usage.tokens += tokens
+        usage.figures.tokens += tokens
         if tenant.tokens_per_second is not None:
             bucket = self._bucket(usage, "tokens_per_second", tenant.tokens_per_second)
             bucket.wait_ns(0, self._clock())
@@ -164,16 +193,45 @@ class Quotas:
         ns = self._clock() - start_ns
         usage.mean_ns += _MEAN_SHARE * (ns - usage.mean_ns) if usage.mean_ns else ns
 
+    def reports(self, queues: Iterable[object]) -> list[TenantReport]:
+        """What each tenant has had and has, by name. `queues`: those that may be `core.tenants.TenantQueues`."""
+        if not self.figures:
+            return []
+        in_flight: Counter[str] = Counter()
+        queued: Counter[str] = Counter()
+        for name, usage in self.tenants.items():
+            if usage.tenant is not None:
+                in_flight[self._counted_as(name)] += usage.in_flight
+        for queue in queues:
+            for name, count in waiting_by_tenant(queue).items():
+                queued[self._counted_as(name)] += count
+        return [
+            TenantReport(name, each.results, each.rows, each.tokens, in_flight[name], queued[name])
+            for name, each in sorted(self.figures.items())
+        ]
+
+    def _counted_as(self, name: str) -> str:
+        return name if name in self.figures else OTHERS
+
     def _usage(self, tenant: Tenant | None) -> TenantUsage:
         name = "" if tenant is None else tenant.name
         usage = self.tenants.get(name)
         if usage is None:
             if len(self.tenants) >= self._sweep_at:
                 self._sweep()
-            usage = self.tenants[name] = TenantUsage(tenant)
+            usage = self.tenants[name] = TenantUsage(tenant, self._figures(tenant))
         elif usage.tenant is not tenant and usage.tenant != tenant:
             usage.resize(tenant, self._processes)
         return usage
+
+    def _figures(self, tenant: Tenant | None) -> TenantFigures:
+        if tenant is None:
+            return TenantFigures()
+        figures = self.figures.get(tenant.name)
+        if figures is None:
+            name = tenant.name if len(self.figures) < _MOST_COUNTED else OTHERS
+            figures = self.figures.setdefault(name, TenantFigures())
+        return figures
 
     def _check(self, usage: TenantUsage, tenant: Tenant, request: InferenceRequest, rows: int, now_ns: int) -> None:
         """All limits first, then all buckets: who is refused by one limit uses up nothing of the others."""
@@ -181,9 +239,10 @@ class Quotas:
         if concurrency is not None:
             part = max(1, -(-concurrency // self._processes))
             if usage.in_flight >= part:
+                usage.figures.refused_concurrency += 1
                 wait_ns = int(usage.mean_ns / part) or _SECOND_NS
                 what = f"has {usage.in_flight} requests in flight, and its 'concurrency' is {concurrency}"
-                raise self._refused(usage, request, what, "wait for one of their responses", wait_ns)
+                raise _refusal(request, what, "wait for one of their responses", wait_ns)
         amounts = (
             ("requests_per_second", tenant.requests_per_second, 1),
             ("rows_per_second", tenant.rows_per_second, rows),
@@ -196,8 +255,9 @@ class Quotas:
             bucket = self._bucket(usage, name, rate)
             wait_ns = bucket.wait_ns(amount, now_ns)
             if wait_ns:
+                usage.figures.refused_rate += 1
                 what = f"sends more than its '{name}' of {rate:g}"
-                raise self._refused(usage, request, what, f"try again in {wait_ns / 1e9:.3g} s", wait_ns)
+                raise _refusal(request, what, f"try again in {wait_ns / 1e9:.3g} s", wait_ns)
             pay.append((bucket, amount))
         for bucket, amount in pay:
             bucket.level -= amount
@@ -208,13 +268,6 @@ class Quotas:
             bucket = usage.buckets[name] = TokenBucket(rate / self._processes, filled_ns=self._clock())
         return bucket
 
-    def _refused(
-        self, usage: TenantUsage, request: InferenceRequest, reason: str, advice: str, wait_ns: int
-    ) -> OverloadedError:
-        usage.refused += 1
-        name = request.tenant.name if request.tenant is not None else ""
-        return OverloadedError(f"{request.label}tenant '{name}' {reason}; {advice}", wait_ns, too_many=True)
-
     def _sweep(self) -> None:
         """Forget the tenants that use nothing, and would have full buckets."""
         now_ns = self._clock()
@@ -223,3 +276,8 @@ class Quotas:
             if full and not usage.in_flight:
                 del self.tenants[name]
         self._sweep_at = max(_SWEEP_FROM, 2 * len(self.tenants))
+
+
+def _refusal(request: InferenceRequest, reason: str, advice: str, wait_ns: int) -> OverloadedError:
+    name = request.tenant.name if request.tenant is not None else ""
+    return OverloadedError(f"{request.label}tenant '{name}' {reason}; {advice}", wait_ns, too_many=True)

@@ -123,6 +123,10 @@ class FairQueue(RequestQueue):
         account = self.shares.accounts.get("" if tenant is None else tenant.name)
         return 0 if account is None else account.queue.count
 
+    def waiting_by_tenant(self) -> dict[str, int]:
+        """The same for all tenants of which any wait."""
+        return {name: each.queue.count for name, each in self.shares.accounts.items() if name and each.queue.count}
+
     # In and out
 
     def append(self, inflight: Inflight, level: int = 0, timeout_ns: int = 0) -> None:

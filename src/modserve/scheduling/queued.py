@@ -105,6 +105,10 @@ class QueuedScheduler(Generic[SlotT]):
         """Those that wait, the most urgent first."""
         return self._queue
 
+    def waiting_by_tenant(self) -> dict[str, int]:
+        """Implements `core.tenants.TenantQueues`."""
+        return {} if self._fair is None else self._fair.waiting_by_tenant()
+
     def enqueue(self, inflight: Inflight) -> None:
         if self._stopped:
             raise unavailable(f"{inflight.request.label}{STOPPING}")

@@ -18,6 +18,12 @@ ACCESS_LOG: Any = option(
     "none.",
 )
 ACCESS_LOG_RATE: Any = option(100, "Log one of this many requests with --access-log=sampled.")
+AUDIT_LOG: Any = option(
+    "",
+    "File for a line of JSON about each call that changes what is served or how, refused ones too; SIGHUP reopens it; "
+    "log: the log.",
+    value="FILE|log",
+)
 REQUEST_IDS: Any = option(
     "needed",
     "Requests that get an X-Request-ID if their client sends none: needed: those in the log; all.",

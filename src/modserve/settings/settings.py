@@ -217,6 +217,7 @@ class Settings(BaseModel):
     log_multiline: Literal["auto", "true", "false"] = log.MULTILINE
     access_log: Literal["off", "errors", "sampled", "all"] = log.ACCESS_LOG
     access_log_rate: Annotated[int, Field(ge=1)] = log.ACCESS_LOG_RATE
+    audit_log: str = log.AUDIT_LOG
     request_ids: Literal["needed", "all"] = log.REQUEST_IDS
 
     trace_level: frozenset[Literal["OFF", "TIMESTAMPS", "TENSORS"]] = option(

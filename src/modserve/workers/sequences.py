@@ -264,6 +264,7 @@ class SequenceReceiver:
         self, context: str, servable: Servable, request: InferenceRequest, sink: ResponseSink, now_ns: int
     ) -> Inflight:
         trace = self._server.tracer.continued(servable, context)
+        trace.tenant = "" if request.tenant is None else request.tenant.name
         try:
             return submit_traced(trace, servable, request, sink, now_ns)
         except BaseException:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import grpc
 
 from modserve.access.credentials import Credentials, of_headers
+from modserve.access.identity import Identity
 from modserve.core.requests import request_ids
 from modserve.frontends.call import InferenceCall
 from modserve.frontends.grpc.dispatch import Dispatcher
@@ -28,6 +29,7 @@ class FakeCall:
     ) -> None:
         """`remaining`: seconds until its deadline."""
         self.messages = list(messages)
+        self.caller: Identity | None = None
         self.metadata = tuple(metadata)
         self.deadline_ns = 0 if remaining is None else time.monotonic_ns() + int(remaining * 1e9)
         self.request_id = ""
@@ -45,6 +47,9 @@ class FakeCall:
     def identify(self) -> str:
         self.request_id = self.request_id or request_ids.make()
         return self.request_id
+
+    def identified(self, identity: Identity) -> None:
+        self.caller = identity
 
     def serving(self, call: InferenceCall) -> None:
         call.request_id = self.request_id

@@ -17,6 +17,7 @@ from modserve.access.calls import PATH_NEEDS, RPC_NEEDS, Reach, need_of
 from modserve.access.identity import KINDS, Identity, Scopes
 from modserve.access.key_file import AccessFile, Key
 from modserve.access.secret import digest
+from modserve.core.configuration.log_settings import AccessMode, AccessSettings
 from modserve.core.tenants import Tenant
 from modserve.core.version import ModelId
 from modserve.frontends.grpc.dispatch import Dispatcher
@@ -24,6 +25,7 @@ from modserve.frontends.grpc.guard import RpcGuard
 from modserve.frontends.grpc.service import rpc_table
 from modserve.frontends.http.application import Application
 from modserve.frontends.http.wire.context import HttpContext
+from modserve.observability.access_log import AccessLog
 from modserve.pb import health as health_pb
 from modserve.pb import inference as pb
 from modserve.repository.table import ModelTable
@@ -357,3 +359,47 @@ async def test_health_may_be_closed(tmp_path: Path) -> None:
     call = FakeCall(b"", metadata=[("x-api-key", "user")])
     await asyncio.create_task(table.serve(f"/{pb.SERVICE}/ServerLive", call))
     assert call.code is None
+
+
+# Whose requests they were: in the access log
+
+
+class Entries(AccessLog):
+    """Keeps what each call was, its model, its status and its tenant."""
+
+    def __init__(self) -> None:
+        super().__init__(AccessSettings(AccessMode.ALL), start=False)
+
+    def lines(self) -> list[tuple[str, str, int, str]]:
+        return [(each.call, each.model, each.status, each.tenant) for each in self._entries]
+
+
+async def test_the_access_log_has_the_tenant(tmp_path: Path) -> None:
+    server = server_over(tmp_path, PuppetLoader())
+    server.access_log = log = Entries()
+    await server.load()
+    async with asyncio.TaskGroup() as tasks:
+        file = AccessFile({digest(name): key_of(name, scopes) for name, scopes in KEYS.items()})
+        authority, options = Authority(file, sleep=at_once), HttpSettings()
+        app = Application(server, options, authority)
+        site = HttpContext(server, app, tasks, asyncio.get_running_loop(), options, authority=authority)
+        site.turns.seconds = math.inf
+        for data in (
+            infer(JSON_BODY, X_API_Key="user"),
+            infer(JSON_BODY, X_API_Key="reader"),
+            infer(JSON_BODY, X_API_Key="nobody"),
+            request("GET", "/v2/models/stats", b"", "1.1", X_API_Key="reader"),
+            request("GET", "/v2/health/live", b"", "1.1"),
+        ):
+            client = Client(site)
+            client.send(data)
+            await client.receive()
+        for connection in list(site.connections):
+            connection.abort()
+    assert log.lines() == [
+        ("infer", "simple", 200, "users"),
+        ("POST /v2/models/simple/infer", "", 403, "readers"),
+        ("POST /v2/models/simple/infer", "", 401, ""),
+        ("GET /v2/models/stats", "", 200, "readers"),
+        ("GET /v2/health/live", "", 200, ""),
+    ]

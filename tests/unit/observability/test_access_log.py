@@ -90,6 +90,21 @@ def test_the_trace_of_a_request(file: Path, form: LogFormat, trace: str, trace_i
         assert line.endswith(f" request_id=r-1 trace_id={trace_id}" if trace_id else " request_id=r-1")
 
 
+@pytest.mark.parametrize("form", [LogFormat.ISO8601, LogFormat.JSON])
+@pytest.mark.parametrize(("tenant", "word"), [("team-a", "team-a"), ("a b\n", '"a b\\n"')])
+def test_the_tenant_of_a_request(file: Path, form: LogFormat, tenant: str, word: str) -> None:
+    log = AccessLog(ALL, installed(file, form), start=False)
+    log.record("HTTP", None, "infer", "m", 1, 200, 1, 2, 1, "", "r-1", 1, 0, None, "", tenant)
+    record(log)
+    log.drain()
+    first, second = file.read_text().splitlines()
+    if form is LogFormat.JSON:
+        assert (json.loads(first)["tenant"], "tenant" in json.loads(second)) == (tenant, False)
+    else:
+        assert f" HTTP - infer tenant={word} model=m version=1 status=200 " in first
+        assert "tenant" not in second
+
+
 def test_a_line_of_json(file: Path) -> None:
     logs = installed(file, LogFormat.JSON)
     logs.worker = 2

@@ -136,6 +136,19 @@ def test_a_plain_model() -> None:
     assert call.resource.attributes["service.name"] == "bench"
 
 
+def test_the_tenant_of_a_call_is_an_attribute_of_its_spans() -> None:
+    bench = Bench()
+    trace, inflight = bench.call(id="mine")
+    trace.tenant = "team-a"
+    child = trace.child(ModelId("n", 1))
+    run([inflight])
+    inflight.settle(InferenceResponse("m", 3, {}))
+    trace.end()
+    assert child.tenant == "team-a"
+    model = next(span for span in bench.end() if span.name == "m")
+    assert (model.attributes or {})["modserve.tenant"] == "team-a"
+
+
 def test_the_models_that_a_model_calls() -> None:
     """An ensemble does not run itself; a model in Python does."""
     bench = Bench()

@@ -12,6 +12,11 @@ import pytest
 
 from modserve import InferenceServer, Settings
 from modserve.core.configuration.trace_settings import TraceLevel
+from modserve.core.errors import OverloadedError
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.tenants import Tenant
+from modserve.core.tensors.tensor import Tensor
+from modserve.frontends.call import HTTP, FutureCall
 from modserve.frontends.metrics import takes_openmetrics
 from modserve.observability.families import Collector, Family
 from modserve.process.metrics_page import MetricsPage
@@ -197,3 +202,27 @@ def test_who_gets_openmetrics(accept: str, plain: bool, preferred: bool) -> None
     """Without exemplars to show, and with some."""
     ask: Callable[[bool], bool] = lambda shows: takes_openmetrics(accept, shows)  # noqa: E731
     assert (ask(False), ask(True)) == (plain, preferred)
+
+
+async def test_tenants(tmp_path: Path) -> None:
+    write(tmp_path, "m")
+    async with page_of(tmp_path) as (server, page):
+        assert b"modserve_tenant_" not in await page.text()
+        tenant, model = Tenant('team "a"', requests_per_second=1), server.model("m")
+        calls = []
+        for _ in range(2):
+            call = FutureCall(server, HTTP, "m", None)
+            call.tenant = tenant
+            call.begin(model, 1)
+            calls.append(call)
+        inputs = {"IN": Tensor.from_array(np.zeros((3, 1), np.int32))}
+        calls[0].submit(InferenceRequest("m", inputs))
+        with pytest.raises(OverloadedError):
+            calls[1].submit(InferenceRequest("m", inputs))
+        text = await page.text()
+        results = samples(text, "modserve_tenant_requests_total")
+        label = 'tenant="team \\"a\\""'
+        assert results[f'{{result="accepted",{label}}}'] == results[f'{{result="refused_rate",{label}}}'] == "1.0"
+        assert samples(text, "modserve_tenant_rows_total") == {f"{{{label}}}": "3.0"}
+        await calls[0].future
+        assert samples(await page.text(), "modserve_tenant_requests_in_flight") == {f"{{{label}}}": "0.0"}

@@ -42,7 +42,12 @@ def test_requests_a_second_with_room_for_one_second() -> None:
     bench.now_ns += 1
     bench.send(tenant)
     bench.refused(tenant)
-    assert bench.quotas.tenants["a"].refused == 3
+    assert bench.quotas.figures["a"].results == {
+        "accepted": 6,
+        "refused_rate": 3,
+        "refused_concurrency": 0,
+        "refused_model": 0,
+    }
 
 
 def test_a_request_with_more_rows_than_a_second_has_is_paid_for_afterwards() -> None:
@@ -177,3 +182,64 @@ def test_nobody_gets_more_than_its_rate_and_a_second_of_it(steps: list[tuple[int
         assert bench.quotas.in_flight == len(running) <= 3
     allowed = rate * ((bench.now_ns - start_ns) / SECOND + 1)
     assert sum(rows) <= allowed + max(rows)
+
+
+# Figures
+
+
+class Queues:
+    """A model with so many waiting requests of each tenant. Implements `core.tenants.TenantQueues`."""
+
+    def __init__(self, counts: dict[str, int]) -> None:
+        self.counts = counts
+
+    def waiting_by_tenant(self) -> dict[str, int]:
+        return self.counts
+
+
+def figures(bench: Bench, name: str) -> dict[str, int]:
+    return {result: count for result, count in bench.quotas.figures[name].results.items() if count}
+
+
+def test_what_became_of_the_requests_of_each_tenant() -> None:
+    bench, a, b = Bench(), Tenant("a", concurrency=1), Tenant("b")
+    first = bench.send(a, rows=3)
+    bench.refused(a)
+    bench.send(b)
+    bench.send()
+    bench.quotas.spend_tokens(b, 7)
+
+    def no_room(request: InferenceRequest) -> Inflight:
+        raise OverloadedError("Exceeds maximum queue size")
+
+    with pytest.raises(OverloadedError):
+        bench.quotas.accept(inflight(1, tenant=b).request, 1, no_room)
+    assert figures(bench, "a") == {"accepted": 1, "refused_concurrency": 1}
+    assert figures(bench, "b") == {"accepted": 1, "refused_model": 1}
+    reports = {each.name: each for each in bench.quotas.reports([Queues({"a": 1}), object()])}
+    assert list(reports) == ["a", "b"]  # not those of nobody
+    assert [(each.rows, each.tokens, each.in_flight, each.waiting) for each in reports.values()] == [
+        (3, 0, 1, 1),
+        (1, 7, 1, 0),
+    ]
+    assert first.permit is not None
+    first.permit.release()
+    assert bench.quotas.reports(())[0].in_flight == 0
+
+
+def test_figures_of_more_tenants_than_anybody_can_read_are_added_up() -> None:
+    bench = Bench()
+    for number in range(3000):
+        request = bench.send(Tenant(f"t{number}"))
+        assert request.permit is not None
+        if number < 2990:
+            request.permit.release()
+    assert len(bench.quotas.figures) == 1001
+    report = next(
+        each for each in bench.quotas.reports([Queues({"t2999": 1}), Queues({"t1": 2})]) if each.name == "(others)"
+    )
+    assert (report.results["accepted"], report.in_flight, report.waiting) == (2000, 10, 1)
+    bench.send(Tenant("t0"))  # has been forgotten, but not what it had
+    assert bench.quotas.figures["t0"].accepted == 2
+    bench.send(Tenant("(others)"))
+    assert bench.quotas.figures["(others)"].accepted == 2001

@@ -55,6 +55,19 @@ def test_who_floods_does_not_hold_up_who_does_not() -> None:
     assert urgent in [entry for batch in bench.runner.batches[:3] for entry in batch]
 
 
+def test_how_many_of_each_tenant_wait() -> None:
+    bench = Bench(alike=True)
+    bench.submit(*many(3))
+    assert bench.scheduler.waiting_by_tenant() == {}
+    bench.submit(*many(3, tenant=A), *many(2, tenant=B))
+    waiting = bench.scheduler.waiting_by_tenant()
+    assert waiting == +tenants_of([each for each in bench.scheduler.waiting if each.request.tenant is not None])
+    assert set(waiting) == {"a", "b"}
+    while bench.scheduler.count:
+        bench.finish()
+    assert bench.scheduler.waiting_by_tenant() == {}
+
+
 def test_a_batch_fills_across_tenants() -> None:
     bench = batcher()
     bench.submit(inflight())

@@ -25,6 +25,8 @@ class CallLog:
         self._began_ns = time.monotonic_ns()
         self.inference: InferenceCall | None = None
         """The one that the call is."""
+        self.tenant = ""
+        """Who calls, where callers have keys."""
         self.received = self.sent = self.responses = 0
         """Bytes of messages, and messages that were sent."""
 
@@ -47,4 +49,4 @@ class CallLog:
             entries.record(self._access, call, self._client, name, *counts, 1, self._began_ns, traceparent)
             return
         entry = "gRPC", self._client, name, "", -1, *counts, self.responses
-        self._access.record(*entry, "", request_id, self._began_ns, 0, None, traceparent)
+        self._access.record(*entry, "", request_id, self._began_ns, 0, None, traceparent, self.tenant)

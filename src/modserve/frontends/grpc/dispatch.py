@@ -24,6 +24,9 @@ from .message_inflater import STARTS, MessageInflater
 from .rpc import ClientDisconnectedError, Refusal, Response, Rpc, RpcCall
 
 if TYPE_CHECKING:
+    from modserve.frontends.audit import AuditEntry
+
+    from .audit import RpcAudit
     from .guard import RpcGuard
 
 _log = logging.getLogger(__name__)
@@ -50,9 +53,11 @@ class Dispatcher:
         max_calls: int = MAX_CALLS,
         max_message: int = 0,
         guard: "RpcGuard | None" = None,
+        audit: "RpcAudit | None" = None,
     ) -> None:
         """`max_message`: bytes that a message may have; 0: any number. `guard`: where callers need keys."""
         self.guard = guard
+        self.audit = audit
         self.limits = limits or LoopLimits()
         self.inflater = MessageInflater(server.memory, max_message, self.limits)
         self.reader = RequestReader(self.limits.split)
@@ -83,6 +88,13 @@ class Dispatcher:
 
     async def unary(self, rpc: Rpc, call: RpcCall) -> Response | Refusal:
         """The response to a call with one request and one response, or how it failed."""
+        audit = self.audit
+        entry = None if audit is None else audit.entry_of(rpc.method.name)
+        if audit is None or entry is None:
+            return await self._unary(rpc, call)
+        return await audit.serve(entry, call, lambda entry: self._unary(rpc, call, entry))
+
+    async def _unary(self, rpc: Rpc, call: RpcCall, entry: "AuditEntry | None" = None) -> Response | Refusal:
         memory = self.server.memory
         message: Message | InferMessage | None = None
         inflated: RequestMemory | None = None
@@ -95,7 +107,7 @@ class Dispatcher:
             if self.calls > self.max_calls:
                 raise self._too_many()
             if self.guard is not None:
-                await self.guard.admit(rpc.method.name, call)
+                await self.guard.admit(rpc.method.name, call, entry)
             data = await call.read()
             if data is None:
                 raise NoMessageError
@@ -113,6 +125,8 @@ class Dispatcher:
             else:
                 message = infer_requests.parse(request, data)
             data = None
+            if entry is not None and self.audit is not None:
+                self.audit.describe(entry, message)
             response: Response | Message | ModserveError = await rpc.handler(message, call)
             if isinstance(response, ModserveError):
                 return self.refusal(response, message, call.identify())

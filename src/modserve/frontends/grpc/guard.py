@@ -3,6 +3,7 @@
 from modserve.access import caller, credentials
 from modserve.access.authority import Authority
 from modserve.access.calls import RPC_NEEDS
+from modserve.frontends.audit import AuditEntry
 
 from .rpc import RpcCall
 
@@ -13,12 +14,16 @@ class RpcGuard:
     def __init__(self, authority: Authority) -> None:
         self.authority = authority
 
-    async def admit(self, rpc: str, call: RpcCall) -> None:
-        """Raises what keeps the call from being served, such as `UnauthenticatedError`."""
+    async def admit(self, rpc: str, call: RpcCall, entry: AuditEntry | None = None) -> None:
+        """Raises what keeps the call from being served, such as `UnauthenticatedError`. `entry` gets the caller."""
         need, shown, authority = RPC_NEEDS[rpc], call.credentials, self.authority
         identity = authority.recognise(shown)
         if identity is None and not authority.is_open(need):
             if not shown:
                 raise credentials.missing(b"")
             identity = await authority.authenticate(shown, call.peer)
+        if identity is not None:
+            call.identified(identity)
+            if entry is not None:
+                entry.identity = identity
         caller.enter(authority, shown, identity, need)

@@ -22,7 +22,9 @@ from .service import rpc_table
 
 if TYPE_CHECKING:
     from modserve.access.authority import Authority
+    from modserve.observability.audit_log import AuditLog
 
+    from .audit import RpcAudit
     from .guard import RpcGuard
 
 _BACKLOG: Final = 2.0
@@ -56,13 +58,15 @@ class GrpcListener:
         port: int,
         options: GrpcSettings,
         authority: "Authority | None" = None,
+        audit: "AuditLog | None" = None,
     ) -> None:
         self._server = server
         self._address = address
         self._number = port
         self._options = options
         scoped, guard = _guarded(server, authority)
-        self._dispatcher = Dispatcher(server, options.limits, max_message=options.max_message or 0, guard=guard)
+        most = options.max_message or 0
+        self._dispatcher = Dispatcher(server, options.limits, max_message=most, guard=guard, audit=_audited(audit))
         self._streams = InferStreams(scoped, options, self._dispatcher.inflater)
         self._rpcs = rpc_table(scoped, options, self._dispatcher.inflater, self._streams)
         self._port: GrpcPort | None = None
@@ -154,6 +158,14 @@ class GrpcListener:
                 await asyncio.sleep(0)
             if loop.time() - began <= _QUIET + _LATE and received == grpc_port.received:
                 return
+
+
+def _audited(audit: "AuditLog | None") -> "RpcAudit | None":
+    if audit is None:
+        return None
+    from .audit import RpcAudit
+
+    return RpcAudit(audit)
 
 
 def _guarded(server: Server, authority: "Authority | None") -> tuple[Server, "RpcGuard | None"]:

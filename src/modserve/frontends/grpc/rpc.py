@@ -9,6 +9,7 @@ from modserve.pb.descriptors import Method
 from modserve.protocol.restricted import Restriction
 
 if TYPE_CHECKING:
+    from modserve.access.identity import Identity
     from modserve.frontends.call import InferenceCall
 
 
@@ -48,6 +49,10 @@ class RpcCall(Protocol):
 
     def identify(self) -> str:
         """The same, made now if there is none: the call has failed, or is a stream."""
+        ...
+
+    def identified(self, identity: "Identity") -> None:
+        """The caller is known; whether it may make the call is not."""
         ...
 
     def serving(self, call: "InferenceCall") -> None:

@@ -9,7 +9,7 @@ What a client sends ahead on a stream counts as held by the server; the client m
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from modserve.access.credentials import Credentials
 from modserve.core.requests import request_ids
@@ -25,6 +25,9 @@ from .heads import DEADLINE_EXCEEDED, INTERNAL, RESOURCE_EXHAUSTED, GrpcHead
 from .message_receiver import MessageReceiver, overdue_text
 from .messages import COPIED, PREFIX, MessageError, framed, packed, size_of
 from .rpc import ClientDisconnectedError, Refusal, Response
+
+if TYPE_CHECKING:
+    from modserve.access.identity import Identity
 
 
 @final
@@ -84,6 +87,10 @@ class ServerCall(Stream):
             call = self._inference
             self.request_id = request_ids.make() if call is None else call.identify()
         return self.request_id
+
+    def identified(self, identity: "Identity") -> None:
+        if self._log is not None:
+            self._log.tenant = identity.tenant.name
 
     def serving(self, call: InferenceCall) -> None:
         if self._log is not None:

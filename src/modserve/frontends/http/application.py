@@ -24,6 +24,7 @@ from .wire.context import AsgiApp
 
 if TYPE_CHECKING:
     from modserve.access.authority import Authority
+    from modserve.observability.audit_log import AuditLog
 
 _PROBES = {"/v2/health/live": probes.live, "/v2/health/ready": probes.ready}
 _ID = request_ids.HEADER.lower().encode()
@@ -32,9 +33,16 @@ _ID = request_ids.HEADER.lower().encode()
 class Application:
     """An ASGI application over `server`, for the event loop's thread."""
 
-    def __init__(self, server: Server, options: HttpSettings, authority: "Authority | None" = None) -> None:
+    def __init__(
+        self,
+        server: Server,
+        options: HttpSettings,
+        authority: "Authority | None" = None,
+        audit: "AuditLog | None" = None,
+    ) -> None:
         self._server = server
         self._authority = authority
+        self._audit = audit
         self._options = options
         self._making = asyncio.Lock()
         self._app: AsgiApp | None = None
@@ -63,6 +71,8 @@ class Application:
                 identified = importlib.import_module("modserve.frontends.http.rest.identified")
                 app = module.create_app(self.direct.context.server, self._options, self.direct)
                 app = guarded(app, self._server, self._authority)
+                if self._audit is not None:
+                    app = importlib.import_module("modserve.frontends.http.audited").AuditedApp(app, self._audit)
                 access = self._server.access_log
                 self._app = app if access is None else identified.logged_app(app, access)
             return self._app

@@ -18,7 +18,7 @@ from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Server
 from modserve.text.openai_errors import error_body
 
-from .wire.asgi import CERTIFICATE, NOTE, SLASH
+from .wire.asgi import CERTIFICATE, IDENTITY, NOTE, SLASH
 from .wire.context import AsgiApp
 
 _OPENAI: Final = re.compile(
@@ -69,6 +69,8 @@ class GuardedApp:
             if not shown:
                 raise credentials.missing(scope["query_string"])
             identity = await authority.authenticate(shown, scope.get("client"))
+        if identity is not None:
+            scope[IDENTITY] = identity
         caller.enter(authority, shown, identity, need)
         if model:
             caller.current().check(model.replace(SLASH, "/"))

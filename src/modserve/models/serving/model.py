@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import ResponseSink
 from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics, failure_reason
+from modserve.core.tenants import waiting_by_tenant
 from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.execution.inline import may_run_inline
@@ -228,6 +230,13 @@ class Model:
         self.statistics.pending += 1
         self.outstanding += 1
         return inflight
+
+    def waiting_by_tenant(self) -> Mapping[str, int]:
+        """Implements `core.tenants.TenantQueues`."""
+        counts: Counter[str] = Counter()
+        for scheduler in (*self._former, self._scheduler):
+            counts.update(waiting_by_tenant(scheduler))
+        return counts
 
     async def warm_up(self, samples: Sequence[Sample], at_a_time: int) -> None:
         """Run samples on every instance, before there are requests. Raises why an instance is not fit to serve."""

@@ -42,6 +42,7 @@ class Kept(AccessLog):
         queue_ns: int,
         timing: object,
         trace: str = "",
+        tenant: str = "",
     ) -> None:
         assert protocol == "gRPC"
         assert start_ns

@@ -1,7 +1,7 @@
 """Ids of the requests that the application serves, and their lines in the access log."""
 
 import time
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import Request
 from starlette.types import Receive, Send
@@ -10,9 +10,12 @@ from modserve.core.requests import request_ids, trace_context
 from modserve.frontends import access as entries
 from modserve.frontends.http import exchange
 from modserve.frontends.http.exchange import Note
-from modserve.frontends.http.wire.asgi import NOTE, SLASH
+from modserve.frontends.http.wire.asgi import IDENTITY, NOTE, SLASH
 from modserve.frontends.http.wire.context import AsgiApp, Message
 from modserve.observability.access_log import AccessLog
+
+if TYPE_CHECKING:
+    from modserve.access.identity import Identity
 
 _HEADER: Final = request_ids.HEADER.encode()
 
@@ -96,6 +99,8 @@ def logged_app(app: AsgiApp, access: AccessLog) -> AsgiApp:
                 entries.record(access, call, client, what, *counts, start_ns, traceparent)
             else:
                 entry = "HTTP", client, what, "", -1, status, received, sent, 1, "", note.request_id
-                access.record(*entry, start_ns, 0, None, traceparent)
+                identity: Identity | None = scope.get(IDENTITY)
+                tenant = "" if identity is None else identity.tenant.name
+                access.record(*entry, start_ns, 0, None, traceparent, tenant)
 
     return logged

@@ -26,6 +26,8 @@ HEADERS_AS_SENT = "modserve.headers_as_sent"
 """A scope's extension: names as the client spelled them, with values; only where headers are forwarded to models."""
 CERTIFICATE = "modserve.certificate"
 """A scope's extension: what the connection's client has shown in its handshake, as `access.credentials` has it."""
+IDENTITY = "modserve.identity"
+"""In a scope: the caller, if a key says who that is. Whether it may make the call is another question."""
 NOTE = "modserve.note"
 """In a scope: what is known of the request, as `rest.identified` has it."""
 _ENCODED_SLASH = re.compile(rb"%2[fF]")

@@ -15,6 +15,7 @@ from .context import AsgiApp, HttpContext
 
 if TYPE_CHECKING:
     from modserve.access.authority import Authority
+    from modserve.observability.audit_log import AuditLog
 
 _FLUSH = 1.0
 """Seconds for responses on their way when the port closes."""
@@ -35,6 +36,7 @@ class HttpListener:
         tasks: asyncio.TaskGroup,
         app: AsgiApp | None = None,
         authority: "Authority | None" = None,
+        audit: "AuditLog | None" = None,
     ) -> None:
         self._server = server
         self._address = address
@@ -43,7 +45,7 @@ class HttpListener:
         self._tasks = tasks
         self._context: HttpContext | None = None
         self._authority = authority
-        self._calls = Application(server, options, authority) if app is None else None
+        self._calls = Application(server, options, authority, audit) if app is None else None
         self._app = app or self._calls
         self._socket: asyncio.Server | None = None
 

@@ -1,0 +1,80 @@
+"""What the audit log gets to know of a call, over whichever protocol."""
+
+from typing import Final
+
+from modserve.access.calls import RPC_NEEDS, need_of
+from modserve.access.identity import Identity
+from modserve.observability.audit_log import AuditLog
+
+MOST_CHANGE: Final = 2000
+"""Bytes of a request that may be in a line."""
+
+_KINDS: Final = ("control", "admin")
+_ACTIONS: Final = ("load", "unload", "register", "unregister")
+"""The last part of paths that change something, whatever the method."""
+
+RPCS: Final = frozenset(
+    name for name, need in RPC_NEEDS.items() if need.kind in _KINDS and not name.endswith("MemoryStatus")
+)
+"""Those that change something; two of them only if their message has settings."""
+SETTINGS_RPCS: Final = frozenset(("LogSettings", "TraceSetting"))
+_TOLD: Final = ("/logging", "/trace/setting", "/routing")
+"""Paths, by their ends, whose requests say what changes. Those of others may be files, or hold secrets of a model."""
+
+
+class AuditEntry:
+    """A call that changes something, if it is served."""
+
+    def __init__(self, protocol: str, call: str, model: str = "") -> None:
+        self.protocol = protocol
+        self.call = call
+        self.model = model
+        self.identity: Identity | None = None
+        """The caller, if there are keys and it has one."""
+        self.region = ""
+        """Of shared memory."""
+        self.change: object = None
+        """What the request says, in values that JSON has."""
+        self.error = ""
+        self.request_id = ""
+
+    def record(self, audit: AuditLog, client: object, status: int | str, *, known: bool) -> None:
+        """The call is over."""
+        identity = self.identity
+        who = (
+            {}
+            if identity is None
+            else {"caller": identity.name, "origin": identity.origin, "tenant": identity.tenant.name}
+        )
+        values: dict[str, object] = {
+            "protocol": self.protocol,
+            **who,
+            "call": self.call,
+            "model": self.model,
+            "region": self.region,
+            "change": self.change,
+            "status": status,
+            "error": self.error,
+            "request_id": self.request_id,
+        }
+        audit.record(values, client, known=known)
+
+
+def entry_of(method: str, path: str) -> AuditEntry | None:
+    """For a call over HTTP; None for one that changes nothing."""
+    need, model = need_of(method, path)
+    last = path.rpartition("/")[2]
+    if need.kind not in _KINDS or method == "OPTIONS" or last == "status":
+        return None
+    if method in ("GET", "HEAD") and last not in _ACTIONS:
+        return None
+    entry = AuditEntry("HTTP", f"{method} {path}", model)
+    parts = path.split("/")
+    if "region" in parts[:-1]:
+        entry.region = parts[parts.index("region") + 1]
+    return entry
+
+
+def shows_request(path: str) -> bool:
+    """Whether the request to a path may be in the log."""
+    return path.endswith(_TOLD)

@@ -1,0 +1,112 @@
+"""The audit log: a line of JSON for each call that changes what is served, or how, also for those that were refused.
+
+A thread writes the lines, in their order, so that a slow disk holds up no call. Where it cannot write, the server's log
+says so, and calls go on. Anybody may try what is refused: of those whom nobody knows, only some a second get lines.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from .access_log import address_text
+from .logging import LogFile
+
+_log = logging.getLogger("modserve.audit")
+
+TO_LOG: Final = "log"
+"""Stands for the server's log, in place of a file."""
+_MOST_WAITING: Final = 10_000
+_MOST_UNKNOWN: Final = 10
+"""Lines a second about refused callers that nobody knows."""
+_LONGEST: Final = 200
+_SECOND_NS: Final = 1_000_000_000
+_WARN_NS: Final = 10 * _SECOND_NS
+
+
+class AuditLog:
+    """For the event loop's thread. Raises OSError if the file cannot be opened. Call `close` at the end.
+
+    `target` is a file, or `TO_LOG`; `worker` the number of this process among several.
+    """
+
+    def __init__(self, target: str, worker: int | None = None) -> None:
+        self._file = None if target == TO_LOG else LogFile(target, encoding="utf-8", errors="backslashreplace")
+        self._worker = worker
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="audit-log")
+        self._waiting = 0
+        self._left_out = 0
+        """Lines since the last one that was written."""
+        self._unknown = 0
+        self._second_ns = 0
+        self._next_warning_ns = 0
+
+    def record(self, values: Mapping[str, object], client: object, *, known: bool) -> None:
+        """A call is over. `values` are the keys of its line, without those that are None or empty; texts are cut.
+
+        `client` is its address as a socket has it; `known`: the server knows the caller, or has done what it wanted.
+        """
+        now_ns = time.time_ns()
+        if not known and not self._has_room(now_ns):
+            self._left_out += 1
+            return
+        if self._waiting >= _MOST_WAITING:
+            self._left_out += 1
+            return
+        micros, seconds = now_ns // 1000 % 1_000_000, now_ns // _SECOND_NS
+        line: dict[str, object] = {"time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{micros:06d}Z"}
+        if self._worker is not None:
+            line["worker"] = self._worker
+        line["client"] = address_text(client)
+        line.update((key, _cut(value)) for key, value in values.items() if value not in (None, ""))
+        if self._left_out:
+            line["left_out"], self._left_out = self._left_out, 0
+        self._waiting += 1
+        self._writer.submit(self._write, line)
+
+    def reopen(self) -> None:
+        """Open the file anew under its name. Never raises."""
+        if self._file is None:
+            return
+        try:
+            self._file.reopen()
+        except OSError as error:
+            _log.error("SIGHUP: the audit log cannot be opened anew, and the old file stays in use: %s", error)
+
+    def close(self) -> None:
+        """Write what waits, and end. Blocks."""
+        self._writer.shutdown()
+        if self._file is not None:
+            try:
+                self._file.close()
+            except OSError as error:
+                self._warn(error)
+
+    def _has_room(self, now_ns: int) -> bool:
+        if not 0 <= now_ns - self._second_ns < _SECOND_NS:
+            self._second_ns, self._unknown = now_ns, 0
+        self._unknown += 1
+        return self._unknown <= _MOST_UNKNOWN
+
+    def _write(self, line: dict[str, object]) -> None:
+        self._waiting -= 1
+        text = json.dumps(line)
+        if self._file is None:
+            _log.info("%s", text, extra={"fields": line})
+            return
+        try:
+            self._file.add(text + "\n")
+        except OSError as error:
+            self._warn(error)
+
+    def _warn(self, error: OSError) -> None:
+        now_ns = time.monotonic_ns()
+        if now_ns >= self._next_warning_ns:
+            self._next_warning_ns = now_ns + _WARN_NS
+            _log.error("the audit log cannot be written: %s", error)
+
+
+def _cut(value: object) -> object:
+    return value[:_LONGEST] + "..." if isinstance(value, str) and len(value) > _LONGEST else value
