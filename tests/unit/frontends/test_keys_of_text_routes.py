@@ -1,4 +1,4 @@
-"""Keys on the calls of texts, over a port as a server opens it: who is served, who is refused, and what nobody learns."""
+"""Keys on the calls of texts, over a port as a server opens it: who is served, who is refused, what nobody learns."""
 
 import asyncio
 import re
