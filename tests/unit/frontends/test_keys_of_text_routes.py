@@ -86,7 +86,7 @@ class Place:
     def tenants(self) -> list[str | None]:
         """Of the requests that have reached models."""
         submitted = [each for servable in self.loader.loaded.values() for each in servable.submitted]
-        return [each.request.tenant and each.request.tenant.name for each in submitted]
+        return [each.request.tenant.name if each.request.tenant else None for each in submitted]
 
 
 async def at_once(seconds: float) -> None:
