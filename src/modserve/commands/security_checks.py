@@ -32,7 +32,7 @@ _LISTED = 5
 _MOST_FILES = 10_000
 
 
-class Opening(NamedTuple):
+class OpenPort(NamedTuple):
     """A port of the server."""
 
     name: str
@@ -48,7 +48,7 @@ class Place(NamedTuple):
     """The settings, and what the checks share."""
 
     settings: Settings
-    listeners: Sequence[Opening]
+    listeners: Sequence[OpenPort]
     file: AccessFile | None
     """None without a file that can be read."""
 
@@ -88,7 +88,7 @@ def all_checks(settings: Settings) -> Iterator[Check]:
         ("gRPC", grpc.allow, grpc.address, grpc.port, grpc.tls is not None),
         ("metrics", settings.allow_metrics, settings.metrics_address or http.address, settings.metrics_port, False),
     )
-    listeners = [Opening(name, address, port, secure) for name, allow, address, port, secure in rows if allow]
+    listeners = [OpenPort(name, address, port, secure) for name, allow, address, port, secure in rows if allow]
     file, failure = None, ""
     if settings.auth_file:
         try:

@@ -18,7 +18,7 @@ _LARGEST = 65_536
 _METRICS_PORT = re.compile(r"at port (\d+)")
 
 
-class _Reply(NamedTuple):
+class _StatusText(NamedTuple):
     status: int
     text: str
 
@@ -102,7 +102,7 @@ def _metrics(address: Address, level: str) -> Iterator[Check]:
         yield Check(level, "metrics", text, "--metrics-address of an inner network, or 127.0.0.1; or keys")
 
 
-def _ask(address: Address, method: str, path: str) -> _Reply:
+def _ask(address: Address, method: str, path: str) -> _StatusText:
     """The call shows no key, so whoever answers learns nothing: certificates are not checked."""
     place = address.host, address.port
     if address.secure:
@@ -115,7 +115,7 @@ def _ask(address: Address, method: str, path: str) -> _Reply:
         headers = {"Content-Type": "application/json"} if body else {}
         connection.request(method, f"{address.prefix}{path}", body, headers)
         response = connection.getresponse()
-        return _Reply(response.status, response.read(_LARGEST).decode(errors="replace"))
+        return _StatusText(response.status, response.read(_LARGEST).decode(errors="replace"))
     except (OSError, HTTPException) as error:
         raise UnreachableError(f"cannot reach {address}: {getattr(error, 'strerror', None) or error}") from error
     finally:
