@@ -172,6 +172,21 @@ def test_metrics_need_a_key_that_may_read_all(place: Place) -> None:
     assert http(port, "GET", "/metrics", headers=bearer(SINGLE)).status == 200
 
 
+def test_the_doctor_learns_nothing_without_a_key(place: Place) -> None:
+    """Also where its environment has one: it asks as a stranger does."""
+    command = [sys.executable, "-m", "modserve", "doctor", "--security", "--json"]
+    command.append(f"--url=http://{HOST}:{place.server.http_port}")
+    environment = {**os.environ, "MODSERVE_API_KEY": SINGLE}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    rows = json.loads(done.stdout)
+    assert [row["name"] for row in rows if row["level"] != "ok"] == []
+    assert {row["name"] for row in rows if row["text"] == "refused without a key or header"} == {
+        *("read", "infer", "texts", "model control", "logs", "traces", "shared memory", "statistics")
+    }
+    assert rows[-1]["text"] == f"port {place.server.metrics_port} needs a key"
+    assert SINGLE not in done.stdout
+
+
 def test_the_server_follows_its_file(tmp_path: Path) -> None:
     file = tmp_path / "keys.yaml"
     keys(file, "add", "first")

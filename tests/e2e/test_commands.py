@@ -182,6 +182,16 @@ def test_the_doctor_names_who_has_a_port(server: ServerProcess) -> None:
     assert "→ '--http-port' chooses another one\n" in text
 
 
+def test_the_doctor_asks_a_server_what_is_open(server: ServerProcess) -> None:
+    text = run(server, "doctor", "--security", "--url", f"http://127.0.0.1:{server.http_port}", "--json", header="")
+    rows = {row["name"]: row for row in json.loads(text)}
+    assert {name for name, row in rows.items() if row["level"] == "ok"} == {"TLS", "health", "model control"}
+    assert rows["model control"]["text"] == "refused without a key or header"
+    assert rows["metrics"]["text"].startswith(f"open at port {server.metrics_port}: ")
+    text = run(server, "doctor", "--security", "--url", "http://127.0.0.1:1", header="", code=1)
+    assert text.startswith("modserve: cannot reach http://127.0.0.1:1: ")
+
+
 @pytest.mark.parametrize("words", [["--help"], ["top", "--help"], ["engines"]], ids=" ".join)
 def test_output_that_nobody_reads_is_no_bug(words: list[str]) -> None:
     """As behind ``| head``, which ends after the first lines."""

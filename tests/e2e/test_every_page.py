@@ -58,6 +58,7 @@ COMPARED: Mapping[str, Callable[[str], str]] = {
     "modserve status": without_figures,
     "modserve models": without_figures,
     "modserve top": rows,
+    "modserve doctor --security": exact,
     "modserve doctor": checks,
 }
 """Beginnings of commands that print figures of a server that has been used, or of a machine."""

@@ -1,4 +1,4 @@
-"""``modserve doctor``: checks this machine for a server, with advice for each problem."""
+"""``modserve doctor``: checks this machine for a server, or what a server is open to, with advice for each problem."""
 
 import json
 import sys
@@ -8,18 +8,23 @@ from collections.abc import Iterator, Sequence
 
 from modserve.settings import OptionError, Settings, from_command_line
 
+from .destination import address
 from .doctor_checks import PROBLEM, Check, all_checks
-from .syntax import UsageError, add_json, parser
+from .syntax import UsageError, add_json, option, parser
 from .terminal import COLOURS, PLAIN, plural, takes_colours
 
 PARSER = parser(
     "doctor",
     "Checks this machine for a server with the same options, and suggests what to do: versions,\n"
-    "libraries, ports, cores, memory, open files, shared memory, engines, GPUs, clock. It serves nothing.",
-    "  modserve doctor\n  modserve doctor --http-port 80\n  modserve doctor --config modserve.yaml --json",
+    "libraries, ports, cores, memory, open files, shared memory, engines, GPUs, clock. It serves nothing.\n"
+    "With --security, it says instead what such a server, or a running one, lets strangers do.",
+    "  modserve doctor\n  modserve doctor --http-port 80\n  modserve doctor --config modserve.yaml --json\n"
+    "  modserve doctor --security --auth-file keys.yaml\n  modserve doctor --security --url http://host:8000",
     "0 no problems (there may be warnings), 1 problems, 2 wrong command line",
-    usage="[--json]",
+    usage="[--security [--url URL]] [--json]",
 )
+PARSER.add_argument("--security", action="store_true", help="Check what strangers may do, not the machine.")
+option(PARSER, "--url URL", "With --security: ask a running server, without a key. Nothing is changed.")
 add_json(PARSER)
 
 _NO_MODELS = "no model repository given"
@@ -27,12 +32,33 @@ _NO_MODELS = "no model repository given"
 
 def work(options: Namespace) -> int:
     """Runs the command; returns the exit code."""
-    checks = list(all_checks(*read(options.server_words)))
+    checks = list(_security(options) if options.security else _machine(options))
     if options.json:
         print(json.dumps([each._asdict() for each in checks], indent=2, ensure_ascii=False))
     else:
         print("\n".join(lines(checks, colours=takes_colours(sys.stdout))))
     return int(any(each.level == PROBLEM for each in checks))
+
+
+def _machine(options: Namespace) -> Iterator[Check]:
+    if options.url:
+        raise UsageError("option '--url' is for 'modserve doctor --security'")
+    return all_checks(*read(options.server_words))
+
+
+def _security(options: Namespace) -> Iterator[Check]:
+    from . import security_checks, security_probe
+
+    if not options.url:
+        return security_checks.all_checks(read(options.server_words)[0])
+    if options.server_words:
+        raise UsageError(
+            f"'{options.server_words[0]}' is for a server that is to be started, and '--url' for a running one"
+        )
+    place = address(options.url)
+    if place.over_grpc:
+        raise UsageError("option '--url': expected the HTTP port, http://HOST:PORT or https://HOST:PORT")
+    return security_probe.all_checks(place)
 
 
 def read(words: Sequence[str]) -> tuple[Settings, Sequence[str]]:
@@ -43,6 +69,7 @@ def read(words: Sequence[str]) -> tuple[Settings, Sequence[str]]:
         if _NO_MODELS not in str(error):
             raise UsageError(str(error)) from None
         line = from_command_line([*words, "--model-repository=."])
+        return line.settings.model_copy(update={"model_repository": ()}), line.warnings
     return line.settings, line.warnings
 
 

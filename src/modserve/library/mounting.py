@@ -100,7 +100,7 @@ class Mounted:
             if access is not None:
                 access.start()
             authority = None if access is None else access.authority
-            app = create_app(scoped(self.server, authority), self.server.settings.http)
+            app = create_app(scoped(self.server, authority), self.server.settings.http, authority=authority)
             self._stop_streams = app.state.streams.stop
             self._app = MountedApp(guarded(app, self.server, authority), self.server)
         return self._app

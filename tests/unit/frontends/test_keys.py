@@ -24,6 +24,7 @@ from modserve.frontends.grpc.dispatch import Dispatcher
 from modserve.frontends.grpc.guard import RpcGuard
 from modserve.frontends.grpc.service import rpc_table
 from modserve.frontends.http.application import Application
+from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.wire.context import HttpContext
 from modserve.observability.access_log import AccessLog
 from modserve.pb import health as health_pb
@@ -207,6 +208,41 @@ async def test_pages_are_open(place: Place) -> None:
     assert (await place.get("/console"))[0] == 200
     assert (await place.get("/console/about"))[0] == 200
     assert (await place.ask(request("OPTIONS", "/v2/models/simple"))).status == 200
+
+
+async def test_documents_say_which_calls_need_a_key(place: Place) -> None:
+    _, document = await place.get("/openapi.json")
+    schemes = document["components"]["securitySchemes"]
+    assert {name: (each["type"], each.get("scheme"), each.get("name")) for name, each in schemes.items()} == {
+        "bearer": ("http", "bearer", None),
+        "key": ("apiKey", None, "x-api-key"),
+    }
+    calls = 0
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            need, responses = need_of(method.upper(), path)[0], operation["responses"]
+            closed = need.reach not in (Reach.OPEN, Reach.HEALTH)
+            assert operation.get("security", []) == ([{"bearer": []}, {"key": []}] if closed else []), path
+            assert ("401" in responses, "403" in responses) == (closed, closed and need.reach is not Reach.ANY), path
+            calls += closed
+    assert calls > 50
+    infer = document["paths"]["/v2/models/{model}/infer"]["post"]["responses"]
+    assert infer["403"]["description"] == "The key has no scope 'infer' for this"
+    assert infer["401"]["content"] == infer["400"]["content"]
+    chat = document["paths"]["/v1/chat/completions"]["post"]["responses"]
+    assert chat["401"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/OpenAIErrorAnswer"}
+    _, one = await place.get("/v2/models/simple/openapi.json", "user")
+    assert one["components"]["securitySchemes"] == schemes
+    assert {"401", "403"} <= set(one["paths"]["/v2/models/simple/infer"]["post"]["responses"])
+
+
+def test_documents_say_nothing_of_keys_where_nobody_needs_one(tmp_path: Path) -> None:
+    document = create_app(server_over(tmp_path, PuppetLoader()), HttpSettings()).openapi()
+    assert "securitySchemes" not in document["components"]
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            assert not {"401", "403"} & set(operation["responses"])
+            assert "security" not in operation
 
 
 async def test_paths_that_there_are_not_need_a_key(place: Place) -> None:

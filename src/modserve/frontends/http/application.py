@@ -69,7 +69,7 @@ class Application:
             if self._app is None:
                 module = await asyncio.to_thread(importlib.import_module, "modserve.frontends.http.rest.app")
                 identified = importlib.import_module("modserve.frontends.http.rest.identified")
-                app = module.create_app(self.direct.context.server, self._options, self.direct)
+                app = module.create_app(self.direct.context.server, self._options, self.direct, self._authority)
                 app = guarded(app, self._server, self._authority)
                 if self._audit is not None:
                     app = importlib.import_module("modserve.frontends.http.audited").AuditedApp(app, self._audit)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.convertors import Convertor, register_url_convertor
@@ -40,6 +40,9 @@ from .messages import QUERY, add_model_route, json_response, new_router
 from .schemas import FAILURES, INFER_BODY, response_of, responses_of
 from .tags import HEALTH, INFERENCE, METADATA, STATISTICS, V1
 
+if TYPE_CHECKING:
+    from modserve.access.authority import Authority
+
 _TEXTS = r"(/openai)?/v1/(embeddings|rerank)$|/v2/rerank$|/(embed|rerank|predict|similarity|tokenize|decode|info)$"
 """Paths of the calls of texts."""
 _GENERATION = r"(/openai)?/v1/((chat/)?completions|responses)$|/openai/v1/models(/|$)"
@@ -70,6 +73,8 @@ class _App(FastAPI):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await super().__call__({**scope, "query_string": b"", QUERY: scope["query_string"]}, receive, send)
 
+    authority: "Authority | None" = None
+
     def openapi(self) -> dict[str, Any]:
         """FastAPI's document, without what it takes this server for."""
         if self.openapi_schema is None:
@@ -77,13 +82,26 @@ class _App(FastAPI):
             from . import document
 
             document.complete(super().openapi())
+            _secure(super().openapi(), self.authority)
         return super().openapi()
 
 
-def create_app(server: Server, options: HttpSettings, direct: DirectCalls | None = None) -> FastAPI:
+def _secure(document: dict[str, Any], authority: "Authority | None") -> dict[str, Any]:
+    """The document, with what callers of an authority need."""
+    if authority is not None:
+        from .document_security import add_security
+
+        add_security(document, authority)
+    return document
+
+
+def create_app(
+    server: Server, options: HttpSettings, direct: DirectCalls | None = None, authority: "Authority | None" = None
+) -> FastAPI:
     """The application over `server`. Its ``state.streams`` are the `Streams` that are open.
 
     `direct` are the calls that its port serves without the application; it has others if there is no port.
+    The documents tell of the keys of an `authority`; it does not ask for them.
     """
     direct = DirectCalls(CallContext(server, options)) if direct is None else direct
     max_json, limits, context = options.max_json, options.limits, direct.context
@@ -96,6 +114,7 @@ def create_app(server: Server, options: HttpSettings, direct: DirectCalls | None
         redoc_url=None,
         openapi_url=None,
     )
+    app.authority = authority
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ModserveError, _modserve_error(server))
     app.add_exception_handler(Exception, _unforeseen_error)
@@ -107,7 +126,7 @@ def create_app(server: Server, options: HttpSettings, direct: DirectCalls | None
     routers = [
         _health(server),
         _metadata(server),
-        _models(server),
+        _models(server, authority),
         _inference(context),
         infer_stream.router(context, streams),
         generate.router(context, streams),
@@ -226,7 +245,7 @@ def _metadata(server: Server) -> APIRouter:
     return router
 
 
-def _models(server: Server) -> APIRouter:
+def _models(server: Server, authority: "Authority | None") -> APIRouter:
     router = new_router()
 
     async def model_metadata(model: str, version: int | None = None) -> Response:
@@ -267,7 +286,7 @@ def _models(server: Server) -> APIRouter:
         """OpenAPI of the model's inference calls, with its tensors as schemas. Client generators read it."""
         from . import docs
 
-        return json_response(await docs.model_openapi(server, model, version))
+        return json_response(_secure(await docs.model_openapi(server, model, version), authority))
 
     for suffix, handler, tag, body in (
         ("", model_metadata, METADATA, "ModelMetadata"),

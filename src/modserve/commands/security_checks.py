@@ -1,0 +1,334 @@
+"""The checks of ``modserve doctor --security``: what a server with these settings lets strangers do.
+
+Whatever is open is a problem where other machines reach it, and a warning where only this one does.
+"""
+
+import ipaddress
+import math
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from modserve.access.key_file import AccessFile
+from modserve.access.watched_file import WatchedFile
+from modserve.core.errors import ModserveError
+from modserve.settings import Settings
+from modserve.settings.access import VARIABLE
+
+from .doctor_checks import OK, PROBLEM, WARNING, Check
+from .terminal import plural
+
+CONTROL_CATEGORIES = ("model-repository", "shared-memory", "trace", "logging")
+"""Of calls that change something for everybody."""
+KEYS_ADVICE = "'modserve keys add NAME', then --auth-file=keys.yaml"
+TLS_ADVICE = (
+    "--{0}-use-ssl=true with --{0}-server-cert and --{0}-server-key; or a proxy with TLS, and --{0}-address of its side"
+)
+CONTROL_ADVICE = "keys, or --http-restricted-api and --grpc-restricted-protocol for {}"
+_LISTED = 5
+_MOST_FILES = 10_000
+
+
+class OpenPort(NamedTuple):
+    """A port of the server."""
+
+    name: str
+    address: str
+    port: int
+    secure: bool
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.address}:{self.port}"
+
+
+class Place(NamedTuple):
+    """The settings, and what the checks share."""
+
+    settings: Settings
+    listeners: Sequence[OpenPort]
+    file: AccessFile | None
+    """None without a file that can be read."""
+
+    @property
+    def level(self) -> str:
+        """Of what is open at any port."""
+        return level_at(each.address for each in self.listeners)
+
+    @property
+    def has_keys(self) -> bool:
+        return bool(self.settings.auth_file) or self.settings.api_key is not None
+
+
+def is_loopback(host: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def level_at(hosts: Iterable[str]) -> str:
+    """Of what is open at these addresses."""
+    return WARNING if all(map(is_loopback, hosts)) else PROBLEM
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first few."""
+    names = list(dict.fromkeys(names))
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
+
+
+def all_checks(settings: Settings) -> Iterator[Check]:
+    """Every check, in the order of the report."""
+    http, grpc = settings.http, settings.grpc
+    rows = (
+        ("HTTP", http.allow, http.address, http.port, http.tls is not None),
+        ("gRPC", grpc.allow, grpc.address, grpc.port, grpc.tls is not None),
+        ("metrics", settings.allow_metrics, settings.metrics_address or http.address, settings.metrics_port, False),
+    )
+    listeners = [OpenPort(name, address, port, secure) for name, allow, address, port, secure in rows if allow]
+    file, failure = None, ""
+    if settings.auth_file:
+        try:
+            file = WatchedFile(Path(settings.auth_file)).content
+        except ModserveError as error:
+            failure = error.message
+    place = Place(settings, listeners, file)
+    yield from _addresses(place)
+    yield from _keys(place, failure)
+    for check in (_key_file, _endless_keys, _issuers, _tls, _restrictions, _model_control, _shared_memory, _health):
+        yield from check(place)
+    for check in (_metrics, _code, _repositories, _browsers):
+        yield from check(place)
+
+
+def _addresses(place: Place) -> Iterator[Check]:
+    remote = [each for each in place.listeners if not is_loopback(each.address)]
+    if not remote:
+        yield Check(OK, "addresses", "only this machine reaches the ports")
+        return
+    text = f"other machines reach {', '.join(map(str, remote))}"
+    safe = place.has_keys and all(each.secure for each in remote if each.name != "metrics")
+    options = ", ".join(f"--{each.name.lower()}-address=127.0.0.1" for each in remote)
+    yield (
+        Check(OK, "addresses", text)
+        if safe
+        else Check(WARNING, "addresses", text, f"where only this machine calls: {options}")
+    )
+
+
+def _keys(place: Place, failure: str) -> Iterator[Check]:
+    file, single = place.file, place.settings.api_key is not None
+    if failure:
+        yield Check(PROBLEM, "keys", failure, "the server does not start without it")
+    elif not place.has_keys:
+        text = "nobody needs one: whoever reaches a port may make every call that is not restricted"
+        yield Check(place.level, "keys", text, KEYS_ADVICE)
+    elif file is None:
+        text = f"{VARIABLE} is the only one, and may do everything"
+        yield Check(WARNING, "keys", text, f"a key with its own scopes for each caller: {KEYS_ADVICE}")
+    else:
+        names = {key.identity.name for key in file.keys.values() if not key.revoked}
+        parts = [plural(len(names), "key")]
+        parts += [plural(len(file.issuers), "issuer") + " of tokens"] if file.issuers else []
+        parts += [plural(len(file.certificates), "rule") + " for certificates"] if file.certificates else []
+        parts += [f"and {VARIABLE}, which may do everything"] if single else []
+        empty = file.is_empty and not single
+        yield Check(WARNING if empty else OK, "keys", ", ".join(parts), "nobody has access yet" if empty else "")
+
+
+def _key_file(place: Place) -> Iterator[Check]:
+    if not place.settings.auth_file:
+        return
+    path = Path(place.settings.auth_file)
+    for each in (path, path.absolute().parent):
+        if writers := _writers(each):
+            text = f"{writers} may write {each}, and give themselves access"
+            yield Check(PROBLEM, "key file", text, f"chmod go-w '{each}'")
+    if others := _readers(path):
+        text = f"{others} may read {path}: it has hashes of secrets, and names of callers"
+        yield Check(WARNING, "key file", text, f"chmod go= '{path}'")
+
+
+def _endless_keys(place: Place) -> Iterator[Check]:
+    keys = () if place.file is None else place.file.keys.values()
+    names = [each.identity.name for each in keys if not each.revoked and each.identity.expires == math.inf]
+    if place.settings.api_key is not None:
+        names.append(VARIABLE)
+    if names:
+        advice = "'modserve keys add NAME --expires 90d'; 'modserve keys rotate NAME' makes a new secret"
+        yield Check(WARNING, "expiry", f"no end: {listed(names)}", advice)
+
+
+def _issuers(place: Place) -> Iterator[Check]:
+    for each in () if place.file is None else place.file.issuers:
+        if each.jwks.lower().startswith("http://"):
+            text = f"the public keys of {each.issuer} come from {each.jwks}, which others on the way can change"
+            yield Check(PROBLEM, "tokens", text, "an https:// address, or a file")
+
+
+def _tls(place: Place) -> Iterator[Check]:
+    for each, front_end in (("HTTP", place.settings.http), ("gRPC", place.settings.grpc)):
+        if not front_end.allow:
+            continue
+        name = f"{each} TLS"
+        tls = front_end.tls
+        if tls is None:
+            if is_loopback(front_end.address):
+                yield Check(OK, name, "off, which is enough inside this machine")
+            else:
+                text = "off: others on the way read and change requests, responses and keys"
+                yield Check(PROBLEM, name, text, TLS_ADVICE.format(each.lower()))
+        elif others := _readers(tls.key):
+            text = f"on, and {others} may read the private key {tls.key}"
+            yield Check(PROBLEM, name, text, f"chmod go= '{tls.key}'")
+        else:
+            yield Check(OK, name, "on, for clients with a certificate" if tls.mutual else "on")
+
+
+def _restrictions(place: Place) -> Iterator[Check]:
+    if place.has_keys:
+        yield Check(OK, "settings", "logs, traces and shared memory need a key for 'admin' or 'control'")
+        return
+    for each, front_end in (("HTTP", place.settings.http), ("gRPC", place.settings.grpc)):
+        left = [category for category in CONTROL_CATEGORIES if category not in front_end.restrictions]
+        if not front_end.allow:
+            continue
+        if left:
+            text = f"{each} calls that anybody may make for everybody: {', '.join(left)}"
+            level = level_at([front_end.address])
+            yield Check(level, "settings", text, CONTROL_ADVICE.format(",".join(left)))
+        else:
+            yield Check(OK, "settings", f"{each} calls that change something need a header")
+
+
+def _model_control(place: Place) -> Iterator[Check]:
+    settings, mode = place.settings, place.settings.model_control_mode
+    front_ends = [each for each in (settings.http, settings.grpc) if each.allow]
+    if mode == "none":
+        yield Check(OK, "model control", "none: no call loads or unloads models")
+    elif mode == "poll":
+        yield Check(OK, "model control", "poll: whoever may write to the repositories changes models")
+    elif place.has_keys or all("model-repository" in each.restrictions for each in front_ends):
+        needed = "a key for 'control'" if place.has_keys else "a header"
+        yield Check(OK, "model control", f"explicit: loads and unloads need {needed}")
+    else:
+        text = "explicit: anybody may unload models, and load ones with a configuration and files of their own"
+        advice = f"{CONTROL_ADVICE.format('model-repository')}; or --model-control-mode=none"
+        yield Check(place.level, "model control", text, advice)
+
+
+def _shared_memory(place: Place) -> Iterator[Check]:
+    if not place.settings.allow_client_shm:
+        yield Check(OK, "shared memory", "clients may not use it")
+        return
+    text = "clients may have the server read and write any region of /dev/shm that it can open"
+    advice = "--allow-client-shm=false, unless trusted clients on this machine pass tensors in it"
+    yield Check(WARNING if place.has_keys else place.level, "shared memory", text, advice)
+
+
+def _health(place: Place) -> Iterator[Check]:
+    open_ = not place.has_keys or "health" in place.settings.auth_open
+    text = "open, for probes; it names no model to callers without a key" if open_ else "needs a key"
+    if not place.has_keys:
+        text = "open, also that of each model"
+    yield Check(OK, "health", text)
+
+
+def _metrics(place: Place) -> Iterator[Check]:
+    settings = place.settings
+    if not settings.allow_metrics:
+        yield Check(OK, "metrics", "switched off")
+        return
+    local = is_loopback(settings.metrics_address or settings.http.address)
+    advice = "--metrics-address of an inner network, or 127.0.0.1: this port has no TLS"
+    if not place.has_keys or "metrics" in settings.auth_open:
+        text = "open: names of models, and how much each is used"
+        yield Check(OK, "metrics", "open to this machine") if local else Check(PROBLEM, "metrics", text, advice)
+    else:
+        text = "need a key for all models"
+        yield (
+            Check(OK, "metrics", text)
+            if local
+            else Check(WARNING, "metrics", f"{text}, which crosses the network in the clear", advice)
+        )
+
+
+def _code(place: Place) -> Iterator[Check]:
+    settings = place.settings
+    if settings.deny_code:
+        yield Check(OK, "code", "models that run code from the repository are refused")
+        return
+    pickles = settings.backend_config.get("sklearn", {}).get("allow-pickle", "0").lower() not in ("0", "false", "")
+    if pickles:
+        text = "pickles are loaded, which run whatever their author put into them"
+        yield Check(WARNING, "code", text, "models saved by skops, without --backend-config=sklearn,allow-pickle")
+    else:
+        yield Check(OK, "code", "models may run code from the repository; --deny-code refuses them")
+
+
+def _repositories(place: Place) -> Iterator[Check]:
+    settings = place.settings
+    for path in (*settings.repositories, *(path for _, path in settings.model_file)):
+        if not isinstance(path, Path) or not path.exists():
+            continue
+        loose = [(each, writers) for each in _files(path) if (writers := _writers(each))]
+        if not loose:
+            yield Check(OK, "repository", f"only its owner may write {path}")
+            continue
+        worst = PROBLEM if any(writers == _EVERYBODY for _, writers in loose) else WARNING
+        writers = _EVERYBODY if worst == PROBLEM else _GROUP
+        names = listed(str(each) for each, who in loose if who == writers)
+        yield Check(worst, "repository", f"{writers} may write {names}", f"chmod -R go-w '{path}'")
+    if settings.allow_outside_symlinks:
+        text = "links of models may lead to any file that the server can read"
+        yield Check(WARNING, "links", text, "without --allow-outside-symlinks they stay in the repository")
+
+
+def _browsers(place: Place) -> Iterator[Check]:
+    http = place.settings.http
+    if "*" in http.cors_allow_origin and not place.has_keys:
+        text = "any page in a browser that reaches the server may make every call"
+        yield Check(PROBLEM, "browsers", text, "--http-cors-allow-origin=https://your.page, and keys")
+    if "*" in http.allow_host and not place.has_keys and http.tls is None:
+        text = "pages under any name may call the server (DNS rebinding)"
+        yield Check(PROBLEM, "browsers", text, "--http-allow-host=NAME for the names that are the server's")
+
+
+# Files
+
+_EVERYBODY, _GROUP = "everybody", "its group"
+
+
+def _mode(path: Path) -> int:
+    try:
+        return path.stat().st_mode
+    except OSError:
+        return 0
+
+
+def _writers(path: Path) -> str:
+    """Who else than its owner may write; empty for nobody."""
+    mode = _mode(path)
+    return _EVERYBODY if mode & stat.S_IWOTH else _GROUP if mode & stat.S_IWGRP else ""
+
+
+def _readers(path: Path) -> str:
+    mode = _mode(path)
+    return _EVERYBODY if mode & stat.S_IROTH else _GROUP if mode & stat.S_IRGRP else ""
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """The path and what is below it, up to a number."""
+    yield path
+    count = 0
+    for folder, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            each = Path(folder, name)
+            if not each.is_symlink():
+                yield each
+            count += 1
+        if count >= _MOST_FILES:
+            return

@@ -1,0 +1,122 @@
+"""What a running server lets callers without a key do: one call of each kind, of which none changes anything."""
+
+import re
+from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import NamedTuple
+
+from modserve.client.address import CONNECT_SECONDS, Access, Address
+
+from .doctor_checks import OK, PROBLEM, Check
+from .errors import UnreachableError
+from .security_checks import CONTROL_ADVICE, KEYS_ADVICE, TLS_ADVICE, is_loopback, level_at
+
+_NOBODY = "modserve-doctor-none"
+"""A model that there is not."""
+_REFUSALS = (401, 403)
+_LARGEST = 65_536
+_METRICS_PORT = re.compile(r"at port (\d+)")
+
+
+class _StatusText(NamedTuple):
+    status: int
+    text: str
+
+
+class _Probe(NamedTuple):
+    """A call. It is open unless its status is a refusal, or its text says `otherwise`."""
+
+    name: str
+    method: str
+    path: str
+    text: str
+    advice: str
+    otherwise: str = "Not Found"
+
+
+_PROBES = (
+    _Probe("read", "GET", "/v2/models", "lists of models, their metadata and configurations", KEYS_ADVICE),
+    _Probe("infer", "POST", f"/v2/models/{_NOBODY}/infer", "inference with every model", KEYS_ADVICE),
+    _Probe("texts", "POST", "/v1/embeddings", "calls of texts with every model", KEYS_ADVICE),
+    _Probe(
+        "model control",
+        "POST",
+        f"/v2/repository/models/{_NOBODY}/unload",
+        "loads and unloads of models, with configurations and files of the caller",
+        f"{CONTROL_ADVICE.format('model-repository')}; or --model-control-mode=none",
+        "is not allowed",
+    ),
+    _Probe("logs", "GET", "/v2/logging", "the settings of the log", CONTROL_ADVICE.format("logging")),
+    _Probe("traces", "GET", "/v2/trace/setting", "the settings of traces", CONTROL_ADVICE.format("trace")),
+    _Probe(
+        "shared memory",
+        "GET",
+        "/v2/systemsharedmemory/status",
+        "lists of shared memory, and its registration if the server allows that",
+        CONTROL_ADVICE.format("shared-memory"),
+    ),
+    _Probe("statistics", "GET", "/v2/models/stats", "how much each model is used", KEYS_ADVICE),
+)
+
+
+def all_checks(address: Address) -> Iterator[Check]:
+    """A row for each kind of call. Raises UnreachableError where no server answers."""
+    level = level_at([address.host])
+    health = _ask(address, "GET", "/v2/health/live")
+    if health.status not in (200, 503, *_REFUSALS):
+        raise UnreachableError(f"{address} does not speak the protocol: /v2/health/live has status {health.status}")
+    if address.secure:
+        yield Check(OK, "TLS", "on")
+    elif is_loopback(address.host):
+        yield Check(OK, "TLS", "off, which is enough inside this machine")
+    else:
+        text = "off: others on the way read and change requests, responses and keys"
+        yield Check(PROBLEM, "TLS", text, TLS_ADVICE.format("http"))
+    yield Check(OK, "health", "needs a key" if health.status in _REFUSALS else "open, for probes")
+    for probe in _PROBES:
+        response = _ask(address, probe.method, probe.path)
+        if response.status in _REFUSALS:
+            yield Check(OK, probe.name, "refused without a key or header")
+        elif probe.otherwise in response.text:
+            yield Check(OK, probe.name, f"not served: {response.text[:200]}")
+        else:
+            yield Check(level, probe.name, f"open: {probe.text}", probe.advice)
+    yield from _metrics(address, level)
+
+
+def _metrics(address: Address, level: str) -> Iterator[Check]:
+    place = _METRICS_PORT.search(_ask(address, "GET", "/metrics").text)
+    if place is None:
+        yield Check(OK, "metrics", "the server does not say where they are")
+        return
+    port = int(place[1])
+    try:
+        response = _ask(address.at_port(port, "http"), "GET", "/metrics")
+    except UnreachableError:
+        yield Check(OK, "metrics", f"port {port} cannot be reached from here")
+        return
+    if response.status in _REFUSALS:
+        yield Check(OK, "metrics", f"port {port} needs a key")
+    else:
+        text = f"open at port {port}: names of models, and how much each is used"
+        yield Check(level, "metrics", text, "--metrics-address of an inner network, or 127.0.0.1; or keys")
+
+
+def _ask(address: Address, method: str, path: str) -> _StatusText:
+    """The call shows no key, so whoever answers learns nothing: certificates are not checked."""
+    place = address.host, address.port
+    if address.secure:
+        context = Access(insecure=True).context()
+        connection: HTTPConnection = HTTPSConnection(*place, timeout=CONNECT_SECONDS, context=context)
+    else:
+        connection = HTTPConnection(*place, timeout=CONNECT_SECONDS)
+    try:
+        body = b"{}" if method == "POST" else None
+        headers = {"Content-Type": "application/json"} if body else {}
+        connection.request(method, f"{address.prefix}{path}", body, headers)
+        response = connection.getresponse()
+        return _StatusText(response.status, response.read(_LARGEST).decode(errors="replace"))
+    except (OSError, HTTPException) as error:
+        raise UnreachableError(f"cannot reach {address}: {getattr(error, 'strerror', None) or error}") from error
+    finally:
+        connection.close()

@@ -1,0 +1,190 @@
+"""Keys on the calls of texts, over a port as a server opens it: who is served, who is refused, what nobody learns."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from test_chat_routes import SPEAKER
+from test_text_routes import BARE, MODELS, TextLoader
+
+from modserve.access.authority import Authority
+from modserve.access.identity import Identity, Scopes
+from modserve.access.key_file import AccessFile, Key
+from modserve.access.secret import digest
+from modserve.core.tenants import Tenant
+from modserve.core.tensors.tensor import Array
+from modserve.frontends.http.direct import MODULES
+from modserve.frontends.http.wire.listener import HttpListener
+from modserve.repository.manager import ModelManager
+from modserve.repository.places import repositories_at
+from modserve.repository.table import ModelTable
+from modserve.server.local import LocalServer
+from modserve.server.services import Services
+from modserve.settings import HttpSettings
+from text_folders import IDS, write_folder
+
+KEYS: Mapping[str, Scopes] = {
+    "user": {"*": frozenset({"infer", "read"})},
+    "other": {"classes": frozenset({"infer", "read"})},
+    "reader": {"*": frozenset({"read"})},
+}
+"""By secret. `other` is for a model that none of the calls below is about."""
+TEXT = {"model": "embed", "inputs": "the cat"}
+RANKING = {"model": "ranker", "query": "the cat", "texts": ["a dog"]}
+DOCUMENTS = {"model": "ranker", "query": "the cat", "documents": ["a dog"]}
+CHAT = {"model": "speaker", "messages": [{"role": "user", "content": "hi"}]}
+BODIES: Mapping[str, Mapping[str, Any]] = {
+    "/embeddings": {"model": "embed", "input": "the cat"},
+    "/v1/rerank": DOCUMENTS,
+    "/v2/rerank": DOCUMENTS,
+    "/embed": TEXT,
+    "/rerank": RANKING,
+    "/predict": {"model": "tags", "inputs": "the cat"},
+    "/similarity": {"model": "embed", "inputs": {"source_sentence": "the cat", "sentences": ["a dog"]}},
+    "/tokenize": TEXT,
+    "/decode": {"model": "embed", "ids": [IDS["cat"]]},
+    "/chat/completions": CHAT,
+    "/v1/completions": {"model": "speaker", "prompt": "hi"},
+    "/responses": {"model": "speaker", "input": "hi"},
+}
+"""By how the path ends; the longest that fits."""
+PATHS = sorted(path.decode() for path in MODULES)
+"""All paths of calls that the port would run by itself, without keys."""
+STREAMED = [path for path in PATHS if re.search("completions|responses", path)]
+
+
+def body_of(path: str) -> Mapping[str, Any]:
+    return BODIES[max((end for end in BODIES if path.endswith(end)), key=len)]
+
+
+def speech(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    count = np.array([1], np.uint32)
+    return {
+        "text_output": np.array([b"hello"], object),
+        "num_input_tokens": count,
+        "num_output_tokens": count,
+    }
+
+
+@dataclass
+class Place:
+    loader: TextLoader
+    client: httpx.AsyncClient
+    authority: Authority
+
+    async def post(self, path: str, key: str = "", **more: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return await self.client.post(path, json={**body_of(path), **more}, headers=headers)
+
+    @property
+    def tenants(self) -> list[str | None]:
+        """Of the requests that have reached models."""
+        submitted = [each for servable in self.loader.loaded.values() for each in servable.submitted]
+        return [each.request.tenant.name if each.request.tenant else None for each in submitted]
+
+
+async def at_once(seconds: float) -> None:
+    """Failures wait for nothing here."""
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    models = {**MODELS, "speaker": (SPEAKER, speech, BARE)}
+    loader = TextLoader(models)
+    for name, (_, _, files) in models.items():
+        write_folder(tmp_path / name / "1", files, with_tokenizer=files is not BARE)
+    table = ModelTable()
+    table.suggests_names = False
+    server = LocalServer(ModelManager(table, loader, 8), repositories_at([tmp_path]), Services(), name="modserve")
+    await server.load()
+    keys = {digest(name): Key(Identity(name, Tenant(f"{name}s"), scopes)) for name, scopes in KEYS.items()}
+    authority = Authority(AccessFile(keys), sleep=at_once)
+    async with asyncio.TaskGroup() as tasks:
+        listener = HttpListener(server, "127.0.0.1", 0, HttpSettings(), tasks, authority=authority)
+        port = await listener.start()
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+            yield Place(loader, client, authority)
+        await listener.retire(0)
+        await listener.close()
+
+
+def message_of(path: str, response: httpx.Response) -> str:
+    """The text of an error, which has the form that clients of the path read."""
+    document = response.json()
+    if path.startswith(("/v1/", "/openai/", "/v2/")):
+        assert set(document["error"]) == {"message", "type", "param", "code"}
+        return str(document["error"]["message"])
+    assert set(document) == {"error", "error_type"}
+    return str(document["error"])
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_who_is_refused_and_who_is_served(place: Place, path: str) -> None:
+    for key, status, text in (
+        ("", 401, "this call needs a key: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"),
+        ("nobody", 401, "the key is not known"),
+        ("reader", 403, "this call needs the scope 'infer' for any model, which the key 'reader' does not have"),
+    ):
+        response = await place.post(path, key)
+        assert (response.status_code, message_of(path, response)) == (status, text), key
+        assert response.headers["www-authenticate"].startswith("Bearer")
+    response = await place.post(path, "other")
+    there, message = body_of(path)["model"], message_of(path, response)
+    assert response.status_code == 404
+    absent = await place.post(path, "other", model="nosuch")
+    assert (absent.status_code, message_of(path, absent).replace("nosuch", there)) == (404, message)
+    assert not any(f"'{name}'" in message for name in {*place.loader.models} - {there, "classes"}), message
+    assert place.tenants == []
+    for _ in range(2):
+        response = await place.post(path, "user")
+        assert response.status_code == 200, response.text
+    assert set(place.tenants) <= {"users"}
+    assert bool(place.tenants) is (path not in ("/tokenize", "/decode"))
+
+
+@pytest.mark.parametrize("path", STREAMED)
+async def test_streams(place: Place, path: str) -> None:
+    for key, status in (("", 401), ("nobody", 401), ("reader", 403), ("other", 404)):
+        response = await place.post(path, key, stream=True)
+        assert (response.status_code, response.headers["content-type"]) == (status, "application/json")
+    assert place.tenants == []
+    response = await place.post(path, "user", stream=True)
+    assert (response.status_code, response.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    assert "hello" in response.text
+    assert place.tenants == ["users"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_key_that_was_revoked_on_an_open_connection(place: Place, path: str) -> None:
+    assert (await place.post(path, "user")).status_code == 200
+    revoked = Key(Identity("user", Tenant("users"), KEYS["user"]), revoked=True)
+    place.authority.replace(AccessFile({digest("user"): revoked}))
+    response = await place.post(path, "user")
+    assert (response.status_code, message_of(path, response)) == (401, "the key 'user' was revoked")
+
+
+async def test_the_only_model_is_the_only_one_that_the_caller_sees(place: Place) -> None:
+    """Without a name, a call is for the only model of its kind: there is one for `other`, and there are two."""
+    body = {"inputs": "the cat"}
+    response = await place.client.post("/predict", json=body, headers={"x-api-key": "other"})
+    assert response.status_code == 200
+    assert place.tenants == ["others"]
+    response = await place.client.post("/predict", json=body, headers={"x-api-key": "user"})
+    assert response.status_code == 404
+    assert "'tags'" in response.text
+    info = await place.client.get("/info", headers={"x-api-key": "other"})
+    assert (info.status_code, info.json()["model_id"]) == (200, "classes")
+    assert (await place.client.get("/info")).status_code == 401
+
+
+async def test_lists_of_models(place: Place) -> None:
+    for path in ("/openai/v1/models", "/v1/models"):
+        response = await place.client.get(path, headers={"x-api-key": "other"})
+        assert "classes" in response.text
+        assert not any(name in response.text for name in ("embed", "ranker", "tags", "speaker")), path
