@@ -44,8 +44,8 @@ def load(files: EngineFiles, figures: Figures, replies: Replies, api: Any) -> Ge
 
 def _scheduler_config(genai: Any, parameters: Mapping[str, str]) -> Any:
     config = genai.SchedulerConfig()
-    # Where the engine has paused outputs for want of room, kept prefixes give others wrong tokens (3 of 20 equal prompts
-    # in 12 blocks). A cache that grows has no such pauses.
+    # Where the engine has paused outputs for want of room, kept prefixes give others wrong tokens: 3 of 20 equal
+    # prompts in 12 blocks. A cache that grows has no such pauses.
     config.enable_prefix_caching = not any(int(parameters.get(name) or 0) for name in _LIMITED)
     for name in _SIZES:
         if parameters.get(name):
