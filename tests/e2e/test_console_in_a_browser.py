@@ -1,5 +1,6 @@
 """The live console in a real browser: what a person sees and does, and what hostile names and texts do not do."""
 
+import hashlib
 import json
 import os
 import struct
@@ -21,7 +22,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 from server_process import ServerProcess, serving
-from wire import HOST, Answer, assert_serving, http
+from wire import HOST, Answer, Ask, assert_serving, binary_request, http, infer_path
 
 pytestmark = pytest.mark.slow
 
@@ -333,3 +334,25 @@ def test_two_hundred_models(browser: webdriver.Chrome, tmp_path: Path) -> None:
             assert len(whole) < 250_000
             response.readline()
             assert len(response.readline() + response.readline()) < 2_000, "who is quiet is not written again"
+
+
+def test_the_table_of_tenants(browser: webdriver.Chrome, tmp_path: Path) -> None:
+    """The browser sends a key with each call, as a proxy before the server may do."""
+    key = {"x-api-key": "console-test-key-5a7c"}
+    sha256 = hashlib.sha256(key["x-api-key"].encode()).hexdigest()
+    user = {"name": "user", "tenant": "trial", "sha256": sha256, "scopes": {"*": ["infer", "read"]}}
+    file = tmp_path / "keys.json"
+    file.write_text(json.dumps({"keys": [user], "tenants": {"trial": {"requests_per_second": 0.001}}}))
+    with serving(EXAMPLES, options=[f"--auth-file={file}"]) as server:
+        browser.execute_cdp_cmd("Network.enable", {})
+        browser.execute_cdp_cmd("Network.setExtraHTTPHeaders", {"headers": key})
+        try:
+            opened(browser, server)
+            assert not browser.find_element(By.ID, "tenants").is_displayed()
+            body, headers = binary_request(Ask())
+            answers = [http(server.http_port, "POST", infer_path("simple"), body, {**headers, **key}) for _ in range(3)]
+            assert [answer.status for answer in answers] == [200, 429, 429]
+            until(lambda: text_of(browser, "#tenant-rows").startswith("trial "))
+            until(lambda: text_of(browser, "#tenant-rows") == "trial 0 – 0 0 0 2")
+        finally:
+            browser.execute_cdp_cmd("Network.setExtraHTTPHeaders", {"headers": {}})

@@ -10,11 +10,14 @@ from puppet_server import PuppetLoader, server_over
 
 from modserve.core.errors import invalid
 from modserve.core.statistics.adaptive_statistics import TunerDecision, TunerStatistics
+from modserve.core.tenants import Tenant
 from modserve.core.version import ModelId
 from modserve.frontends.http.console.counters import CounterReader, Counters, ModelCounters, added
 from modserve.frontends.http.console.figures import quantile
 from modserve.frontends.http.console.snapshot import Snapshot, encoded
+from modserve.frontends.http.console.tenants import TenantCounters
 from modserve.server.local import LocalServer
+from modserve.testing import inflight
 
 
 @pytest.fixture
@@ -210,3 +213,55 @@ def test_workers_are_said_with_the_figures(reading: Counters) -> None:
     snapshot = Snapshot()
     event = snapshot.next(reading, 10.0, 1, {"serving": 1, "count": 2, "restarts": 3})
     assert shown(event)["server"]["workers"] == {"serving": 1, "count": 2, "restarts": 3}
+
+
+# Tenants
+
+
+def tenant(accepted: int, refused: int, rows: int, in_flight: int = 0, waiting: int = 0) -> TenantCounters:
+    return {"accepted": accepted, "refused": refused, "rows": rows, "in_flight": in_flight, "waiting": waiting}
+
+
+def test_without_tenants_nothing_is_said_of_them(reading: Counters) -> None:
+    snapshot = Snapshot()
+    assert "tenants" not in shown(snapshot.next(reading, 10.0, 1))["server"]
+
+
+def test_what_is_read_of_tenants(server: LocalServer) -> None:
+    entry = inflight(3, tenant=Tenant("a"))
+    server.quotas.accept(entry.request, 3, lambda request: entry)
+    assert CounterReader(server).read()["tenants"] == {"a": tenant(1, 0, 3, 1)}
+
+
+def test_rates_and_shares_of_tenants(reading: Counters) -> None:
+    snapshot = Snapshot()
+    reading["tenants"] = {"a": tenant(10, 5, 100)}
+    (row,) = shown(snapshot.next(reading, 10.0, 1))["server"]["tenants"]
+    assert (row["requests"], row["share"], row["refused"], row["refused_total"]) == (0, None, 0, 5)
+    later = deepcopy(reading)
+    later["tenants"] = {"a": tenant(20, 5, 130, 2, 1), "b": tenant(40, 20, 10)}
+    first, second = shown(snapshot.next(later, 12.0, 2))["server"]["tenants"]
+    assert first == {
+        "name": "b",
+        "requests": 30,
+        "share": 0.25,
+        "waiting": 0,
+        "in_flight": 0,
+        "refused": 10,
+        "refused_total": 20,
+    }
+    assert (second["name"], second["requests"], second["share"], second["waiting"]) == ("a", 5, 0.75, 1)
+
+
+def test_tenants_of_workers_add_up_and_the_busiest_are_shown(reading: Counters) -> None:
+    other = deepcopy(reading)
+    reading["tenants"] = {f"t{number}": tenant(number, 0, number) for number in range(80)}
+    other["tenants"] = {"t79": tenant(1, 2, 3, 4, 5)}
+    total = added([reading, other])
+    assert total["tenants"]["t79"] == tenant(80, 2, 82, 4, 5)
+    snapshot = Snapshot()
+    empty = deepcopy(reading)
+    empty["tenants"] = {}
+    snapshot.next(empty, 1.0, 1)
+    rows = shown(snapshot.next(total, 2.0, 2))["server"]["tenants"]
+    assert [row["name"] for row in rows] == [f"t{number}" for number in range(79, 29, -1)]

@@ -13,6 +13,7 @@ from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.server import Server
 
 from .streams import EngineFigures, StreamCounters, added_streams, engine_figures, stream_counters
+from .tenants import TenantCounters, added_tenants, tenant_counters
 
 _DECISIONS = 12
 """The latest ones of a tuner."""
@@ -94,6 +95,8 @@ class ServerCounters(TypedDict):
 class Counters(TypedDict):
     server: ServerCounters
     models: list[ModelCounters]
+    tenants: dict[str, TenantCounters]
+    """By name."""
 
 
 class _Known(NamedTuple):
@@ -137,6 +140,7 @@ class CounterReader:
                 )
                 for entry in server.index()
             ],
+            "tenants": tenant_counters(server),
         }
 
     def _look(self) -> dict[tuple[str, int], _Known]:
@@ -262,6 +266,7 @@ def added(readings: Sequence[Counters]) -> Counters:
             "model_memory_limit": sum(each["model_memory_limit"] for each in servers),
         },
         "models": [_model_of_all(models[key]) for key in sorted(models, key=lambda key: (key[0], int(key[1] or 0)))],
+        "tenants": added_tenants(reading["tenants"] for reading in readings),
     }
 
 

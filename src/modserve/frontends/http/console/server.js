@@ -29,6 +29,7 @@ function refreshServer() {
     ...(server.model_memory_limit ? [["memory of models", `${bytes(server.model_memory)} of ${bytes(server.model_memory_limit)}`]] : []),
     ["failed since start", number(server.failures)],
   ]);
+  showTenants(server.tenants || []);
   const phase = byId("phase");
   phase.hidden = false;
   phase.className = `badge ${server.ready ? "good" : "busy"}`;
@@ -38,6 +39,14 @@ function refreshServer() {
   if (server.failures !== failuresShown) {
     showFailures(server.failures);
   }
+}
+
+function showTenants(tenants) {
+  byId("tenants").hidden = !tenants.length;
+  byId("tenant-rows").replaceChildren(...tenants.map((tenant) => element("tr", {},
+    element("td", { class: "text" }, tenant.name),
+    ...[number(tenant.requests), percent(tenant.share), number(tenant.waiting), number(tenant.in_flight),
+      number(tenant.refused), tenant.refused_total.toLocaleString("en")].map((text) => element("td", { class: "number" }, text)))));
 }
 
 let showingFailures = false;

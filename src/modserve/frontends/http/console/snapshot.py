@@ -12,6 +12,7 @@ import orjson
 from .counters import Counters, ModelCounters, RequestCounters, ServerCounters
 from .figures import quantile, rate
 from .streams import is_quiet, stream_row
+from .tenants import tenant_rows
 
 _AS_READ: Final = ("name", "version", "state", "reason", "load_ms", "engine", "instances", "lost", "memory", "tuner")
 """What is shown of a model as it was read."""
@@ -76,6 +77,9 @@ class Snapshot:
                 changed[key] = {name: value for name, value in row.items() if old[name] != value}
         gone = [key for key in self._rows if key not in rows]
         self._server = _server(reading["server"], self._reading, seconds, rows.values(), latency)
+        old_tenants = None if self._reading is None else self._reading["tenants"]
+        if tenants := tenant_rows(reading["tenants"], old_tenants, seconds):
+            self._server["tenants"] = tenants
         if workers is not None:
             self._server["workers"] = dict(workers)
         self._reading, self._models, self._read_at = reading, models, now
