@@ -52,12 +52,13 @@ TEXTS = {
     *(f"frontends.http.text{name}" for name in ("", ".calls", ".fields", ".models", ".openai", ".rerank")),
     *(f"frontends.http.text{name}" for name in (".handlers", ".routes", ".tei")),
     *(f"text{name}" for name in ("", ".description", ".files", ".openai_errors", ".outputs", ".pooling", ".tokenizer")),
+    "text.unknown_fields",
 }
 EXPLORER, PAGE = "frontends.http.explorer", "frontends.http.single_page"
 DOCS = {"frontends.http.rest.docs", "frontends.http.rest.model_document", "protocol.examples", "protocol.snippets"}
 CONSOLE = {
     f"frontends.http.console{name}"
-    for name in ("", ".counters", ".figures", ".page", ".routes", ".sampler", ".snapshot", ".streams")
+    for name in ("", ".counters", ".figures", ".page", ".routes", ".sampler", ".snapshot", ".streams", ".tenants")
 }
 
 
