@@ -58,7 +58,7 @@ EXPLORER, PAGE = "frontends.http.explorer", "frontends.http.single_page"
 DOCS = {"frontends.http.rest.docs", "frontends.http.rest.model_document", "protocol.examples", "protocol.snippets"}
 CONSOLE = {
     f"frontends.http.console{name}"
-    for name in ("", ".counters", ".figures", ".page", ".routes", ".sampler", ".snapshot", ".streams")
+    for name in ("", ".counters", ".figures", ".page", ".routes", ".sampler", ".snapshot", ".streams", ".tenants")
 }
 
 

@@ -477,7 +477,7 @@ class Trace:
         self.on, self.verbose = True, False
         self.told: list[str] = []
 
-    def sample(self, servable: PuppetServable, headers: object = None) -> "Trace":
+    def sample(self, servable: PuppetServable, headers: object = None, tenant: str = "") -> "Trace":
         assert servable.id.name == "many"
         return self
 
