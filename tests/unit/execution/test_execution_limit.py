@@ -16,7 +16,6 @@ from modserve.core.errors import Code
 from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.version import ModelId
 from modserve.execution.execution_limit import ExecutionLimit
-from modserve.execution.instance import Instance
 from modserve.execution.job import Job
 from modserve.execution.pool import InstancePool
 from modserve.testing import FakeClock, PuppetBackend, instance_spec
@@ -231,27 +230,12 @@ async def test_a_process_is_ended() -> None:
     bench.pool.close()
 
 
-class Watched(Instance):
-    """An instance that does nothing."""
-
-    def __init__(self) -> None: ...
-
-    engine = None  # type: ignore[assignment]
-
-    def start(self, job: Job) -> None: ...
-
-    def give_up(self, error: Exception) -> bool:
-        return True
-
-    def end(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def test_time_counts_from_when_the_engine_begins() -> None:
+async def test_time_counts_from_when_the_engine_begins() -> None:
+    bench = PoolBench()
     clock, over = FakeClock(), []
     limit = ExecutionLimit(10, clock, lambda instance, job: over.append((job, limit.ended(job))))
-    instance = Watched()
+    instance = bench.pool.reserve()
+    assert instance is not None
     first, second = Job([member(1)]), Job([member(2)])
     limit.started(instance, first)
     first.timing.compute_start_ns = clock.now_ns()
@@ -268,13 +252,18 @@ def test_time_counts_from_when_the_engine_begins() -> None:
     assert over == [(first, True), (second, True)]
     assert clock.next_timer_ns() is None
     assert not limit.ended(second)
+    bench.pool.close()
 
 
-def test_no_timer_is_left_when_all_is_over() -> None:
+async def test_no_timer_is_left_when_all_is_over() -> None:
+    bench = PoolBench()
     clock = FakeClock()
     limit = ExecutionLimit(10, clock, lambda instance, job: pytest.fail("too early"))
     job = Job([member(1)])
-    limit.started(Watched(), job)
+    instance = bench.pool.reserve()
+    assert instance is not None
+    limit.started(instance, job)
     assert limit.ended(job)
     clock.advance(10)
     assert clock.next_timer_ns() is None
+    bench.pool.close()

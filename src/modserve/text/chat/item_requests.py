@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import orjson
+
 from .. import unknown_fields
 from . import fields, items
 from .errors import field_error
@@ -70,7 +72,17 @@ def read_response_request(document: Mapping[str, Any]) -> ResponseRequest:
     arguments = fields.mapping(document, "chat_template_kwargs") or {}
     chat = ChatRequest(text, items.read_messages(document), tools, arguments)
     said = {name: default if (value := document.get(name)) is None else value for name, default in _REPEATED.items()}
-    return ResponseRequest(chat, {**said, "text": {"format": form.get("format") or {"type": "text"}}})
+    repeated = {**said, "text": {"format": form.get("format") or {"type": "text"}}}
+    for name, value in repeated.items():
+        _check_written(name, value)
+    return ResponseRequest(chat, repeated)
+
+
+def _check_written(name: str, value: object) -> None:
+    try:
+        orjson.dumps(value)
+    except TypeError as error:
+        raise field_error(name, f"'{name}' cannot be repeated in the response: {error}") from None
 
 
 def _logprobs(document: Mapping[str, Any]) -> int | None:

@@ -45,7 +45,6 @@ def handlers(context: CallContext, streams: Streams) -> Mapping[str, Handler]:
     surface = _Surface(context, streams, TextModels(context.server, context.limits))
 
     async def chat_completions(request: CompleteRequest) -> WholeResponse | ResponseStream:
-        """Answer a conversation with a model that generates text, as OpenAI's API does; `stream` for events."""
         name = ""
         try:
             chat, size = await _read(context, request, requests.read_chat)
@@ -55,7 +54,6 @@ def handlers(context: CallContext, streams: Streams) -> Mapping[str, Handler]:
             return failure_response(context, request, _placed(error, "response_format"), name)
 
     async def completions(request: CompleteRequest) -> WholeResponse | ResponseStream:
-        """Continue a text with a model that generates text, as OpenAI's API does; `stream` for events."""
         name = ""
         try:
             completion, _ = await _read(context, request, requests.read_completion)
@@ -65,7 +63,6 @@ def handlers(context: CallContext, streams: Streams) -> Mapping[str, Handler]:
             return failure_response(context, request, error, name)
 
     async def responses(request: CompleteRequest) -> WholeResponse | ResponseStream:
-        """Answer a conversation of items with a model that generates text, as OpenAI's API does; nothing is stored."""
         name = ""
         try:
             read, size = await _read(context, request, read_response_request)

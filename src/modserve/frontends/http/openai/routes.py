@@ -17,10 +17,23 @@ from .handlers import failure_response
 from .models import list_json, model_json
 
 _BODIES = {
-    "chat/completions": ("ChatRequestBody", "ChatResponseBody"),
-    "completions": ("CompletionRequestBody", "ChatResponseBody"),
-    "responses": ("ItemsRequestBody", "ItemsResponseBody"),
+    "chat/completions": (
+        "ChatRequestBody",
+        "ChatResponseBody",
+        "Answer a conversation with a model that generates text, as OpenAI's API does; `stream` for events.",
+    ),
+    "completions": (
+        "CompletionRequestBody",
+        "ChatResponseBody",
+        "Continue a text with a model that generates text, as OpenAI's API does; `stream` for events.",
+    ),
+    "responses": (
+        "ItemsRequestBody",
+        "ItemsResponseBody",
+        "Answer a conversation of items with a model that generates text, as OpenAI's API does; nothing is stored.",
+    ),
 }
+"""What is sent, what comes back, and the description: compiled functions have no docstrings."""
 
 
 def router(handlers: Mapping[str, Handler], context: CallContext) -> APIRouter:
@@ -42,9 +55,10 @@ def router(handlers: Mapping[str, Handler], context: CallContext) -> APIRouter:
 
     failures_of = errors_of(*FAILURES, body="OpenAIErrorAnswer")
     for path, call in handlers.items():
-        body, answer = _BODIES[path.partition("/v1/")[2]]
+        body, answer, description = _BODIES[path.partition("/v1/")[2]]
         options: dict[str, Any] = {
             "methods": ["POST"],
+            "description": description,
             "responses": {200: response_of(answer), **failures_of},
             "openapi_extra": body_of(body),
             "route_class_override": DirectRoute,

@@ -21,7 +21,6 @@ def endpoint(call: Handler, options: HttpSettings) -> Callable[[Request], Awaita
         complete = await complete_request(request, options)
         return response_to(request, await unless_disconnected(request, call(complete)))
 
-    handle.__doc__ = call.__doc__
     return handle
 
 

@@ -80,7 +80,6 @@ def _handler(context: CallContext, models: TextVersions, route: TextRoute) -> Ha
         except ModserveError as error:
             return _failure(context, request, error, form)
 
-    handle.__doc__ = work.__doc__
     return handle
 
 

@@ -14,13 +14,29 @@ from modserve.settings import HttpSettings
 
 from .handlers import ROUTES
 
+_DESCRIPTIONS: Mapping[str, str] = {
+    "/v1/embeddings": "The embeddings of the texts in ``input``, in their order.",
+    "/v1/rerank": "The documents in the order of their relevance to the query, the most relevant first.",
+    "/embed": "The embedding of each text in ``inputs``.",
+    "/rerank": "The texts by their relevance to the query, the most relevant first.",
+    "/predict": "The labels of each text with their scores, the likeliest first; or those of its tokens.",
+    "/similarity": "The cosine of the angle between the embedding of a text and that of each of the others.",
+    "/tokenize": "The tokens of each text, with their places in it.",
+    "/decode": "The text of each list of tokens in ``ids``.",
+    "/info": "What the model is, and what it takes.",
+}
+"""By the first path of each; compiled functions have no docstrings."""
+
 
 def router(handlers: Mapping[str, Handler], options: HttpSettings) -> APIRouter:
     """The routes of all calls of texts."""
     router = new_router(TEXT)
     for route in ROUTES:
         errors = errors_of(*route.dialect.statuses, body=route.dialect.body)
-        documented: dict[str, Any] = {"responses": {200: response_of(route.answer), **errors}}
+        documented: dict[str, Any] = {
+            "description": _DESCRIPTIONS[route.paths[0]],
+            "responses": {200: response_of(route.answer), **errors},
+        }
         if route.body:
             documented |= {"methods": ["POST"], "openapi_extra": body_of(route.body)}
         for path in route.paths:
