@@ -278,7 +278,7 @@ def test_requirements_are_those_of_the_project_and_its_extras(tmp_path: Path) ->
         ("remote", EXTRAS["remote"]),
         ("", []),
         ("redis openvino", EXTRAS["redis"] + EXTRAS["openvino"]),
-        ("all", [line for name in parts_of_all() for line in EXTRAS[name]]),
+        ("all", list(dict.fromkeys(line for name in parts_of_all() for line in EXTRAS[name]))),
     ):
         assert listed(tmp_path, extras).returncode == 0
         assert (tmp_path / "requirements.txt").read_text().splitlines() == [*PROJECT["dependencies"], *expected]

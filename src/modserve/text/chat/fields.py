@@ -128,8 +128,13 @@ def _number(name: str, value: object, kind: type, least: float, most: float) -> 
         raise wrong_type(name, "a whole number" if kind is int else "a number", value)
     assert isinstance(value, int | float), "one of these types: this is a bug"
     if not least <= value <= most:
-        raise field_error(name, f"'{name}' must be between {least} and {most}, not {value}")
+        # The compiled form has made floats of the bounds.
+        raise field_error(name, f"'{name}' must be between {_plain(least)} and {_plain(most)}, not {value}")
     return value
+
+
+def _plain(bound: float) -> str:
+    return str(int(bound)) if bound == int(bound) else str(bound)
 
 
 def _kind(value: object) -> str:
