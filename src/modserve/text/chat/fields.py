@@ -129,11 +129,11 @@ def _number(name: str, value: object, kind: type, least: float, most: float) -> 
     assert isinstance(value, int | float), "one of these types: this is a bug"
     if not least <= value <= most:
         # The compiled form has made floats of the bounds.
-        raise field_error(name, f"'{name}' must be between {_plain(least)} and {_plain(most)}, not {value}")
+        raise field_error(name, f"'{name}' must be between {_bound_text(least)} and {_bound_text(most)}, not {value}")
     return value
 
 
-def _plain(bound: float) -> str:
+def _bound_text(bound: float) -> str:
     return str(int(bound)) if bound == int(bound) else str(bound)
 
 
