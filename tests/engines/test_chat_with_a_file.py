@@ -24,6 +24,7 @@ def test_a_gguf_file_answers_remembers_and_stops(tmp_path: Path) -> None:
         chat.line("Which country is that in?")
         assert "France" in chat.expect(r"tokens/s, .*\n\n> ").splitlines()[1]
         chat.line("Write a long story about a dog.")
+        chat.expect(r"a dog\.\n")  # the terminal's echo; what follows is the answer
         chat.expect(r"\w+ \w+ \w+ ")
         chat.type(CTRL_C)
         chat.expect(r"\(stopped\)\n\n> ")
