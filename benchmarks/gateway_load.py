@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 PATIENCE_S = 20.0
 """A client gives a request up after it, if not told otherwise."""
-_PAUSE_S = 0.004
+PAUSE_S = 0.004
 """Between two requests of a client, so that clients leave the processors to what is tested."""
 _STREAM = 4
 """Responses of a stream."""
@@ -206,8 +206,15 @@ class Load:
     """Clients that send until `stop`, each kind in threads of its own, all with numbers of their own."""
 
     def __init__(
-        self, http_port: int, grpc_port: int, model: str = "scaled", streams: bool = True, patience_s: float = PATIENCE_S
+        self,
+        http_port: int,
+        grpc_port: int,
+        model: str,
+        streams: bool = True,
+        patience_s: float = PATIENCE_S,
+        pause_s: float = PAUSE_S,
     ) -> None:
+        self._pause_s = pause_s
         self._tallies: dict[str, Tally] = {}
         self._changed = threading.Condition()
         self._ended = threading.Event()
@@ -229,18 +236,14 @@ class Load:
             for _ in range(count):
                 self._threads.append(threading.Thread(target=self._run, args=(tally, caller, method), daemon=True))
 
-    def __enter__(self) -> "Load":
+    def start(self) -> None:
         for thread in self._threads:
             thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def _run(self, tally: Tally, caller: Callable[[], HttpCaller | GrpcCaller], method: str) -> None:
         client = caller()
         call: Call = getattr(client, method)
-        while not self._ended.wait(_PAUSE_S):
+        while not self._ended.wait(self._pause_s):
             with self._changed:
                 number = next(self._numbers)
                 tally.sent += 1

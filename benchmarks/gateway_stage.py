@@ -254,6 +254,9 @@ def gateway(
             raise RuntimeError(f"{name} does not start: {running.log[-2000:]}")
         yield running
     finally:
+        if program.running:
+            program.signal(signal.SIGTERM)  # nginx's workers would outlive a killed master
+            program.wait()
         program.dispose()
 
 

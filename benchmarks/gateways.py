@@ -40,54 +40,100 @@ EDITS: Mapping[str, Mapping[str, str]] = {
 FROZEN_PATIENCE_S = 6.0
 
 
-@dataclass(frozen=True)
-class Stage:
-    servers: Sequence[ModelServer]
-    gateway: Gateway
-    answers: int
-    """How many right answers of each kind are waited for, before, between and after events."""
-
-    def load(self, model: str = "scaled", *, streams: bool = True, patience_s: float = 20.0) -> Load:
-        return Load(self.gateway.http_port, self.gateway.grpc_port, model, streams, patience_s)
-
-    def wait_until_used(self) -> None:
-        """Until each server has answered requests of both protocols once more."""
-        before = [server.executions("scaled") for server in self.servers]
-        callers = HttpCaller(self.gateway.http_port, "scaled"), GrpcCaller(self.gateway.grpc_port, "scaled")
-        calls = callers[0].json, callers[1].unary
-
-        def used() -> bool:
-            for call in calls:
-                with contextlib.suppress(Refused):
-                    call(0)
-            now = [server.executions("scaled") for server in self.servers]
-            return all(count >= earlier + 2 for count, earlier in zip(now, before, strict=True))
-
-        try:
-            gateway_stage.until(used, "each server gets requests")
-        finally:
-            for caller in callers:
-                caller.close()
+Tallies = dict[str, Tally]
+"""By kind of request."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one event: tallies by kind of request, and what else there is to say."""
+    """Of one event at one gateway: what became of the requests, and what else there is to say."""
 
-    tallies: Mapping[str, Tally]
+    tallies: Tallies
     note: str = ""
 
 
-def nothing(stage: Stage) -> Outcome:
+class Loads:
+    """The same load through each of the gateways."""
+
+    def __init__(self, loads: Mapping[str, Load]) -> None:
+        self._loads = loads
+
+    def __enter__(self) -> "Loads":
+        for load in self._loads.values():
+            load.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> dict[str, Tallies]:
+        """By gateway, once all requests have ended."""
+        return {name: load.stop() for name, load in self._loads.items()}
+
+    def wait_for_answers(self, count: int) -> None:
+        for load in self._loads.values():
+            load.wait_for_answers(count)
+
+    def wait_for_those_in_flight(self) -> None:
+        for load in self._loads.values():
+            load.wait_for_those_in_flight()
+
+
+@dataclass(frozen=True)
+class Stage:
+    servers: Sequence[ModelServer]
+    gateways: Sequence[Gateway]
+    answers: int
+    """How many right answers of each kind are waited for, before, between and after events."""
+    pause_s: float
+    """Of a client between two requests."""
+    stops: int = gateway_stage.SERVER_COUNT
+    """How many servers get SIGTERM, one after the other."""
+
+    def load(self, model: str = "scaled", *, streams: bool = True, patience_s: float = 20.0) -> Loads:
+        return Loads(
+            {
+                each.name: Load(each.http_port, each.grpc_port, model, streams, patience_s, self.pause_s)
+                for each in self.gateways
+            }
+        )
+
+    def wait_until_used(self) -> None:
+        """Until each gateway has sent requests of both protocols to each server again."""
+        for each in self.gateways:
+            callers = HttpCaller(each.http_port, "scaled"), GrpcCaller(each.grpc_port, "scaled")
+            for call in (callers[0].json, callers[1].unary):
+                before = [server.executions("scaled") for server in self.servers]
+
+                def used(call: Callable[[int], str] = call, before: Sequence[int] = before) -> bool:
+                    with contextlib.suppress(Refused):
+                        call(0)
+                    now = [server.executions("scaled") for server in self.servers]
+                    return all(count > earlier for count, earlier in zip(now, before, strict=True))
+
+                gateway_stage.until(used, f"{each.name} sends requests to each server")
+            for caller in callers:
+                caller.close()
+
+
+Outcomes = dict[str, Outcome]
+"""By gateway."""
+
+
+def _outcomes(tallies: Mapping[str, Tallies], note: str = "") -> Outcomes:
+    return {name: Outcome(each, note) for name, each in tallies.items()}
+
+
+def nothing(stage: Stage) -> Outcomes:
     with stage.load() as load:
         load.wait_for_answers(stage.answers)
-    return Outcome(load.stop())
+    return _outcomes(load.stop())
 
 
-def sigterm(stage: Stage) -> Outcome:
+def sigterm(stage: Stage) -> Outcomes:
     """Each server in turn, as a rolling update stops them."""
-    tallies: dict[str, Tally] = {}
-    for server in stage.servers:
+    sums: dict[str, Tallies] = {each.name: {} for each in stage.gateways}
+    for server in stage.servers[: stage.stops]:
         with stage.load() as load:
             load.wait_for_answers(stage.answers)
             server.program.signal(signal.SIGTERM)
@@ -95,15 +141,16 @@ def sigterm(stage: Stage) -> Outcome:
             load.wait_for_answers(stage.answers)
         if code:
             raise RuntimeError(f"exit code {code}: {server.log}")
-        for kind, tally in load.stop().items():
-            tallies.setdefault(kind, Tally()).add(tally)
+        for name, tallies in load.stop().items():
+            for kind, tally in tallies.items():
+                sums[name].setdefault(kind, Tally()).add(tally)
         server.start()
         server.wait_until_ready()
         stage.wait_until_used()
-    return Outcome(tallies, "each server in turn")
+    return _outcomes(sums, "each server in turn" if stage.stops > 1 else "")
 
 
-def killed(stage: Stage) -> Outcome:
+def killed(stage: Stage) -> Outcomes:
     """Leaves the server down."""
     with stage.load() as load:
         load.wait_for_answers(stage.answers)
@@ -111,10 +158,10 @@ def killed(stage: Stage) -> Outcome:
         stage.servers[0].program.wait()
         load.wait_for_those_in_flight()
         load.wait_for_answers(stage.answers)
-    return Outcome(load.stop())
+    return _outcomes(load.stop())
 
 
-def port_closed(stage: Stage) -> Outcome:
+def port_closed(stage: Stage) -> Outcomes:
     """The server has been down for a while; it starts in the middle, and gets requests again."""
     server = stage.servers[0]
     with stage.load() as load:
@@ -123,10 +170,10 @@ def port_closed(stage: Stage) -> Outcome:
         server.wait_until_ready()
         gateway_stage.until(lambda: server.executions("scaled"), "the server gets requests again")
     stage.wait_until_used()
-    return Outcome(load.stop(), "nobody listens; then the server starts")
+    return _outcomes(load.stop(), "nobody listens; then the server starts")
 
 
-def frozen(stage: Stage) -> Outcome:
+def frozen(stage: Stage) -> Outcomes:
     server = stage.servers[1]
     with stage.load(patience_s=FROZEN_PATIENCE_S) as load:
         load.wait_for_answers(stage.answers)
@@ -137,33 +184,37 @@ def frozen(stage: Stage) -> Outcome:
         finally:
             server.program.signal(signal.SIGCONT)
     stage.wait_until_used()
-    return Outcome(load.stop(), f"clients wait for {FROZEN_PATIENCE_S:g} s at most")
+    return _outcomes(load.stop(), f"clients wait for {FROZEN_PATIENCE_S:g} s at most")
 
 
-def slow(stage: Stage) -> Outcome:
+def slow(stage: Stage) -> Outcomes:
     """The model takes longer on one of the servers."""
-    before = [server.executions("paced") for server in stage.servers]
     with stage.load("paced", streams=False) as load:
         load.wait_for_answers(4 * stage.answers)
-    tallies = load.stop()
-    counts = [server.executions("paced") - earlier for server, earlier in zip(stage.servers, before, strict=True)]
-    note = f"{gateway_stage.SLOW_MS} ms on one of three: it got {counts[-1] / sum(counts):.0%} of the requests"
-    return Outcome(tallies, note)
+    outcomes = {}
+    for name, tallies in load.stop().items():
+        latencies = [latency for tally in tallies.values() for latency in tally.latencies_s]
+        share = sum(latency * 1e3 >= gateway_stage.SLOW_MS for latency in latencies) / len(latencies)
+        outcomes[name] = Outcome(tallies, f"{gateway_stage.SLOW_MS} ms on one of three: it got {share:.0%} of the requests")
+    return outcomes
 
 
-def other_version(stage: Stage) -> Outcome:
+def other_version(stage: Stage) -> Outcomes:
     """One of the servers has a further version, which takes the requests without one."""
     with stage.load("versioned", streams=False) as load:
         load.wait_for_answers(2 * stage.answers)
-    tallies = load.stop()
-    versions: dict[str, int] = {}
-    for tally in tallies.values():
-        for version, count in tally.versions.items():
-            versions[version] = versions.get(version, 0) + count
-    return Outcome(tallies, ", ".join(f"version {name}: {versions[name]}" for name in sorted(versions)))
+    outcomes = {}
+    for name, tallies in load.stop().items():
+        versions: dict[str, int] = {}
+        for tally in tallies.values():
+            for version, count in tally.versions.items():
+                versions[version] = versions.get(version, 0) + count
+        note = ", ".join(f"version {version}: {versions[version]}" for version in sorted(versions))
+        outcomes[name] = Outcome(tallies, note)
+    return outcomes
 
 
-EVENTS: Mapping[str, Callable[[Stage], Outcome]] = {
+EVENTS: Mapping[str, Callable[[Stage], Outcomes]] = {
     "nothing": nothing,
     "SIGTERM": sigterm,
     "kill -9": killed,
@@ -175,12 +226,27 @@ EVENTS: Mapping[str, Callable[[Stage], Outcome]] = {
 """In this order: the port that is closed is that of the killed server."""
 
 
-def run(name: str, servers: Sequence[ModelServer], directory: Path, answers: int) -> dict[str, Outcome]:
-    """All events behind one gateway."""
+def run(
+    names: Sequence[str],
+    servers: Sequence[ModelServer],
+    directory: Path,
+    answers: int,
+    pause_s: float = 0.004,
+    stops: int = gateway_stage.SERVER_COUNT,
+) -> dict[str, dict[str, Outcome]]:
+    """All events behind these gateways, which have the same servers at the same time. By gateway and event."""
     addresses = [(server.http_port, server.grpc_port) for server in servers]
-    with gateway_stage.gateway(name, addresses, directory, EDITS[name]) as running:
-        stage = Stage(servers, running, answers)
-        return {event: act(stage) for event, act in EVENTS.items()}
+    with contextlib.ExitStack() as stack:
+        gateways = [
+            stack.enter_context(gateway_stage.gateway(name, addresses, directory / name, EDITS[name])) for name in names
+        ]
+        stage = Stage(servers, gateways, answers, pause_s, stops)
+        stage.wait_until_used()
+        outcomes: dict[str, dict[str, Outcome]] = {name: {} for name in names}
+        for event, act in EVENTS.items():
+            for name, outcome in act(stage).items():
+                outcomes[name][event] = outcome
+    return outcomes
 
 
 def faults(outcomes: Mapping[str, Outcome]) -> list[str]:
@@ -246,7 +312,7 @@ def main() -> int:
         with gateway_stage.servers(directory, [ROOT / "model_repository"]) as servers:
             for name in options.gateways or NAMES:
                 began = time.monotonic()
-                outcomes = run(name, servers, directory / name, options.answers)
+                outcomes = run([name], servers, directory, options.answers)[name]
                 tables[name] = table(outcomes)
                 print(f"{TITLES[name]}, {datetime.now(UTC):%Y-%m-%d}, {time.monotonic() - began:.0f} s\n\n{tables[name]}\n")
                 for event, outcome in outcomes.items():
