@@ -66,6 +66,11 @@ class Settings(BaseModel):
     id: str = option("modserve", "The server's name in its metadata.", value="NAME")
     exit_on_error: bool = option(False, "Exit if a model fails to load at the start.")
     exit_timeout_secs: Count = option(30, "Seconds that a stopping server waits for requests in flight.")
+    shutdown_delay_secs: Count = option(
+        0,
+        "Seconds in which a stopping server is not ready and still takes new requests, so that load balancers turn "
+        "away from it first.",
+    )
     strict_readiness: bool = option(
         True, "Be ready only when every model is; false: as soon as the first load is over."
     )

@@ -27,17 +27,8 @@ if TYPE_CHECKING:
     from .audit import RpcAudit
     from .guard import RpcGuard
 
-_BACKLOG: Final = 2.0
-"""Seconds for taking over calls that have arrived, at most."""
-
-_QUIET: Final = 0.02
-"""Seconds without a byte from any client, after which none is on its way."""
-
-_LATE: Final = 0.02
-"""Seconds by which such a look may come too late, and still count."""
-
 _TURNS: Final = 5
-"""Turns of the event loop, more than it takes to read what has come."""
+"""Turns of the event loop, more than it takes to accept what has come."""
 
 _KEPT: Final = 16
 """Descriptors that are left to others, at least."""
@@ -115,49 +106,51 @@ class GrpcListener:
         port: int = self._socket.sockets[0].getsockname()[1]
         return port
 
-    async def stop(self, grace: float | None) -> None:
-        """Tell clients to go elsewhere, and let calls under way finish for `grace` seconds; None: none.
+    async def retire(self, seconds: float) -> None:
+        """Take no new connections, and tell the clients of open ones to go elsewhere.
 
-        Streams read no more requests, and end when those they have read are settled. Calls that clients send before
-        they know are still served, by a server that says that it stops.
+        Returns when all have heard it, or after so many seconds: until then all their calls are served.
         """
+        if self._socket is None or self._port is None:
+            return
+        for _ in range(_TURNS):  # what waits to be accepted is
+            await asyncio.sleep(0)
+        self._socket.close()
+        await self._port.say_goodbye(seconds)
+
+    async def finish(self, seconds: float) -> None:
+        """End connections as soon as their calls are over; returns when all are, or after so many seconds.
+
+        Streams read no more requests, and end when those they have read are settled.
+        """
+        self._streams.stop()
+        if self._socket is not None:
+            self._socket.close()
+        if self._port is not None:
+            for connection in list(self._port.connections):
+                connection.go_away()
+            await _within(self._port.idle, seconds)
+
+    async def close(self) -> None:
+        """End all calls, leave time for what has been written, and close what is left."""
         self._streams.stop()
         if self._socket is not None:
             self._socket.close()
         if (grpc_port := self._port) is None:
             return
         try:
-            if grace is not None:
-                for connection in list(grpc_port.connections):
-                    connection.go_away()
-                await _within(grpc_port.idle, grace)
             for connection in list(grpc_port.connections):
                 for stream in list(connection.streams.values()):
                     if isinstance(stream, ServerCall):
                         stream.stop()
                 connection.close_when_done()
-            await _within(grpc_port.idle, 0.0 if grace is None else grpc_port.limits.farewell)
+            await _within(grpc_port.idle, grpc_port.limits.farewell)
             for connection in list(grpc_port.connections):
                 connection.abort()
             await grpc_port.idle.wait()
         finally:
             grpc_port.stop_ticking()
             grpc_port.deadlines.close()
-
-    async def take_backlog(self, limit: float = _BACKLOG) -> None:
-        """Return when every call that has arrived is under way, or after `limit` seconds.
-
-        Time in which the machine did not let this process run does not count as quiet.
-        """
-        grpc_port, loop = self._port, asyncio.get_running_loop()
-        end = loop.time() + limit
-        while grpc_port is not None and (began := loop.time()) < end:
-            received = grpc_port.received
-            await asyncio.sleep(_QUIET)
-            for _ in range(_TURNS):
-                await asyncio.sleep(0)
-            if loop.time() - began <= _QUIET + _LATE and received == grpc_port.received:
-                return
 
 
 def _audited(audit: "AuditLog | None") -> "RpcAudit | None":

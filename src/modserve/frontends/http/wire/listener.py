@@ -89,17 +89,19 @@ class HttpListener:
         port: int = self._socket.sockets[0].getsockname()[1]
         return port
 
-    async def retire(self, seconds: float) -> None:
+    async def retire(self, seconds: float, closing: bool = True) -> None:
         """Take no new connections, and serve each of those that are open once more, for so many seconds at most.
 
-        An idle one is not closed before: a request may be on its way, whose client could not know.
+        An idle one is not closed before: a request may be on its way, whose client could not know. Unless `closing`,
+        there may be new ones, and each serves a single request.
         """
         context = self._context
         if self._socket is None or context is None:
             return
         await asyncio.sleep(0)  # what waits to be accepted is
         await asyncio.sleep(0)
-        self._socket.close()
+        if closing:
+            self._socket.close()
         await context.say_goodbye(seconds)
 
     def stop_accepting(self) -> None:
