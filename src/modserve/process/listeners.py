@@ -159,12 +159,11 @@ class Listeners:
         """
         draining = self._server.draining
         drained_before = draining.over
-        if self._member is not None:
-            await self._member.give_notice()
-        report = await draining.run(replaced=self._member is not None)
-        grace = draining.times.grace
-        spent = 0.0 if drained_before else max(0.0, asyncio.get_running_loop().time() - draining.closed_at)
-        in_time = await shut_down(max(0.0, grace - spent) if report.drained else 0.0)
+        if self._member is not None and not await self._member.give_notice():
+            draining.hurry()
+        await draining.run(replaced=self._member is not None)
+        spent = 0.0 if drained_before else asyncio.get_running_loop().time() - draining.closed_at
+        in_time = await shut_down(max(0.0, draining.times.grace - spent))
         await self.stop()
         if not in_time:
             _log.error("Exit timeout expired. Exiting immediately.")

@@ -147,6 +147,7 @@ class Supervisor:
         elif number not in _ORDERLY or self.stopping:
             self._patient = False
             self._waiting.clear()
+            (self._workers.directory / STOPPING).unlink(missing_ok=True)
             self._send_all(number)
         else:
             self._patient = True

@@ -100,10 +100,13 @@ class Member:
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 
-    async def give_notice(self) -> None:
-        """Say in all workers that they are not ready, if all of them are to end."""
-        if self.identity.stopping.exists() and self._control is not None:
-            await asyncio.gather(self._control.call("give_notice", ()), self._peers.ask_all("give_notice"))
+    async def give_notice(self) -> bool:
+        """Say in all workers that they are not ready, if all of them are to end; False if not, or if they end at once.
+        """
+        if not self.identity.stopping.exists() or self._control is None:
+            return False
+        await asyncio.gather(self._control.call("give_notice", ()), self._peers.ask_all("give_notice"))
+        return True
 
     @property
     def drained(self) -> bool:

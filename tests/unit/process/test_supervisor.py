@@ -138,6 +138,14 @@ def test_the_first_worker_has_the_time_of_the_notice_as_well(tmp_path: Path) -> 
     assert (102, signal.SIGKILL) in processes.signals
 
 
+def test_a_second_signal_ends_the_notice(tmp_path: Path) -> None:
+    processes = Processes(tmp_path, notice_s=5.0)
+    processes.supervisor.signalled(signal.SIGTERM, 10.0)
+    processes.supervisor.signalled(signal.SIGTERM, 11.0)
+    assert not processes.identities[0].stopping.exists()
+    assert processes.signals[1:] == [(100, signal.SIGTERM), (101, signal.SIGTERM), (102, signal.SIGTERM)]
+
+
 def test_without_a_notice_nobody_is_told(processes: Processes) -> None:
     processes.supervisor.signalled(signal.SIGTERM, 10.0)
     assert not processes.identities[0].stopping.exists()
