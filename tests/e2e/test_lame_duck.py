@@ -76,8 +76,8 @@ def test_a_notice_before_the_stop(workers: int) -> None:
     with started(EXAMPLES, options=options) as server, channel(server.grpc_port) as opened:
         server.wait_for(LOADED)
         statuses: list[int] = []
-        call = opened.unary_stream("/grpc.health.v1.Health/Watch", response_deserializer=HealthCheckResponse.FromString)
-        watch = call(b"", timeout=SECONDS)
+        call = opened.unary_stream("/grpc.health.v1.Health/Watch", None, HealthCheckResponse.FromString)
+        watch: Any = call(b"", timeout=SECONDS)
         statuses.append(next(watch).status)
         assert phase_of(server) == 0
         with closing(connect(server.http_port)) as kept:

@@ -90,6 +90,7 @@ OWN_OPTIONS = [
     "server-timing",
     "repository-cache-dir",
     "repository-timeout-secs",
+    "orca",
     "shutdown-delay-secs",
     "strict-version-readiness",
     "supervise",

@@ -88,6 +88,7 @@ RPC_NEEDS: Final[Mapping[str, CallNeed]] = {
     **{rpc: _BY_CATEGORY[category] for rpc, category in RPC_CATEGORY.items()},
     **dict.fromkeys(("ServerLive", "ServerReady", "Check", "Watch"), HEALTH),
     "ServerReflectionInfo": OPEN,
+    "StreamCoreMetrics": METRICS,
     "ServerMetadata": ANY,
     "List": _LIST,
     "ModelStatistics": _LIST,

@@ -12,9 +12,9 @@ from .terminal import duration
 
 PARSER = parser(
     "drain",
-    "Takes a running server out of service, as before its stop, and waits until it has finished all accepted requests.\n"
-    "The server says that it is not ready, goes on for --shutdown-delay-secs, and then takes nothing new. It does not\n"
-    "serve again: SIGTERM ends it. Without keys, this works only on the server's own machine.",
+    "Takes a running server out of service for good, and waits until it has finished all accepted requests.\n"
+    "The server is not ready from then on, goes on for --shutdown-delay-secs, and then takes nothing new.\n"
+    "SIGTERM ends it. Without keys, this works only on the server's own machine.",
     "  modserve drain\n  modserve drain --url http://localhost:8000 --timeout 60",
     "0 drained, 1 requests are still in flight, or the server cannot be reached, 2 wrong command line",
 )

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from modserve.observability.audit_log import AuditLog
     from modserve.workers.member import Member
 
+    from .load_reporter import LoadReporter
+
 _log = logging.getLogger(__name__)
 
 _LONGEST_GRPC_MESSAGE = 512 * 1024 * 1024
@@ -113,6 +115,16 @@ class Listeners:
                 app = _guarded(app, authority, server)
             options = metrics_settings(settings, reuse_port=member is not None)
             self._metrics = HttpListener(front, options.address, options.port, options, tasks, app)
+        reporting = [
+            port
+            for port, option in ((self._http, settings.http.orca), (self._grpc, settings.grpc.orca))
+            if port is not None and option != "off"
+        ]
+        self._reporter: LoadReporter | None = None
+        if reporting:
+            from .load_reporter import load_reporter
+
+            self._reporter = load_reporter(server, reporting, 1 if member is None else member.identity.count, access)
 
     def connections(self) -> dict[str, int]:
         """How many are open, by protocol."""
@@ -147,6 +159,8 @@ class Listeners:
                 else:
                     opened[name] = await listener.start()
         openings.end()
+        if self._reporter is not None:
+            self._reporter.start()
         ports = Ports(opened.get("HTTP"), opened.get("gRPC"), opened.get("metrics"))
         if ports.metrics is not None:
             self._server.announce_metrics(ports.metrics)
@@ -195,6 +209,8 @@ class Listeners:
         """Close whatever is open, at once."""
         if self._access is not None:
             self._access.stop()
+        if self._reporter is not None:
+            self._reporter.stop()
         if self._http:
             await self._http.close()
         if self._grpc:

@@ -79,7 +79,7 @@ CATEGORIES: Mapping[str, Calls] = {
         ),
     ),
     "statistics": Calls(
-        ("ModelStatistics",),
+        ("ModelStatistics", "StreamCoreMetrics"),
         paths=("/v2/models/stats", "/v2/memory", "/console/events"),
         model_paths=("/stats", "/batches"),
     ),

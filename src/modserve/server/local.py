@@ -30,25 +30,10 @@ from modserve.repository.manager import ModelManager
 from modserve.resources import flow
 
 from .drain import Drain, DrainPhase, DrainReport
+from .extensions import EXTENSIONS
 from .in_process import make_request, outcomes, response
 from .interface import Phase, Readiness, Region, RegionT
 from .services import Services
-
-EXTENSIONS = (
-    "classification",
-    "sequence",
-    "model_repository",
-    "model_repository(unload_dependents)",
-    "schedule_policy",
-    "model_configuration",
-    "system_shared_memory",
-    "cuda_shared_memory",
-    "binary_tensor_data",
-    "parameters",
-    "statistics",
-    "trace",
-)
-"""The protocol extensions served so far, as server metadata lists them."""
 
 
 class LocalServer:
@@ -386,10 +371,7 @@ class LocalServer:
         return self.draining.phase
 
     async def drain(self) -> DrainReport:
-        """Take the server out of service for good, and finish what it has accepted. Models stay loaded.
-
-        It begins once: all calls return the same. Cancelling a caller does not end it.
-        """
+        """Take the server out of service for good, and finish what it has accepted. As `Drain.run`."""
         return await self.draining.run()
 
     def give_notice(self) -> None:

@@ -101,8 +101,7 @@ class Member:
         task.add_done_callback(self._telling.discard)
 
     async def give_notice(self) -> bool:
-        """Say in all workers that they are not ready, if all of them are to end; False if not, or if they end at once.
-        """
+        """Say in all workers that they are not ready, if all of them are to end; False if not, or if at once."""
         if not self.identity.stopping.exists() or self._control is None:
             return False
         await asyncio.gather(self._control.call("give_notice", ()), self._peers.ask_all("give_notice"))

@@ -6,16 +6,20 @@ import resource
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from modserve.core.statistics.load_report import LoadReport
 from modserve.frontends.certificates import Certificates
 from modserve.frontends.http2.connection import Http2Connection
+from modserve.frontends.http2.headers import literal
 from modserve.frontends.http2.limits import LIMITS, ConnectionLimits
 from modserve.frontends.http2.policies import Policies
 from modserve.frontends.listening import FAREWELL, HANDSHAKE, keep_alive
+from modserve.protocol.control import load_report
 from modserve.server import Server
 from modserve.settings import GrpcSettings
 
 from .dispatch import Dispatcher
 from .grpc_port import GrpcPort
+from .load_reports import LoadReports
 from .model_stream import InferStreams
 from .server_call import ServerCall
 from .service import rpc_table
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
 
 _TURNS: Final = 5
 """Turns of the event loop, more than it takes to accept what has come."""
+
+_LOAD: Final = load_report.BINARY_HEADER.encode()
 
 _KEPT: Final = 16
 """Descriptors that are left to others, at least."""
@@ -59,7 +65,8 @@ class GrpcListener:
         most = options.max_message or 0
         self._dispatcher = Dispatcher(server, options.limits, max_message=most, guard=guard, audit=_audited(audit))
         self._streams = InferStreams(scoped, options, self._dispatcher.inflater)
-        self._rpcs = rpc_table(scoped, options, self._dispatcher.inflater, self._streams)
+        self._reports = None if options.orca == "off" else LoadReports(scoped)
+        self._rpcs = rpc_table(scoped, options, self._dispatcher.inflater, self._streams, self._reports)
         self._port: GrpcPort | None = None
         self._socket: asyncio.Server | None = None
 
@@ -105,6 +112,14 @@ class GrpcListener:
         grpc_port.start_ticking()
         port: int = self._socket.sockets[0].getsockname()[1]
         return port
+
+    def report_load(self, report: LoadReport) -> None:
+        """What trailers, and streams of reports, say of the server's load from now on."""
+        message = load_report.message(report)
+        if self._reports is not None:
+            self._reports.latest = message
+        if self._port is not None and self._options.orca != "request":
+            self._port.report_load(literal(_LOAD, load_report.trailer(message)))
 
     async def retire(self, seconds: float) -> None:
         """Take no new connections, and tell the clients of open ones to go elsewhere.

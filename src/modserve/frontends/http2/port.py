@@ -128,11 +128,11 @@ class Http2Port:
                 async with asyncio.timeout(seconds):
                     await self._all_aware.wait()
 
-    def goodbye_said(self) -> None:
+    def await_goodbye(self) -> None:
         """A client has been told to go elsewhere."""
         self._unaware += 1
 
-    def goodbye_heard(self) -> None:
+    def confirm_goodbye(self) -> None:
         """It has confirmed it, or is gone."""
         self._unaware -= 1
         if not self._unaware:

@@ -258,7 +258,7 @@ class Receiver(FrameHandler):
     def announce_leaving(self) -> None:
         """A client that does not know it yet may open streams for one more round trip."""
         self.leaving = True
-        self._port.goodbye_said()
+        self._port.await_goodbye()
         self._sender.control(frames.going_away(frames.LAST_STREAM, frames.NO_ERROR))
         self._sender.control(frames.ping(_FAREWELL))
 
@@ -266,7 +266,7 @@ class Receiver(FrameHandler):
         """The client knows, or is gone."""
         if self.leaving:
             self.leaving = False
-            self._port.goodbye_heard()
+            self._port.confirm_goodbye()
 
     def go_away(self) -> None:
         """No more streams are served than the client has opened by now."""
