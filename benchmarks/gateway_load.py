@@ -156,7 +156,9 @@ class GrpcCaller:
             response = self._stub.ModelInfer(request, timeout=self._patience_s)
         except grpc.RpcError as error:
             raise _grpc_failure(error) from None
-        _compare(number, response.id, response.model_version, list(struct.unpack("<4i", response.raw_output_contents[0])))
+        _compare(
+            number, response.id, response.model_version, list(struct.unpack("<4i", response.raw_output_contents[0]))
+        )
         return str(response.model_version)
 
     def stream(self, number: int) -> str:
@@ -291,4 +293,3 @@ def _count(tally: Tally, outcome: Exception | str) -> None:
     else:
         names = {Refused: tally.refused, Failed: tally.failed, Wrong: tally.wrong}
         names[type(outcome)].append(str(outcome))
-

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -17,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 import onnx
 from onnx import TensorProto, helper
@@ -69,14 +67,13 @@ class Program:
     command: Sequence[str]
     log: Path
     process: subprocess.Popen[bytes] | None = None
-    _file: IO[bytes] | None = None
 
     def start(self) -> None:
-        self._file = self.log.open("ab")
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MODSERVE_")}
-        self.process = subprocess.Popen(
-            self.command, stdin=subprocess.DEVNULL, stdout=self._file, stderr=self._file, env=environment
-        )
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+            )
 
     @property
     def running(self) -> bool:
@@ -94,8 +91,6 @@ class Program:
         if self.process is not None and self.running:
             self.process.kill()
             self.process.wait()
-        if self._file is not None:
-            self._file.close()
 
 
 @dataclass
@@ -167,7 +162,9 @@ def _write_multiplication(directory: Path, factor: int) -> None:
     constant = helper.make_tensor("factor", TensorProto.INT32, [1], [factor])
     graph = helper.make_graph([node], "versioned", tensors[:1], tensors[1:], [constant])
     directory.mkdir(parents=True)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9), directory / "model.onnx")
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9), directory / "model.onnx"
+    )
     (directory.parent / "config.pbtxt").write_text("version_policy: { all {} }\n")
 
 
@@ -210,6 +207,7 @@ def _command(name: str, file: Path) -> list[str]:
     if name == "haproxy":
         return [str(program), "-db", "-f", str(file)]
     own = f"daemon off; pid {file.parent / 'nginx.pid'}; worker_processes 1; error_log stderr warn;"
+    own += " user root;" if os.geteuid() == 0 else ""  # whose folders others may not enter
     text = file.read_text()
     file.write_text(text.replace("worker_processes auto;\n", ""))
     return [str(program), "-p", str(file.parent), "-e", "stderr", "-c", str(file), "-g", own]
@@ -235,9 +233,9 @@ def gateway(
     addresses: Sequence[tuple[int, int]],
     directory: Path,
     edits: Mapping[str, str] | None = None,
-    ready_path: str | None = "/v2/health/ready",
+    seconds: float = _PATIENCE_S,
 ) -> Iterator[Gateway]:
-    """A gateway before the servers at these ports of HTTP and gRPC, once it answers with 200 at `ready_path`."""
+    """A gateway before the servers at these ports of HTTP and gRPC, once it says that it is ready."""
     directory.mkdir(parents=True, exist_ok=True)
     own = free_port(), free_port()
     file = directory / FILES[name]
@@ -247,8 +245,9 @@ def gateway(
     program.start()
     try:
         until(
-            lambda: not program.running or (status_of(own[0], ready_path) == 200 if ready_path else status_of(own[0])),
+            lambda: not program.running or status_of(own[0]) == 200,
             f"{name} answers: {program.log}",
+            seconds,
         )
         if not program.running:
             raise RuntimeError(f"{name} does not start: {running.log[-2000:]}")

@@ -195,7 +195,9 @@ def slow(stage: Stage) -> Outcomes:
     for name, tallies in load.stop().items():
         latencies = [latency for tally in tallies.values() for latency in tally.latencies_s]
         share = sum(latency * 1e3 >= gateway_stage.SLOW_MS for latency in latencies) / len(latencies)
-        outcomes[name] = Outcome(tallies, f"{gateway_stage.SLOW_MS} ms on one of three: it got {share:.0%} of the requests")
+        outcomes[name] = Outcome(
+            tallies, f"{gateway_stage.SLOW_MS} ms on one of three: it got {share:.0%} of the requests"
+        )
     return outcomes
 
 
@@ -291,7 +293,9 @@ def write(tables: Mapping[str, str]) -> None:
     for name, content in tables.items():
         section = f"**{TITLES[name]}**\n\n{content}\n"
         pattern = re.compile(rf"\*\*{re.escape(TITLES[name])}\*\*\n\n(\|.*\n)+")
-        middle = pattern.sub(lambda _: section, middle) if pattern.search(middle) else f"{middle.rstrip()}\n\n{section}\n"
+        middle = (
+            pattern.sub(lambda _: section, middle) if pattern.search(middle) else f"{middle.rstrip()}\n\n{section}\n"
+        )
     PAGE.write_text(f"{head}{_BEGIN}{middle}{_END}{tail}")
 
 
@@ -314,7 +318,9 @@ def main() -> int:
                 began = time.monotonic()
                 outcomes = run([name], servers, directory, options.answers)[name]
                 tables[name] = table(outcomes)
-                print(f"{TITLES[name]}, {datetime.now(UTC):%Y-%m-%d}, {time.monotonic() - began:.0f} s\n\n{tables[name]}\n")
+                print(
+                    f"{TITLES[name]}, {datetime.now(UTC):%Y-%m-%d}, {time.monotonic() - began:.0f} s\n\n{tables[name]}\n"
+                )
                 for event, outcome in outcomes.items():
                     for kind, tally in outcome.tallies.items():
                         for text in sorted({*tally.refused, *tally.failed, *tally.wrong})[:3]:
