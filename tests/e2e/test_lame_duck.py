@@ -22,7 +22,9 @@ from tritonclient.utils import InferenceServerException
 from wire import HOST, SECONDS, Ask, Input, channel, connect, grpc_infer, http, http_infer, ints, message, send, stub
 
 from modserve.pb.health import HealthCheckResponse
+from modserve.pb.orca import OrcaLoadReport
 
+REPORTS = "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics"
 HELD_ASK = Ask((Input("INPUT0", "INT32", (1, 2), ints(3, 4)),), model="held")
 
 
@@ -129,12 +131,17 @@ def test_a_drain_by_command_finishes_what_has_begun(tmp_path: Path) -> None:
     gate = write_held(tmp_path, "held")
     write_accumulator(tmp_path, "sum", "direct { }", "max_sequence_idle_microseconds: 600000000")
     with (
-        started(tmp_path, environment=HELD) as server,
+        started(tmp_path, options=["--orca=text"], environment=HELD) as server,
         ThreadPoolExecutor(2) as threads,
         ExitStack() as commands,
+        channel(server.grpc_port) as opened,
     ):
         commands.callback(gate.open)
         server.wait_for(LOADED)
+        reports: Any = opened.unary_stream(REPORTS, None, OrcaLoadReport.FromString)(b"", timeout=SECONDS)
+        assert next(reports).mem_utilization > 0
+        load = http(server.http_port, "GET", "/v2").headers["endpoint-load-metrics"]
+        assert load.startswith("TEXT cpu_utilization=")
         calls = [threads.submit(http_infer, server.http_port, HELD_ASK)]
         calls.append(threads.submit(grpc_infer, server.grpc_port, HELD_ASK))
         eventually(lambda: gate.begun == 1)
@@ -151,6 +158,7 @@ def test_a_drain_by_command_finishes_what_has_begun(tmp_path: Path) -> None:
             Sequence(server, 6)(1, sequence_start=True)
         # The sequence began here, and goes on here.
         assert [sequence(2), sequence(3, sequence_end=True)] == [3, 6]
+        assert list(reports) == []  # its server is about to end
         for port in (server.http_port, server.grpc_port):
             eventually(lambda port=port: refuses(port))  # type: ignore[misc]
         assert drain.process.poll() is None

@@ -155,7 +155,7 @@ class Drain:
                 finishing.create_task(server.finish())
         except TimeoutError:
             drained = False
-        left, seconds = server.in_flight(), loop.time() - begun
+        left, seconds = dict(server.in_flight()), loop.time() - begun
         if drained:
             self.phase = DrainPhase.DRAINED
             _log.info("drained: all accepted requests are finished, after %.1f s", seconds)

@@ -24,8 +24,13 @@ def _rounded(report: LoadReport) -> list[tuple[str, float]]:
 
 def text(report: LoadReport) -> str:
     """``TEXT name=value, …``, as Envoy reads it; those of the application begin with ``named_metrics.``."""
-    named = [(f"named_metrics.{name}", round(value, 4)) for name, value in report.named_metrics.items()]
-    return "TEXT " + ", ".join(f"{name}={value:g}" for name, value in (*_rounded(report), *named))
+    named = [(f"named_metrics.{name}", value) for name, value in report.named_metrics.items()]
+    return "TEXT " + ", ".join(f"{name}={_decimal(value)}" for name, value in (*_rounded(report), *named))
+
+
+def _decimal(value: float) -> str:
+    """Without an exponent, which not every reader knows."""
+    return f"{value:.4f}".rstrip("0").rstrip(".")
 
 
 def json(report: LoadReport) -> str:
