@@ -262,6 +262,9 @@ class Load:
                 self._changed.notify_all()
         client.close()
 
+    def wait_for_seconds(self, seconds: float) -> None:
+        self._ended.wait(seconds)
+
     def stop(self) -> dict[str, Tally]:
         """By kind, once all requests have ended."""
         self._ended.set()

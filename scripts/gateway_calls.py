@@ -56,12 +56,12 @@ ROWS = (
         r"|/console/events",
     ),
     Row(
-        "streams in both directions",
+        "other streams",
         1,
         "only if no server has seen anything of the call (connection refused, `REFUSED_STREAM`): the client may have sent "
         "more than one request",
         "(?!)",
-        rpcs="ModelStreamInfer|Watch|ServerReflectionInfo",
+        rpcs="ModelStreamInfer|Watch|ServerReflectionInfo|StreamCoreMetrics",
     ),
     Row(
         "health, metadata, statistics, pages",
