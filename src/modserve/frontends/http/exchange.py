@@ -21,7 +21,8 @@ from modserve.settings import LoopLimits
 
 Headers: TypeAlias = Sequence[tuple[str, str]]
 
-_NO_CACHE: Final = (("Cache-Control", "no-cache"),)
+_NO_CACHE: Final = (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
+"""The second is for nginx, which would keep the pieces of a stream until it has many."""
 
 
 class Note:
