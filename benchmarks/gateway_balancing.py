@@ -3,8 +3,8 @@
     python benchmarks/gateway_balancing.py            # half a minute
     python benchmarks/gateway_balancing.py --write    # also writes the table into docs/gateways.md
 
-Eight clients send one request after the other, half of them over each protocol. The model takes no time on two servers and
-150 ms on the third. The servers run with --orca=text; Envoy learns for some seconds before it is measured.
+Eight clients send one request after the other, half of them over each protocol. The model takes no time on two servers
+and 150 ms on the third. The servers run with --orca=text; Envoy learns for some seconds before it is measured.
 """
 
 import sys
@@ -77,11 +77,12 @@ def policies() -> Mapping[str, str]:
 
 
 def table(balances: Mapping[str, Balance]) -> str:
-    lines = ["| Envoy's policy | requests a second | of them to the slow server | median | p90 |", "|---|---|---|---|---|"]
+    lines = [
+        "| Envoy's policy | requests a second | of them to the slow server | median | p90 |",
+        "|---|---|---|---|---|",
+    ]
     for name, each in balances.items():
-        lines.append(
-            f"| {name} | {each.rate:,.0f} | {each.share:.1%} | {each.p50_ms:.1f} ms | {each.p90_ms:.1f} ms |"
-        )
+        lines.append(f"| {name} | {each.rate:,.0f} | {each.share:.1%} | {each.p50_ms:.1f} ms | {each.p90_ms:.1f} ms |")
     return "\n".join(lines)
 
 

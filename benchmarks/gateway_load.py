@@ -172,7 +172,8 @@ class GrpcCaller:
         ):
             request.inputs.add(name=name, datatype=datatype, shape=[len(elements)])
             request.raw_input_contents.append(struct.pack(f"<{len(elements)}{kind}", *elements))
-        outputs, version = [], ""
+        outputs: list[int] = []
+        version = ""
         try:
             for message in self._stub.ModelStreamInfer(iter([request]), timeout=self._patience_s):
                 if message.error_message:

@@ -1,4 +1,4 @@
-"""Three servers on this machine, and a gateway of another project before them, with its configuration in deploy/gateways."""
+"""Three servers on this machine, and before them a gateway with its configuration in deploy/gateways."""
 
 import contextlib
 import itertools
@@ -130,8 +130,9 @@ class ModelServer:
 
 
 def write_repositories(directory: Path) -> list[Path]:
-    """A repository for each server. `scaled` is the same in all, `paced` slow in the last, and of `versioned` the last has
-    another version, which would be right nowhere else."""
+    """A repository for each server. `scaled` is the same in all, and `paced` slow in the last. Of `versioned`, the last
+    has another version, which would be right nowhere else.
+    """
     repositories = []
     for number in range(SERVER_COUNT):
         last = number == SERVER_COUNT - 1

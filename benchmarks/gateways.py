@@ -6,8 +6,8 @@
 
 Three servers on this machine, the configuration in deploy/gateways before them, and clients of four kinds: REST
 (JSON and binary), gRPC, streams of server-sent events, and streams in both directions. Each answer is compared with
-the right one; no client sends anything again. Exit code 1 if a request was lost at SIGTERM, an answer was wrong anywhere,
-or the numbers do not add up.
+the right one; no client sends anything again. Exit code 1 if a request was lost at SIGTERM, an answer was wrong
+anywhere, or the numbers do not add up.
 """
 
 import argparse
@@ -34,7 +34,7 @@ EDITS: Mapping[str, Mapping[str, str]] = {
     "nginx": {"_read_timeout 60s": "_read_timeout 2s"},
     "haproxy": {"timeout server 60s": "timeout server 2s"},
 }
-"""What a test changes besides addresses: the models here take milliseconds, so that 2 s are "more than the slowest takes"."""
+"""What a test changes besides addresses: 2 s are more than the slowest of these models takes."""
 
 
 FROZEN_PATIENCE_S = 6.0
@@ -321,9 +321,8 @@ def main() -> int:
                 began = time.monotonic()
                 outcomes = run([name], servers, directory, options.answers)[name]
                 tables[name] = table(outcomes)
-                print(
-                    f"{TITLES[name]}, {datetime.now(UTC):%Y-%m-%d}, {time.monotonic() - began:.0f} s\n\n{tables[name]}\n"
-                )
+                seconds = time.monotonic() - began
+                print(f"{TITLES[name]}, {datetime.now(UTC):%Y-%m-%d}, {seconds:.0f} s\n\n{tables[name]}\n")
                 for event, outcome in outcomes.items():
                     for kind, tally in outcome.tallies.items():
                         for text in sorted({*tally.refused, *tally.failed, *tally.wrong})[:3]:

@@ -3,8 +3,8 @@
     python scripts/gateway_calls.py            # prints it
     python scripts/gateway_calls.py --write    # writes it into the page
 
-Every path and RPC of the server belongs to exactly one row (`tests/unit/test_gateway_calls.py`), and the configurations in
-deploy/gateways do what the row says (`tests/e2e/test_gateway_calls.py`).
+Every path and RPC of the server belongs to exactly one row (`tests/unit/test_gateway_calls_table.py`), and the
+configurations in deploy/gateways do what the row says (`tests/e2e/test_gateway_calls.py`).
 """
 
 import re
@@ -27,7 +27,7 @@ _ANY_METHOD, _CHANGING, _READING = ("GET", "POST"), ("POST",), ("GET",)
 
 
 class Row(NamedTuple):
-    """A group of calls. `tries`: how many servers may see a request whose first server vanishes; 0: the gateway refuses."""
+    """A group of calls. `tries`: how many servers may see a request that the first does not answer; 0: none may."""
 
     name: str
     tries: int
@@ -42,8 +42,8 @@ ROWS = (
     Row(
         "inference",
         2,
-        "yes, until the response begins: models compute the same again. Those that keep something between requests have "
-        "sequences",
+        "yes, until the response begins: models compute the same again. Those that keep something between requests "
+        "have sequences",
         r"/v2/models/\{model\}/(infer|generate)|/v1/models/\{model\}:\w+|(/openai)?/v1/(embeddings|rerank)|/v2/rerank"
         r"|/(embed|rerank|predict|similarity|tokenize|decode)",
         rpcs="ModelInfer",
@@ -58,8 +58,8 @@ ROWS = (
     Row(
         "other streams",
         1,
-        "only if no server has seen anything of the call (connection refused, `REFUSED_STREAM`): the client may have sent "
-        "more than one request",
+        "only if no server has seen anything of the call (connection refused, `REFUSED_STREAM`): the client may have "
+        "sent more than one request",
         "(?!)",
         rpcs="ModelStreamInfer|Watch|ServerReflectionInfo|StreamCoreMetrics",
     ),
@@ -118,7 +118,8 @@ def table() -> str:
         cells = [", ".join(f"`{name}`" for name in names) for names in (paths, rpcs)]
         lines.append(f"| {row.name} | {' | '.join(cells)} | {row.rule} |")
     lines.append(
-        "| any of these with the header `x-sequence-id` | | | never: the [sequence](#sequences) would go on without this step |"
+        "| any of these with the header `x-sequence-id` | | | never: a step of the [sequence](#sequences) would count "
+        "twice |"
     )
     lines.append("| anything else | | | only if no server has seen anything of the call |")
     return "\n".join(lines)

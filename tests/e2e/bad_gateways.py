@@ -89,7 +89,7 @@ def buffers(client: socket.socket, server: socket.socket) -> None:
 
 
 def sends_twice(client: socket.socket, server: socket.socket) -> None:
-    """Sends each request again on a second connection, as if the first had been lost. The client gets the second response."""
+    """Sends each request again on a second connection, as if the first had been lost; gives the second response."""
     head, body = read_request(client)
     request = as_http_1_0(head) + b"\r\n\r\n" + body
     with socket.create_connection(server.getpeername(), 20) as second:

@@ -43,6 +43,7 @@ LONGEST = (
     "test_soak",
     "test_memory_comes_back",
     "test_text_faults",
+    "test_gateways",
 )
 """What takes longest comes first: of several processes, none is left with it in the end (`--no-loadscope-reorder`)."""
 

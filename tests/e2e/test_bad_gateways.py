@@ -1,4 +1,4 @@
-"""Gateways that speak HTTP/1.0, buffer, drop trailers, cut silence, or send a load twice: what clients get, and servers do."""
+"""Gateways that speak HTTP/1.0, buffer, drop trailers, cut silence, or send a load twice: what clients get of it."""
 
 import http.client
 import json
@@ -12,7 +12,21 @@ import pytest
 from bad_gateways import bad_gateway, buffers, cuts_silence, drops_trailers, sends_twice, speaks_http_1_0
 from repositories import EXAMPLES
 from server_process import ServerProcess, eventually, serving
-from wire import HOST, SECONDS, SUM, Ask, binary_outputs, binary_request, http as send, infer_path, message, metric, stub
+from wire import (
+    HOST,
+    SECONDS,
+    SUM,
+    Ask,
+    binary_outputs,
+    binary_request,
+    infer_path,
+    message,
+    metric,
+    stub,
+)
+from wire import (
+    http as send,
+)
 
 import gateway_stage
 import modserve

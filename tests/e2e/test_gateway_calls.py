@@ -77,7 +77,7 @@ def send(
 def rpc(channel: grpc.Channel, name: str, metadata: tuple[tuple[str, str], ...] = ()) -> tuple[grpc.StatusCode, str]:
     service = SERVICES.get(name, "inference.GRPCInferenceService")
     with pytest.raises(grpc.RpcError) as raised:
-        channel.unary_unary(f"/{service}/{name}")(b"", timeout=SECONDS, metadata=metadata)
+        channel.unary_unary(f"/{service}/{name}", None, None)(b"", timeout=SECONDS, metadata=metadata)
     return raised.value.code(), raised.value.details() or ""
 
 
