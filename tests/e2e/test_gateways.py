@@ -29,6 +29,7 @@ from tritonclient.utils import InferenceServerException
 from wire import HOST, SECONDS, Ask, Input, binary_request, infer_path, message, stub
 from wire import http as send
 
+import gateway_balancing
 import gateway_stage
 import gateways
 import modserve
@@ -162,6 +163,39 @@ def test_messages_of_a_stream_in_both_directions(gateway: Gateway) -> None:
         requests.put(None)
         assert list(call) == []
         assert call.code() is grpc.StatusCode.OK
+
+
+def test_streams_may_be_silent_for_longer_than_a_try(running: dict[str, Gateway]) -> None:
+    """All at once, since each waits."""
+    silence = {"IN": [4, 5], "DELAY": [0, 2500], "WAIT": [0]}
+    with ExitStack() as stack:
+        streams = {
+            (name, scheme): stack.enter_context(modserve.connect(f"{scheme}://{HOST}:{port}")).stream("repeat", silence)
+            for name, each in running.items()
+            for scheme, port in (("http", each.http_port), ("grpc", each.grpc_port))
+        }
+        assert {place: next(stream).plain("OUT") for place, stream in streams.items()} == dict.fromkeys(streams, 4)
+        assert {place: [each.plain("OUT") for each in stream] for place, stream in streams.items()} == dict.fromkeys(
+            streams, [5]
+        )
+
+
+def test_versions_behind_one_name(gateway: Gateway) -> None:
+    """Only the last server has version 2: its answers are right, and the others say that they do not have it."""
+    inputs = {"INPUT0": np.array([[1, 2]], np.int32)}
+    outcomes = set()
+    for url in (f"http://{HOST}:{gateway.http_port}", f"grpc://{HOST}:{gateway.grpc_port}"):
+        with modserve.connect(url) as client:
+            for version in [1, 2] * 9:
+                try:
+                    result = client.infer("versioned", inputs, version=version)
+                except modserve.ClientError as error:
+                    outcomes.add((version, error.message))
+                else:
+                    assert result["OUTPUT0"].tolist() == [[version, 2 * version]]
+                    outcomes.add((version, result.version))
+    missing = "Request for unknown model: 'versioned' version 2 is not found"
+    assert outcomes == {(1, 1), (2, 2), (2, missing)}
 
 
 @pytest.mark.parametrize("count", [1_000_000])
@@ -339,6 +373,20 @@ def test_chaos(servers: list[ModelServer], tmp_path: Path) -> None:
         assert re.fullmatch(r"version 1: \d+, version 2: \d+", versions)
         slow = outcomes[name]["slow server"]
         assert sum(tally.right for tally in slow.tallies.values()) > 0
+
+
+def test_envoy_weighs_servers_by_their_load_reports(tmp_path: Path) -> None:
+    """A slow server gets a third of the requests in turn, and almost none by its reports."""
+    with gateway_stage.servers(tmp_path, options=["--orca=text"]) as three:
+        shares = {
+            name: gateway_balancing.measure(three, tmp_path / name, policy, learn_s, 2.0, 0.02).share
+            for name, policy, learn_s in (
+                ("turns", "lb_policy: ROUND_ROBIN", 0.1),
+                ("reports", gateway_balancing.load_reports(), 3.0),
+            )
+        }
+    assert shares["turns"] > 0.25
+    assert shares["reports"] < 0.1
 
 
 def test_the_page_has_the_tables() -> None:
