@@ -21,7 +21,7 @@ BASE = ROOT / "deploy" / "k8s"
 GUIDE = ROOT / "docs" / "kubernetes.md"
 
 CORE_KINDS = ["Deployment", "PersistentVolumeClaim", "PodDisruptionBudget", "Service", "ServiceAccount"]
-# The oldest version with the preStop `sleep` action on by default, and the newest the validator knows.
+# One that clusters still run, and the newest the validator knows.
 VERSIONS = ["1.30", ".".join(str(kubernetes_validate.latest_version()).split(".")[:2])]
 
 NO_KUBECTL = (
@@ -107,7 +107,9 @@ def disagreements(objects: Objects) -> list[str]:
         if container[probe]["httpGet"]["port"] not in container_ports:
             found.append(f"{probe} has no container port")
 
-    drain = container["lifecycle"]["preStop"]["sleep"]["seconds"] + int(option(container, "--exit-timeout-secs"))
+    if container["lifecycle"]["preStop"]["exec"]["command"][:2] != ["modserve", "drain"]:
+        found.append("the pod is not drained before its end")
+    drain = int(option(container, "--shutdown-delay-secs")) + int(option(container, "--exit-timeout-secs"))
     if pod["terminationGracePeriodSeconds"] <= drain:
         found.append("the pod is killed before it has drained")
 

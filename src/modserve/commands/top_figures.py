@@ -39,6 +39,8 @@ class TopSnapshot:
     connections: float = -1
     memory: float = -1
     ready: bool | None = None
+    drain_phase: int = 0
+    """As the server's metric has it: how far it is out of service."""
 
 
 _LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)", re.ASCII)
@@ -87,6 +89,8 @@ def from_metrics(page: str, at: float) -> TopSnapshot:
             snapshot.connections = max(0, snapshot.connections) + value
         elif name == "modserve_ready":
             snapshot.ready = value == 1
+        elif name == "modserve_drain_phase":
+            snapshot.drain_phase = int(value)
         elif name == "process_resident_memory_bytes":
             snapshot.memory = value
     return snapshot

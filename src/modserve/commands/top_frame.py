@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from .terminal import count, duration, size, table
 from .top_figures import TopRow, TopSnapshot
@@ -44,12 +45,15 @@ def _number(value: float) -> str:
     return count(value) if value >= 100 or value == 0 else f"{value:.1f}"
 
 
+_DRAIN: Final = {1: "draining", 2: "stopping", 3: "stopping", 4: "drained"}
+
+
 def summary(frame: Frame) -> str:
     """A line on the server as a whole."""
     snapshot = frame.snapshot
     parts = [frame.url]
     if snapshot.ready is not None:
-        parts.append("ready" if snapshot.ready else "not ready")
+        parts.append("ready" if snapshot.ready else _DRAIN.get(snapshot.drain_phase, "not ready"))
     if frame.history:
         parts.append(f"{_number(frame.history[-1])} requests/s")
     for value, text in ((snapshot.in_flight, "in flight"), (snapshot.connections, "connections")):

@@ -183,12 +183,15 @@ class Listeners:
             _log.error("Exit timeout expired. Exiting immediately.")
         return in_time
 
-    async def retire(self, seconds: float) -> None:
-        """Sequences that have begun may need new connections: while there are some, ports stay open for them."""
+    async def retire(self, seconds: float, replaced: bool) -> None:
+        """Sequences that have begun may need new connections: while there are some, ports stay open for them.
+
+        Where other workers take HTTP connections, these pass on the requests of sequences.
+        """
         keepers = self._server.sequence_keepers()
         async with asyncio.TaskGroup() as retiring:
             if self._http:
-                retiring.create_task(self._http.retire(seconds, closing=not keepers))
+                retiring.create_task(self._http.retire(seconds, closing=replaced or not keepers))
             if self._grpc and not keepers:
                 retiring.create_task(self._grpc.retire(seconds))
 

@@ -51,8 +51,11 @@ class DrainedPorts(Protocol):
     def connections(self) -> Mapping[str, int]:
         """How many are open, by protocol."""
 
-    async def retire(self, seconds: float) -> None:
-        """Take no new connections, and tell the clients of the others, which takes `seconds` at most."""
+    async def retire(self, seconds: float, replaced: bool) -> None:
+        """Take no new connections, and tell the clients of the others, which takes `seconds` at most.
+
+        `replaced`: as `Drain.run` has it.
+        """
 
     async def finish(self, end: float) -> None:
         """End connections as soon as their calls are over; returns when all are, or at `end` on the loop's clock."""
@@ -64,7 +67,7 @@ class NoPorts:
     def connections(self) -> Mapping[str, int]:
         return {}
 
-    async def retire(self, seconds: float) -> None:
+    async def retire(self, seconds: float, replaced: bool) -> None:
         pass
 
     async def finish(self, end: float) -> None:
@@ -143,7 +146,7 @@ class Drain:
         end = self.closed_at + times.grace
         _log.info("%s", stopping_line(server.in_flight(), times.grace))
         server.retire()
-        await self.ports.retire(min(_FAREWELL, times.grace * times.share / 2))
+        await self.ports.retire(min(_FAREWELL, times.grace * times.share / 2), replaced)
         self.phase = DrainPhase.FINISHING
         server.stop_accepting()
         if any((open_ports := self.ports.connections()).values()):

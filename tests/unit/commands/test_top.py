@@ -240,3 +240,10 @@ def test_bars(values: list[float], text: str) -> None:
 def test_a_count_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert table.run("top", ["--count", "-1"]) == 2
     assert "option '--count': expected a number of 0 or more, got: -1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("phase", "word"), [(0, "not ready"), (1, "draining"), (3, "stopping"), (4, "drained")])
+def test_a_server_on_its_way_out(phase: int, word: str) -> None:
+    [frame] = frames(*snapshots(1, 2), most=1)
+    drained = from_metrics(f"modserve_ready 0\nmodserve_drain_phase {phase}\n", 2.0)
+    assert top_frame.summary(replace(frame, snapshot=drained)).startswith(f"http://host, {word}, ")

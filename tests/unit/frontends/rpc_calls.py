@@ -10,6 +10,7 @@ from modserve.access.identity import Identity
 from modserve.core.requests import request_ids
 from modserve.frontends.call import InferenceCall
 from modserve.frontends.grpc.dispatch import Dispatcher
+from modserve.frontends.grpc.load_reports import LoadReports
 from modserve.frontends.grpc.model_stream import InferStreams
 from modserve.frontends.grpc.rpc import Refusal, Response, Rpc
 from modserve.frontends.grpc.service import rpc_table
@@ -112,4 +113,4 @@ def call_table(
     dispatcher: Dispatcher | None = None,
 ) -> CallTable:
     dispatcher = dispatcher or Dispatcher(server, options.limits)
-    return CallTable(dispatcher, rpc_table(server, options, dispatcher.inflater, streams))
+    return CallTable(dispatcher, rpc_table(server, options, dispatcher.inflater, streams, LoadReports(server)))

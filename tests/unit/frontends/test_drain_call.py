@@ -8,8 +8,9 @@ from fastapi import FastAPI
 from puppet_server import PuppetLoader, server_over
 from test_rest import client_of
 
+from modserve.frontends.http.application import Application
+from modserve.frontends.http.local_clients import is_local
 from modserve.frontends.http.rest.app import create_app
-from modserve.frontends.http.rest.drain import is_local
 from modserve.protocol.restricted import http_restrictions
 from modserve.server import DrainPhase, Phase
 from modserve.server.local import LocalServer
@@ -24,7 +25,7 @@ async def loaded(tmp_path: Path) -> LocalServer:
     return server
 
 
-async def post(app: FastAPI, address: str, headers: dict[str, str] | None = None) -> httpx.Response:
+async def post(app: FastAPI | Application, address: str, headers: dict[str, str] | None = None) -> httpx.Response:
     transport = httpx.ASGITransport(app, client=(address, 1234))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         return await client.post(DRAIN, headers=headers or {})
@@ -46,6 +47,18 @@ async def test_it_responds_when_the_server_is_drained(tmp_path: Path) -> None:
     assert (infer.status_code, infer.json()) == (503, {"error": "Server not ready"})
     again = await post(app, "::1")
     assert again.json() == body
+
+
+async def test_a_client_here_needs_no_framework(tmp_path: Path) -> None:
+    server = await loaded(tmp_path)
+    app = Application(server, HttpSettings())
+    assert (await post(app, "10.0.0.7")).status_code == 403
+    assert server.ready
+    server = await loaded(tmp_path / "second")
+    app = Application(server, HttpSettings())
+    response = await post(app, "127.0.0.1")
+    assert (response.status_code, response.json()["drained"]) == (200, True)
+    assert app._app is None
 
 
 @pytest.mark.parametrize(

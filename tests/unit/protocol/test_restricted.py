@@ -2,7 +2,7 @@
 
 import pytest
 
-from modserve.pb import health
+from modserve.pb import health, orca
 from modserve.pb import inference as pb
 from modserve.protocol.restricted import (
     CATEGORIES,
@@ -15,7 +15,7 @@ from modserve.protocol.restricted import (
 
 
 def test_every_rpc_has_one_category() -> None:
-    assert set(RPC_CATEGORY) == {*pb.METHODS, *health.METHODS}
+    assert set(RPC_CATEGORY) == {*pb.METHODS, *health.METHODS, *orca.METHODS}
     assert len(RPC_CATEGORY) == sum(len(calls.rpcs) for calls in CATEGORIES.values())
 
 

@@ -24,6 +24,7 @@ class Stage:
         self.calls = asyncio.Event()
         self.heard = asyncio.Event()
         self.farewell = 0.0
+        self.replaced = False
         self.drain = Drain(self)
         self.drain.times = DrainTimes(notice, grace, share)
         self.drain.ports = Ports(self)
@@ -56,8 +57,9 @@ class Ports:
     def connections(self) -> Mapping[str, int]:
         return {"http": 3, "grpc": 0}
 
-    async def retire(self, seconds: float) -> None:
+    async def retire(self, seconds: float, replaced: bool) -> None:
         self.stage.note("close")
+        self.stage.replaced = replaced
         self.stage.farewell = seconds
         await self.stage.heard.wait()
 
@@ -143,7 +145,7 @@ async def test_one_that_is_replaced_stays_ready() -> None:
         event.set()
     assert (await stage.drain.run(replaced=True)).drained
     assert "notice" not in [step for step, _ in stage.done]
-    assert stage.farewell == 0.125
+    assert (stage.farewell, stage.replaced) == (0.125, True)
 
 
 async def test_one_that_is_replaced_waits_for_a_notice_that_was_given() -> None:

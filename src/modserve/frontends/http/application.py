@@ -14,12 +14,14 @@ import orjson
 
 from modserve.core.requests import request_ids
 from modserve.protocol.json.json_text import MIME_JSON
+from modserve.protocol.restricted import DRAIN
 from modserve.server import Server
 from modserve.settings import HttpSettings
 
 from . import probes
 from .direct import DirectCalls
 from .infer import CallContext
+from .local_clients import is_local
 from .wire.context import AsgiApp
 
 if TYPE_CHECKING:
@@ -62,7 +64,12 @@ class Application:
         """The one that a request asks for, if nobody wants more of it than its answer."""
         logged = self._server.access_log is not None or any(name == _ID for name, _ in scope["headers"])
         more = logged or self._options.restrictions or self._authority is not None
-        return None if more or scope["method"] != "GET" else _PROBES.get(scope["path"])
+        if more:
+            return None
+        if scope["path"] == DRAIN and scope["method"] == "POST" and self._audit is None:
+            client, names = scope["client"], [name.decode("latin-1") for name, _ in scope["headers"]]
+            return probes.drain if is_local(client and client[0], names) else None
+        return _PROBES.get(scope["path"]) if scope["method"] == "GET" else None
 
     async def _made(self) -> AsgiApp:
         async with self._making:

@@ -1,4 +1,4 @@
-"""What the server's own probes are told, as a status and a document."""
+"""What is said of the server itself, as a status and a document: to probes, and at its drain."""
 
 from typing import Any, Final, TypeAlias
 
@@ -37,6 +37,13 @@ async def ready(server: Server) -> Report:
 _DRAIN: Final = {DrainPhase.NOTICE: "draining", DrainPhase.DRAINED: "drained"} | dict.fromkeys(
     (DrainPhase.SERVING, DrainPhase.CLOSING, DrainPhase.FINISHING), "stopping"
 )
+
+
+async def drain(server: Server) -> Report:
+    """For ``/v2/health/drain``: when the server is drained, or its time for that is over."""
+    report = await server.drain()
+    seconds = round(report.seconds, 3)
+    return 200, {"drained": report.drained, "in_flight": dict(report.in_flight), "seconds": seconds}
 
 
 def _reason(entry: IndexEntry) -> dict[str, str]:

@@ -1,0 +1,22 @@
+"""Which clients are on the server's own machine."""
+
+import ipaddress
+from collections.abc import Iterable
+from typing import Final
+
+_FORWARDED: Final = ("forwarded", "via", "x-forwarded-", "x-real-ip", "x-envoy-")
+"""Beginnings of the headers by which proxies say that a request comes from elsewhere."""
+
+
+def is_local(address: str | None, headers: Iterable[str]) -> bool:
+    """Whether a client is on this machine, and no proxy for one that is not. None: it came by a Unix-domain socket."""
+    if any(name.lower().startswith(_FORWARDED) for name in headers):
+        return False
+    if address is None:
+        return True
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(parsed, "ipv4_mapped", None)
+    return (mapped or parsed).is_loopback
