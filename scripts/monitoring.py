@@ -11,7 +11,7 @@ DEPLOY = Path(__file__).parents[1] / "deploy"
 DASHBOARD = DEPLOY / "grafana" / "modserve.json"
 RULES = DEPLOY / "prometheus" / "modserve.rules.yaml"
 KUBERNETES_RULE = DEPLOY / "k8s" / "prometheus-rule.yaml"
-CHART_RULES = ROOT / "deploy" / "helm" / "modserve" / "files" / "modserve.rules.yaml"
+CHART_RULES = DEPLOY / "helm" / "modserve" / "files" / "modserve.rules.yaml"
 
 _SERVER = 'job=~"$job", instance=~"$instance"'
 _MODEL = f'{_SERVER}, model=~"$model"'
