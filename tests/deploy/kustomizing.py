@@ -51,18 +51,19 @@ def kustomize_with(components: Sequence[str]) -> Objects:
             overlay = {"resources": ["k8s"], "components": [f"k8s/components/{name}" for name in components]}
             _write(place, overlay)
             return kustomize(place)
-        below = place / "k8s"
+        below, gone = place / "k8s", set()
         for name in components:  # each an overlay of those before it, by the same patches
             component = yaml.safe_load((COMPONENTS / name / "kustomization.yaml").read_text())
             assert component.keys() <= {"apiVersion", "kind", "resources", "patches"}
-            overlay = {
-                "resources": [f"../{below.name}", *component.get("resources", [])],
-                "patchesStrategicMerge": [patch["path"] for patch in component.get("patches", [])],
-            }
+            patches = {patch["path"]: COMPONENTS / name / patch["path"] for patch in component.get("patches", [])}
+            # It does not delete custom resources.
+            deleting = patches.keys() & {"no-service-monitor.yaml"}
+            gone |= {yaml.safe_load(patches.pop(path).read_text())["kind"] for path in deleting}
+            overlay = {"bases": [f"../{below.name}"], "resources": component.get("resources", [])}
             below = place / name
             shutil.copytree(COMPONENTS / name, below)
-            _write(below, overlay)
-        return kustomize(below)
+            _write(below, overlay | {"patchesStrategicMerge": list(patches)})
+        return {kind: item for kind, item in kustomize(below).items() if kind not in gone}
 
 
 def _write(folder: Path, overlay: Object) -> None:
