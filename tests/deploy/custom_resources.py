@@ -31,11 +31,11 @@ import kserve.models
 import kubernetes.client
 
 def wrong(value, type_name, place):
-    if match := re.fullmatch(r"list\\[(.+)\\]", type_name):
+    if match := re.fullmatch(r"[Ll]ist\\[(.+)\\]", type_name):
         if not isinstance(value, list):
             return [f"{place}: not a list"]
         return [each for number, item in enumerate(value) for each in wrong(item, match[1], f"{place}[{number}]")]
-    if match := re.fullmatch(r"dict\\(str, (.+)\\)", type_name):
+    if match := re.fullmatch(r"[Dd]ict[([]str, (.+)[)\\]]", type_name):
         if not isinstance(value, dict):
             return [f"{place}: not a mapping"]
         return [each for key, item in value.items() for each in wrong(item, match[1], f"{place}.{key}")]
