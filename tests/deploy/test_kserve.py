@@ -120,7 +120,7 @@ def test_the_arguments_of_kserves_runtime_for_triton(repository: ServerProcess) 
 def test_one_model_has_the_services_name(iris: ServerProcess) -> None:
     instances = [[0.0, 0.5], [4.5, 4.0]]
     answer = http(iris.http_port, "POST", "/v1/models/iris:predict", json.dumps({"instances": instances}).encode())
-    assert answer.json == {"predictions": [0, 1]}
+    assert [each["predict"] for each in answer.json["predictions"]] == [[0], [1]]
     tensor = {"name": "input-0", "shape": [2, 2], "datatype": "FP32", "data": instances}
     answer = http(iris.http_port, "POST", "/v2/models/iris/infer", json.dumps({"inputs": [tensor]}).encode())
     assert answer.json["outputs"][0]["data"] == [0, 1]
