@@ -64,13 +64,13 @@ def lines(logs: Logs) -> tuple[float, float]:
 def made() -> None:
     """An id for each request, and the header line that repeats it."""
     for _ in range(_REQUESTS):
-        header_lines(_HEAD, request_ids.make(), False)
+        header_lines(_HEAD, request_ids.make(), False, {})
 
 
 def repeated() -> None:
     """A client's id."""
     for _ in range(_REQUESTS):
-        header_lines(_HEAD, request_ids.chosen(request_ids.received("6ba7b810-9dad-11d1-80b4-00c04fd430c8")), False)
+        header_lines(_HEAD, request_ids.chosen(request_ids.received("6ba7b810-9dad-11d1-80b4-00c04fd430c8")), False, {})
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ from typing import ClassVar, Final, Literal, Never
 
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.internal.containers import (
     MessageMap,
     RepeatedCompositeFieldContainer,
@@ -50,6 +51,8 @@ SCALARS = {
     FieldDescriptorProto.TYPE_UINT32: "int",
     FieldDescriptorProto.TYPE_UINT64: "int",
 }
+OTHERS = {".google.protobuf.Duration": "Duration"}
+"""Messages of other files."""
 
 
 def main() -> None:
@@ -130,7 +133,7 @@ def field_types(field: FieldDescriptorProto, maps: dict[str, DescriptorProto], p
 
 
 def element_type(field: FieldDescriptorProto, package: str) -> str:
-    return SCALARS.get(field.type) or field.type_name.removeprefix(package)
+    return SCALARS.get(field.type) or OTHERS.get(field.type_name) or field.type_name.removeprefix(package)
 
 
 def is_repeated(field: FieldDescriptorProto) -> bool:

@@ -153,7 +153,8 @@ def supervise_workers(settings: Settings, arguments: Sequence[str]) -> int:
     except OSError as error:
         _log.error("cannot create the directory for the workers' sockets; set TMPDIR to another place: %s", error)
         return 1
-    workers = supervisor.Workers(settings.workers, settings.exit_timeout_secs, directory)
+    notice = settings.shutdown_delay_secs
+    workers = supervisor.Workers(settings.workers, settings.exit_timeout_secs, directory, notice)
     descriptors = reservation.hand_over()
     return _become(supervisor.arguments(settings.log, worker, workers, descriptors))
 

@@ -39,7 +39,7 @@ from wire import (
 )
 
 STOPPING = (
-    r"modserve\.process\.app: stopping: no new requests; those in flight have {} s: 2 of model 'model'\. "
+    r"modserve\.server\.drain: stopping: no new requests; those in flight have {} s: 2 of model 'model'\. "
     r"A second SIGTERM or SIGINT \(Ctrl-C\) ends the server at once\.$"
 )
 DATA = ints(3, 4)

@@ -104,7 +104,7 @@ async def test_the_extension_is_listed(client: Client) -> None:
 async def test_settings_act_at_once(tmp_path: Path, flavour: str) -> None:
     """What a stopping server says is seen in the form that was set; with the information off it is not said."""
     for settings, said in (
-        ({"log_format": "default"}, r'^I\d{4} [\d:.]+ \d+ app\.py:\d+\] "stopping: no new requests'),
+        ({"log_format": "default"}, r'^I\d{4} [\d:.]+ \d+ drain\.py:\d+\] "stopping: no new requests'),
         ({"log_info": False}, None),
     ):
         with serving(EXAMPLES) as running:

@@ -31,6 +31,7 @@ EVENTS: dict[str, Callable[[World], object]] = {
     "another model needs its memory": lambda world: world.submit("plain"),
     "it is unloaded": lambda world: world.unload("chat"),
     "the server stops": lambda world: world.stop(),
+    "the server is drained": lambda world: world.drain(),
 }
 
 

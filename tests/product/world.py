@@ -21,7 +21,7 @@ from unittest.mock import patch
 import numpy as np
 
 from modserve import InferenceServer, ModserveError, Settings
-from modserve.core.errors import OverloadedError, internal
+from modserve.core.errors import Code, OverloadedError, internal
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest, ParameterValue
 from modserve.core.servable import Servable
@@ -30,6 +30,7 @@ from modserve.execution.rate_limit import RateLimiter
 from modserve.models.residency.on_demand import OnDemandModel
 from modserve.models.residency.sizes import Meter
 from modserve.repository.manager import ModelManager
+from modserve.server import DrainPhase, DrainReport
 from text_folders import write_folder
 
 from .chats import ChatClient
@@ -80,6 +81,7 @@ class World:
         self.variations: dict[str, Variation] = {}
         self.operations: list[asyncio.Task[Any]] = []
         self.stopping: asyncio.Task[bool] | None = None
+        self.draining: asyncio.Task[DrainReport] | None = None
         self.tenant = 0
         """Who sends, among `TENANTS`."""
         self.sent: Counter[tuple[str, str]] = Counter()
@@ -160,7 +162,7 @@ class World:
 
     def need(self, name: str) -> None:
         """Load a model that was never loaded, with those it needs."""
-        if name in self.variations or self.stopping is not None:
+        if name in self.variations or self.stopping is not None or self.draining is not None:
             return
         for each in MODELS[name].needs:
             self.need(each)
@@ -249,6 +251,12 @@ class World:
         return entry
 
     def _submit(self, entry: Entry, request: InferenceRequest) -> None:
+        closed = self.server.drain_phase >= DrainPhase.FINISHING and not entry.in_sequence
+        self._accept(entry, request)
+        if closed and (entry.refusal is None or entry.refusal.code is not Code.UNAVAILABLE):
+            self.ledger.wrong.append(f"the server is drained, and does not refuse {entry!r}: {entry.refusal!r}")
+
+    def _accept(self, entry: Entry, request: InferenceRequest) -> None:
         try:
             servable = self.server.model(request.model_name, request.version)
             if request.tenant is None:
@@ -372,6 +380,12 @@ class World:
             self.loop.act(self.engines.instances[index % len(self.engines.instances)].lose)
 
     # The end
+
+    def drain(self, notice_s: float = 0.0) -> None:
+        """A client has the server taken out of service, which is unready for `notice_s` before."""
+        if self.draining is None and self.stopping is None:
+            self.server.draining.times = self.server.draining.times._replace(notice=notice_s)
+            self.draining = self.loop.create_task(self.server.drain())
 
     def stop(self) -> None:
         """The server is to stop."""

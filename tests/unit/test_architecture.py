@@ -86,8 +86,10 @@ RULES = {
     ),
     "process.console": rule("backends.inventory core protocol.examples"),
     "process.listeners": rule(
-        "access core frontends observability process.metrics_page process.ports resources server settings workers"
+        "access core frontends observability process.load_reporter process.metrics_page process.ports resources server "
+        "settings workers"
     ),
+    "process.load_reporter": rule("core execution.placement observability resources server"),
     "process.metrics_page": rule("backends.inventory core form observability server settings"),
     "process.model_setup": rule("backends.python.functions backends.registry config core models repository settings"),
     "process.ports": rule("resources.port_owner"),

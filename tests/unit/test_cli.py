@@ -407,7 +407,9 @@ def test_the_supervisor_takes_the_place_of_the_command(monkeypatch: pytest.Monke
         cli.main(["serve", *given])
     python = sys.executable
     server = [python, "-m", "modserve", "serve", *given, "--supervise=false"]
-    assert replaced == [[python, python, "-m", "modserve.process.supervisor", "default", "f", "0", "", "", "", *server]]
+    assert replaced == [
+        [python, python, "-m", "modserve.process.supervisor", "default", "f", "0", "", "", "", "", *server]
+    ]
 
 
 def test_what_the_supervisor_starts_is_not_supervised(started: Started) -> None:

@@ -90,6 +90,8 @@ OWN_OPTIONS = [
     "server-timing",
     "repository-cache-dir",
     "repository-timeout-secs",
+    "orca",
+    "shutdown-delay-secs",
     "strict-version-readiness",
     "supervise",
     "trace-mode",

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from modserve.protocol.restricted import OPEN_PATHS, PATH_CATEGORY, RPC_CATEGORY
+from modserve.protocol.restricted import DRAIN, OPEN_PATHS, PATH_CATEGORY, RPC_CATEGORY
 
 from .identity import CallKind
 
@@ -77,7 +77,7 @@ _PATHS: Final[Mapping[str, CallNeed]] = {
     **dict.fromkeys(("/v2/models", "/v1/models", "/openai/v1/models", "/v2/models/stats"), _LIST),
     **dict.fromkeys(("/v2/repository/index", "/v2/repository/{repository}/index"), _LIST),
     **dict.fromkeys(("/v2/memory", "/console/events"), CallNeed("read", Reach.SERVER)),
-    "/v2/trace/setting": CallNeed("admin", Reach.SERVER),
+    **dict.fromkeys(("/v2/trace/setting", DRAIN), CallNeed("admin", Reach.SERVER)),
 }
 """Paths that need something else."""
 _METHODS: Final[Mapping[str, Mapping[str, CallNeed]]] = {
@@ -88,6 +88,7 @@ RPC_NEEDS: Final[Mapping[str, CallNeed]] = {
     **{rpc: _BY_CATEGORY[category] for rpc, category in RPC_CATEGORY.items()},
     **dict.fromkeys(("ServerLive", "ServerReady", "Check", "Watch"), HEALTH),
     "ServerReflectionInfo": OPEN,
+    "StreamCoreMetrics": METRICS,
     "ServerMetadata": ANY,
     "List": _LIST,
     "ModelStatistics": _LIST,

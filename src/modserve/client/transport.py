@@ -35,6 +35,8 @@ STATISTICS = Operation("GET", "{model}/stats", "ModelStatistics")
 ENGINE = Operation("GET", "{model}/engine", "")
 """What runs a version, an extension of modserve."""
 INDEX = Operation("POST", "/v2/repository/index", "RepositoryIndex")
+DRAIN = Operation("POST", "/v2/health/drain", "")
+"""An extension of modserve; the response comes when the server is drained."""
 LOAD = Operation("POST", "/v2/repository/models/{name}/load", "RepositoryModelLoad", "model_name")
 UNLOAD = Operation("POST", "/v2/repository/models/{name}/unload", "RepositoryModelUnload", "model_name")
 

@@ -42,6 +42,7 @@ class ServerFigures:
     endings: Mapping[str, int] = field(default_factory=dict)
     """gRPC connections that the server closed early, by reason."""
     tenants: Sequence[TenantReport] = ()
+    drain_phase: int = 0
 
 
 _MEMORY: tuple[tuple[str, str, str, Callable[[MemoryBudget], float]], ...] = (
@@ -73,6 +74,8 @@ def server_families(figures: ServerFigures) -> Iterator[Family]:
     text = "Always 1; the labels name the installed engines"
     yield family("modserve_engine_installed_info", "gauge", text, [(labelled(each), 1) for each in engines])
     yield family("modserve_ready", "gauge", "1 when the server accepts inference", [("", figures.ready)])
+    text = "0: serving, 1: unready before a stop, 2: ports are closing, 3: finishing requests, 4: drained"
+    yield family("modserve_drain_phase", "gauge", text, [("", figures.drain_phase)])
     text = "Always 1; the label is a model version's state"
     yield family("modserve_model_state", "gauge", text, [(labelled(_state(entry)), 1) for entry in figures.index])
     failed = [(labelled(_version(*key)), count) for key, count in sorted(figures.failed_loads.items(), key=str)]

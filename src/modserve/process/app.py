@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -46,6 +46,7 @@ from modserve.resources.quotas import Quotas
 from modserve.resources.shared_memory import SharedMemory
 from modserve.routing.routings import Routings
 from modserve.server import Phase
+from modserve.server.drain import DrainTimes
 from modserve.server.local import LocalServer
 from modserve.server.services import Services
 from modserve.settings import Settings
@@ -151,6 +152,10 @@ class InferenceServer(LocalServer):
             ),
         )
 
+        self.draining.times = DrainTimes(
+            float(settings.shutdown_delay_secs), float(settings.exit_timeout_secs), 1 / workers
+        )
+
     def _residency(self, table: ModelTable, workers: int, meter: Meter) -> Residency:
         """When models are in memory. Workers share the limit: each has models of its own."""
         settings = self.settings
@@ -194,7 +199,7 @@ class InferenceServer(LocalServer):
         self._caches.ending()
         try:
             async with asyncio.timeout(seconds):
-                await self.drain()
+                await self.end()
         except TimeoutError:
             # Engines may hang in a call; their threads are daemons, and the process need not wait for them.
             return False
@@ -215,11 +220,12 @@ async def serve(
 ) -> int:
     """Serve until SIGTERM or SIGINT, and return the process's exit code.
 
-    The ports open first and `on_open` is called; then the models load and `on_loaded` is called. On the first signal
-    the server becomes not ready, accepts nothing new, finishes requests in flight for at most `exit_timeout_secs`, and
-    returns 0 (1 if the time was too short). On a second signal the process exits at once. Returns 1 if a port or
-    repository cannot be opened, or, with `exit_on_error`, if a model fails to load; `on_refused` is called for ports
-    that cannot be opened, instead of an entry in the log. `logs` lets clients change log settings.
+    The ports open first and `on_open` is called; then the models load and `on_loaded` is called. On the first
+    signal the server becomes not ready, goes on for `shutdown_delay_secs`, accepts nothing new, finishes requests
+    in flight for at most `exit_timeout_secs`, and returns 0 (1 if the time was too short). On a second signal the
+    process exits at once. Returns 1 if a port or repository cannot be opened, or, with `exit_on_error`, if a model
+    fails to load; `on_refused` is called for ports that cannot be opened, instead of an entry in the log. `logs`
+    lets clients change log settings.
 
     As one of several workers (`member`), it takes part in their common operations; `on_loaded` is called when all have
     loaded. A replacement worker opens its ports last, after it has loaded the same models as the others.
@@ -266,7 +272,9 @@ async def serve(
                 loaded = await _load(server, settings, freezer, logs, lambda server: None)
                 if loaded:
                     await member.catch_up()
-                    if not opened and not await open_ports():
+                    if member.drained:
+                        await server.drain()
+                    elif not opened and not await open_ports():
                         return False
                     member.served()
                     await member.all_served()
@@ -289,11 +297,12 @@ async def serve(
             failed = loading.done() and not loading.result()
             if not failed:
                 await waiting
-                _log.info("%s", stopping_line(server.in_flight(), settings.exit_timeout_secs))
+            if failed or server.phase is Phase.STARTING:
+                server.draining.hurry()
             waiting.cancel()
             loading.cancel()
             await asyncio.wait((loading,))
-            in_time = await listeners.drain(server.shut_down)
+            in_time = await listeners.end(server.shut_down)
             return 0 if in_time and not failed else 1
 
 
@@ -323,17 +332,6 @@ def audit_log(settings: Settings, logs: Logs | None) -> "AuditLog | None":
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reopen)
     return audit
-
-
-def stopping_line(in_flight: Mapping[str, int], seconds: int) -> str:
-    """What the log says at the first signal."""
-    if not in_flight:
-        return "stopping: no new requests, and none are in flight"
-    listed = ", ".join(f"{count} of model '{name}'" for name, count in sorted(in_flight.items()))
-    return (
-        f"stopping: no new requests; those in flight have {seconds} s: {listed}. "
-        "A second SIGTERM or SIGINT (Ctrl-C) ends the server at once."
-    )
 
 
 async def _load(

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from modserve.core.servable import Finisher, Servable
+from modserve.core.servable import Finisher
 from modserve.core.statistics.metrics import MetricStore
 from modserve.frontends.grpc.listener import GrpcListener
 from modserve.frontends.http.wire.context import AsgiApp
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from modserve.access.authority import Authority
     from modserve.observability.audit_log import AuditLog
     from modserve.workers.member import Member
+
+    from .load_reporter import LoadReporter
 
 _log = logging.getLogger(__name__)
 
@@ -65,12 +68,10 @@ class Ports:
     metrics: int | None
 
 
-_FAREWELL = 1.0
-"""Seconds in which clients with idle HTTP connections may send a last request; at most half the time for the stop."""
-
-
 class Listeners:
     """The open ports of a server, closed from the outside in. `metrics`: what engines show on the page.
+
+    Implements `server.drain.DrainedPorts`.
 
     `access`: who may call it, if not everybody. `audit`: the log of calls that change something, closed at the end.
     """
@@ -89,13 +90,14 @@ class Listeners:
         self._access = access
         self._audit = audit
         self._server = server
+        server.draining.ports = self
         self._member = member
         self._settings = settings
         self._http: HttpListener | None = None
         self._grpc: GrpcListener | None = None
         self._metrics: HttpListener | None = None
         authority = None if access is None else access.authority
-        ports = self._connections, self._responses
+        ports = self.connections, self._responses
         front: Server = server if member is None else member.server(server)
         page = self.page = MetricsPage(server, metrics, settings, *ports, [watchdog.collect], self._endings)
         if settings.http.allow:
@@ -113,8 +115,19 @@ class Listeners:
                 app = _guarded(app, authority, server)
             options = metrics_settings(settings, reuse_port=member is not None)
             self._metrics = HttpListener(front, options.address, options.port, options, tasks, app)
+        reporting = [
+            port
+            for port, option in ((self._http, settings.http.orca), (self._grpc, settings.grpc.orca))
+            if port is not None and option != "off"
+        ]
+        self._reporter: LoadReporter | None = None
+        if reporting:
+            from .load_reporter import load_reporter
 
-    def _connections(self) -> dict[str, int]:
+            self._reporter = load_reporter(server, reporting, 1 if member is None else member.identity.count, access)
+
+    def connections(self) -> dict[str, int]:
+        """How many are open, by protocol."""
         ports = {"http": self._http, "grpc": self._grpc}
         return {name: port.connections for name, port in ports.items() if port is not None}
 
@@ -146,70 +159,62 @@ class Listeners:
                 else:
                     opened[name] = await listener.start()
         openings.end()
+        if self._reporter is not None:
+            self._reporter.start()
         ports = Ports(opened.get("HTTP"), opened.get("gRPC"), opened.get("metrics"))
         if ports.metrics is not None:
             self._server.announce_metrics(ports.metrics)
         return ports
 
-    async def drain(self, shut_down: Callable[[float], Coroutine[None, None, bool]]) -> bool:
-        """Stop in order: not ready, serve what is on its way, accept nothing, finish, unload, metrics last.
+    async def end(self, shut_down: Callable[[float], Coroutine[None, None, bool]]) -> bool:
+        """Drain the server unless a client has done so, unload, and close everything, metrics last.
 
-        `shut_down` finishes and unloads in so many seconds; False, which is returned, if that was too short.
+        `shut_down` unloads in so many seconds; False, which is returned, if the time was too short.
         """
-        grace = float(self._settings.exit_timeout_secs)
-        if self._member is not None:
-            await self._retire(self._member, grace)
-        else:
-            grace -= await self._say_goodbye(grace)
-        if self._grpc:
-            await self._grpc.take_backlog()
-        keepers = self._server.sequence_keepers()
-        self._server.stop_accepting()
-        if self._http:
-            self._http.stop_accepting()
-        async with asyncio.TaskGroup() as stopping:
-            if self._grpc:
-                stopping.create_task(_stop_grpc(self._grpc, grace, keepers))
-            drained = stopping.create_task(shut_down(grace))
+        draining = self._server.draining
+        drained_before = draining.over
+        if self._member is not None and not await self._member.give_notice():
+            draining.hurry()
+        await draining.run(replaced=self._member is not None)
+        spent = 0.0 if drained_before else asyncio.get_running_loop().time() - draining.closed_at
+        in_time = await shut_down(max(0.0, draining.times.grace - spent))
         await self.stop()
-        in_time = drained.result()
         if not in_time:
             _log.error("Exit timeout expired. Exiting immediately.")
         return in_time
 
-    async def _retire(self, member: "Member", grace: float) -> None:
-        """Leave the ports to the other workers while everything is still served: then no client is refused.
-
-        Clients with sequences on gRPC streams keep these until they end.
-        """
-        self._server.retire(ready=True)
+    async def retire(self, seconds: float) -> None:
+        """Sequences that have begun may need new connections: while there are some, ports stay open for them."""
+        keepers = self._server.sequence_keepers()
         async with asyncio.TaskGroup() as retiring:
             if self._http:
-                retiring.create_task(self._http.retire(min(_FAREWELL, grace / member.identity.count / 2)))
-            if self._grpc and not self._server.sequence_keepers():
-                await self._grpc.take_backlog()
-                retiring.create_task(self._grpc.stop(grace))
+                retiring.create_task(self._http.retire(seconds, closing=not keepers))
+            if self._grpc and not keepers:
+                retiring.create_task(self._grpc.retire(seconds))
 
-    async def _say_goodbye(self, grace: float) -> float:
-        """Take no new HTTP connections, and give the clients of those that are idle time for a last request.
-
-        The seconds that it took: none if there are no such connections.
-        """
+    async def finish(self, end: float) -> None:
+        """Let sequences that have begun go on until they end, and then end connections and streams."""
         loop = asyncio.get_running_loop()
-        begun = loop.time()
-        self._server.retire(ready=False)
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(end):
+                for keeper in self._server.sequence_keepers():
+                    if isinstance(keeper, Finisher):
+                        await keeper.idle()
         if self._http:
-            await self._http.retire(min(_FAREWELL, grace / 2))
-        return loop.time() - begun
+            self._http.stop_accepting()
+        if self._grpc:
+            await self._grpc.finish(max(0.0, end - loop.time()))
 
     async def stop(self) -> None:
         """Close whatever is open, at once."""
         if self._access is not None:
             self._access.stop()
+        if self._reporter is not None:
+            self._reporter.stop()
         if self._http:
             await self._http.close()
         if self._grpc:
-            await self._grpc.stop(None)
+            await self._grpc.close()
         if self._metrics:
             await self._metrics.close()
         if self._member is not None:
@@ -227,17 +232,3 @@ def _guarded(app: AsgiApp, authority: "Authority", server: Server) -> AsgiApp:
     from modserve.frontends.http.guard import GuardedApp
 
     return GuardedApp(app, authority, server, lambda method, path: (METRICS, ""))
-
-
-async def _stop_grpc(listener: GrpcListener, grace: float, keepers: Sequence[Servable]) -> None:
-    """Let sequences that have begun go on over the open streams until they end, and then end the streams."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + grace
-    try:
-        async with asyncio.timeout_at(end):
-            for keeper in keepers:
-                if isinstance(keeper, Finisher):
-                    await keeper.idle()
-    except TimeoutError:
-        pass
-    await listener.stop(max(0.0, end - loop.time()))

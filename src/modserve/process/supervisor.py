@@ -8,7 +8,8 @@ workers it reserves the ports by sockets that do not listen. As process 1 of a c
 - Several workers: a worker that ends normally while the server runs (after a SIGTERM to that worker) is replaced at
   once. A worker that fails at its first start, before it has served, ends the server: another start would not help.
 - Several workers: the first SIGTERM or SIGINT drains them one after the other. Each gets its part of the grace period,
-  and the others serve meanwhile. Workers that still run at the end of the grace period are killed.
+  and the others serve meanwhile. Workers that still run at the end of the grace period are killed. If there is a notice
+  before, a file tells the first worker that all are to end; it tells the others that they are not ready.
 - A single server: a failed start or a normal end ends the supervisor too. The server keeps the grace period itself.
 - Every other signal that requests the end goes to all children at once. SIGHUP does, too, and ends none: they reopen
   the log file, and so does this process.
@@ -26,7 +27,7 @@ from pathlib import Path
 
 from modserve.core.configuration.log_settings import LogFormat, LogSettings
 from modserve.observability.logging import Logs
-from modserve.workers.identity import WorkerIdentity
+from modserve.workers.identity import STOPPING, WorkerIdentity
 
 from .child_process import BackOff, ExitStatus, Signals, reaped, start
 
@@ -44,11 +45,14 @@ IDENTITY = "IDENTITY"
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """`count` workers, which meet in `directory` and have `grace_s` seconds together at the stop."""
+    """`count` workers, which meet in `directory`. At the stop they are unready for `notice_s` seconds, and then have
+    `grace_s` seconds together.
+    """
 
     count: int
     grace_s: float
     directory: Path
+    notice_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -143,12 +147,17 @@ class Supervisor:
         elif number not in _ORDERLY or self.stopping:
             self._patient = False
             self._waiting.clear()
+            (self._workers.directory / STOPPING).unlink(missing_ok=True)
             self._send_all(number)
         else:
             self._patient = True
             self._waiting = self._running
-            self._end_s = now_s + self._workers.grace_s + _LAST_WORDS_S
+            notice_s = self._workers.notice_s
+            if notice_s:
+                (self._workers.directory / STOPPING).touch()
+            self._end_s = now_s + notice_s + self._workers.grace_s + _LAST_WORDS_S
             self._drain_next(now_s)
+            self._next_s += notice_s
         self.stopping = True
 
     def ended(self, pid: int, end: ExitStatus, now_s: float) -> None:
@@ -245,7 +254,9 @@ def arguments(
     `descriptors` are those of the sockets that hold the workers' ports.
     """
     of_workers = (
-        ["0", "", ""] if workers is None else [str(workers.count), str(workers.grace_s), str(workers.directory)]
+        ["0", "", "", ""]
+        if workers is None
+        else [str(workers.count), str(workers.grace_s), str(workers.notice_s), str(workers.directory)]
     )
     numbers = ",".join(map(str, descriptors))
     return ["-m", "modserve.process.supervisor", logs.format.value, logs.file, *of_workers, numbers, *command]
@@ -253,8 +264,8 @@ def arguments(
 
 def main() -> int:
     """Supervises what this process's arguments say, which `arguments` made."""
-    log_format, log_file, count, grace, directory, numbers, *command = sys.argv[1:]
-    workers = Workers(int(count), float(grace), Path(directory)) if directory else None
+    log_format, log_file, count, grace, notice, directory, numbers, *command = sys.argv[1:]
+    workers = Workers(int(count), float(grace), Path(directory), float(notice)) if directory else None
     try:
         for descriptor in filter(None, numbers.split(",")):
             os.set_inheritable(int(descriptor), False)

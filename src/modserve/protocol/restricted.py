@@ -25,6 +25,8 @@ class Calls:
     """What follows ``/v1/models/{model}``: KServe v1 and TensorFlow Serving. Its status is its health."""
 
 
+DRAIN = "/v2/health/drain"
+
 _OPENAI_CALLS = ("embeddings", "rerank", "chat/completions", "completions", "responses")
 _VERBS = ("status", "register", "unregister")
 
@@ -68,6 +70,7 @@ CATEGORIES: Mapping[str, Calls] = {
         ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
         paths=(
             "/v2/models/{model}/routing",
+            DRAIN,
             *(
                 f"/v2/repository{repository}{path}"
                 for repository in ("", "/{repository}")
@@ -76,7 +79,7 @@ CATEGORIES: Mapping[str, Calls] = {
         ),
     ),
     "statistics": Calls(
-        ("ModelStatistics",),
+        ("ModelStatistics", "StreamCoreMetrics"),
         paths=("/v2/models/stats", "/v2/memory", "/console/events"),
         model_paths=("/stats", "/batches"),
     ),

@@ -166,10 +166,14 @@ class ModelControl:
             names = ", ".join(self.waiting[:_MOST_NAMES]) + more
             _log.info("not loaded until requested by a call or --load-model: %s", names)
 
-    async def stop(self) -> None:
-        """End polling and the operations of clients, finish what is in flight, and then unload everything."""
+    async def finish(self) -> None:
+        """End polling and the operations of clients, and return when nothing is in flight."""
         await self._tasks.cancel()
         await self._manager.finish()
+
+    async def stop(self) -> None:
+        """The same, and then unload everything."""
+        await self.finish()
         self._targets.clear()
         await self._manager.reconcile(self._targets)
 

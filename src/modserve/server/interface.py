@@ -29,6 +29,8 @@ from modserve.resources.quotas import Quotas
 from modserve.resources.shared_memory import SharedMemory
 from modserve.routing.routings import Routings
 
+from .drain import DrainPhase, DrainReport
+
 Region: TypeAlias = SystemRegion | CudaRegion
 RegionT = TypeVar("RegionT", bound=Region)
 
@@ -92,6 +94,9 @@ class Server(Protocol):
     def leaving(self) -> bool:
         """It is about to stop, or stops, with nobody to take its place."""
         ...
+
+    @property
+    def drain_phase(self) -> DrainPhase: ...
 
     @property
     def live(self) -> bool: ...
@@ -198,6 +203,10 @@ class Server(Protocol):
         ...
 
     # Changes to the whole server
+
+    async def drain(self) -> DrainReport:
+        """Take the server out of service for good, and finish what it has accepted; all calls return the same."""
+        ...
 
     async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         """Load a model of the repositories, or load it again; on return it is READY. As `LocalServer.load_model`."""

@@ -29,25 +29,11 @@ from modserve.repository.control import ControlOptions, ModelControl
 from modserve.repository.manager import ModelManager
 from modserve.resources import flow
 
+from .drain import Drain, DrainPhase, DrainReport
+from .extensions import EXTENSIONS
 from .in_process import make_request, outcomes, response
 from .interface import Phase, Readiness, Region, RegionT
 from .services import Services
-
-EXTENSIONS = (
-    "classification",
-    "sequence",
-    "model_repository",
-    "model_repository(unload_dependents)",
-    "schedule_policy",
-    "model_configuration",
-    "system_shared_memory",
-    "cuda_shared_memory",
-    "binary_tensor_data",
-    "parameters",
-    "statistics",
-    "trace",
-)
-"""The protocol extensions served so far, as server metadata lists them."""
 
 
 class LocalServer:
@@ -72,6 +58,7 @@ class LocalServer:
         self.tenant: Tenant | None = None
         self.retiring = False
         self.leaving = False
+        self.draining = Drain(self)
         self.metrics_place = ""
         self._table = manager.table
         self.changes = manager.table.changes
@@ -379,13 +366,22 @@ class LocalServer:
             self.phase = Phase.RUNNING
             self.changes.notify()
 
-    def retire(self, ready: bool) -> None:
-        """Say to those who watch that this server is about to stop, and `ready` no more, unless others take its place.
+    @property
+    def drain_phase(self) -> DrainPhase:
+        return self.draining.phase
 
-        All else goes on.
-        """
+    async def drain(self) -> DrainReport:
+        """Take the server out of service for good, and finish what it has accepted. As `Drain.run`."""
+        return await self.draining.run()
+
+    def give_notice(self) -> None:
+        """Not ready from now on; all else goes on."""
+        self.leaving = True
+        self.changes.notify()
+
+    def retire(self) -> None:
+        """Say to those who watch that this server is about to stop; all else goes on."""
         self.retiring = True
-        self.leaving = not ready
         self.changes.notify()
 
     def stop_accepting(self) -> None:
@@ -393,7 +389,12 @@ class LocalServer:
         self.phase, self.leaving = Phase.STOPPING, True
         self.changes.notify()
 
-    async def drain(self) -> None:
+    async def finish(self) -> None:
+        """Give up loads, and return when nothing that was accepted is in flight."""
+        await self._control.finish()
+
+    async def end(self) -> None:
         """Accept nothing new, finish what was accepted, and unload everything."""
+        self.draining.hurry()
         self.stop_accepting()
         await self._control.stop()

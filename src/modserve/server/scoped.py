@@ -19,7 +19,7 @@ from modserve.observability.logging import Logs
 from modserve.observability.trace import Tracer
 from modserve.pb import inference as pb
 from modserve.routing.routings import Routings
-from modserve.server import Phase, Readiness, Server
+from modserve.server import DrainPhase, Phase, Readiness, Server
 from modserve.server.interface import Region, RegionT
 
 
@@ -51,7 +51,7 @@ class ScopedServer:
         self.engine_metrics = server.engine_metrics
         self.folder, self.model_memory = server.folder, server.model_memory
         self.failures, self.readings_of_others = server.failures, server.readings_of_others
-        self.change_log_settings = server.change_log_settings
+        self.change_log_settings, self.drain = server.change_log_settings, server.drain
         self.routings = cast(Routings, _ScopedRoutings(server.routings))
 
     @property
@@ -69,6 +69,10 @@ class ScopedServer:
     @property
     def leaving(self) -> bool:
         return self._server.leaving
+
+    @property
+    def drain_phase(self) -> DrainPhase:
+        return self._server.drain_phase
 
     @property
     def live(self) -> bool:

@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as validated_dataclass
@@ -39,6 +39,13 @@ class FrontEndSettings:
     root_cert: str = option("", "PEM file with the root certificates for clients; HTTP uses gRPC's by default.")
     server_timing: bool = option(
         False, "Report the times of each inference with its response, over HTTP and gRPC.", "server-timing"
+    )
+    orca: Literal["off", "request", "text", "json", "bin"] = option(
+        "off",
+        "Report the server's load with each response, for load balancers (ORCA): over HTTP in a header of this format, "
+        "over gRPC in binary trailers and by a service; request: in the format for which an HTTP request asks, like "
+        "Triton.",
+        "orca",
     )
     client_timeout: Count = option(
         60,

@@ -18,7 +18,7 @@ from modserve.core.configuration.log_settings import AccessMode, AccessSettings,
 from modserve.core.configuration.trace_settings import OPENTELEMETRY, TraceLevel, TraceSettings
 from modserve.core.files.remote_place import RemotePlace
 
-from . import access, load_limits, log, model_memory, telemetry, values
+from . import access, load_limits, log, model_memory, shutdown, telemetry, values
 from .cache import cache_texts
 from .examples import example_models
 from .front_ends import GrpcSettings, HttpSettings
@@ -65,7 +65,8 @@ class Settings(BaseModel):
     example: bool = option(False, "Serve the example models that come with modserve.", flag=True)
     id: str = option("modserve", "The server's name in its metadata.", value="NAME")
     exit_on_error: bool = option(False, "Exit if a model fails to load at the start.")
-    exit_timeout_secs: Count = option(30, "Seconds that a stopping server waits for requests in flight.")
+    exit_timeout_secs: Count = shutdown.EXIT_SECS
+    shutdown_delay_secs: Count = shutdown.DELAY_SECS
     strict_readiness: bool = option(
         True, "Be ready only when every model is; false: as soon as the first load is over."
     )

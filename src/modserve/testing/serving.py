@@ -137,4 +137,4 @@ class _Thread:
                         self._started.set()
                         await self._stopping.wait()
                 finally:
-                    await listeners.drain(server.shut_down)
+                    await listeners.end(server.shut_down)

@@ -14,7 +14,7 @@ from . import values
 from .client import CALL, GONE
 from .journal import Journal, ServerChange
 
-_WHILE_STOPPING = frozenset({"status", "state", "page", "reading"})
+_WHILE_STOPPING = frozenset({"status", "state", "page", "reading", "give_notice", "drain"})
 """The calls that a worker still responds to when it is about to end."""
 
 
@@ -46,6 +46,8 @@ class WorkerControl:
             "undo": self._undo,
             "roll_back": self.roll_back,
             "leave": self._end,
+            "give_notice": self._give_notice,
+            "drain": self._drain,
             "model_trouble": server.model_trouble,
             "statistics": self._statistics,
             "repository_index": server.repository_index,
@@ -93,6 +95,13 @@ class WorkerControl:
 
     async def _end(self) -> None:
         self._leave()
+
+    async def _give_notice(self) -> None:
+        self._server.draining.give_notice()
+
+    async def _drain(self) -> tuple[Any, ...]:
+        """The fields of `DrainReport`."""
+        return tuple(await self._server.drain())
 
     async def _status(self) -> tuple[Any, ...]:
         """The fields of `WorkerStatus`."""

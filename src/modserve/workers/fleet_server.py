@@ -1,5 +1,6 @@
 """Several workers as one server: the interface to front ends, in whichever worker a call arrives."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ from modserve.core.errors import ModserveError, unavailable
 from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.observability.logging import Logs
 from modserve.pb import inference as pb
-from modserve.server import Phase, Readiness
+from modserve.server import DrainPhase, DrainReport, Phase, Readiness
 from modserve.server.interface import Region, RegionT
 from modserve.server.local import LocalServer
 
@@ -52,6 +53,10 @@ class FleetServer:
     @property
     def leaving(self) -> bool:
         return self._server.leaving
+
+    @property
+    def drain_phase(self) -> DrainPhase:
+        return self._server.drain_phase
 
     @property
     def live(self) -> bool:
@@ -141,6 +146,12 @@ class FleetServer:
         return {index: answer for index, answer in answers.items() if not isinstance(answer, ModserveError)}
 
     # Changes
+
+    async def drain(self) -> DrainReport:
+        """All workers at once: none of them takes what another refuses. Workers that start later are drained, too."""
+        self._identity.draining.touch()
+        own, others = await asyncio.gather(self._server.drain(), self._peers.drain())
+        return sums.drain([own, *others])
 
     async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         await self._change("load_model", name, config, files)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+STOPPING = "stopping"
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
@@ -47,6 +49,16 @@ class WorkerIdentity:
     def mark(self, index: int) -> Path:
         """A file that is there once a worker has served."""
         return self.directory / f"{index}.served"
+
+    @property
+    def stopping(self) -> Path:
+        """A file that is there when the supervisor ends all workers."""
+        return self.directory / STOPPING
+
+    @property
+    def draining(self) -> Path:
+        """A file that is there when a client has had all workers drained."""
+        return self.directory / "draining"
 
     @property
     def lock(self) -> Path:

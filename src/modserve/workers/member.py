@@ -100,6 +100,18 @@ class Member:
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 
+    async def give_notice(self) -> bool:
+        """Say in all workers that they are not ready, if all of them are to end; False if not, or if at once."""
+        if not self.identity.stopping.exists() or self._control is None:
+            return False
+        await asyncio.gather(self._control.call("give_notice", ()), self._peers.ask_all("give_notice"))
+        return True
+
+    @property
+    def drained(self) -> bool:
+        """Whether a client has had all workers drained."""
+        return self.identity.draining.exists()
+
     def server(self, own: LocalServer) -> FleetServer:
         """What the ports serve: all workers as one server."""
         return FleetServer(own, self.identity, self._peers, self._coordinator)

@@ -38,7 +38,7 @@ LARGEST = frozenset(
         "python_info",
     }
 )
-LEAST = frozenset({"modserve_ready", "process_start_time_seconds"})
+LEAST = frozenset({"modserve_drain_phase", "modserve_ready", "process_start_time_seconds"})
 
 
 _END = "# EOF"

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from modserve.core.errors import ModserveError
 from modserve.core.lifecycle import IndexEntry, LifecycleState
+from modserve.server import DrainReport
 
 from . import client
 from .client import PeerLostError
@@ -81,7 +82,14 @@ class Peers:
                 ] or [_reason(index, status.phase)]
         return reasons
 
-    async def _gather(self, indexes: list[int], seconds: float, method: str, *arguments: object) -> dict[int, Any]:
+    async def drain(self) -> list[DrainReport]:
+        """Drain all others that are there, however long that takes."""
+        answers = (await self._gather(self._identity.others, None, "drain")).values()
+        return [DrainReport(*answer) for answer in answers if not isinstance(answer, ModserveError)]
+
+    async def _gather(
+        self, indexes: list[int], seconds: float | None, method: str, *arguments: object
+    ) -> dict[int, Any]:
         outcomes = await asyncio.gather(
             *(_in_time(self.call(index, method, *arguments), seconds) for index in indexes), return_exceptions=True
         )
@@ -91,7 +99,7 @@ class Peers:
         return {index: outcome for index, outcome in zip(indexes, outcomes, strict=True) if outcome is not None}
 
 
-async def _in_time(calling: Coroutine[Any, Any, Any], seconds: float) -> Any:
+async def _in_time(calling: Coroutine[Any, Any, Any], seconds: float | None) -> Any:
     """None for a worker that is not there, or does not respond."""
     try:
         async with asyncio.timeout(seconds):

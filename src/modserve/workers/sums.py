@@ -1,5 +1,6 @@
-"""Combines the answers of several workers: statistics, the repository index, the routing of a model."""
+"""Combines the answers of several workers: statistics, the repository index, the routing of a model, a drain."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -7,6 +8,7 @@ from typing import Any
 
 from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.pb import inference as pb
+from modserve.server import DrainReport
 
 
 def statistics(answers: Iterable[pb.ModelStatisticsResponse]) -> pb.ModelStatisticsResponse:
@@ -112,3 +114,11 @@ def _add_numbers(total: dict[str, Any], other: Mapping[str, Any], names: Sequenc
     for name in names:
         if name in total:
             total[name] += other.get(name, 0)
+
+
+def drain(reports: Sequence[DrainReport]) -> DrainReport:
+    """What has become of the drain of all workers."""
+    left: Counter[str] = Counter()
+    for report in reports:
+        left.update(report.in_flight)
+    return DrainReport(all(each.drained for each in reports), dict(left), max(each.seconds for each in reports))

@@ -8,6 +8,7 @@ from starlette.routing import Route
 
 from modserve.access.calls import PATH_NEEDS, RPC_NEEDS, CallNeed, Reach, need_of
 from modserve.access.identity import CallKind
+from modserve.frontends.grpc.load_reports import LoadReports
 from modserve.frontends.grpc.message_inflater import MessageInflater
 from modserve.frontends.grpc.service import rpc_table
 from modserve.frontends.http.rest.app import create_app
@@ -33,7 +34,8 @@ def test_every_route_has_a_need(tmp_path: Path) -> None:
 
 def test_every_rpc_has_a_need(tmp_path: Path) -> None:
     server, options = server_over(tmp_path, PuppetLoader()), GrpcSettings()
-    rpcs = rpc_table(server, options, MessageInflater(server.memory, 0, options.limits))
+    inflater = MessageInflater(server.memory, 0, options.limits)
+    rpcs = rpc_table(server, options, inflater, reports=LoadReports(server))
     assert {rpc.method.name for rpc in rpcs.values()} == set(RPC_NEEDS)
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +118,7 @@ async def test_one_page_too_many_is_refused(stage: Stage) -> None:
     assert not stage.sampler.running
 
 
-@pytest.mark.parametrize(
-    "how", [LocalServer.stop_accepting, partial(LocalServer.retire, ready=False)], ids=["stop", "retire"]
-)
+@pytest.mark.parametrize("how", [LocalServer.stop_accepting, LocalServer.retire], ids=["stop", "retire"])
 async def test_the_pages_end_when_the_server_stops(stage: Stage, how: Callable[[LocalServer], None]) -> None:
     page = stage.sampler.open()
     await next_event(page)

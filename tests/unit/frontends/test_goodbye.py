@@ -163,15 +163,18 @@ async def test_a_response_that_begins_later_is_the_last(tmp_path: Path) -> None:
 async def test_the_server_is_not_ready_and_serves_on(tmp_path: Path) -> None:
     async with stage(tmp_path, None) as on:
         assert on.server.ready
-        on.server.retire(ready=False)
+        on.server.give_notice()
         assert not on.server.ready
         assert on.server.phase is Phase.RUNNING
         client = on.connect()
         client.send(infer(), request("GET", "/v2/health/ready"), request("GET", "/v2/health/live"))
-        assert [answer.status for answer in await client.receive(3)] == [200, 503, 503]
+        assert [answer.status for answer in await client.receive(3)] == [200, 503, 200]
+        on.server.retire()
+        client.send(infer(), request("GET", "/v2/health/live"))
+        assert [answer.status for answer in await client.receive(5)][3:] == [200, 503]
 
 
 async def test_one_worker_of_several_stays_ready(tmp_path: Path) -> None:
     async with stage(tmp_path) as on:
-        on.server.retire(ready=True)
+        on.server.retire()
         assert on.server.ready

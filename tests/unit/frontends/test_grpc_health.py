@@ -103,7 +103,7 @@ async def test_those_who_watch_one_of_several_workers_hear_that_it_leaves(server
     await server.load()
     async with watching(server, "simple") as (watcher, task):
         await watcher.until(SERVING)
-        server.retire(ready=True)
+        server.retire()
         await asyncio.wait_for(task, 30)
         assert watcher.statuses == [SERVING, NOT_SERVING]
         assert server.model_ready("simple", None)

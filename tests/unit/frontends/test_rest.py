@@ -314,6 +314,7 @@ def test_the_document_has_every_path_of_use(document: dict[str, Any]) -> None:
         if (region, action) != ("", "register")  # which needs a name
     }
     repository = {
+        "/v2/health/drain": {"post"},
         "/v2/repository/index": {"post"},
         "/v2/repository/{repository}/index": {"post"},
         "/v2/repository/models/{model}/load": {"post"},

@@ -21,7 +21,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import Message
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from modserve.pb import health, reflection
+from modserve.pb import health, orca, reflection
 from modserve.pb import inference as pb
 from modserve.pb.descriptors import load_files, service_methods, top_level_names
 
@@ -33,8 +33,11 @@ HEALTH: list[FileDescriptor] = [pb.POOL.FindFileByName("grpc/health/v1/health.pr
 REFLECTION: list[FileDescriptor] = [
     pb.POOL.FindFileByName(f"grpc/reflection/{version}/reflection.proto") for version in ("v1", "v1alpha")
 ]
-MODULES = {"inference": pb, "health": health, "reflection": reflection}
-FILES = {"inference": OURS, "health": HEALTH, "reflection": REFLECTION[:1]}
+ORCA: list[FileDescriptor] = [
+    pb.POOL.FindFileByName(f"xds/{name}.proto") for name in ("data/orca/v3/orca_load_report", "service/orca/v3/orca")
+]
+MODULES = {"inference": pb, "health": health, "orca": orca, "reflection": reflection}
+FILES = {"inference": OURS, "health": HEALTH, "orca": ORCA, "reflection": REFLECTION[:1]}
 THEIRS: list[FileDescriptor] = [model_config_pb2.DESCRIPTOR, service_pb2.DESCRIPTOR]
 
 
@@ -44,7 +47,9 @@ THEIRS: list[FileDescriptor] = [model_config_pb2.DESCRIPTOR, service_pb2.DESCRIP
 def test_committed_files_are_current(tmp_path: Path) -> None:
     subprocess.run([ROOT / "scripts" / "protos", tmp_path], check=True)
     made = sorted(path.name for path in tmp_path.iterdir())
-    assert made == [f"{name}.{kind}" for name in ("health", "inference", "reflection") for kind in ("binpb", "pyi")]
+    assert made == [
+        f"{name}.{kind}" for name in ("health", "inference", "orca", "reflection") for kind in ("binpb", "pyi")
+    ]
     for path in tmp_path.iterdir():
         assert path.read_bytes() == (PACKAGE / path.name).read_bytes(), (
             f"{path.name} is out of date: run scripts/protos"

@@ -21,10 +21,11 @@ FAILED = ExitStatus(1, False, "ended with exit code 1")
 class Processes:
     """Stands in for the system: processes by number, and the signals that they got."""
 
-    def __init__(self, tmp_path: Path, count: int = 3, grace_s: float = 30.0) -> None:
+    def __init__(self, tmp_path: Path, count: int = 3, grace_s: float = 30.0, notice_s: float = 0.0) -> None:
         self.identities: list[WorkerIdentity] = []
         self.signals: list[tuple[int, int]] = []
-        self.supervisor = Supervisor(["serve", IDENTITY], Workers(count, grace_s, tmp_path), self.launch, self.send)
+        workers = Workers(count, grace_s, tmp_path, notice_s)
+        self.supervisor = Supervisor(["serve", IDENTITY], workers, self.launch, self.send)
         self.supervisor.begin(0.0)
 
     def launch(self, command: Sequence[str]) -> int:
@@ -115,6 +116,39 @@ def test_a_stop_drains_one_after_the_other(processes: Processes) -> None:
     processes.end(102, DONE, 13.0)
     assert supervisor.over
     assert supervisor.code == 0
+
+
+def test_the_first_worker_has_the_time_of_the_notice_as_well(tmp_path: Path) -> None:
+    """In which it tells the others that they are not ready: so says the file that is there before the signal."""
+    processes = Processes(tmp_path, notice_s=5.0)
+    supervisor, mark = processes.supervisor, processes.identities[0].stopping
+    assert not mark.exists()
+    supervisor.signalled(signal.SIGTERM, 10.0)
+    assert mark.exists()
+    assert processes.signals == [(100, signal.SIGTERM)]
+    assert supervisor.wait_s(10.0) == 15.0
+    supervisor.turn(24.9)
+    assert processes.signals == [(100, signal.SIGTERM)]
+    supervisor.turn(25.0)
+    assert processes.signals[1:] == [(101, signal.SIGTERM)]
+    supervisor.turn(35.0)
+    supervisor.turn(45.4)
+    assert processes.signals[2:] == [(102, signal.SIGTERM)]
+    supervisor.turn(45.5)
+    assert (102, signal.SIGKILL) in processes.signals
+
+
+def test_a_second_signal_ends_the_notice(tmp_path: Path) -> None:
+    processes = Processes(tmp_path, notice_s=5.0)
+    processes.supervisor.signalled(signal.SIGTERM, 10.0)
+    processes.supervisor.signalled(signal.SIGTERM, 11.0)
+    assert not processes.identities[0].stopping.exists()
+    assert processes.signals[1:] == [(100, signal.SIGTERM), (101, signal.SIGTERM), (102, signal.SIGTERM)]
+
+
+def test_without_a_notice_nobody_is_told(processes: Processes) -> None:
+    processes.supervisor.signalled(signal.SIGTERM, 10.0)
+    assert not processes.identities[0].stopping.exists()
 
 
 def test_a_stop_while_they_start_is_no_failure(processes: Processes) -> None:
@@ -255,7 +289,7 @@ def test_a_server_alone_that_is_not_started_again_ends_with_the_code_of_its_cras
 def test_a_log_file_that_cannot_be_opened_starts_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["supervisor", "ISO8601", str(tmp_path), "0", "", "", "", "nothing"])
+    monkeypatch.setattr(sys, "argv", ["supervisor", "ISO8601", str(tmp_path), "0", "", "", "", "", "nothing"])
     assert main() == 1
     assert capsys.readouterr().err.startswith("modserve: cannot open the log file; '--log-file' names another: ")
 
@@ -263,6 +297,6 @@ def test_a_log_file_that_cannot_be_opened_starts_nothing(
 def test_the_command_line_of_the_supervisor() -> None:
     settings = LogSettings(format=LogFormat.DEFAULT, file="a b")
     begin = ["-m", "modserve.process.supervisor", "default", "a b"]
-    assert arguments(settings, ["x", "--y"]) == [*begin, "0", "", "", "", "x", "--y"]
-    workers = Workers(3, 30.0, Path("/d"))
-    assert arguments(settings, ["x"], workers, (5, 6)) == [*begin, "3", "30.0", "/d", "5,6", "x"]
+    assert arguments(settings, ["x", "--y"]) == [*begin, "0", "", "", "", "", "x", "--y"]
+    workers = Workers(3, 30.0, Path("/d"), 10.0)
+    assert arguments(settings, ["x"], workers, (5, 6)) == [*begin, "3", "30.0", "10.0", "/d", "5,6", "x"]

@@ -24,12 +24,12 @@ from modserve.repository.places import repositories_at
 from modserve.repository.table import ModelTable
 from modserve.resources.cuda import Cuda
 from modserve.resources.shared_memory import SharedMemory
-from modserve.server import Readiness
+from modserve.server import DrainPhase, DrainReport, Phase, Readiness
 from modserve.server.local import LocalServer
 from modserve.server.services import Services
 from modserve.settings import HttpSettings
 from modserve.testing import write_model
-from modserve.workers import values
+from modserve.workers import sums, values
 from modserve.workers.client import PeerLostError
 from modserve.workers.control import WorkerControl
 from modserve.workers.coordinator import Coordinator
@@ -103,7 +103,7 @@ async def workers(identity: WorkerIdentity, tmp_path: Path) -> AsyncIterator[Wor
         each = [Worker(tmp_path / f"models{index}") for index in range(identity.count)]
         for worker in each:
             await worker.server.load()
-            stack.push_async_callback(worker.server.drain)
+            stack.push_async_callback(worker.server.end)
         yield Workers(identity, each)
 
 
@@ -232,3 +232,25 @@ async def test_regions_that_any_of_them_has_are_listed(fleet: FleetServer, worke
         status, body = await http(fleet, "GET", path)
         assert (status, [region["name"] for region in orjson.loads(body)]) == (200, ["g"])
     assert (await http(fleet, "GET", "/v2/cudasharedmemory/region/h/status"))[0] == 404
+
+
+async def test_a_drain_is_that_of_all(fleet: FleetServer, workers: Workers, identity: WorkerIdentity) -> None:
+    assert not identity.draining.exists()
+    status, body = await http(fleet, "POST", "/v2/health/drain")
+    assert (status, orjson.loads(body)["drained"]) == (200, True)
+    assert [worker.server.drain_phase for worker in workers.each] == [DrainPhase.DRAINED] * 2
+    assert identity.draining.exists()  # for a worker that starts later
+    assert not (await fleet.readiness()).ready
+
+
+async def test_a_notice_is_given_to_all(workers: Workers) -> None:
+    await workers.call(1, "give_notice")
+    assert [worker.server.ready for worker in workers.each] == [True, False]
+    assert workers.each[1].server.phase is Phase.RUNNING
+    await workers.call(1, "drain")
+    assert (await workers.status(1)) is not None  # it still says how it is
+
+
+def test_the_drain_of_all_is_as_good_as_the_worst() -> None:
+    reports = [DrainReport(True, {}, 1.0), DrainReport(False, {"a": 2}, 3.0), DrainReport(False, {"a": 1, "b": 1}, 2.0)]
+    assert sums.drain(reports) == DrainReport(False, {"a": 3, "b": 1}, 3.0)

@@ -10,7 +10,7 @@ from modserve.frontends.http2.stream import Stream
 
 from .deadlines import Deadlines
 from .dispatch import Dispatcher
-from .heads import GrpcHead
+from .heads import TRAILERS, GrpcHead
 
 if TYPE_CHECKING:
     from modserve.observability.access_log import AccessLog
@@ -52,6 +52,15 @@ class CallServices:
         self.limits = limits
         self.max_message = max_message
         self.access = access
+        self.load = b""
+        """What the trailers of each call say of the server's load; empty if nothing."""
+        self.trailers = TRAILERS
+        """The header block that ends a call well, with `load`."""
+
+    def report_load(self, block: bytes) -> None:
+        """What trailers say of the load from now on."""
+        self.load = block
+        self.trailers = TRAILERS + block
 
 
 def open_cost(head: GrpcHead) -> int:

@@ -49,6 +49,10 @@ class GrpcPort(Http2Port):
         self._rpcs = rpcs
         self._codings = codings
 
+    def report_load(self, block: bytes) -> None:
+        """What the trailers of calls say of the server's load from now on."""
+        self._services.report_load(block)
+
     def understand(self, fields: Fields, size: int) -> Head:
         return GrpcHead(fields, self._rpcs, self._codings, self.limits.header_list, size)
 

@@ -6,16 +6,20 @@ import resource
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from modserve.core.statistics.load_report import LoadReport
 from modserve.frontends.certificates import Certificates
 from modserve.frontends.http2.connection import Http2Connection
+from modserve.frontends.http2.headers import literal
 from modserve.frontends.http2.limits import LIMITS, ConnectionLimits
 from modserve.frontends.http2.policies import Policies
 from modserve.frontends.listening import FAREWELL, HANDSHAKE, keep_alive
+from modserve.protocol.control import load_report
 from modserve.server import Server
 from modserve.settings import GrpcSettings
 
 from .dispatch import Dispatcher
 from .grpc_port import GrpcPort
+from .load_reports import LoadReports
 from .model_stream import InferStreams
 from .server_call import ServerCall
 from .service import rpc_table
@@ -27,17 +31,10 @@ if TYPE_CHECKING:
     from .audit import RpcAudit
     from .guard import RpcGuard
 
-_BACKLOG: Final = 2.0
-"""Seconds for taking over calls that have arrived, at most."""
-
-_QUIET: Final = 0.02
-"""Seconds without a byte from any client, after which none is on its way."""
-
-_LATE: Final = 0.02
-"""Seconds by which such a look may come too late, and still count."""
-
 _TURNS: Final = 5
-"""Turns of the event loop, more than it takes to read what has come."""
+"""Turns of the event loop, more than it takes to accept what has come."""
+
+_LOAD: Final = load_report.BINARY_HEADER.encode()
 
 _KEPT: Final = 16
 """Descriptors that are left to others, at least."""
@@ -68,7 +65,8 @@ class GrpcListener:
         most = options.max_message or 0
         self._dispatcher = Dispatcher(server, options.limits, max_message=most, guard=guard, audit=_audited(audit))
         self._streams = InferStreams(scoped, options, self._dispatcher.inflater)
-        self._rpcs = rpc_table(scoped, options, self._dispatcher.inflater, self._streams)
+        self._reports = None if options.orca == "off" else LoadReports(scoped)
+        self._rpcs = rpc_table(scoped, options, self._dispatcher.inflater, self._streams, self._reports)
         self._port: GrpcPort | None = None
         self._socket: asyncio.Server | None = None
 
@@ -115,49 +113,59 @@ class GrpcListener:
         port: int = self._socket.sockets[0].getsockname()[1]
         return port
 
-    async def stop(self, grace: float | None) -> None:
-        """Tell clients to go elsewhere, and let calls under way finish for `grace` seconds; None: none.
+    def report_load(self, report: LoadReport) -> None:
+        """What trailers, and streams of reports, say of the server's load from now on."""
+        message = load_report.message(report)
+        if self._reports is not None:
+            self._reports.latest = message
+        if self._port is not None and self._options.orca != "request":
+            self._port.report_load(literal(_LOAD, load_report.trailer(message)))
 
-        Streams read no more requests, and end when those they have read are settled. Calls that clients send before
-        they know are still served, by a server that says that it stops.
+    async def retire(self, seconds: float) -> None:
+        """Take no new connections, and tell the clients of open ones to go elsewhere.
+
+        Returns when all have heard it, or after so many seconds: until then all their calls are served.
         """
+        if self._socket is None or self._port is None:
+            return
+        for _ in range(_TURNS):  # what waits to be accepted is
+            await asyncio.sleep(0)
+        self._socket.close()
+        await self._port.say_goodbye(seconds)
+
+    async def finish(self, seconds: float) -> None:
+        """End connections as soon as their calls are over; returns when all are, or after so many seconds.
+
+        Streams read no more requests, and end when those they have read are settled.
+        """
+        self._streams.stop()
+        if self._socket is not None:
+            self._socket.close()
+        if self._port is not None:
+            for connection in list(self._port.connections):
+                connection.go_away()
+            await _within(self._port.idle, seconds)
+
+    async def close(self) -> None:
+        """End all calls, leave time for what has been written, and close what is left."""
         self._streams.stop()
         if self._socket is not None:
             self._socket.close()
         if (grpc_port := self._port) is None:
             return
         try:
-            if grace is not None:
-                for connection in list(grpc_port.connections):
-                    connection.go_away()
-                await _within(grpc_port.idle, grace)
             for connection in list(grpc_port.connections):
                 for stream in list(connection.streams.values()):
                     if isinstance(stream, ServerCall):
                         stream.stop()
                 connection.close_when_done()
-            await _within(grpc_port.idle, 0.0 if grace is None else grpc_port.limits.farewell)
+            await _within(grpc_port.idle, grpc_port.limits.farewell)
             for connection in list(grpc_port.connections):
                 connection.abort()
             await grpc_port.idle.wait()
         finally:
             grpc_port.stop_ticking()
             grpc_port.deadlines.close()
-
-    async def take_backlog(self, limit: float = _BACKLOG) -> None:
-        """Return when every call that has arrived is under way, or after `limit` seconds.
-
-        Time in which the machine did not let this process run does not count as quiet.
-        """
-        grpc_port, loop = self._port, asyncio.get_running_loop()
-        end = loop.time() + limit
-        while grpc_port is not None and (began := loop.time()) < end:
-            received = grpc_port.received
-            await asyncio.sleep(_QUIET)
-            for _ in range(_TURNS):
-                await asyncio.sleep(0)
-            if loop.time() - began <= _QUIET + _LATE and received == grpc_port.received:
-                return
 
 
 def _audited(audit: "AuditLog | None") -> "RpcAudit | None":

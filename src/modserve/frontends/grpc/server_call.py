@@ -246,9 +246,9 @@ class ServerCall(Stream):
         if status:
             self.pending = None
         if self.headers_sent:
-            self.finish(heads.trailers(status, message, metadata))
+            self.finish(heads.trailers(status, message, metadata) + self._services.load)
         else:
-            self.finish(heads.refused(status, message, metadata))
+            self.finish(heads.refused(status, message, metadata) + self._services.load)
 
     def stop(self) -> None:
         """The server ends it."""
@@ -354,7 +354,9 @@ class ServerCall(Stream):
         if self._log is not None:
             self.identify()
             self._log.responded(size)
-        trailers = heads.trailers(heads.OK, "", self._trailers) if self._trailers else heads.TRAILERS
+        trailers = self._services.trailers
+        if self._trailers:
+            trailers = heads.trailers(heads.OK, "", self._trailers) + self._services.load
         prefix = b"\0" + size.to_bytes(4, "big")
         if size <= COPIED:
             block = heads.with_id(heads.HEADERS, self.request_id) if self.request_id else heads.HEADERS
@@ -380,7 +382,7 @@ class ServerCall(Stream):
             self._log.responded(size_of(response))
         self._send_head(coding)
         self.send_data(framed(message, compressed))
-        self.finish(heads.trailers(heads.OK, "", self._trailers))
+        self.finish(heads.trailers(heads.OK, "", self._trailers) + self._services.load)
         self._count_unsent(len(message))
 
     def end_stream(self) -> None:

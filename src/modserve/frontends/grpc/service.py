@@ -16,6 +16,7 @@ from modserve.frontends.call import GRPC, FutureCall, InferenceCall
 from modserve.frontends.offload import is_long_response
 from modserve.pb import health as health_pb
 from modserve.pb import inference as pb
+from modserve.pb import orca
 from modserve.pb import reflection as reflection_pb
 from modserve.protocol import header_forwarding
 from modserve.protocol.control import logging_settings, metadata, regions, repository, trace_settings
@@ -29,6 +30,7 @@ from modserve.settings import GrpcSettings
 
 from .health import HealthService
 from .infer_requests import in_time, named_version, read_request, requested_version
+from .load_reports import LoadReports
 from .message_inflater import MessageInflater
 from .model_stream import InferStreams
 from .reflection import SERVICES as REFLECTION
@@ -176,16 +178,24 @@ def _sent(call: InferenceCall) -> None:
 
 
 def rpc_table(
-    server: Server, options: GrpcSettings, inflater: MessageInflater, streams: InferStreams | None = None
+    server: Server,
+    options: GrpcSettings,
+    inflater: MessageInflater,
+    streams: InferStreams | None = None,
+    reports: LoadReports | None = None,
 ) -> Mapping[str, Rpc]:
     """All that the port serves, by path; RPCs that are not served yet answer UNIMPLEMENTED and say so."""
     inference = InferenceService(server, options)
-    reflection = ReflectionService((pb.SERVICE, health_pb.SERVICE, *REFLECTION), inflater)
+    loads = () if reports is None else ((orca.SERVICE, orca.METHODS, reports),)
+    reflection = ReflectionService(
+        (pb.SERVICE, health_pb.SERVICE, *(name for name, _, _ in loads), *REFLECTION), inflater
+    )
     rpcs: dict[str, Rpc] = {}
     for service, methods, implementation in (
         (pb.SERVICE, pb.METHODS, inference),
         (health_pb.SERVICE, health_pb.METHODS, HealthService(server)),
         *((name, reflection_pb.METHODS, reflection) for name in REFLECTION),
+        *loads,
     ):
         for name, method in methods.items():
             handler: Handler | None = getattr(implementation, name, None)

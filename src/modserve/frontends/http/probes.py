@@ -1,21 +1,28 @@
 """What the server's own probes are told, as a status and a document."""
 
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from modserve.core.lifecycle import IndexEntry
-from modserve.server import Server
+from modserve.server import DrainPhase, Server
 
 Report: TypeAlias = tuple[int, dict[str, Any]]
 
 
+def phase(server: Server) -> str:
+    """That of its life, or how far its drain is."""
+    drain = server.drain_phase
+    return server.phase.value if drain is DrainPhase.SERVING or not server.leaving else _DRAIN[drain]
+
+
 def exiting(server: Server) -> Report | None:
     """The report of a server that stops; None while it does not."""
-    return (503, {"error": "Server exiting"}) if server.leaving else None
+    return (503, {"error": "Server exiting", "phase": phase(server)}) if server.leaving else None
 
 
 async def live(server: Server) -> Report:
-    """For ``/v2/health/live``."""
-    return exiting(server) or (200, {"live": True})
+    """For ``/v2/health/live``. While load balancers still turn away from it, the server lives."""
+    report = exiting(server) if server.retiring or not server.live else None
+    return report or (200, {"live": True})
 
 
 async def ready(server: Server) -> Report:
@@ -25,6 +32,11 @@ async def ready(server: Server) -> Report:
         return 200, {"ready": True}
     reasons = [_reason(entry) for entry in readiness.reasons]
     return exiting(server) or (400, {"ready": False, "phase": server.phase.value, "reasons": reasons})
+
+
+_DRAIN: Final = {DrainPhase.NOTICE: "draining", DrainPhase.DRAINED: "drained"} | dict.fromkeys(
+    (DrainPhase.SERVING, DrainPhase.CLOSING, DrainPhase.FINISHING), "stopping"
+)
 
 
 def _reason(entry: IndexEntry) -> dict[str, str]:

@@ -90,6 +90,7 @@ class Http2Connection(PortConnection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._port.closed(self)
+        self._receiver.end_farewell()
         self.sender.disconnected()
         lost = [stream for stream in self.streams.values() if not stream.over]
         self.streams.clear()
@@ -131,7 +132,6 @@ class Http2Connection(PortConnection):
         except Exception:
             _log.exception("closing a gRPC connection: handling its input failed unexpectedly")
             self._fail(frames.INTERNAL_ERROR, INTERNAL.text, INTERNAL)
-        self._port.received += 1
         if sender.ready:
             turn = self._port.turn
             turn.begin()

@@ -5,6 +5,7 @@ import logging
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from mypy_extensions import mypyc_attr
@@ -78,8 +79,9 @@ class Http2Port:
         """Set while there is no connection."""
         self.idle.set()
         self.clock = TickClock(loop.time())
-        self.received = 0
-        """How often bytes have come."""
+        self._unaware = 0
+        """Connections whose clients have not confirmed that they go elsewhere."""
+        self._all_aware = asyncio.Event()
         self.greeting = frames.settings(announced(limits)) + frames.window_update(
             0, limits.connection_window - frames.DEFAULT_WINDOW
         )
@@ -115,6 +117,26 @@ class Http2Port:
         self.connections.discard(connection)
         if not self.connections:
             self.idle.set()
+
+    async def say_goodbye(self, seconds: float) -> None:
+        """Tell all clients to go elsewhere; returns when they have confirmed it, or after so many seconds."""
+        self._all_aware.clear()
+        for connection in list(self.connections):
+            connection.go_away()
+        if self._unaware:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._all_aware.wait()
+
+    def await_goodbye(self) -> None:
+        """A client has been told to go elsewhere."""
+        self._unaware += 1
+
+    def confirm_goodbye(self) -> None:
+        """It has confirmed it, or is gone."""
+        self._unaware -= 1
+        if not self._unaware:
+            self._all_aware.set()
 
     def refuses(self, descriptor: int) -> bool:
         """Whether a connection with this descriptor is one too many; that it is goes to the log from time to time."""

@@ -258,12 +258,19 @@ class Receiver(FrameHandler):
     def announce_leaving(self) -> None:
         """A client that does not know it yet may open streams for one more round trip."""
         self.leaving = True
+        self._port.await_goodbye()
         self._sender.control(frames.going_away(frames.LAST_STREAM, frames.NO_ERROR))
         self._sender.control(frames.ping(_FAREWELL))
 
+    def end_farewell(self) -> None:
+        """The client knows, or is gone."""
+        if self.leaving:
+            self.leaving = False
+            self._port.confirm_goodbye()
+
     def go_away(self) -> None:
         """No more streams are served than the client has opened by now."""
-        self.leaving = False
+        self.end_farewell()
         self._last_stream = self.highest
         self._sender.control(frames.going_away(self.highest, frames.NO_ERROR))
         self._sender.close_when_done()

@@ -36,6 +36,7 @@ class RequestHead:
     trace_headers: TraceHeaders | None  # the client's span
     route: bytes  # the path of a call that the port runs by itself
     request_id: str  # as `core.requests.request_ids` has it; empty if the client sent none
+    report_format: str  # of a report of the server's load, which the client asks for; empty: none
     credentials: tuple[tuple[bytes, bytes], ...]  # what shows the caller, if callers need keys
 
     def __init__(
@@ -59,6 +60,7 @@ class RequestHead:
         trace_headers: TraceHeaders | None = None,
         request_id: str = "",
         route: bytes = b"",
+        report_format: str = "",
         credentials: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
         self.method = method
@@ -80,4 +82,5 @@ class RequestHead:
         self.trace_headers = trace_headers
         self.request_id = request_id
         self.route = route
+        self.report_format = report_format
         self.credentials = credentials

@@ -1,5 +1,6 @@
 """Requests and responses on one connection, with the h2 library and with frames by hand."""
 
+import asyncio
 import random
 from typing import Any
 
@@ -253,6 +254,32 @@ def test_going_away_in_two_steps(port: EchoPort, wire: Wire) -> None:
     wire.frames()
     assert wire.transport.closed
     assert not wire.transport.aborted
+
+
+async def test_a_goodbye_is_over_when_all_have_heard_it(port: EchoPort, loop: Loop) -> None:
+    """Until then they may have opened streams that are on their way."""
+    wires = [Wire(port, loop) for _ in range(3)]
+    for each in wires:
+        each.send(headers(1))
+    goodbye = asyncio.create_task(port.say_goodbye(3600.0))
+    await asyncio.sleep(0)
+    for each in wires[:2]:
+        ping = next(frame for frame in each.frames() if isinstance(frame, PingFrame))
+        each.send(headers(3))
+        pong = PingFrame(0, opaque_data=ping.opaque_data)
+        pong.flags.add("ACK")
+        each.send(pong)
+        await asyncio.sleep(0)
+        assert not goodbye.done()
+    wires[2].connection.connection_lost(None)
+    await goodbye
+    assert not wires[0].transport.closed  # its streams go on
+
+
+async def test_a_goodbye_to_those_who_do_not_hear(port: EchoPort) -> None:
+    await port.say_goodbye(3600.0)  # there are none
+    Wire(port).send(headers(1))
+    await port.say_goodbye(0.0)
 
 
 def test_an_idle_connection_goes_at_once(wire: Wire) -> None:

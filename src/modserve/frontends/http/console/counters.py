@@ -10,6 +10,7 @@ from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.core.servable import RequestHolder, SequenceKeeper, Servable, engine_report, engine_title, resident_bytes
 from modserve.core.statistics.adaptive_statistics import TunerStatistics
 from modserve.core.statistics.model_statistics import ModelStatistics
+from modserve.frontends.http import probes
 from modserve.server import Server
 
 from .streams import EngineFigures, StreamCounters, added_streams, engine_figures, stream_counters
@@ -124,7 +125,7 @@ class CounterReader:
         served, engines = self._look(), engine_figures(server.engine_metrics)
         return {
             "server": {
-                "phase": server.phase.value,
+                "phase": probes.phase(server),
                 "ready": server.ready,
                 "failures": server.failure_log.recent.total,
                 "cpu_s": time.process_time(),

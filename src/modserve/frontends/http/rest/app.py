@@ -35,6 +35,7 @@ from . import control, deferred, generate, infer_stream, middleware
 from .adapter import complete_request
 from .deferred import DeferredRoutes
 from .disconnect import unless_disconnected
+from .drain import drain_router
 from .identified import Identified, note_of
 from .messages import QUERY, add_model_route, json_response, new_router
 from .schemas import FAILURES, INFER_BODY, response_of, responses_of
@@ -125,6 +126,7 @@ def create_app(
     streams = app.state.streams = direct.streams
     routers = [
         _health(server),
+        drain_router(server, options, authority),
         _metadata(server),
         _models(server, authority),
         _inference(context),

@@ -36,6 +36,10 @@ _BODIES: dict[str, tuple[str, str]] = {
         "model?: string, input: any, dimensions?: integer, encoding_format?: string, prompt_name?: string",
         "`input` is a string, a list of strings, a list of tokens, or a list of lists of tokens.",
     ),
+    "Drained": (
+        "drained: boolean, in_flight: object, seconds: number",
+        "`in_flight` counts the requests by model that are not finished if `drained` is false.",
+    ),
     "ErrorAnswer": ("error: string", ""),
     "GenerateRequestBody": (
         "id?: string, text_input?: any, parameters?: object",
@@ -206,6 +210,7 @@ def response_of(name: str, description: str = "Successful Response") -> dict[str
 
 _ERRORS = {
     400: "The request is wrong",
+    403: "The caller may not do this",
     404: "There is no such model or version",
     413: "Too long, or too many",
     422: "The body is not as the call has it",

@@ -57,6 +57,8 @@ class AsgiCall:
         self._old = head.old
         self._body: bytes | None = bytes(body)
         self._lines = head.cors
+        if head.report_format:
+            self._lines += context.load_lines.get(head.report_format, b"")
         self._keep_alive = keep_alive
         self._writable = writable
         self._done = done

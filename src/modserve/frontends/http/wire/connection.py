@@ -326,7 +326,7 @@ class HttpConnection(asyncio.Protocol):
             if self._access is not None and isinstance(call, InferCall):
                 self._access.end(call, outcome)
                 request_id = call.request_id
-            lines = header_lines(head, request_id, self._phase is _LAST or context.closing)
+            lines = header_lines(head, request_id, self._phase is _LAST or context.closing, context.load_lines)
             statuses = context.statuses
             size, parts = inference_response(outcome, lines, context.json_head, context.binary_head, statuses)
             self._write(size, parts)

@@ -177,7 +177,10 @@ class HttpContext:
         self._turned_away = 0
         self._next_warning = 0.0
         self.date = b""
-        """The Date line of responses (RFC 9110, 6.6.1)."""
+        """The Date line of responses (RFC 9110, 6.6.1); with it, what each says of the server's load."""
+        self._load_line = b""
+        self.load_lines: dict[str, bytes] = {}
+        """The same for requests that ask for it, by format."""
         self.binary_head = BINARY_HEAD
         self.json_head = JSON_HEAD
         """The templates of responses' heads, with the date."""
@@ -238,8 +241,15 @@ class HttpContext:
                 self._next_warning = now + _WARN
                 _log.warning("new connections cannot be accepted: %s. Raise the limit (ulimit -n)", error.strerror)
 
+    def report_load(self, line: bytes, by_format: dict[str, bytes]) -> None:
+        """Header lines for responses from now on."""
+        self.load_lines = by_format
+        if line or self._load_line:
+            self._load_line = line
+            self._set_date()
+
     def _set_date(self) -> None:
-        self.date = b"Date: %b\r\n" % formatdate(time.time(), usegmt=True).encode()
+        self.date = b"Date: %b\r\n%b" % (formatdate(time.time(), usegmt=True).encode(), self._load_line)
         self.binary_head = dated(BINARY_HEAD, self.date)
         self.json_head = dated(JSON_HEAD, self.date)
 

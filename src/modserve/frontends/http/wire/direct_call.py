@@ -210,7 +210,8 @@ class DirectCall:
         if self._note.echoed or status >= 400:
             named.append((b"X-Request-ID", self._note.request_id.encode()))
         context.statuses[status] += 1
-        return response_head(status, named, context.date + head.cors + kept)
+        load = context.load_lines.get(head.report_format, b"") if head.report_format else b""
+        return response_head(status, named, context.date + load + head.cors + kept)
 
     # A stream
 

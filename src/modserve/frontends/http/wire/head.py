@@ -13,6 +13,8 @@ from modserve.protocol.http import deadlines, infer_request
 from modserve.protocol.http.request_head import RequestHead
 from modserve.settings import HttpSettings
 
+from .reports import FORMAT_HEADER, ON_REQUEST
+
 _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
 """RFC 3986, 3.2.2 and 3.2.3; empty for a target without an authority."""
 
@@ -126,6 +128,9 @@ def read_head(
     _check_host(hosts, old)
     if marks:
         _check_browser(method, hosts[0] if hosts else b"", marks, options)
+    report_format = ""
+    if options.orca == ON_REQUEST:
+        report_format = next((value.decode("latin-1") for name, value in lines.headers if name == FORMAT_HEADER), "")
     header_length = single.get(_HEADER_LENGTH)
     framing = BodyFraming(length, expecting, header_length is None or not may_be_binary(lines.target))
     inference: tuple[str, int | None, str] | None = None
@@ -138,6 +143,7 @@ def read_head(
     restriction = options.restrictions.get("inference")
     if inference is None or (restriction is not None and not restriction.granted(lines.headers)):
         head = RequestHead(method, lines.target, version, lines.headers, lines.as_sent, keep_alive, old, cors)
+        head.report_format = report_format
     else:
         head = RequestHead(
             method=method,
@@ -159,6 +165,7 @@ def read_head(
             trace_headers=trace_context.of_values(trace) if trace else None,
             request_id=_request_id(single.get(_REQUEST_ID)),
             route=b"" if inference[0] else path,
+            report_format=report_format,
             credentials=of_headers(lines.headers) if keyed else (),
         )
     return head, framing

@@ -30,6 +30,8 @@ from modserve.protocol.http import deadlines, infer_request
 from modserve.protocol.http.request_head import RequestHead
 from modserve.settings import HttpSettings
 
+from .reports import FORMAT_HEADER, ON_REQUEST
+
 Known: TypeAlias = tuple[RequestHead, int]
 """A head, and the Content-Length that comes with it."""
 KeyT = TypeVar("KeyT", bound=Hashable)
@@ -91,6 +93,8 @@ class HeadMemory:
         self._ordinary = _ORDINARY if restriction is None else _ORDINARY | {restriction.name.lower().encode()}
         if keyed:
             self._ordinary |= credentials.HEADERS
+        if options.orca == ON_REQUEST:
+            self._ordinary |= {FORMAT_HEADER}
         names = _any_of(self._ordinary | _UNUSUAL | (trace_context.NAMES if traced else frozenset()))
         self._irrelevant = re.compile(
             rb"\r\n(?!(?i:%b):)[!#$%%&'*+.^_`|~0-9A-Za-z-]++:[\t\x20-\x7e\x80-\xff]*+(?=\r\n)" % names

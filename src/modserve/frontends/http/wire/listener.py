@@ -3,6 +3,7 @@
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from modserve.core.statistics.load_report import LoadReport
 from modserve.frontends import browsers
 from modserve.frontends.certificates import Certificates
 from modserve.frontends.http.application import Application
@@ -10,6 +11,7 @@ from modserve.frontends.listening import FAREWELL, HANDSHAKE, keep_alive
 from modserve.server import Server
 from modserve.settings import HttpSettings
 
+from . import reports
 from .connection import HttpConnection
 from .context import AsgiApp, HttpContext
 
@@ -89,17 +91,24 @@ class HttpListener:
         port: int = self._socket.sockets[0].getsockname()[1]
         return port
 
-    async def retire(self, seconds: float) -> None:
+    def report_load(self, report: LoadReport) -> None:
+        """What responses say of the server's load from now on. Only for a port with the option for it."""
+        if self._context is not None:
+            self._context.report_load(*reports.lines(report, self._options.orca))
+
+    async def retire(self, seconds: float, closing: bool = True) -> None:
         """Take no new connections, and serve each of those that are open once more, for so many seconds at most.
 
-        An idle one is not closed before: a request may be on its way, whose client could not know.
+        An idle one is not closed before: a request may be on its way, whose client could not know. Unless `closing`,
+        there may be new ones, and each serves a single request.
         """
         context = self._context
         if self._socket is None or context is None:
             return
         await asyncio.sleep(0)  # what waits to be accepted is
         await asyncio.sleep(0)
-        self._socket.close()
+        if closing:
+            self._socket.close()
         await context.say_goodbye(seconds)
 
     def stop_accepting(self) -> None:

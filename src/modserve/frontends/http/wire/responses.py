@@ -39,9 +39,14 @@ def persistence(keep_alive: bool, old: bool) -> bytes:
     return KEEP_ALIVE if old else b""
 
 
-def header_lines(head: RequestHead, request_id: str, last: bool) -> bytes:
-    """What the response to an inference says of its request's id and origin, and of a connection that is at its end."""
+def header_lines(head: RequestHead, request_id: str, last: bool, reports: dict[str, bytes]) -> bytes:
+    """What the response to an inference says of its request's id and origin, and of a connection that is at its end.
+
+    `reports`: of the server's load, by format, for requests that ask for one.
+    """
     lines = head.cors + b"X-Request-ID: %b\r\n" % request_id.encode() if request_id else head.cors
+    if head.report_format:
+        lines += reports.get(head.report_format, b"")
     keep_alive = head.keep_alive and not last
     return lines + persistence(keep_alive, head.old) if head.old or not keep_alive else lines
 

@@ -1,0 +1,58 @@
+"""Measures the load again and again, and gives the front ends the bytes that they send of it."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from modserve.core.statistics.load_report import LoadReport
+from modserve.execution.placement import available_cores
+from modserve.observability.load_meter import LoadMeter
+from modserve.resources.machine_memory import allowed_memory
+from modserve.server.local import LocalServer
+
+_EVERY: Final = 0.1
+_SHARE: Final = 100
+"""A report that takes long is made so much less often."""
+
+
+class ReportingPort(Protocol):
+    """A port that sends load reports."""
+
+    def report_load(self, report: LoadReport) -> None: ...
+
+
+def load_reporter(
+    server: LocalServer, ports: Sequence[ReportingPort], workers: int, access: object | None
+) -> "LoadReporter":
+    """Of a process that is one of so many. With `access`, callers may not know the names of all models."""
+    meter = LoadMeter(
+        server.ready_models,
+        server.engine_metrics,
+        cores=max(1, available_cores() // workers),
+        memory=allowed_memory(),
+        workers=workers,
+        names=access is None,
+    )
+    return LoadReporter(meter, ports)
+
+
+class LoadReporter:
+    """For the event loop's thread."""
+
+    def __init__(self, meter: LoadMeter, ports: Sequence[ReportingPort]) -> None:
+        self._meter = meter
+        self._ports = ports
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        report = self._meter.read(begun)
+        for port in self._ports:
+            port.report_load(report)
+        self._timer = loop.call_later(max(_EVERY, _SHARE * (loop.time() - begun)), self.start)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
