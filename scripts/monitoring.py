@@ -11,6 +11,7 @@ DEPLOY = Path(__file__).parents[1] / "deploy"
 DASHBOARD = DEPLOY / "grafana" / "modserve.json"
 RULES = DEPLOY / "prometheus" / "modserve.rules.yaml"
 KUBERNETES_RULE = DEPLOY / "k8s" / "prometheus-rule.yaml"
+CHART_RULES = DEPLOY / "helm" / "modserve" / "files" / "modserve.rules.yaml"
 
 _SERVER = 'job=~"$job", instance=~"$instance"'
 _MODEL = f'{_SERVER}, model=~"$model"'
@@ -458,6 +459,7 @@ def files() -> dict[Path, str]:
     return {
         DASHBOARD: json.dumps(dashboard(), indent=2) + "\n",
         KUBERNETES_RULE: kubernetes_rule(RULES.read_text("utf-8")),
+        CHART_RULES: RULES.read_text("utf-8"),
     }
 
 

@@ -4,46 +4,22 @@ from __future__ import annotations
 
 import copy
 import re
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
+from kustomizing import BASE, Object, Objects, kustomize
 
 import modserve.__about__
 
 ROOT = Path(__file__).parents[2]
-BASE = ROOT / "deploy" / "k8s"
 GUIDE = ROOT / "docs" / "kubernetes.md"
 
 CORE_KINDS = ["Deployment", "PersistentVolumeClaim", "PodDisruptionBudget", "Service", "ServiceAccount"]
 # One that clusters still run, and the newest the validator knows.
 VERSIONS = ["1.30", ".".join(str(kubernetes_validate.latest_version()).split(".")[:2])]
-
-NO_KUBECTL = (
-    "kubectl is not on PATH, and these tests render deploy/k8s with `kubectl kustomize`; no cluster is needed. "
-    "On Debian: apt-get install kubernetes-client. Elsewhere: https://kubernetes.io/docs/tasks/tools/"
-)
-
-Object = dict[str, Any]
-Objects = dict[str, Object]  # by kind: the base has one of each
-
-
-def kustomize(directory: Path) -> Objects:
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        pytest.fail(NO_KUBECTL, pytrace=False)
-    done = subprocess.run([kubectl, "kustomize", str(directory)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == "", "kustomize warns about deprecated fields on stderr"
-    rendered = [item for item in yaml.safe_load_all(done.stdout) if item]
-    objects = {item["kind"]: item for item in rendered}
-    assert len(objects) == len(rendered), "two objects of one kind: look objects up by name here"
-    return objects
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,9 @@ _SETS: Mapping[str, tuple[str, ...]] = {
     "axe": ("axe-core@4.14.1",),
     "azurite": ("azurite@3.37.0",),
     "openai": ("openai@6.49.0",),
+    "custom resources": tuple(
+        f"@kubernetes-models/{name}" for name in ("keda@2.0.0", "gateway-api@2.0.0", "prometheus-operator@6.0.0")
+    ),
     "grpc": ("@grpc/grpc-js@1.14.7", "@grpc/proto-loader@0.8.1"),
 }
 

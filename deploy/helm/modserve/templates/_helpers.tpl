@@ -1,0 +1,42 @@
+{{- define "modserve.name" -}}
+{{- $name := contains .Chart.Name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) -}}
+{{- $name | trunc 50 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "modserve.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: inference-server
+{{- end }}
+
+{{- define "modserve.labels" -}}
+{{ include "modserve.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
+{{- define "modserve.claim" -}}
+{{ .Values.models.claim.name | default (printf "%s-models" (include "modserve.name" .)) }}
+{{- end }}
+
+{{- define "modserve.account" -}}
+{{ .Values.serviceAccount.name | default (ternary (include "modserve.name" .) "default" .Values.serviceAccount.create) }}
+{{- end }}
+
+{{- /* Requests in a pod, on average over a minute: by Little's law, the seconds that requests have spent in a second. */}}
+{{- define "modserve.load" -}}
+sum(rate(modserve_request_duration_seconds_sum{namespace="{{ .Release.Namespace }}",pod=~"{{ include "modserve.name" . }}-.+"}[1m]))
+{{- end }}
+
+{{- /* Up at once, by as many as there are; down by one a minute, after five minutes that wanted fewer. */}}
+{{- define "modserve.behavior" -}}
+scaleUp:
+  stabilizationWindowSeconds: 0
+  policies:
+    - { type: Percent, value: 100, periodSeconds: 30 }
+scaleDown:
+  stabilizationWindowSeconds: 300
+  policies:
+    - { type: Pods, value: 1, periodSeconds: 60 }
+{{- end }}
