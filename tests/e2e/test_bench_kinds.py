@@ -33,6 +33,12 @@ ensemble_scheduling { step {
 """
 SEQUENCE_WAYS = {"http": [], "http json": ["--format=json"], "grpc": [], "grpc stream": ["--streaming"]}
 LOADS = {"closed": ["--concurrency=1,6"], "open": ["--rate=200"]}
+SEQUENCE_CASES = [
+    (model, way, tuple(LOADS)[(row + column) % 2])
+    for row, model in enumerate(("sum_direct", "sum_oldest", "texts", "whole"))
+    for column, way in enumerate(SEQUENCE_WAYS)
+]
+"""Every two of a model, a way and a load meet."""
 
 
 @pytest.fixture(scope="module")
@@ -163,16 +169,14 @@ def test_a_decoupled_model_that_does_not_respond(bench: Bench, tmp_path: Path) -
 # Sequences
 
 
-@pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
-@pytest.mark.parametrize("way", SEQUENCE_WAYS)
-@pytest.mark.parametrize("model", ["sum_direct", "sum_oldest", "texts", "whole"])
-def test_sequences(server: ServerProcess, bench: Bench, model: str, way: str, load: Sequence[str]) -> None:
+@pytest.mark.parametrize(("model", "way", "load"), SEQUENCE_CASES)
+def test_sequences(server: ServerProcess, bench: Bench, model: str, way: str, load: str) -> None:
     """With more clients than the model has places.
 
     The server waits for ever: were sequences left that have no end, nothing would come back by the second command.
     """
     before = successes(server, model)
-    rows = without_errors(bench, way.split()[0], model, "--sequence-length=5", *SEQUENCE_WAYS[way], *load)
+    rows = without_errors(bench, way.split()[0], model, "--sequence-length=5", *SEQUENCE_WAYS[way], *LOADS[load])
     assert successes(server, model) - before > sum(row["requests"] for row in rows) > 0
     for row in rows:
         assert 0 < row["sequences_per_second"] < row["requests_per_second"] / 3

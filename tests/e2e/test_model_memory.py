@@ -86,8 +86,8 @@ def index(server: ServerProcess) -> dict[str, Any]:
 class Clients:
     """Threads that send requests to models at random, and look at every answer."""
 
-    def __init__(self, server: ServerProcess, models: dict[str, float], seconds: float) -> None:
-        self._server, self._models, self._end = server, models, time.monotonic() + seconds
+    def __init__(self, server: ServerProcess, models: dict[str, float], requests: int) -> None:
+        self._server, self._models, self._requests = server, models, requests
         self.answered = 0
         self.wrong: list[str] = []
         self.largest = 0
@@ -104,7 +104,7 @@ class Clients:
 
     def _ask(self, seed: int) -> None:
         rng = random.Random(seed)
-        while time.monotonic() < self._end:
+        while self.answered < self._requests:
             model, value = rng.choice(list(self._models)), rng.randrange(1000)
             try:
                 outputs = infer(self._server, model, value, ("http", "grpc")[seed % 2])
@@ -124,7 +124,7 @@ def test_more_models_than_fit_are_served_to_many_clients(tmp_path: Path) -> None
         before = own_memory(server.pid)
         assert memory(server)["held"] == 0
         assert {each["reason"] for each in index(server).values()} == {"not resident"}
-        clients = Clients(server, {f"table{each}": STEP * each for each in range(6)}, seconds=8)
+        clients = Clients(server, {f"table{each}": STEP * each for each in range(6)}, requests=150)
         clients.run(12)
         said = memory(server)
         after = own_memory(server.pid)
@@ -316,14 +316,14 @@ def test_models_that_are_always_busy_take_turns_and_are_loaded_anew_meanwhile(tm
         write_table(tmp_path, f"table{each}", each, megabytes=20, config=TENSORS)
     options = ["--model-memory-limit=55MB", "--model-control-mode=explicit", "--load-model=*"]
     with serving(tmp_path, options=options) as server:
-        end = time.monotonic() + 9
         wrong: list[str] = []
         answered = [0] * 4
+        loaded = threading.Event()
 
         def ask_one(number_of: int) -> None:
             value = number_of
-            while time.monotonic() < end:
-                model = number_of % 4
+            model = number_of % 4
+            while not loaded.is_set() or min(answered) <= 20:
                 try:
                     outputs = infer(server, f"table{model}", value % 1000, ("http", "grpc")[number_of // 4 % 2])
                     if number(outputs) != value % 1000 + STEP * model:
@@ -334,14 +334,14 @@ def test_models_that_are_always_busy_take_turns_and_are_loaded_anew_meanwhile(tm
                 value += 1
 
         def load_anew() -> None:
-            while time.monotonic() < end - 3:
-                model = random.randrange(4)
+            for model in (0, 3, 1, 2, 3, 0):
                 config = {"parameters": {"round": {"string_value": str(time.monotonic())}}}
                 body = json.dumps({"parameters": {"config": json.dumps(config)}}).encode()
                 answer = http(server.http_port, "POST", f"/v2/repository/models/table{model}/load", body)
                 if answer.status != 200:
                     wrong.append(f"load of table{model}: {answer.body!r}")
-                time.sleep(0.5)
+                time.sleep(0.3)
+            loaded.set()
 
         with ThreadPoolExecutor(13) as clients:
             work = [clients.submit(ask_one, each) for each in range(12)]

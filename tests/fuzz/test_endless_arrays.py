@@ -15,7 +15,7 @@ ELSEWHERE = (
 )
 
 
-COUNTS = (2**24 - 1, 2**24, 2**24 + 1, 20_000_000)
+COUNTS = (2**24 - 1, 2**24, 20_000_000)
 """The last size that 24 bits hold, one that they do not, and one far beyond."""
 
 

@@ -21,7 +21,8 @@ import targets
 
 Run: TypeAlias = tuple[subprocess.CompletedProcess[str], list[bytes]]
 
-SECONDS = 3
+SECONDS = 1 if os.getenv("TESTED_FORM") == "compiled" else 3
+"""Of the compiled form nothing shows what an input reaches."""
 SEED = 1
 HANGS = 300.0
 """Seconds after which a process is taken to hang; on a busy machine it may wait long for its turn."""
@@ -95,8 +96,8 @@ def runs(
 @pytest.mark.parametrize("name", targets.NAMES)
 @pytest.mark.usefixtures("runs")
 def test_no_growth_of_memory(name: str, growth: Future[Mapping[str, int]]) -> None:
-    """A thousand requests of all kinds leave no more behind than a hundred have."""
-    assert growth.result()[name] < 50_000
+    """Hundreds of requests of all kinds leave hardly more behind than as many before them."""
+    assert growth.result()[name] < 25_000
 
 
 @pytest.mark.parametrize("name", targets.NAMES)
