@@ -208,8 +208,7 @@ class WorkerInstance:
         """Take other requests if there is room: the worker finds all of them at its next look."""
         if self._full is not None and len(self._open) < self._room:
             batch, self._full = self._full, None
-            done, batch.done = batch.done, _nothing
-            done(None)
+            batch.done(None)
 
     def _written(self, batch: "_Batch", writing: "asyncio.Future[bytes]") -> None:
         if writing.cancelled() or batch not in self._batches:
@@ -243,7 +242,8 @@ class WorkerInstance:
             self._timer.cancel()
             if self._batches and self._execution_timeout_s is not None:
                 self._watch_time(self._execution_timeout_s)
-        batch.done(finals)
+        if not self._room:
+            batch.done(finals)
 
     def _finals(self, records: list[Record]) -> list[FinalResponse] | None:
         """The final responses of the batch, if that is what has come: as they do in most cases."""
@@ -337,10 +337,6 @@ class _Batch:
     def __init__(self, numbers: list[int], done: RequestsDone) -> None:
         self.numbers = numbers
         self.done = done
-
-
-def _nothing(outcome: object) -> None:
-    """The end of an execution of which the pool knows already."""
 
 
 _FINAL = frozenset({Status.FINAL, Status.FINAL_ERROR, Status.END})

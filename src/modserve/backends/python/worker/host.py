@@ -43,7 +43,7 @@ class Host(Protocol):
         """
 
     def metric(self, metric: int, operation: str, value: float, times: int) -> None:
-        """``increment``, ``set`` or ``observe`` a metric, the last `times` times; raises `TritonModelException` if that cannot be."""
+        """``increment``, ``set`` or (so many times) ``observe`` a metric; raises `TritonModelException`."""
 
     def drop_metric(self, metric: int) -> None:
         """The model has no such metric any more."""

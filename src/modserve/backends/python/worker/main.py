@@ -111,7 +111,7 @@ class WorkerLoop:
 
     def run(self) -> None:
         """Do what the server says until it says stop."""
-        work, link = self._work, self._link
+        work = self._work
         while True:
             if not work:
                 self._wait()

@@ -26,7 +26,17 @@ batch: "contextvars.ContextVar[Tuple[int, ...]]" = contextvars.ContextVar("batch
 class RemoteRequest:
     """Implements `response.RequestHandle`."""
 
-    __slots__ = ("__weakref__", "_known", "_server", "_watched", "cancelled", "ended", "number", "paused", "rescheduled")
+    __slots__ = (
+        "__weakref__",
+        "_known",
+        "_server",
+        "_watched",
+        "cancelled",
+        "ended",
+        "number",
+        "paused",
+        "rescheduled",
+    )
 
     def __init__(self, server: "RemoteHost", number: int) -> None:
         self._server = server
