@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import openvino
@@ -39,6 +39,11 @@ class Plan:
     outputs: int = 3
     """Of each stream in a turn."""
     streams: tuple[int, ...] = (1, 8, 32)
+
+
+class Counted(Protocol):
+    outputs: int
+    """Of each stream in a turn."""
 
 
 class Job(NamedTuple):
@@ -75,7 +80,7 @@ def model_file() -> Path:
     return file
 
 
-def jobs(plan: Plan, streams: int, turn: int, side: int = 0) -> list[list[Job]]:
+def jobs(plan: Counted, streams: int, turn: int, side: int = 0) -> list[list[Job]]:
     """Of each stream. A prompt begins with words of its own, so that no engine has seen its beginning."""
     chance = random.Random(streams)
     return [
@@ -170,7 +175,8 @@ class Served:
             body = json.dumps({**chat, "stream_options": {"include_usage": True}}).encode()
             begun = time.perf_counter()
             writer.write(
-                b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+                b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
             )
             head = await reader.readuntil(b"\r\n\r\n")
             if not head.startswith(b"HTTP/1.1 200"):
