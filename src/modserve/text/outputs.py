@@ -129,7 +129,7 @@ def _chosen(config: ModelConfig, text: TextDescription) -> TensorSpec:
         if whole is None and text.layers and not by_rank[2]:
             raise no_text_model(
                 config.name,
-                "modules.json has layers behind the pooling, which its outputs have passed already, and none of them is "
+                "modules.json has layers behind the pooling, which its outputs have passed already, and none is "
                 "'sentence_embedding'",
             )
     else:
