@@ -4,6 +4,7 @@
 ``overhead``: what ``/v1/embeddings`` costs over a tensor call of the same model.
 ``chat``: what ``/v1/chat/completions`` costs over a tensor call of the same model.
 ``chat-engine``: streams of a small language model, beside OpenVINO GenAI called bare. Needs the extra ``genai``.
+``vllm``: the same streams on vLLM, in our server and in its own. Needs the extra ``genai``, and scripts/vllm.
 ``idle``: the memory of streams on which nothing happens.
 """
 
@@ -34,10 +35,11 @@ def main() -> None:
     idle = parts.add_parser("idle")
     idle.add_argument("--streams", type=int, default=idles.streams)
     idle.add_argument("--rounds", type=int, default=idles.rounds)
-    engine = parts.add_parser("chat-engine")
-    engine.add_argument("--rounds", type=int, default=3)
-    engine.add_argument("--outputs", type=int, default=3, help="of each stream in a round")
-    engine.add_argument("--streams", type=lambda text: tuple(map(int, text.split(","))), default=(1, 8, 32))
+    for name, outputs, streams in (("chat-engine", 3, (1, 8, 32)), ("vllm", 1, (1, 8))):
+        engine = parts.add_parser(name)
+        engine.add_argument("--rounds", type=int, default=3)
+        engine.add_argument("--outputs", type=int, default=outputs, help="of each stream in a round")
+        engine.add_argument("--streams", type=lambda text: tuple(map(int, text.split(","))), default=streams)
     arguments = vars(parser.parse_args())
     part = arguments.pop("part")
     if part == "chat":
@@ -48,6 +50,10 @@ def main() -> None:
         import text_generation  # the only one that imports the engine
 
         print(text_generation.report(text_generation.Plan(**arguments)))
+    elif part == "vllm":
+        import text_vllm
+
+        print(text_vllm.report(text_vllm.Plan(**arguments)))
     elif part == "idle":
         print(text_idle.report(text_idle.Plan(**arguments)))
     else:

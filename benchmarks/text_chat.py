@@ -71,8 +71,8 @@ def functions(source: str, *names: str) -> Iterator[list[str]]:
 
 
 @contextmanager
-def serving(models: Sequence[str], *options: str) -> Iterator[tuple[int, int]]:
-    """The port and the process of a server with these models."""
+def serving(models: Sequence[str], *options: str, seconds: float = 60.0) -> Iterator[tuple[int, int]]:
+    """The port and the process of a server with these models, which is ready within so many seconds."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "modserve", "serve", *models, f"--http-port={port}", *options]
@@ -80,24 +80,25 @@ def serving(models: Sequence[str], *options: str) -> Iterator[tuple[int, int]]:
     quiet = subprocess.DEVNULL
     with subprocess.Popen(command, stdout=quiet, stderr=quiet) as process:
         try:
-            _wait(port)
+            wait(port, "/v2/health/ready", seconds)
             yield port, process.pid
         finally:
             process.terminate()
 
 
-def _wait(port: int) -> None:
-    end = time.monotonic() + 60
+def wait(port: int, path: str, seconds: float) -> None:
+    """Until a GET of `path` succeeds. Raises RuntimeError if that takes longer."""
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:
             client = http.client.HTTPConnection("127.0.0.1", port)
-            client.request("GET", "/v2/health/ready")
+            client.request("GET", path)
             if client.getresponse().status == 200:
                 return
         except OSError:
             pass
         time.sleep(0.1)
-    raise RuntimeError("the server was not ready within a minute")
+    raise RuntimeError(f"the server was not ready within {seconds:g} s")
 
 
 def cpu_us(pid: int) -> float:

@@ -1,10 +1,13 @@
 """Folders of text models as they come, with small tokenizers that are real."""
 
 import json
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "dog", "ran", "fast", "query", "passage", ":", "hello", "world")
@@ -44,3 +47,16 @@ def write_folder(folder: Path, files: Mapping[str, Any] | None = None, *, with_t
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content if isinstance(content, str) else json.dumps(content))
     return folder
+
+
+def safetensors(tensors: Mapping[str, NDArray[Any]]) -> bytes:
+    """A file of that format. uint16 is BF16."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    data = b""
+    names = {np.dtype("f8"): "F64", np.dtype("f4"): "F32", np.dtype("f2"): "F16", np.dtype("u2"): "BF16"}
+    for name, tensor in tensors.items():
+        place = [len(data), len(data) + tensor.nbytes]
+        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": place}
+        data += tensor.tobytes()
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data

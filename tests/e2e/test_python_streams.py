@@ -25,7 +25,7 @@ from python_models import (
     write_python,
 )
 from server_process import eventually
-from wire import channel, http, stub
+from wire import channel, http, metric, stub
 
 SCRIPTED = """
 import threading
@@ -141,6 +141,36 @@ class TritonPythonModel:
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 
+TURNS = """
+import time
+
+class TritonPythonModel:
+    modserve_room = 2
+
+    def initialize(self, args):
+        self.running = []
+
+    def execute(self, requests):
+        for request in requests:
+            (word,) = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            self.running.append([request, request.get_response_sender(), word])
+
+    def modserve_turn(self):
+        time.sleep(0.001)
+        for each in list(self.running):
+            request, sender, word = each
+            if request.is_cancelled():
+                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                self.running.remove(each)
+            elif word >= 0:
+                out = np.array([len(self.running)], np.int32)
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", out)]))
+                each[2] = -1
+                if word:
+                    raise RuntimeError("a turn has failed")
+        return bool(self.running)
+"""
+
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 
@@ -163,7 +193,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, progress: Path) -> Iterator
     config = tensors("input", IN="INT32 3") + tensors("output", OUT="INT32 1")
     write_python(repository, "async_many", ASYNC.replace("DECOUPLED", "True"), config + DECOUPLED)
     write_python(repository, "async_single", ASYNC.replace("DECOUPLED", "False"), config, modes=EVERY_MODE)
-    with serving_python(repository, errors=["Traceback"]) as running:
+    config = tensors("input", IN="INT32 1") + tensors("output", OUT="INT32 1")
+    write_python(repository, "turns", TURNS, config + DECOUPLED, modes=("process",))
+    with serving_python(repository, errors=["Traceback", "was lost"]) as running:
         yield running
 
 
@@ -322,6 +354,38 @@ def test_a_batch_of_streams(server: Any, mode: str) -> None:
     for index, responses in enumerate(at_once(8, run)):
         assert [each.parameters.get("number") for each in responses] == [*range(index + 1), None]
         assert [each["INDEX"] for each in responses[:-1]] == [[[number]] for number in range(index + 1)]
+
+
+# A model of the server's own, which works between executions
+
+
+def said(responses: Any) -> int:
+    (word,) = np.frombuffer(next(responses).infer_response.raw_output_contents[0], np.int32)
+    return int(word)
+
+
+@pytest.mark.skipif(bool(TRITON), reason="Triton knows no turns")
+def test_a_model_with_turns(server: Any) -> None:
+    """It says how many requests it has: never more than it has room for, and those that are cancelled leave."""
+    with channel(server.grpc_port) as opened:
+
+        def call(word: int) -> Any:
+            return stub(opened).ModelStreamInfer(iter([message("turns_process", [word])]), timeout=60)
+
+        first = call(0)
+        assert said(first) == 1
+        second = call(0)
+        assert said(second) == 2
+        third = call(0)
+        eventually(lambda: metric(server, "nv_inference_pending_request_count", model="turns_process") == 1)
+        first.cancel()
+        assert said(third) == 2
+        second.cancel()
+        failing = call(1)
+        assert said(failing) == 2, "what a turn has sent before it fails is not lost"
+        for responses in (third, failing):
+            assert "exited with status 70" in next(responses).error_message  # and another process is made
+        assert eventually(lambda: not next(call(0)).error_message)
 
 
 # Over HTTP

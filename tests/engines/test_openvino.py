@@ -322,6 +322,12 @@ def test_no_request_sees_the_state_that_another_left(tmp_path: Path, caplog: pyt
     assert "has a state, which is reset for each execution" in caplog.text
 
 
+def test_a_language_model_without_its_tokenizer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    x = parameter("beam_idx", [1])
+    opened(save(tmp_path / "openvino_model.xml", [named(op.add(x, x), "logits")], [x], []))
+    assert "it writes texts, and takes tensors only here; backend 'openvino_genai' serves texts" in caplog.text
+
+
 # Streams, threads, instances, devices
 
 

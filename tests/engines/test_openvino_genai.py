@@ -19,7 +19,7 @@ import pytest_asyncio
 from model_packages import unpacked
 
 import modserve
-from modserve import Code, InferenceServer, ModserveError, Settings
+from modserve import Code, InferenceServer, ModserveError, Settings, cli
 
 pytest.importorskip("openvino_genai")
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -357,6 +357,19 @@ async def test_openvino_ir_with_an_adapter_and_a_limited_queue(
     texts = [each.ids for each in answers if isinstance(each, Answer)]
     assert texts == [all_alone[-1]["ids"]] * 3
     assert texts[0] != all_alone[0]["ids"]
+
+
+async def test_a_new_model_of_an_ir_has_its_tokenizer(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the file alone was named."""
+    file = repository / "tuned" / "1" / "openvino_model.xml"
+    command = ["init", "new", "--from", str(file), "--model-repository", str(tmp_path)]
+    assert await asyncio.to_thread(cli.main, command) == 0
+    assert 'backend: "openvino_genai"' in (tmp_path / "new" / "config.pbtxt").read_text()
+    files = {path.name for path in (tmp_path / "new" / "1").iterdir()}
+    assert {file.name, "openvino_tokenizer.xml", "openvino_detokenizer.bin"} <= files
+    assert "modserve chat new" in capsys.readouterr().out
 
 
 def _workers() -> list[int]:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from modserve.core.configuration.text_settings import TextSettings, TextTask
 from modserve.core.errors import ModserveError, invalid
 
+from .dense import DenseLayer, read_layer
 from .files import broken, field, read_json, read_json_list
 from .openai_errors import RequestFieldError
 
@@ -43,6 +44,8 @@ _POOLING_NAMES: Final = {
 }
 """What newer files write in one field ``pooling_mode``, where we have other words."""
 
+_PLAIN_MODULES: Final = ("Transformer", "Pooling", "Normalize")
+"""The modules that have no weights beside the model's."""
 _FROM_PADDING: Final = frozenset(
     {"roberta", "xlm-roberta", "camembert", "mpnet", "longformer", "xmod", "data2vec-text"}
 )
@@ -74,8 +77,10 @@ class TextDescription:
     activation: str = "none"
     output: str = ""
     """The output to read; empty: `outputs.chosen` finds it."""
-    dense: bool = False
-    """Whether a layer follows that is in none of these files: only a model that has it inside gives right vectors."""
+    layers: tuple[DenseLayer, ...] = ()
+    """What follows the pooling, unless the model has it inside."""
+    unread_layer: str = ""
+    """Why a layer that follows cannot be read: only a model that has it inside gives right vectors."""
     architecture: str = ""
 
     def prompt(self, name: str | None) -> str:
@@ -115,6 +120,7 @@ def describe(folder: Path, settings: TextSettings) -> TextDescription | None:
     if default_prompt and default_prompt not in prompts:
         default_prompt = ""
     labels = _labels(config, folder)
+    layers, unread = _layers(folder, modules)
     flag = pooling_config.get("include_prompt")
     return TextDescription(
         task=task,
@@ -130,7 +136,8 @@ def describe(folder: Path, settings: TextSettings) -> TextDescription | None:
         labels=labels,
         activation=settings.activation or _activation(task, config, labels),
         output=settings.output,
-        dense=any(kind not in ("Transformer", "Pooling", "Normalize") for kind in kinds),
+        layers=layers,
+        unread_layer=unread,
         architecture=_architecture(config),
     )
 
@@ -177,12 +184,36 @@ def _pooling_config(folder: Path, modules: list[dict[str, Any]] | None) -> dict[
     """Empty if there is none."""
     paths = [str(module.get("path", "")) for module in modules or () if str(module.get("type", "")).endswith("Pooling")]
     for path in paths or ["1_Pooling"]:
-        if path.startswith("/") or ".." in path.split("/"):
-            raise broken(folder / MODULES, f"its path '{path}' is outside the model's folder")
-        content = read_json(folder / path, MODEL)
+        content = read_json(_inside(folder, path), MODEL)
         if content is not None:
             return content
     return {}
+
+
+def _inside(folder: Path, path: str) -> Path:
+    """The folder of a module. Raises INTERNAL."""
+    if path.startswith("/") or ".." in path.split("/"):
+        raise broken(folder / MODULES, f"its path '{path}' is outside the model's folder")
+    return folder / path
+
+
+def _layers(folder: Path, modules: list[dict[str, Any]] | None) -> tuple[tuple[DenseLayer, ...], str]:
+    """Those between pooling and normalisation; or why one of them cannot be read."""
+    kinds = _kinds(modules)
+    rest = [kind for kind in kinds if kind not in _PLAIN_MODULES]
+    if not rest:
+        return (), ""
+    first = kinds.index("Pooling") + 1 if "Pooling" in kinds else 0
+    own = kinds[first : first + len(rest)]
+    if not first or own != ["Dense"] * len(rest):
+        return (), f"modules.json has {', '.join(kinds)}; read are layers of the kind Dense right behind Pooling"
+    layers = []
+    for module in (modules or ())[first : first + len(rest)]:
+        layer = read_layer(_inside(folder, str(module.get("path", ""))))
+        if isinstance(layer, str):
+            return (), layer
+        layers.append(layer)
+    return tuple(layers), ""
 
 
 def _pooling(config: Mapping[str, Any]) -> tuple[str, ...]:

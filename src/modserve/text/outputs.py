@@ -43,14 +43,29 @@ class TensorPlan:
         self.output = _chosen(config, text)
         self.pools = text.task is TextTask.EMBEDDING and len(self.output.dims) - (not config.batching) >= 2
         self._pooling = text.pooling if text.pooling else ("cls",)
+        self._layers = text.layers if self.pools else ()
         unknown = [name for name in self._pooling if name not in POOLINGS]
         if self.pools and unknown:
             raise no_text_model(config.name, f"it has the pooling '{unknown[0]}'; known are: {', '.join(POOLINGS)}")
+        self._check_layers(config.name)
 
     @property
     def width(self) -> int:
         """Of the vector of a text; 0 if it is known only when there is one."""
+        return len(self._layers[-1].weight[0]) if self._layers else self._pooled_width
+
+    @property
+    def _pooled_width(self) -> int:
         return max(0, self.output.dims[-1]) * (len(self._pooling) if self.pools else 1)
+
+    def _check_layers(self, model: str) -> None:
+        width = self._pooled_width
+        for number, layer in enumerate(self._layers, start=1):
+            if width and len(layer.weight) != width:
+                raise no_text_model(
+                    model, f"layer {number} behind the pooling takes vectors of {len(layer.weight)}, and gets {width}"
+                )
+            width = layer.weight.shape[1]
 
     def inputs(self, tokens: Tokens) -> Mapping[str, Tensor]:
         """[1, tokens] of each input that the model has and the server does not make itself."""
@@ -78,7 +93,10 @@ class TensorPlan:
         """FP32 [width] of one text, whose first `skip` tokens do not count."""
         values = self.result(output)
         if self.pools:
-            return shortened(pool(values, self._pooling, skip), dimensions, normalize)
+            vector = pool(values, self._pooling, skip)
+            for layer in self._layers:
+                vector = layer.apply(vector)
+            return shortened(vector, dimensions, normalize)
         return shortened(values.astype(np.float32).reshape(-1), dimensions, normalize)
 
 
@@ -106,10 +124,13 @@ def _chosen(config: ModelConfig, text: TextDescription) -> TensorSpec:
         named = [each for each in by_rank[2] if each.name in _TOKEN_VECTORS]
         alone = by_rank[1] if not by_rank[2] and len(by_rank[1]) == 1 else []
         best: list[TensorSpec] = [*([whole] if whole is not None else ()), *named, *by_rank[2], *alone]
-        if whole is None and text.dense:
+        if whole is None and text.unread_layer:
+            raise no_text_model(config.name, f"{text.unread_layer}, and the model has no output 'sentence_embedding'")
+        if whole is None and text.layers and not by_rank[2]:
             raise no_text_model(
                 config.name,
-                "its modules.json has more layers, and the model has no output 'sentence_embedding' that they made",
+                "modules.json has layers behind the pooling, which its outputs have passed already, and none is "
+                "'sentence_embedding'",
             )
     else:
         rank = by_rank[2 if text.task is TextTask.TOKEN_CLASSIFICATION else 1]

@@ -1,8 +1,6 @@
-"""The thread that drives the engine, with an engine that says what the test wants."""
+"""What drives the engine step by step, with an engine that says what the test wants."""
 
-import os
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from types import SimpleNamespace
 from typing import Any, cast
@@ -68,11 +66,8 @@ class Tokenizer:
 
 
 class Pipeline:
-    """`step` waits until the test allows one."""
-
     def __init__(self) -> None:
         self.handles: list[Handle] = []
-        self.allowed = threading.Semaphore(0)
         self.error: Exception | None = None
         self.seeds: list[int] = []
 
@@ -88,7 +83,6 @@ class Pipeline:
         return self.handles[-1]
 
     def step(self) -> None:
-        assert self.allowed.acquire(timeout=20)
         if self.error is not None:
             raise self.error
         for handle in self.handles:
@@ -110,7 +104,7 @@ class Client:
         self.cancelled = False
         self.slow = False
         self.error = ""
-        self.ended = threading.Event()
+        self.ended = False
 
     def is_cancelled(self) -> bool:
         return self.cancelled
@@ -119,15 +113,17 @@ class Client:
         return self.slow
 
     def is_closed(self) -> bool:
-        return self.ended.is_set()
+        return self.ended
 
 
 class Bench:
     def __init__(self, most: int = 4, context: int = 0) -> None:
         self.pipeline = Pipeline()
         self.log: list[str] = []
+        self.spans: list[int] = []
         figures: Any = SimpleNamespace(
-            **dict.fromkeys(("count", "observe", "tokens", "finished", "set"), lambda *_: None)
+            **dict.fromkeys(("count", "observe", "first_token", "finished", "set"), lambda *_: None),
+            next_tokens=lambda seconds, times: self.spans.append(times),
         )
         genai = SimpleNamespace(
             GenerationConfig=SimpleNamespace, GenerationStatus=Status, GenerationFinishReason=Finish
@@ -139,11 +135,11 @@ class Bench:
     def send(self, client: "Client", arrays: Mapping[str, Any], final: bool) -> None:
         client.text += arrays["text_output"][0].decode()
         if final:
-            client.ended.set()
+            client.ended = True
 
     def fail(self, client: "Client", code: str, message: str) -> None:
         client.error = f"{code}: {message}"
-        client.ended.set()
+        client.ended = True
 
     def begin(self, **values: Any) -> Client:
         client, sampling = Client(), SamplingParameters(**values)
@@ -152,33 +148,24 @@ class Bench:
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
-            self.pipeline.allowed.release()
+            self.engine.turn()
 
 
 @pytest.fixture
-def make() -> Iterator[Callable[..., Bench]]:
-    benches: list[Bench] = []
-
-    def made(**options: Any) -> Bench:
-        benches.append(Bench(**options))
-        return benches[-1]
-
-    yield made
-    for bench in benches:
-        bench.run(100)
-        bench.engine.close()
+def make() -> Callable[..., Bench]:
+    return Bench
 
 
 def test_requests_join_and_leave(make: Callable[..., Bench]) -> None:
     bench = make()
     first, second = bench.begin(max_tokens=2), bench.begin(max_tokens=3, stop=("c",))
     bench.run(3)
-    assert first.ended.wait(20)
-    assert second.ended.wait(20)
+    assert first.ended
+    assert second.ended
     assert (first.text, second.text) == ("ab", "ab")
     third = bench.begin(max_tokens=1)
     bench.run(1)
-    assert third.ended.wait(20)
+    assert third.ended
     assert third.text == "a"
 
 
@@ -186,7 +173,7 @@ def test_a_text_to_stop_at_ends_the_engines_generation(make: Callable[..., Bench
     bench = make()
     client = bench.begin(max_tokens=50, stop=("bc",))
     bench.run(4)
-    assert client.ended.wait(20)
+    assert client.ended
     assert client.text == "a"
     assert bench.pipeline.handles[0].status is Status.IGNORED
     bench.engine.close()
@@ -198,7 +185,7 @@ def test_a_cancelled_request_is_ended_before_the_next_step(make: Callable[..., B
     client = bench.begin(max_tokens=50)
     client.cancelled = True
     bench.run(2)
-    assert client.ended.wait(20)
+    assert client.ended
     assert client.error == "CANCELLED: the request was cancelled"
     assert bench.pipeline.handles[0].count <= 1
 
@@ -208,10 +195,10 @@ def test_a_slow_client_holds_up_nobody_and_misses_nothing(make: Callable[..., Be
     slow, other = bench.begin(max_tokens=4), bench.begin(max_tokens=3)
     slow.slow = True
     bench.run(3)
-    assert other.ended.wait(20)
+    assert other.ended
     assert slow.text == ""
     bench.run(1)
-    assert slow.ended.wait(20)
+    assert slow.ended
     assert slow.text == "abcd"
 
 
@@ -220,44 +207,47 @@ def test_what_the_cache_has_no_room_for(make: Callable[..., Bench]) -> None:
     client = bench.begin(max_tokens=50)
     bench.pipeline.handles[0].status = Status.IGNORED
     bench.run(1)
-    assert client.ended.wait(20)
+    assert client.ended
     assert client.error.startswith("UNAVAILABLE: the KV cache of the model has no room for the request's 1 tokens")
 
 
-def test_the_caller_waits_for_room(make: Callable[..., Bench]) -> None:
-    bench = make(most=1)
-    client = bench.begin(max_tokens=2)
-    waiting = threading.Thread(target=bench.engine.wait_for_room)
-    waiting.start()
-    assert waiting.is_alive()
-    assert not client.ended.is_set()
-    bench.run(2)
-    waiting.join(20)
-    assert client.ended.is_set()
+def test_requests_that_come_between_two_steps_join_in_the_next(make: Callable[..., Bench]) -> None:
+    bench = make()
+    first = bench.begin(max_tokens=3)
+    bench.run(1)
+    others = [bench.begin(max_tokens=2) for _ in range(3)]
+    assert bench.engine.turn()
+    assert [client.text for client in (first, *others)] == ["ab", "a", "a", "a"]
+    assert not bench.engine.turn()
+    assert [client.text for client in (first, *others)] == ["abc", "ab", "ab", "ab"]
+    assert bench.spans == [1, 4]  # equal ones are counted together
+
+
+def test_closing_ends_what_runs(make: Callable[..., Bench]) -> None:
+    bench = make()
+    client = bench.begin(max_tokens=9)
+    bench.engine.close()
+    assert client.text == "abcdefghi"
+    assert not bench.engine.turn()
 
 
 def test_outputs_have_seeds_of_their_own(make: Callable[..., Bench]) -> None:
     bench = make()
     client = bench.begin(n=3, seed=5, max_tokens=1)
     bench.run(1)
-    assert client.ended.wait(20)
+    assert client.ended
     assert bench.pipeline.seeds == [5, 6, 7]
 
 
-def test_an_engine_that_fails_tells_everybody_and_ends_its_process(
-    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    exits: list[int] = []
-    monkeypatch.setattr(os, "_exit", exits.append)
+def test_an_engine_that_fails_tells_everybody(make: Callable[..., Bench]) -> None:
     bench = make()
     clients = [bench.begin(max_tokens=9), bench.begin(max_tokens=9)]
     bench.pipeline.error = RuntimeError("[05:27:56] /home/somebody/regex_converter.cc:75: it broke\n")
-    bench.run(1)
+    with pytest.raises(RuntimeError):
+        bench.engine.turn()
     for client in clients:
-        assert client.ended.wait(20)
+        assert client.ended
         assert client.error == "INTERNAL: the engine failed: it broke"
-    bench.engine.close()
-    assert exits == [70]
     assert bench.log == ["the engine failed, and its process ends: RuntimeError: it broke"]
 
 
@@ -275,5 +265,5 @@ def test_the_context_ends_an_output(make: Callable[..., Bench]) -> None:
     bench = make(context=4)
     client = bench.begin(max_tokens=None)
     bench.run(3)
-    assert client.ended.wait(20)
+    assert client.ended
     assert client.text == "abc"

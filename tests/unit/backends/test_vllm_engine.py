@@ -131,7 +131,8 @@ class Bench:
         figures: Any = SimpleNamespace(
             count=lambda *values: self.counts.append(values),
             finished=lambda *values: self.counts.append(values),
-            tokens=lambda *_: None,
+            first_token=lambda *_: None,
+            next_tokens=lambda *_: None,
             observe=lambda *_: None,
         )
         self.engine = VllmEngine(
@@ -155,6 +156,9 @@ class Bench:
 
     def fail(self, client: Client, code: str, message: str) -> None:
         client.error = f"{code}: {message}"
+        client.ended.set()
+
+    def end(self, client: Client) -> None:
         client.ended.set()
 
     def begin(
@@ -186,7 +190,7 @@ class Bench:
 
         self.on_loop(put)
 
-    def end(self) -> None:
+    def close(self) -> None:
         for _ in range(100):
             self.step()
         self.engine.close()
@@ -205,7 +209,7 @@ def make() -> Iterator[Callable[..., Bench]]:
 
     yield made
     for bench in benches:
-        bench.end()
+        bench.close()
         assert bench.llm.closed
 
 
@@ -288,24 +292,14 @@ def test_a_request_that_has_not_begun_is_aborted_in_the_next_step_of_others(benc
     assert running.texts() == ["a"]
 
 
-def test_the_caller_waits_for_room(bench: Bench) -> None:
-    first = bench.begin(max_tokens=1)
-    bench.engine.wait_for_room()
-    bench.begin(max_tokens=5)
-    passed = threading.Event()
-
-    def wait() -> None:
-        bench.engine.wait_for_room()
-        passed.set()
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
+def test_what_is_cancelled_before_it_begins_never_begins(bench: Bench) -> None:
+    client = Client()
+    client.cancelled = True
+    bench.engine.begin(GenerationCall(client, client, "hello", (), {}, True, WISHES, 0.0))
     bench.on_loop(lambda: None)
-    assert not passed.is_set()
-    bench.step(1)
-    assert first.ended.is_set()
-    assert passed.wait(LIMIT_S)
-    waiting.join(LIMIT_S)
+    assert client.ended.is_set()
+    assert bench.llm.calls == {}
+    assert (bench.engine.room, bench.engine.turn()) == (2, False)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Figures of language models and other decoupled ones: read, added up over workers, and shown."""
 
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -36,8 +37,10 @@ def written(store: MetricStore) -> StoredMetrics:
         metrics.family(name, "text", kind)
         buckets = (0.01, 0.02, 0.04) if kind == "histogram" else None
         metric = metrics.metric(name, {**LABELS, **labels}, buckets)
+        kinds: dict[str, Callable[[float], None]]
+        kinds = {"histogram": metric.observe, "counter": metric.increment, "gauge": metric.set}
         for value in values:
-            {"histogram": metric.observe, "counter": metric.increment, "gauge": metric.set}[kind](value)
+            kinds[kind](value)
     return metrics
 
 

@@ -4,12 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from modserve.core.configuration.text_settings import NO_TEXT_SETTINGS, TextSettings, TextTask
 from modserve.core.errors import Code, ModserveError
 from modserve.text.description import TextDescription, describe, is_text_model
-from text_folders import MODULES, write_folder
+from text_folders import MODULES, safetensors, write_folder
 
 POOLING = "1_Pooling/config.json"
 
@@ -93,10 +94,42 @@ def test_normalisation_is_a_module(tmp_path: Path) -> None:
     assert described(tmp_path / "none", {}).normalize
 
 
-def test_a_layer_that_is_in_no_file(tmp_path: Path) -> None:
-    dense = {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}
-    assert described(tmp_path / "a", {"modules.json": [*MODULES, dense]}).dense
-    assert not described(tmp_path / "b", {"modules.json": MODULES}).dense
+DENSE = {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}
+ORDERED = [*MODULES[:2], DENSE, *MODULES[2:]]
+
+
+def test_modules_in_another_order_are_not_read(tmp_path: Path) -> None:
+    text = described(tmp_path / "a", {"modules.json": [*MODULES, DENSE]})
+    assert text.unread_layer.startswith("modules.json has Transformer, Pooling, Normalize, Dense; read are layers of")
+    text = described(tmp_path / "b", {"modules.json": [*ORDERED, {**DENSE, "type": "x.LayerNorm"}]})
+    assert "LayerNorm" in text.unread_layer
+    text = described(tmp_path / "c", {"modules.json": MODULES})
+    assert (text.layers, text.unread_layer) == ((), "")
+    with pytest.raises(ModserveError, match=r"its path '\.\./2_Dense' is outside the model's folder"):
+        described(tmp_path / "d", {"modules.json": [*MODULES[:2], {**DENSE, "path": "../2_Dense"}]})
+
+
+def test_layers_without_weights_that_can_be_read(tmp_path: Path) -> None:
+    files = {"modules.json": ORDERED, "2_Dense/config.json": {"activation_function": "torch.nn.modules.GELU"}}
+    assert described(tmp_path, files).unread_layer == "'2_Dense' has no model.safetensors"
+    (tmp_path / "2_Dense" / "pytorch_model.bin").write_bytes(b"")
+    assert "only pytorch_model.bin, which is a program" in described(tmp_path, files).unread_layer
+    (tmp_path / "2_Dense" / "model.safetensors").write_bytes(b"")
+    assert "'2_Dense' has the activation GELU; known are Identity, " in described(tmp_path, files).unread_layer
+    files["2_Dense/config.json"] = {"module_input_name": "token_embeddings"}
+    assert "'2_Dense' is a layer for 'token_embeddings'" in described(tmp_path, files).unread_layer
+
+
+def test_layers_are_read(tmp_path: Path) -> None:
+    config = {"in_features": 4, "out_features": 3, "activation_function": "torch.nn.modules.linear.Identity"}
+    folder = write_folder(tmp_path, {"modules.json": ORDERED, "2_Dense/config.json": config})
+    weight = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+    (folder / "2_Dense" / "model.safetensors").write_bytes(safetensors({"linear.weight": weight}))
+    text = describe(folder, NO_TEXT_SETTINGS)
+    assert text is not None
+    (layer,) = text.layers
+    assert (layer.activation, layer.bias, text.unread_layer) == ("Identity", 0.0, "")
+    assert np.array_equal(layer.weight, weight.T)
 
 
 LENGTHS: dict[str, tuple[dict[str, Any], int]] = {

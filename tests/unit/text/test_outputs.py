@@ -14,6 +14,7 @@ from modserve.core.configuration.text_settings import NO_TEXT_SETTINGS, TextTask
 from modserve.core.errors import ModserveError
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
+from modserve.text.dense import DenseLayer
 from modserve.text.description import TextDescription, describe
 from modserve.text.outputs import TensorPlan, labelled, scores
 from modserve.text.tokenizer import Tokens
@@ -129,10 +130,41 @@ def test_an_output_by_its_name(text: TextDescription) -> None:
 
 
 def test_layers_that_no_file_has_are_refused_unless_the_model_has_them(text: TextDescription) -> None:
-    dense = replace(text, dense=True)
-    with pytest.raises(ModserveError, match=r"modules\.json has more layers"):
+    dense = replace(text, unread_layer="'2_Dense' has no model.safetensors")
+    with pytest.raises(ModserveError, match=r"'2_Dense' has no model\.safetensors, and the model has no output 'sent"):
         TensorPlan(config_of(BERT, HIDDEN), dense)
     assert TensorPlan(config_of(BERT, {**HIDDEN, "sentence_embedding": (4,)}), dense).pools is False
+
+
+def layer(before: int, after: int, activation: str = "Tanh") -> DenseLayer:
+    random = np.random.default_rng(before)
+    weight = random.standard_normal((before, after)).astype(np.float32)
+    return DenseLayer(weight, random.standard_normal(after).astype(np.float32), activation)
+
+
+def test_layers_behind_the_pooling(text: TextDescription) -> None:
+    first, second = layer(4, 3), layer(3, 2, "Identity")
+    plan = TensorPlan(config_of(BERT, HIDDEN), replace(text, layers=(first, second)))
+    assert plan.width == 2
+    tokens = np.random.default_rng(7).standard_normal((1, 5, 4)).astype(np.float32)
+    expected = np.tanh(tokens[0].mean(axis=0) @ first.weight + first.bias) @ second.weight + second.bias
+    assert np.allclose(plan.vector(Tensor.from_array(tokens), 0, False, None), expected, atol=1e-6)
+    expected /= np.linalg.norm(expected)
+    assert np.allclose(plan.vector(Tensor.from_array(tokens), 0, True, None), expected, atol=1e-6)
+
+
+def test_layers_that_the_model_has_inside_are_not_applied_again(text: TextDescription) -> None:
+    plan = TensorPlan(config_of(BERT, {**HIDDEN, "sentence_embedding": (2,)}), replace(text, layers=(layer(4, 2),)))
+    assert plan.width == 2
+    output = Tensor.from_array(np.array([[3, 4]], np.float32))
+    assert plan.vector(output, 0, True, None).tolist() == pytest.approx([0.6, 0.8])
+
+
+def test_layers_that_do_not_fit(text: TextDescription) -> None:
+    with pytest.raises(ModserveError, match="layer 2 behind the pooling takes vectors of 5, and gets 3"):
+        TensorPlan(config_of(BERT, HIDDEN), replace(text, layers=(layer(4, 3), layer(5, 2))))
+    with pytest.raises(ModserveError, match="which its outputs have passed already"):
+        TensorPlan(config_of(BERT, {"pooled": (4,)}), replace(text, layers=(layer(4, 3),)))
 
 
 def test_an_unknown_pooling(text: TextDescription) -> None:

@@ -19,8 +19,8 @@ class ModelMetric(Protocol):
     def set(self, value: float) -> None:
         """Set a gauge."""
 
-    def observe(self, value: float) -> None:
-        """Count a value in a histogram."""
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value in a histogram, or several equal ones."""
 
     def value(self) -> float:
         """The value of a counter or a gauge."""

@@ -39,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 _VIRTUAL = ("AUTO", "MULTI", "HETERO", "BATCH")
 """Devices that are others put together, which OpenVINO checks itself."""
+_OF_LANGUAGE = "beam_idx"
+"""The input of language models that optimum has exported, and of no others."""
 _PRECISIONS = {"f32": "fp32", "f16": "fp16"}
 
 
@@ -175,7 +177,13 @@ class OpenVinoModel:
         ]
         if wide:
             notes.append(f"{', '.join(wide)}: OpenVINO computes in FP32 instead of FP64 on the CPU")
-        if self._graph.has_state:
+        if _OF_LANGUAGE in self._graph.inputs:
+            notes.append(
+                "it writes texts, and takes tensors only here; backend 'openvino_genai' serves texts and chats, with "
+                "openvino_tokenizer.xml and openvino_detokenizer.xml beside the model (convert_tokenizer "
+                "--with-detokenizer makes them)"
+            )
+        elif self._graph.has_state:
             notes.append("its graph has a state, which is reset for each execution")
         if self._options.fixed_batch and not self._source.config.batching:
             notes.append("parameter 'SKIP_OV_DYNAMIC_BATCHSIZE' has no effect: max_batch_size is 0")

@@ -59,8 +59,11 @@ class Metrics:
             return self._metric(arguments["metric"]).value()
         raise invalid(f"the server has no operation '{operation}'")
 
-    def change(self, metric: int, operation: str, value: float) -> None:
-        if operation not in ("increment", "set", "observe"):
+    def change(self, metric: int, operation: str, value: float, times: int) -> None:
+        if operation == "observe":
+            self._metric(metric).observe(value, times)
+            return
+        if operation not in ("increment", "set"):
             raise invalid(f"a metric has no operation '{operation}'")
         getattr(self._metric(metric), operation)(value)
 

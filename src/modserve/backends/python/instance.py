@@ -58,6 +58,10 @@ class WorkerInstance:
     ) -> None:
         self.worker = worker
         self.max_ahead = _AHEAD
+        self._room = 0
+        """How many requests the worker may have that are not finished; 0 if it says itself when it takes others."""
+        self._full: _Batch | None = None
+        """The batch that has taken the last of that room."""
         self._options = options
         self._interpreter = interpreter
         self._open: dict[int, EngineRequest] = {}
@@ -119,6 +123,9 @@ class WorkerInstance:
         properties = self._ask(MessageKind.INITIALIZE, {"decoupled": spec.config.decoupled, "arguments": arguments})
         if properties["is_ready"]:
             self.check_ready = functools.partial(self.worker.check_ready, _READY_S)
+        self._room = properties["room"]
+        if self._room:
+            self.max_ahead = 0
 
     def _ask(self, kind: int, value: Any, timeout_s: float | None = None) -> Any:
         try:
@@ -184,12 +191,24 @@ class WorkerInstance:
                 worker.trim_later()
             frame = _execute_frame(requests, numbers, worker.descriptions, worker.arena.place)
             (worker.send if len(self._batches) == 1 else worker.send_soon)(frame)
+            self._sent(batch)
             return
         worker.trim_later()
         writing = worker.loop.run_in_executor(
             None, _execute_frame, requests, numbers, worker.descriptions, worker.arena.place
         )
         writing.add_done_callback(functools.partial(self._written, batch))
+
+    def _sent(self, batch: "_Batch") -> None:
+        if self._room:
+            self._full = batch
+            self._leave_room()
+
+    def _leave_room(self) -> None:
+        """Take other requests if there is room: the worker finds all of them at its next look."""
+        if self._full is not None and len(self._open) < self._room:
+            batch, self._full = self._full, None
+            batch.done(None)
 
     def _written(self, batch: "_Batch", writing: "asyncio.Future[bytes]") -> None:
         if writing.cancelled() or batch not in self._batches:
@@ -201,6 +220,7 @@ class WorkerInstance:
             batch.done(error)
         else:
             self.worker.send(writing.result())
+            self._sent(batch)
 
     def _requests(self, numbers: Sequence[int] | None) -> list[EngineRequest]:
         """Those with these numbers; None stands for the batch that is executed. All, if none of them is open."""
@@ -222,7 +242,8 @@ class WorkerInstance:
             self._timer.cancel()
             if self._batches and self._execution_timeout_s is not None:
                 self._watch_time(self._execution_timeout_s)
-        batch.done(finals)
+        if not self._room:
+            batch.done(finals)
 
     def _finals(self, records: list[Record]) -> list[FinalResponse] | None:
         """The final responses of the batch, if that is what has come: as they do in most cases."""
@@ -265,6 +286,7 @@ class WorkerInstance:
         final = status in _FINAL
         if final:
             del self._open[number]
+            self._leave_room()
         if status in _ERRORS:
             return request.fail(as_error(extras), final=final, wait=False)
         if status == Status.END:
@@ -287,6 +309,7 @@ class WorkerInstance:
 
     def _let_go(self, frame: Frame) -> None:
         request = self._open.pop(wire.read_number(frame[3]), None)
+        self._leave_room()
         if request is not None:
             request.fail(
                 internal(f"{self.worker.label} released a request without a final response"), final=True, wait=False

@@ -313,9 +313,9 @@ class InServerHost:
         except ModserveError as error:
             raise TritonModelException(error.message, code=ErrorCode[error.code.name]) from error
 
-    def metric(self, metric: int, operation: str, value: float) -> None:
+    def metric(self, metric: int, operation: str, value: float, times: int) -> None:
         try:
-            self._metrics.change(metric, operation, value)
+            self._metrics.change(metric, operation, value, times)
         except ModserveError as error:
             raise TritonModelException(error.message, code=ErrorCode[error.code.name]) from error
 

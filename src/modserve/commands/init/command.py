@@ -94,7 +94,7 @@ def _copy(model: Path, source: Path) -> tuple[list[Path], ModelConfig]:
     logging.getLogger().addHandler(logging.NullHandler())  # what is wrong comes as an error
     with _all_or_nothing(model):
         folder.mkdir(parents=True)
-        for each in _belonging(file, source):
+        for each in _belonging(file):
             (shutil.copytree if each.is_dir() else shutil.copy2)(each, folder / each.name)
         with stdout_as_stderr():
             made = config.make(StandaloneModel(model.name, folder.absolute(), file.filename, True, file.backend))
@@ -102,10 +102,10 @@ def _copy(model: Path, source: Path) -> tuple[list[Path], ModelConfig]:
     return [model / "config.pbtxt", *sorted(path for path in folder.iterdir())], made.config
 
 
-def _belonging(file: StandaloneModel, source: Path) -> Iterator[Path]:
-    """The files of a model: all of its folder if that was named, otherwise those with its name and another ending."""
-    if source.is_dir() and file.path != source.absolute():
-        yield from sorted(source.iterdir())
+def _belonging(file: StandaloneModel) -> Iterator[Path]:
+    """The files of a model: all of its folder, or those with its name and another ending."""
+    if file.is_folder:
+        yield from sorted(file.folder.iterdir())
         return
     yield file.path
     for each in sorted(file.folder.iterdir()):

@@ -218,12 +218,12 @@ class StoredMetric:
         with series.lock:
             series.value = float(value)
 
-    def observe(self, value: float) -> None:
+    def observe(self, value: float, times: int = 1) -> None:
         series = self._live()
         if series.histogram is None:
             self._refuse("observed", "increment")
         with series.lock:
-            series.histogram.observe(float(value))
+            series.histogram.observe(float(value), times)
 
     def value(self) -> float:
         series = self._live()

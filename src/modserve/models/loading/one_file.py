@@ -24,6 +24,8 @@ class StandaloneModel(NamedTuple):
     """Whether the folder is that of a version."""
     backend: str
     """What runs such files, unless the configuration says otherwise."""
+    is_folder: bool = False
+    """Whether the files beside it belong to the model, too: else only those with its name."""
 
     @property
     def path(self) -> Path:
@@ -62,7 +64,8 @@ def model_file(path: Path, installed: Collection[str]) -> StandaloneModel:
         _check_that_it_is_a_model(folder / filename)
     in_repository = parse_directory(folder.name) is not None
     name = folder.parent.name if in_repository else _own_name(path)
-    return StandaloneModel(name, folder, filename, in_repository, ours[0].backend)
+    is_folder = (path.is_dir() and folder == path) or bool(ours[0].beside)
+    return StandaloneModel(name, folder, filename, in_repository, ours[0].backend, is_folder)
 
 
 def _own_name(path: Path) -> str:

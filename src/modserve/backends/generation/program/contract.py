@@ -62,11 +62,15 @@ class GenerationCall(NamedTuple):
 class GenerationEngineApi(Protocol):
     """What a model's requests go to."""
 
+    @property
+    def room(self) -> int:
+        """So many requests at a time: what the engine cannot run yet shall wait in the server's queue."""
+
     def begin(self, call: GenerationCall) -> None:
         """Begin to generate; the call's sender gets the responses, from any thread. Raises RequestError."""
 
-    def wait_for_room(self) -> None:
-        """Wait until another request may come: what the engine cannot run yet shall wait in the server's queue."""
+    def turn(self) -> bool:
+        """Do a step of what has begun, if this thread does that; whether there is more to do."""
 
     def close(self) -> None:
         """Ends the engine when nothing runs any more."""

@@ -74,15 +74,15 @@ class Figures:
         if number:
             self._counters[name].increment(number)
 
-    def observe(self, name: str, seconds: float) -> None:
-        self._histograms[name].observe(seconds)
+    def observe(self, name: str, seconds: float, times: int = 1) -> None:
+        self._histograms[name].observe(seconds, times)
 
-    def tokens(self, begun_at: float, last_at: float, at: float, count: int) -> None:
-        """`count` tokens of an output have come, `last_at` being the time of those before them: 0 for the first."""
-        if last_at:
-            self.observe("inter_token_latency_seconds", (at - last_at) / count)
-        else:
-            self.observe("time_to_first_token_seconds", at - begun_at)
+    def first_token(self, seconds: float) -> None:
+        self.observe("time_to_first_token_seconds", seconds)
+
+    def next_tokens(self, seconds: float, times: int = 1) -> None:
+        """Of so many outputs a token has come after the same time."""
+        self.observe("inter_token_latency_seconds", seconds, times)
 
     def finished(self, reason: str) -> None:
         metric = self._reasons.get(reason)

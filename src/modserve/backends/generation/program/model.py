@@ -45,19 +45,18 @@ class TritonPythonModel:
             self.engine = load(files, figures, self.replies, pb_utils)
         except LoadingError as error:
             raise pb_utils.TritonModelException(str(error), code=pb_utils.TritonError.INVALID_ARG) from None
+        self.modserve_room = self.engine.room
 
     def execute(self, requests):
         for request in requests:
             sender = request.get_response_sender()
             try:
-                call = contract.read(request, sender, clock())
-                if request.is_cancelled():  # the first question is answered by the server, later ones cost little
-                    self.replies.end(sender)
-                else:
-                    self.engine.begin(call)
+                self.engine.begin(contract.read(request, sender, clock()))
             except contract.RequestError as error:
                 self.replies.fail(sender, "INVALID_ARG", str(error))
-        self.engine.wait_for_room()
+
+    def modserve_turn(self):
+        return self.engine.turn()
 
     def finalize(self):
         self.engine.close()

@@ -42,8 +42,8 @@ class Host(Protocol):
         labels, buckets or None; a number to name it by), ``metric_value`` (metric; a float).
         """
 
-    def metric(self, metric: int, operation: str, value: float) -> None:
-        """``increment``, ``set`` or ``observe`` a metric; raises `TritonModelException` if that cannot be."""
+    def metric(self, metric: int, operation: str, value: float, times: int) -> None:
+        """``increment``, ``set`` or (so many times) ``observe`` a metric; raises `TritonModelException`."""
 
     def drop_metric(self, metric: int) -> None:
         """The model has no such metric any more."""

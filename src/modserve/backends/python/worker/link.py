@@ -40,6 +40,8 @@ class Link:
         self._news = threading.Condition()
         self._followers = 0
         self._loops: Dict[asyncio.AbstractEventLoop, int] = {}
+        self._held: Optional[List[bytes]] = None
+        """Frames that leave together; None where each leaves at once."""
 
     def leave_to_parent(self) -> None:
         """In a forked child. Else the server would not hear of the parent's end, and hear two at a time."""
@@ -51,6 +53,8 @@ class Link:
     def wait(self, ready: Callable[[], Any]) -> None:
         """Read, or let another thread read, until ``ready()`` is true. Raises `ServerLostError`."""
         while not ready():
+            if self._held:
+                self.hold(True)
             if self._reading.acquire(blocking=False):
                 try:
                     while not ready():
@@ -67,8 +71,8 @@ class Link:
                     self._followers -= 1
 
     def look(self) -> None:
-        """Read what has come already, unless another thread reads."""
-        if self._reading.acquire(blocking=False):
+        """Read what has come already, unless another thread reads. Does nothing while frames are held."""
+        if self._held is None and self._reading.acquire(blocking=False):
             try:
                 while self._read(socket.MSG_DONTWAIT):
                     pass
@@ -132,6 +136,17 @@ class Link:
 
     # Sending
 
+    @property
+    def holds(self) -> bool:
+        return self._held is not None
+
+    def hold(self, on: bool) -> None:
+        """Send what is held, in one system call, and hold what follows, or do not. A thread that waits sends all."""
+        with self._sending:
+            held, self._held = self._held, [] if on else None
+            if held:
+                self._write(b"".join(held))
+
     def send(self, frame: bytes) -> None:
         with self._sending:
             self._send(frame)
@@ -148,17 +163,16 @@ class Link:
         released = self._mirror.take_released()
         if released:
             frame += wire.offsets_frame(MessageKind.RELEASE, released)
+        if self._held is None:
+            self._write(frame)
+        else:
+            self._held.append(frame)
+
+    def _write(self, frames: bytes) -> None:
         try:
-            self._socket.sendall(frame)
+            self._socket.sendall(frames)
         except OSError as error:
             raise ServerLostError(error.strerror) from error
-
-    def release(self) -> None:
-        """Give blocks back whose leases are over, if there are any."""
-        with self._sending:
-            released = self._mirror.take_released()
-            if released:
-                self._socket.sendall(wire.offsets_frame(MessageKind.RELEASE, released))
 
     def trim(self) -> None:
         with self._sending:

@@ -31,6 +31,8 @@ from .response import InferenceResponse
 from .tensor import Tensor
 from .wire import Frame, MessageKind
 
+_FAILED_TURN = 70
+"""The exit status of a process whose model has failed outside of all requests."""
 _F_SETSIG = 10
 """Linux: the signal that a file descriptor sends in place of SIGIO."""
 
@@ -97,6 +99,7 @@ class WorkerLoop:
         self._work: Deque[Frame] = deque()
         self._model: python_model.LoadedModel
         self._decoupled = False
+        self._turn: Optional[Callable[[], bool]] = None
         self._answers: Dict[int, Callable[[Any], Any]] = {
             MessageKind.HELLO: lambda _: wire.VERSION,
             MessageKind.START: self._start,
@@ -108,10 +111,10 @@ class WorkerLoop:
 
     def run(self) -> None:
         """Do what the server says until it says stop."""
-        work, link = self._work, self._link
+        work = self._work
         while True:
             if not work:
-                link.wait(lambda: work)
+                self._wait()
             frame = work.popleft()
             kind = frame[0]
             if kind == MessageKind.EXECUTE:
@@ -124,6 +127,27 @@ class WorkerLoop:
                     asyncio.run(self._run_async())
                     break
         self._finalize()
+
+    def _wait(self) -> None:
+        """Until there is work. A model with turns of its own has them meanwhile: they find its requests all at once."""
+        link, more = self._link, True
+        while not self._work:
+            if more and self._turn is not None:
+                more = self._turn()
+                link.look()
+            else:
+                link.wait(lambda: self._work)
+
+    def _take_turn(self) -> bool:
+        """What the model sends in a turn leaves at its end. A model whose turn fails cannot go on."""
+        self._link.hold(True)
+        try:
+            return self._model.turn()
+        except ModelError:  # which it has logged
+            self._link.hold(False)
+            os._exit(_FAILED_TURN)
+        finally:
+            self._link.hold(False)
 
     def _respond(self, kind: int, question: Any) -> None:
         try:
@@ -142,13 +166,15 @@ class WorkerLoop:
     def _start(self, question: Dict[str, Any]) -> None:
         self._model = python_model.load(of_host=self._server, **question)
 
-    def _initialize(self, question: Dict[str, Any]) -> Dict[str, bool]:
+    def _initialize(self, question: Dict[str, Any]) -> Dict[str, Any]:
         self._decoupled = self._server.decoupled = question["decoupled"]
         model = self._model
         model.initialize(question["arguments"])
+        if model.has_turns:
+            self._turn = self._take_turn
         if model.has_is_ready:
             threading.Thread(target=self._say_ready, name="is_ready", daemon=True).start()
-        return {"is_ready": model.has_is_ready, "is_async": model.is_async}
+        return {"is_ready": model.has_is_ready, "is_async": model.is_async, "room": model.room}
 
     def _finalize(self) -> None:
         if not hasattr(self, "_model"):  # it could not be loaded

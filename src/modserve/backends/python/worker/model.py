@@ -17,6 +17,8 @@ from .request import InferenceRequest
 from .response import InferenceResponse
 
 CLASS = "TritonPythonModel"
+TURN, ROOM = "modserve_turn", "modserve_room"
+"""What the server's own programs have beside Triton's methods."""
 
 Responses = List[Optional[InferenceResponse]]
 
@@ -91,6 +93,9 @@ class LoadedModel:
         self.is_async = False
         self.has_is_ready = False
         self.is_ready_is_async = False
+        self.has_turns = False
+        self.room = 0
+        """How many requests without a final response the server gives at most; 0 if only executions count."""
         self._class = kind
         self._scope = scope
         self._own = own
@@ -125,6 +130,8 @@ class LoadedModel:
         is_ready = getattr(self._instance, "is_ready", None)
         self.has_is_ready = callable(is_ready)
         self.is_ready_is_async = inspect.iscoroutinefunction(is_ready)
+        self.has_turns = hasattr(self._instance, TURN)
+        self.room = int(getattr(self._instance, ROOM, 0))
         execute = self._checked_execute()
         self.is_async = inspect.iscoroutinefunction(execute) or inspect.iscoroutinefunction(
             getattr(execute, "__call__", None)  # noqa: B004
@@ -211,6 +218,10 @@ class LoadedModel:
                 f"is_ready() must return a boolean value, not {type(is_ready).__name__} ({self._place('is_ready')})",
             )
         return is_ready
+
+    def turn(self) -> bool:
+        """Let the model do a part of what it does between executions; whether there is more."""
+        return bool(self._run(getattr(self._instance, TURN), TURN))
 
     def finalize(self) -> None:
         """Call `finalize` if there is one and `initialize` has succeeded, and let go of the instance."""

@@ -26,11 +26,22 @@ batch: "contextvars.ContextVar[Tuple[int, ...]]" = contextvars.ContextVar("batch
 class RemoteRequest:
     """Implements `response.RequestHandle`."""
 
-    __slots__ = ("__weakref__", "_known", "_server", "cancelled", "ended", "number", "paused", "rescheduled")
+    __slots__ = (
+        "__weakref__",
+        "_known",
+        "_server",
+        "_watched",
+        "cancelled",
+        "ended",
+        "number",
+        "paused",
+        "rescheduled",
+    )
 
     def __init__(self, server: "RemoteHost", number: int) -> None:
         self._server = server
         self._known = False
+        self._watched = False
         self.number = number
         self.paused = False
         self.cancelled = False
@@ -58,12 +69,14 @@ class RemoteRequest:
         if self.cancelled or self.ended:
             return self.cancelled
         server = self._server
-        if self._known:
-            server.link.look()
-        else:
+        if not self._watched:
             # The first time, the server says how it is; from then on it tells when that changes.
+            self._watched = True
             server.requests[self.number] = self
             server.link.send(wire.number_frame(MessageKind.WATCH, self.number))
+        if self._known:
+            server.link.look()
+        elif not server.link.holds:  # in a turn of the model's, the next turn knows
             server.link.wait(lambda: self._known)
         return self.cancelled
 
@@ -265,8 +278,8 @@ class RemoteHost:
             raise TritonModelException(result["message"], code=ErrorCode[result["code"]])
         return result["value"]
 
-    def metric(self, metric: int, operation: str, value: float) -> None:
-        self.link.send(wire.json_frame(MessageKind.METRIC, (metric, operation, value)))
+    def metric(self, metric: int, operation: str, value: float, times: int) -> None:
+        self.link.send(wire.json_frame(MessageKind.METRIC, (metric, operation, value, times)))
 
     def drop_metric(self, metric: int) -> None:
         self.link.send(wire.json_frame(MessageKind.DROP_METRIC, metric))

@@ -103,21 +103,21 @@ class Metric:
         """For gauges."""
         self._change("set", value)
 
-    def observe(self, value: float) -> None:
-        """For histograms."""
-        self._change("observe", value)
+    def observe(self, value: float, times: int = 1) -> None:
+        """For histograms. Not in Triton: `times` counts equal values."""
+        self._change("observe", value, times)
 
     def value(self) -> float:
         """Not for histograms."""
         return float(self._host.control("metric_value", {"metric": self._number}))
 
-    def _change(self, operation: str, value: float) -> None:
+    def _change(self, operation: str, value: float, times: int = 1) -> None:
         kind = self._family._kind
         if operation not in _OPERATIONS[kind]:
             raise TritonModelException(f"a metric of kind {kind.name} has no {operation}()")
         if kind == MetricKind.COUNTER and value < 0:
             raise TritonModelException(f"a counter cannot be incremented by {value}, which is less than 0")
-        self._host.metric(self._number, operation, _real(f"Metric.{operation}()", value))
+        self._host.metric(self._number, operation, _real(f"Metric.{operation}()", value), times)
 
     def __del__(self) -> None:
         here = getattr(self, "_host", None)

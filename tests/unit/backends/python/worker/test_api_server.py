@@ -24,8 +24,8 @@ class Server:
         self.heard.append((operation, dict(arguments)))
         return {"metric": 7, "metric_value": 2.5, "ready": True}.get(operation)
 
-    def metric(self, metric: int, operation: str, value: float) -> None:
-        self.heard.append((metric, operation, value))
+    def metric(self, metric: int, operation: str, value: float, times: int) -> None:
+        self.heard.append((metric, operation, value, times))
 
     def drop_metric(self, metric: int) -> None:
         self.heard.append(("dropped", metric))
@@ -76,8 +76,8 @@ def test_metrics(server: Server) -> None:
     assert server.heard == [
         ("metric_family", {"name": "n", "description": "d", "kind": "GAUGE"}),
         ("metric", {"family": "n", "labels": {"a": "b"}, "buckets": None}),
-        (7, "increment", 2.0),
-        (7, "set", 3.0),
+        (7, "increment", 2.0, 1),
+        (7, "set", 3.0, 1),
         ("metric_value", {"metric": 7}),
         ("dropped", 7),
     ]
@@ -85,8 +85,8 @@ def test_metrics(server: Server) -> None:
 
 def test_histograms(server: Server) -> None:
     family = pb.MetricFamily("n", "d", pb.MetricFamily.HISTOGRAM)
-    family.Metric(buckets=[1, 2.5]).observe(2)
-    assert (7, "observe", 2.0) in server.heard
+    family.Metric(buckets=[1, 2.5]).observe(2, 3)
+    assert (7, "observe", 2.0, 3) in server.heard
     assert ("metric", {"family": "n", "labels": {}, "buckets": [1.0, 2.5]}) in server.heard
     with pytest.raises(TritonModelException, match="Missing required buckets"):
         family.Metric()

@@ -1,13 +1,12 @@
-"""Runs the engine's steps on a thread of its own, and answers requests as tokens come.
+"""Runs the engine's steps, and answers requests as tokens come.
 
-Requests come from the thread of the model's ``execute``; the engine and its tokenizer are used with the interpreter's
-lock, which a step keeps, so they come between two steps. An engine that raises in a step has an unknown state: all
+A step keeps the interpreter's lock, so that no other thread could take requests meanwhile: steps run on the thread that
+reads them, and between two steps all that have come begin. An engine that raises in a step has an unknown state: all
 requests fail and the process ends, which the server replaces.
 """
 
-import os
 import random
-import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +20,6 @@ from .generation import GenaiOutput
 from .grammars import GrammarChecker, shortened
 from .sampling import SamplingParameters, generation_config, read, seed_of
 
-_EXIT_STATUS = 70
 _LONGEST = 1 << 31
 
 
@@ -42,7 +40,7 @@ class GenerationEngine:
         self._pipeline = pipeline
         self._tokenizer = pipeline.get_tokenizer()
         self._checker = GrammarChecker(genai, self._tokenizer)
-        self._most = max_outputs
+        self.room = max_outputs
         self._context = max_tokens
         self._figures = figures
         self._replies = replies
@@ -55,19 +53,12 @@ class GenerationEngine:
         self._running: list[Generation[GenaiOutput]] = []
         self._count = 0
         """Outputs of these that are not finished."""
-        self._changed = threading.Condition()
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="generation")
-        self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread when nothing runs any more."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        self._thread.join()
+        while self.turn():
+            pass
 
-    # On the thread of execute()
+    # Requests
 
     def begin(self, call: GenerationCall) -> None:
         try:
@@ -109,33 +100,22 @@ class GenerationEngine:
             self._number += 1
             output.handle = self._pipeline.add_request(self._number, ids, config)
         self._figures.count("prompt_tokens_total", len(prompt))
-        with self._changed:
-            self._running.append(generation)
-            self._count += len(generation.outputs)
-            self._changed.notify_all()
+        self._running.append(generation)
+        self._count += len(generation.outputs)
 
-    def wait_for_room(self) -> None:
-        """Wait until another output may be added: what the engine cannot run yet shall wait in the server's queue."""
-        with self._changed:
-            while self._count >= self._most:
-                self._changed.wait()
+    # Steps
 
-    # On the engine's thread
-
-    def _run(self) -> None:
+    def turn(self) -> bool:
+        """Raises what the engine raises, when all requests have failed: this process cannot go on."""
         try:
-            while self._has_work():
-                self._turn()
-        except BaseException as error:
+            if self._running:
+                self._step()
+        except Exception as error:
             self._give_up(error)
+            raise
+        return bool(self._running)
 
-    def _has_work(self) -> bool:
-        with self._changed:
-            while not self._running and not self._closing:
-                self._changed.wait()
-            return bool(self._running)
-
-    def _turn(self) -> None:
+    def _step(self) -> None:
         for generation in self._running:
             if generation.call.request.is_cancelled():
                 self._end(generation)
@@ -160,6 +140,8 @@ class GenerationEngine:
         """The outputs that have new tokens or have ended, and why."""
         statuses = self._genai.GenerationStatus
         fresh, tokens = [], 0
+        spans: Counter[float] = Counter()
+        """Of outputs that had a token before, the seconds since then. Most have the same."""
         for generation in self._running:
             for output in generation.outputs:
                 if output.finished:
@@ -176,20 +158,22 @@ class GenerationEngine:
                         break
                     reason = "stop"
                 if output.count > count:
-                    self._time(generation, output, output.count - count, at)
+                    if output.last_at:
+                        spans[(at - output.last_at) / (output.count - count)] += 1
+                    else:
+                        self._figures.first_token(at - generation.call.at)
+                    output.last_at = at
                     tokens += output.count - count
                 if output.count > count or reason != UNFINISHED:
                     fresh.append((output, reason))
         self._figures.count("generation_tokens_total", tokens)
+        for seconds, times in spans.items():
+            self._figures.next_tokens(seconds, times)
         return fresh
 
     def _reason(self, reason: Any) -> str:
         reasons = self._genai.GenerationFinishReason
         return "length" if reason == reasons.LENGTH else UNFINISHED if reason == reasons.NONE else "stop"
-
-    def _time(self, generation: Generation[GenaiOutput], output: GenaiOutput, count: int, at: float) -> None:
-        self._figures.tokens(generation.call.at, output.last_at, at, count)
-        output.last_at = at
 
     def _decode(self, fresh: Sequence[tuple[GenaiOutput, str]]) -> None:
         """All texts of a step in one call, which costs little more than one of them."""
@@ -224,21 +208,18 @@ class GenerationEngine:
                 output.handle.cancel()
 
     def _settle(self) -> None:
-        """Forget what is finished, and let others in."""
-        with self._changed:
-            self._running = [each for each in self._running if not each.finished]
-            self._count = sum(not output.finished for each in self._running for output in each.outputs)
-            self._changed.notify_all()
+        """Forget what is finished."""
+        self._running = [each for each in self._running if not each.finished]
+        self._count = sum(not output.finished for each in self._running for output in each.outputs)
         metrics = self._pipeline.get_metrics()
         running = min(self._count, metrics.scheduled_requests)
         self._figures.set("num_requests_running", running)
         self._figures.set("num_requests_waiting", self._count - running)
         self._figures.set("kv_cache_usage_perc", metrics.cache_usage / 100 if self._count else 0.0)
 
-    def _give_up(self, error: BaseException) -> None:
+    def _give_up(self, error: Exception) -> None:
         reason = shortened(error)
         self._log(f"the engine failed, and its process ends: {type(error).__name__}: {reason}")
         for generation in self._running:
             if not generation.call.sender.is_closed():
                 self._replies.fail(generation.call.sender, "INTERNAL", f"the engine failed: {reason}")
-        os._exit(_EXIT_STATUS)

@@ -48,7 +48,7 @@ class VllmEngine:
         self._replies = replies
         self._log = log
         self._checks_health = checks_health
-        self._most = int(llm.vllm_config.scheduler_config.max_num_seqs)
+        self.room = int(llm.vllm_config.scheduler_config.max_num_seqs)
         self._bos = getattr(llm.tokenizer, "bos_token", None) or ""
         self._numbers = itertools.count(1)
         self._running: dict[Generation[VllmOutput], asyncio.Task[None]] = {}
@@ -77,6 +77,9 @@ class VllmEngine:
     # On the thread of execute()
 
     def begin(self, call: GenerationCall) -> None:
+        if call.request.is_cancelled():  # the first question is answered by the server, later ones cost little
+            self._replies.end(call.sender)
+            return
         sampling, name = self._sampling.read(call.sampling, strict=call.strict)
         adapter = self._adapters.request(name)
         prompt: dict[str, Any] = {"prompt": call.text}
@@ -90,11 +93,9 @@ class VllmEngine:
             self._count += sampling.n
         self._loop.call_soon_threadsafe(self._start, generation, prompt, sampling, options)
 
-    def wait_for_room(self) -> None:
-        """Wait until another output may be added: what the engine cannot run yet shall wait in the server's queue."""
-        with self._changed:
-            while self._count >= self._most:
-                self._changed.wait()
+    def turn(self) -> bool:
+        """The event loop does all."""
+        return False
 
     # On the event loop
 
@@ -144,7 +145,10 @@ class VllmEngine:
             output = generation.outputs[news.index]
             count = output.add(news)
             if count:
-                figures.tokens(call.at, output.last_at, at, count)
+                if output.last_at:
+                    figures.next_tokens((at - output.last_at) / count)
+                else:
+                    figures.first_token(at - call.at)
                 figures.count("generation_tokens_total", count)
                 output.last_at = at
             if news.finish_reason is not None:
