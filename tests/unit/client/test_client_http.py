@@ -1,6 +1,5 @@
 """HTTP for threads, against a socket that says what it is to say."""
 
-import http.client
 import socket
 import ssl
 import threading
