@@ -267,7 +267,7 @@ def test_the_command_line() -> None:
     made = read(
         "--openai=chat", "--url=http://h/base/v1", "--output-tokens=3", "--goodput=ttft:5", '--extra-body={"a": 1}'
     )
-    assert made.server.address.prefix == "/base"
+    assert made.servers[0].address.prefix == "/base"
     assert made.texts is not None
     assert (made.texts.kind, made.texts.output_tokens, made.texts.limits, made.texts.extra) == (
         "chat",

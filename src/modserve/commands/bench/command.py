@@ -23,7 +23,7 @@ def work(options: Namespace) -> int:
     try:
         report = run_benchmark(plan)
     except OSError as error:
-        raise invalid(f"cannot connect to {plan.server.address}: {error.strerror or error}") from error
+        raise invalid(f"cannot connect to {plan.url}: {error.strerror or error}") from error
     if plan.json != "-":
         print("\n".join(table(report.results, plan.rules, report.met, plan.goal)))
         if plan.goal is not None:
