@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from . import status
+from . import status_report
 from .server_set import Outcome, failure_text
 from .server_status import ServerStatus, VersionUsage
+from .status_report import troubled
 from .terminal import count, duration, indented, plural, table
 
 _HEAD = ("server", "state", "versions", "requests", "failed", "mean")
@@ -30,7 +31,7 @@ def lines(servers: Sequence[Outcome[ServerStatus]], *, colours: bool = False) ->
             yield f"\n{each.url} does not respond:"
             yield from indented(failure_text(each.error, each.url))
             continue
-        for row in each.value.health.reasons or status.troubled(each.value):
+        for row in each.value.health.reasons or troubled(each.value):
             yield f"\n{each.url}: {row.model} {row.version or '-'} is {row.state or 'not loaded'}"
             yield from indented(row.reason)
         yield from (f"\n{each.url}: not shown: {text}" for text in each.value.unknown)
@@ -66,7 +67,9 @@ def _figures(total: VersionUsage) -> tuple[str, str, str]:
 def document(servers: Sequence[Outcome[ServerStatus]]) -> dict[str, Any]:
     """For programs. Names stay; more may be added."""
     rows = [
-        status.document(each.value, each.url) if each.error is None else {"url": each.url, "error": each.error.message}
+        status_report.document(each.value, each.url)
+        if each.error is None
+        else {"url": each.url, "error": each.error.message}
         for each in servers
     ]
     sums = {name: sum(int(row.get(name, 0)) for row in rows) for name in ("requests", "failures")}

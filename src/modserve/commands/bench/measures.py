@@ -115,7 +115,7 @@ STREAM_PERCENTILES = (50.0, 99.0)
 
 
 @dataclass(frozen=True, slots=True)
-class ServerFigures:
+class ShareFigures:
     """Of one server among several. Times are in ms."""
 
     url: str
@@ -153,7 +153,7 @@ class Measurement:
     sequences: float = 0.0
     """How many ended in a second."""
     texts: TextMeasurement | None = None
-    servers: Sequence[ServerFigures] = ()
+    servers: Sequence[ShareFigures] = ()
     """Each, where there are several."""
 
     @property
@@ -202,9 +202,9 @@ def summary(
     )
 
 
-def _figures(share: ServerShare, seconds: float) -> ServerFigures:
+def _figures(share: ServerShare, seconds: float) -> ShareFigures:
     latencies = share.latencies
-    return ServerFigures(
+    return ShareFigures(
         share.url,
         len(latencies),
         len(latencies) / seconds if seconds else 0.0,
