@@ -49,7 +49,8 @@ class ServerSet:
         self, work: Callable[[RemoteServer], T], servers: Sequence[RemoteServer] | None = None
     ) -> list[Outcome[T]]:
         """`work` for each server, or only for these."""
-        futures = [self._threads.submit(_outcome, work, server) for server in servers or self.servers]
+        chosen = self.servers if servers is None else servers
+        futures = [self._threads.submit(_outcome, work, server) for server in chosen]
         wait(futures)
         return [future.result() for future in futures]
 

@@ -67,9 +67,9 @@ def _figures(total: VersionUsage) -> tuple[str, str, str]:
 def document(servers: Sequence[Outcome[ServerStatus]]) -> dict[str, Any]:
     """For programs. Names stay; more may be added."""
     rows = [
-        status_report.document(each.value, each.url)
-        if each.error is None
-        else {"url": each.url, "error": each.error.message}
+        {"url": each.url, "error": each.error.message}
+        if each.error is not None
+        else status_report.document(each.value, each.url)
         for each in servers
     ]
     sums = {name: sum(int(row.get(name, 0)) for row in rows) for name in ("requests", "failures")}

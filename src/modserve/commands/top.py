@@ -5,23 +5,21 @@ import sys
 import time
 from argparse import Namespace
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from modserve.client.address_list import changes
 
-from .destination import Destination, addresses, destinations, url_of
+from .destination import Destination, destinations, url_of
 from .errors import RefusedError, UnreachableError
 from .syntax import UsageError, add_destination, option, parser, positive
 from .top_figures import rows
 from .top_frame import Frame, text_lines
-from .top_source import METRICS_PORT, Snapshots, SnapshotSource
+from .top_source import METRICS_VARIABLE, Snapshots, SnapshotSource, add_metrics_url, metrics_pages
 
 if TYPE_CHECKING:
     from .top_servers import SeveralFrames
 
-METRICS_VARIABLE = "MODSERVE_METRICS_URL"
 
 PARSER = parser(
     "top",
@@ -37,11 +35,7 @@ option(PARSER, "--interval SECONDS", "Time between two updates. [default: 1]", t
 option(PARSER, "--count N", "Number of tables to print; 0: until Ctrl-C.", type=int, default=0)
 PARSER.add_argument("--plain", action="store_true", help="Print lines even on a terminal.")
 add_destination(PARSER, 10.0, several=True)
-option(
-    PARSER,
-    "--metrics-url URL",
-    f"Address of the metrics page. [default: port {METRICS_PORT} of --url's host] [env: {METRICS_VARIABLE}]",
-)
+add_metrics_url(PARSER)
 
 
 def work(options: Namespace) -> int:
@@ -81,24 +75,6 @@ def _frames(options: Namespace) -> "Frames | SeveralFrames":
         return SnapshotSource(place, page)
 
     return SeveralFrames(lambda: destinations(options), open_source, options.interval, options.count, changing=changing)
-
-
-def metrics_pages(places: Sequence[Destination], text: str) -> dict[str, str]:
-    """The metrics page of each server: one names port and path on all of their hosts, several are in their order.
-
-    Raises UsageError for another number.
-    """
-    urls = [str(place.address) for place in places]
-    pages = addresses(text) if text else []
-    if not pages:
-        return dict.fromkeys(urls, "")
-    if len(pages) == 1:
-        pages = [replace(pages[0], host=place.address.host, name=place.address.name) for place in places]
-    if len(pages) != len(urls):
-        raise UsageError(
-            f"option '--metrics-url': expected one address, or one for each of {len(urls)} servers, got: {len(pages)}"
-        )
-    return dict(zip(urls, map(str, pages), strict=True))
 
 
 class Frames:

@@ -3,16 +3,18 @@
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from .destination import Destination, address
+from .destination import Destination, address, addresses
 from .errors import RefusedError, UnreachableError
 from .remote_server import RemoteServer, connect
 from .server_status import health, index, usage
+from .syntax import Parser, UsageError, option
 from .top_figures import TopSnapshot, from_metrics, from_statistics
 
 METRICS_PORT = 8002
+METRICS_VARIABLE = "MODSERVE_METRICS_URL"
 _WINDOW = 10.0
 """Seconds over which latencies and batches are reckoned."""
 
@@ -79,3 +81,30 @@ class Snapshots:
         """All but the last: figures over a gap would be those of no time."""
         while len(self.all) > 1:
             self.all.popleft()
+
+
+def add_metrics_url(made: Parser) -> None:
+    """The option, for commands that read metrics."""
+    option(
+        made,
+        "--metrics-url URL",
+        f"Address of the metrics page. [default: port {METRICS_PORT} of --url's host] [env: {METRICS_VARIABLE}]",
+    )
+
+
+def metrics_pages(places: Sequence[Destination], text: str) -> dict[str, str]:
+    """The metrics page of each server: one names port and path on all of their hosts, several are in their order.
+
+    Raises UsageError for another number.
+    """
+    urls = [str(place.address) for place in places]
+    pages = addresses(text) if text else []
+    if not pages:
+        return dict.fromkeys(urls, "")
+    if len(pages) == 1:
+        pages = [replace(pages[0], host=place.address.host, name=place.address.name) for place in places]
+    if len(pages) != len(urls):
+        raise UsageError(
+            f"option '--metrics-url': expected one address, or one for each of {len(urls)} servers, got: {len(pages)}"
+        )
+    return dict(zip(urls, map(str, pages), strict=True))
