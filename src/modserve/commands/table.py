@@ -36,7 +36,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "chat": Command("MODEL [PROMPT]", "Talk to a language model."),
         "load": Command("MODEL …", "Load or reload models."),
         "unload": Command("MODEL …", "Unload models."),
-        "rollout": Command("MODEL[:VERSION]", "Load a version on one of several servers, watch it, go on or back."),
+        "rollout": Command("MODEL[:VERSION]", "Load a version on one of several servers, then on all."),
         "bench": Command("MODEL", "Measure the latency and throughput of a model.", "commands for measuring"),
         "tune": Command("MODEL --goal-ms N", "Find the fastest configuration within a goal."),
     }

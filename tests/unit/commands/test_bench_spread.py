@@ -34,7 +34,6 @@ def test_one_server_needs_no_turns() -> None:
     assert spread({"http://s": factory}) is factory
 
 
-@pytest.mark.asyncio
 async def test_connections_take_turns() -> None:
     slots, factories = three()
     loop = ClosedLoop(4, slots, 1, 60)
@@ -52,7 +51,6 @@ async def test_connections_take_turns() -> None:
     assert slots.url(factories[2].slots[0]) == "http://s2"
 
 
-@pytest.mark.asyncio
 async def test_an_open_loop_uses_the_connection_that_was_free_longest() -> None:
     slots, factories = three()
     loop, tickers = open_loop(slots, 1, 6)
@@ -72,7 +70,6 @@ async def test_an_open_loop_uses_the_connection_that_was_free_longest() -> None:
     assert Counter(slots.url(slot) for slot in sent).keys() == {"http://s0", "http://s1", "http://s2"}
 
 
-@pytest.mark.asyncio
 async def test_a_server_that_cannot_be_connected_to_is_named() -> None:
     slots = SpreadSlots({"http://a": Factory(), "http://b": DeadFactory()})
     with pytest.raises(OSError, match="http://b: Connection refused"):
@@ -109,7 +106,6 @@ def test_a_server_without_requests_is_remarked() -> None:
     )
 
 
-@pytest.mark.asyncio
 async def test_statistics_add_up() -> None:
     """Those of some servers only would be less than the load."""
     servers = [ScriptedServer(f"http://s{index}", {}) for index in range(2)]
