@@ -159,7 +159,7 @@ class Rollout:
         except ModserveError as error:
             each.outcome, each.reason = "failed", failure_text(error, each.server.url)
             each.unsure = each.changed and isinstance(error, UnreachableError)
-            raise RolloutError(f"{each.server.url} failed: {each.reason}") from error
+            raise RolloutError(f"{each.server.url} failed: {_one_line(each.reason)}") from error
         version = self._plan.version
         expected = self._report.servers[0].after.versions if version is None else (str(version),)
         if each.after.versions != expected:
@@ -260,6 +260,10 @@ class Rollout:
             for each, outcome in zip(servers, self._set.call(lambda server: state_of(server, model)), strict=True):
                 each.as_before = outcome.error is None and is_back(outcome.value, each.before)
             self._report.went_back = all(each.as_before for each in servers)
+
+
+def _one_line(text: str) -> str:
+    return "; ".join(filter(None, map(str.strip, text.splitlines())))
 
 
 def _load_on(server: RemoteServer, model: str, config: Mapping[str, Any] | None) -> ModelState:
