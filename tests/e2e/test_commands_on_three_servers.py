@@ -5,6 +5,7 @@ The commands run in this process, but for the one that is interrupted.
 
 import contextlib
 import hashlib
+import http.client
 import http.server
 import json
 import os
@@ -89,6 +90,8 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Three]:
             folder = repository(place / str(index), 2 if index == 1 else 3)
             options = ["--model-control-mode=explicit", "--load-model=sum", "--load-model=echo", f"--http-port={port}"]
             options += [f"--http-address={host}", f"--metrics-port={metrics_port}", f"--metrics-address={host}"]
+            if index == 0:
+                options.append(f"--peers={','.join(f'http://{each}:{port}' for each in HOSTS)}")
             if index == 2:
                 copy_example(folder, "simple", "own")
                 options += ["--load-model=own", f"--auth-file={keys}"]
@@ -211,6 +214,23 @@ def test_the_doctor(run: Any, three: Three) -> None:
     assert control[three.urls[0]].startswith("open: ")
 
 
+def test_the_console_shows_the_others(three: Three) -> None:
+    """With the key of who looks: without one, the third server says nothing."""
+
+    def peers(**headers: str) -> list[list[str]]:
+        connection = http.client.HTTPConnection(HOSTS[0], three.port, timeout=30)
+        connection.request("GET", "/console/peers", headers={name.replace("_", "-"): headers[name] for name in headers})
+        rows = json.loads(connection.getresponse().read())
+        connection.close()
+        assert [row[0] for row in rows] == three.urls
+        return [row[1:3] for row in rows]
+
+    assert peers(x_api_key=ADMIN) == [["ready", ""], ["ready", ""], ["ready", "own 1"]]
+    *others, third = peers()
+    assert others == [["ready", ""]] * 2
+    assert "needs a key" in third[0]
+
+
 # Control
 
 
@@ -282,8 +302,6 @@ def clients(three: Three, model: str, tensor: str) -> Iterator[None]:
     body = json.loads(tensor)
 
     def send(url: str) -> None:
-        import http.client
-
         host, port = url.removeprefix("http://").split(":")
         connection = http.client.HTTPConnection(host, int(port), timeout=30)
         headers = {"x-api-key": ADMIN, "content-type": "application/json"}
