@@ -64,7 +64,7 @@ def destination(options: Namespace) -> Destination:
 def one(servers: Sequence[T], user: str) -> T:
     """The only one. Raises UsageError if there are several."""
     if len(servers) > 1:
-        raise UsageError(f"option '--url': {user} is for one server, and {len(servers)} are named")
+        raise UsageError(f"{user} is for one server, and '--url' or {URL_VARIABLE} names {len(servers)}")
     return servers[0]
 
 

@@ -10,13 +10,16 @@ from bench_fakes import MS, Factory, FakeSlot, open_loop
 from scripted_servers import ScriptedServer, refusing
 
 from modserve.client.transport import STATISTICS
+from modserve.commands.bench.command import _flat
 from modserve.commands.bench.loops import ClosedLoop
 from modserve.commands.bench.measures import LoadLevel, MeasurementWindow, summary, to_json
+from modserve.commands.bench.plan import bench_parser, read
 from modserve.commands.bench.profiler import MeasurementRules
 from modserve.commands.bench.show import remarks, share_rows, table
 from modserve.commands.bench.slots import RequestSlot, ResponseListener, clock
 from modserve.commands.bench.spread import ServerShare, SpreadSlots, spread
 from modserve.commands.bench.target import ServerStatistics
+from modserve.commands.syntax import UsageError
 
 
 class DeadFactory:
@@ -97,6 +100,18 @@ def test_the_figures_of_each_server() -> None:
     assert to_json(result)["servers"][1]["latency_ms"] == {"mean": 2, "p50": 2, "p99": 2}
     assert share_rows([result])[1][1] == ["concurrency 4", "http://s1", "20.0", "2.00", "2.00", "2.00", "0"]
     assert "Each server, client-side latency in ms:" in list(table([result], MeasurementRules()))
+
+
+def test_the_lines_of_csv_have_no_servers() -> None:
+    result = summary(LoadLevel(False, 4), [window((10, 1), (20, 0))] * 3, 1, 10, 99)
+    flat = dict(_flat(to_json(result)))
+    assert flat["requests"] == 90
+    assert "servers" not in flat
+
+
+def test_servers_of_two_protocols() -> None:
+    with pytest.raises(UsageError, match="expected servers of one protocol, got: HTTP and gRPC"):
+        read(bench_parser().read(["m", "--url=http://a,grpc://b"]))
 
 
 def test_a_server_without_requests_is_remarked() -> None:

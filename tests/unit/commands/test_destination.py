@@ -72,7 +72,9 @@ def test_several_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [str(each.address) for each in own] == ["http://a:1", "https://b:443"]
     assert [each.access.headers for each in own] == [{"Authorization": "Bearer k"}] * 2
     for read in (destination, openai_destination):
-        with pytest.raises(syntax.UsageError, match="this command is for one server, and 2 are named"):
+        with pytest.raises(
+            syntax.UsageError, match="this command is for one server, and '--url' or MODSERVE_URL names 2"
+        ):
             read(options)
     with pytest.raises(syntax.UsageError, match="this address is for one server"):
         address("a,b")

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -78,6 +79,18 @@ class World:
     @property
     def ready(self) -> list[tuple[str, ...]]:
         return [server.models["m"].ready for server in self.servers]
+
+
+class Said(list[str]):
+    """Sets an event at the first line."""
+
+    def __init__(self, heard: threading.Event) -> None:
+        super().__init__()
+        self._heard = heard
+
+    def append(self, text: str) -> None:
+        super().append(text)
+        self._heard.set()
 
 
 class Source:
@@ -226,6 +239,26 @@ def test_two_interrupts_leave_what_there_is() -> None:
     assert (report.done, report.went_back, world.ready) == (False, False, [("2",), ("1",), ("1",)])
     assert report.why == "interrupted twice, so that servers are left as they are"
     assert report.servers[0].state == "version 2 READY"
+
+
+def test_two_interrupts_during_a_load() -> None:
+    """The report does not say that the server was not called."""
+    world, released = World(), threading.Event()
+
+    def on_call(operation: Operation) -> None:
+        if operation is LOAD:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert heard.wait(30)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert released.wait(30)
+
+    heard = threading.Event()
+    world.said = Said(heard)
+    world.servers[0].on_call = on_call
+    world.servers[1].on_call = lambda operation: released.set()
+    report = world.run()
+    assert report.why == "interrupted twice, so that servers are left as they are"
+    assert [each.outcome for each in report.servers] == ["left during the load", "not called", "not called"]
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ def test_responses_of_several() -> None:
 def test_outputs_of_one_server_only(capsys: pytest.CaptureFixture[str]) -> None:
     for word in ("--output=a.npy", "--stream"):
         assert table.run("infer", ["m", "--url=a,b", word]) == 2
-        assert "is for one server, and 2 are named" in capsys.readouterr().err
+        assert "is for one server, and '--url' or MODSERVE_URL names 2" in capsys.readouterr().err
 
 
 # Doctor

@@ -294,6 +294,8 @@ def read(options: Namespace) -> LoadPlan:
     rates, bounds = _rates(options.rate, options.goal_ms is not None)
     texts = _texts(options, bench_parser().get_default)
     servers = destinations(options) if texts is None else openai_destinations(options)
+    if len({server.address.over_grpc for server in servers}) > 1:
+        raise UsageError("option '--url': expected servers of one protocol, got: HTTP and gRPC")
     if options.streaming and not all(server.address.over_grpc for server in servers):
         raise UsageError("option '--streaming' is for gRPC: --url grpc://HOST:PORT names the server's port for it")
     return LoadPlan(

@@ -154,7 +154,7 @@ class Rollout:
         begin = self._clock()
         try:
             self._one(each, lambda server: state_of(server, model))  # whose time limit is short
-            each.changed = True
+            each.changed, each.outcome = True, "left during the load"
             each.after = self._one(each, lambda server: _load_on(server, model, config))
         except ModserveError as error:
             each.outcome, each.reason = "failed", failure_text(error, each.server.url)
