@@ -16,6 +16,8 @@ T = TypeVar("T")
 _AT_A_TIME = 64
 """Threads, and so servers, that are called at the same time."""
 
+_SIGNALS_SECONDS = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[T]):
@@ -51,7 +53,8 @@ class ServerSet:
         """`work` for each server, or only for these."""
         chosen = self.servers if servers is None else servers
         futures = [self._threads.submit(_outcome, work, server) for server in chosen]
-        wait(futures)
+        while wait(futures, _SIGNALS_SECONDS).not_done:
+            pass  # a signal that comes just before the wait would otherwise wait as well
         return [future.result() for future in futures]
 
     def close(self) -> None:
