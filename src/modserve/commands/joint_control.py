@@ -82,8 +82,12 @@ def _done(servers: ServerSet, model: str, verb: str, calls: Sequence[Outcome[Non
 
 def run(servers: ServerSet, model: str, verb: str, call: Call, *, must_exist: bool = True) -> int:
     """The same, printed; returns the exit code. Raises KeyboardInterrupt after Ctrl-C, when all is done."""
-    with Interruption(lambda: print_error(_WAITS)) as interruption:
-        report = on_all(servers, model, verb, call, interruption, must_exist=must_exist)
+    try:
+        with Interruption(lambda: print_error(_WAITS)) as interruption:
+            report = on_all(servers, model, verb, call, interruption, must_exist=must_exist)
+    except KeyboardInterrupt:
+        print_error(f"{model}: servers are left as they are", f"'modserve models {model}' shows the state on each")
+        raise
     print(f"{model}:")
     print("\n".join(report.lines()), flush=True)
     if report.done:

@@ -181,6 +181,32 @@ def test_an_interrupt_waits_for_the_calls_and_goes_back(capsys: pytest.CaptureFi
     assert "m: not loaded: interrupted; no server has changed" in text.err
 
 
+def test_a_second_interrupt_leaves_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers, heard, released = three(), threading.Event(), threading.Event()
+    texts: list[str] = []
+
+    def print_error(text: str, advice: str = "") -> None:
+        texts.append(text)
+        heard.set()
+
+    def on_call(operation: Operation) -> None:
+        if operation is LOAD:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert heard.wait(30)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert released.wait(30)
+
+    monkeypatch.setattr(joint_control, "print_error", print_error)
+    servers[0].on_call = on_call
+    together_all = ServerSet(servers)
+    with pytest.raises(KeyboardInterrupt):
+        joint_control.run(together_all, "m", "loaded", load)
+    released.set()
+    together_all.close()
+    assert "Ctrl-C again leaves them as they are" in texts[0]
+    assert texts[1:] == ["m: servers are left as they are"]
+
+
 def test_all_at_the_same_time() -> None:
     """As long as the slowest, not as all together: each waits for the others."""
     models = {"m": ScriptedModel()}
