@@ -26,12 +26,12 @@ class Authority:
     def certificate(self) -> Path:
         return self._own.certificate
 
-    def issue(self, name: str) -> Pair:
-        """A certificate for this machine, whose subject is `name`."""
+    def issue(self, name: str, places: str = "DNS:localhost,IP:127.0.0.1") -> Pair:
+        """A certificate for this machine, or for other `places`, whose subject is `name`."""
         issued = Pair(self._directory / f"{name}.pem", self._directory / f"{name}.key")
         signer = ["-CA", str(self._own.certificate), "-CAkey", str(self._own.key)]
         # One authority's certificates differ in their serial numbers, which are random.
-        self._request(issued, name, "subjectAltName=DNS:localhost,IP:127.0.0.1", *signer)
+        self._request(issued, name, f"subjectAltName={places}", *signer)
         return issued
 
     @staticmethod

@@ -81,7 +81,7 @@ def test_nothing_scrolls_sideways(server: ServerProcess, browser: webdriver.Chro
     unfold(browser)
     script = "return [document.documentElement, ...document.querySelectorAll('.wide')].map((each) => "
     script += "each.scrollWidth - each.clientWidth)"
-    assert browser.execute_script(script) == [0] * 5
+    assert browser.execute_script(script) == [0] * 6
     assert browser.find_element(By.CSS_SELECTOR, ".fewer").is_displayed() is (width < 1248)
 
 

@@ -21,7 +21,7 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
-from server_process import ServerProcess, serving
+from server_process import ServerProcess, free_port, serving
 from wire import HOST, Answer, Ask, assert_serving, binary_request, http, infer_path
 
 pytestmark = pytest.mark.slow
@@ -334,6 +334,17 @@ def test_two_hundred_models(browser: webdriver.Chrome, tmp_path: Path) -> None:
             assert len(whole) < 250_000
             response.readline()
             assert len(response.readline() + response.readline()) < 2_000, "who is quiet is not written again"
+
+
+def test_the_table_of_servers(browser: webdriver.Chrome) -> None:
+    """This one, and one that is not there."""
+    port, nobody = free_port(), free_port()
+    own, other = f"http://{HOST}:{port}", f"http://{HOST}:{nobody}"
+    options = [f"--http-port={port}", f"--peers={own},{other}", "--model-control-mode=explicit", "--load-model=simple"]
+    with serving(EXAMPLES, options=options) as server:
+        opened(browser, server)
+        until(lambda: text_of(browser, "#peer-rows").startswith(f"{own} ready 1 "))
+        assert text_of(browser, "#peer-rows").endswith(f"{other} Connection refused – – –")
 
 
 def test_the_table_of_tenants(browser: webdriver.Chrome, tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ RULES = {
         "access core protocol server pb settings text observability.access_log observability.audit_log",
         "fastapi google.protobuf hpack httptools mypy_extensions orjson pydantic starlette",
     ),
+    "frontends.http.console.peers": rule("client core server"),
     "process": rule(),
     "process.app": Rule(
         EVERYTHING - {"cli", "commands", "process", "testing", "__init__", "__main__"} - LIBRARY

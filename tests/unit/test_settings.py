@@ -62,6 +62,7 @@ OWN_OPTIONS = [
     "request-ids",
     "allow-outside-symlinks",
     "console",
+    "peers",
     "default-backend",
     "deny-code",
     "event-loop-warning-ms",

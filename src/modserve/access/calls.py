@@ -76,8 +76,8 @@ _PATHS: Final[Mapping[str, CallNeed]] = {
     **dict.fromkeys(("/v2", "/info"), ANY),
     **dict.fromkeys(("/v2/models", "/v1/models", "/openai/v1/models", "/v2/models/stats"), _LIST),
     **dict.fromkeys(("/v2/repository/index", "/v2/repository/{repository}/index"), _LIST),
-    **dict.fromkeys(("/v2/memory", "/console/events"), CallNeed("read", Reach.SERVER)),
     **dict.fromkeys(("/v2/trace/setting", DRAIN), CallNeed("admin", Reach.SERVER)),
+    **dict.fromkeys(("/v2/memory", "/console/events", "/console/peers"), CallNeed("read", Reach.SERVER)),
 }
 """Paths that need something else."""
 _METHODS: Final[Mapping[str, Mapping[str, CallNeed]]] = {

@@ -23,12 +23,16 @@ _RESTRICTED = "triton-grpc-protocol-"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is. `prefix` is the path in front of ``/v2``; `host` has no brackets."""
+    """Where a server is. `prefix` is the path in front of ``/v2``; `host` has no brackets.
+
+    `name` is set where `host` is one of the addresses of a name: certificates and ``Host`` headers have the name.
+    """
 
     scheme: str
     host: str
     port: int
     prefix: str = ""
+    name: str = ""
 
     @property
     def secure(self) -> bool:
@@ -42,12 +46,22 @@ class Address:
     def authority(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    @property
+    def host_name(self) -> str:
+        """What certificates are checked for."""
+        return self.name or self.host
+
+    @property
+    def virtual_host(self) -> str:
+        """What the ``Host`` header has, and ``:authority``."""
+        return f"{self.name}:{self.port}" if self.name else self.authority
+
     def __str__(self) -> str:
         return f"{self.scheme}://{self.authority}{self.prefix}"
 
     def at_port(self, port: int, scheme: str) -> "Address":
         """Another port of the same host."""
-        return Address(scheme, self.host, port)
+        return Address(scheme, self.host, port, name=self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +134,7 @@ def parse(url: str) -> Address:
     try:
         parts = urllib.parse.urlsplit(url)
         host, port, scheme = parts.hostname, parts.port, parts.scheme.lower()
+        (host or "").encode("idna")  # as the resolver does
     except ValueError as error:
         raise ClientError(Code.INVALID_ARG, f"'{url}' is not an address: {error}") from None
     if not host or scheme not in PORTS or parts.query or parts.fragment or "@" in parts.netloc:

@@ -47,7 +47,10 @@ class _GrpcTransport:
 
     def _open(self, library: Any) -> Any:
         """A channel of `grpc` or `grpc.aio`."""
-        target, options = self._address.authority, list(_OPTIONS)
+        target, options = self._address.authority, list[tuple[str, str | int]](_OPTIONS)
+        if self._address.name:
+            options.append(("grpc.default_authority", self._address.virtual_host))
+            options.append(("grpc.ssl_target_name_override", self._address.name))
         if self._credentials is None:
             return library.insecure_channel(target, options)
         return library.secure_channel(target, self._credentials, options)

@@ -106,12 +106,16 @@ class AsyncHttpTransport:
             kept.close()
         async with asyncio.timeout(CONNECT_SECONDS):
             streams = await asyncio.open_connection(
-                self._address.host, self._address.port, ssl=self._tls, limit=_BUFFER
+                self._address.host,
+                self._address.port,
+                ssl=self._tls,
+                server_hostname=self._address.host_name if self._tls else None,
+                limit=_BUFFER,
             )
         return _Connection(*streams)
 
     def _head(self, request: HttpRequest) -> bytes:
-        headers = {"host": self._address.authority, **self._headers, **request.headers}
+        headers = {"host": self._address.virtual_host, **self._headers, **request.headers}
         headers["content-length"] = str(request.length)
         lines = [
             f"{request.method} {request.target} HTTP/1.1",

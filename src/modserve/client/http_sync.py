@@ -109,20 +109,26 @@ class HttpTransport:
             if not _has_ended(kept.sock):
                 return kept
             kept.close()
-        host, port = self._address.host, self._address.port
         seconds = CONNECT_SECONDS if timeout is None else min(timeout, CONNECT_SECONDS)
-        if self._tls is None:
-            connection = http.client.HTTPConnection(host, port, timeout=seconds)
-        else:
-            connection = http.client.HTTPSConnection(host, port, timeout=seconds, context=self._tls)
         try:
-            connection.connect()
+            return self._open(seconds)
         except TimeoutError as error:
             if timeout is not None and timeout < CONNECT_SECONDS:
                 raise
             no_connection = TimeoutError(f"no connection within {CONNECT_SECONDS:g} s")
             raise unreachable(str(self._address), no_connection) from error
-        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def _open(self, seconds: float) -> http.client.HTTPConnection:
+        """A new connection, which names the host by `Address.host_name`. Raises OSError."""
+        name, port = self._address.host_name, self._address.port
+        sock = socket.create_connection((self._address.host, port), seconds)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._tls is None:
+            connection = http.client.HTTPConnection(name, port, timeout=seconds)
+            connection.sock = sock
+        else:
+            connection = http.client.HTTPSConnection(name, port, timeout=seconds, context=self._tls)
+            connection.sock = self._tls.wrap_socket(sock, server_hostname=name)
         return connection
 
     def _release(self, exchange: "_Exchange") -> None:

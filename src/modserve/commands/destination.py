@@ -1,18 +1,24 @@
-"""The server that a command calls: address, headers and TLS, from the options that these commands share."""
+"""The servers that a command calls: addresses, headers and TLS, from the options that these commands share."""
 
 import os
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
-from modserve.client.address import Access, Address, parse
-from modserve.core.errors import invalid
+from modserve.client import address_list
+from modserve.client.address import Access, Address
+from modserve.client.address_list import Lookup, lookup
+from modserve.client.errors import ClientError
+from modserve.core.errors import Code, invalid
 from modserve.settings.access import VARIABLE as KEY_VARIABLE
 
+from .errors import UnreachableError
 from .syntax import DEFAULT_URL, URL_VARIABLE, UsageError
 
 _OPEN = Access()
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,26 +31,57 @@ class Destination:
 
 
 def address(url: str) -> Address:
-    """Read ``http://…``, ``https://…``, ``grpc://…`` or ``grpcs://…``; a bare host is HTTP. Raises INVALID_ARG."""
-    return parse(url if "://" in url else f"http://{url}")
+    """Of one server. Raises INVALID_ARG, also for several."""
+    return one(addresses(url), "this address")
+
+
+def addresses(url: str, resolve: Lookup = lookup) -> list[Address]:
+    """Of all servers, as `address_list.addresses` reads them. Raises INVALID_ARG, UnreachableError."""
+    try:
+        return address_list.addresses(url, resolve)
+    except ClientError as error:
+        if error.code is not Code.UNAVAILABLE:
+            raise
+        raise UnreachableError(error.message, f"--url or {URL_VARIABLE} names another one") from error
+
+
+def url_of(options: Namespace) -> str:
+    return options.url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
+
+
+def destinations(options: Namespace, resolve: Lookup = lookup) -> list[Destination]:
+    """From the options of `syntax.add_destination`, one for each server. Raises INVALID_ARG, UnreachableError."""
+    root, cert, key = (Path(file) if file else None for file in (options.ca_file, options.cert, options.key))
+    access = Access(_with_key(headers(options.header)), root, cert, key, options.insecure)
+    return [Destination(place, access, options.timeout) for place in addresses(url_of(options), resolve)]
 
 
 def destination(options: Namespace) -> Destination:
-    """From the options of `syntax.add_destination`. Raises INVALID_ARG."""
-    root, cert, key = (Path(file) if file else None for file in (options.ca_file, options.cert, options.key))
-    return Destination(
-        address(options.url or os.environ.get(URL_VARIABLE) or DEFAULT_URL),
-        Access(_with_key(headers(options.header)), root, cert, key, options.insecure),
-        options.timeout,
-    )
+    """For a command that calls one server. Raises INVALID_ARG, UnreachableError, and UsageError for several."""
+    return one(destinations(options), "this command")
 
 
-def openai_destination(options: Namespace) -> Destination:
+def one(servers: Sequence[T], user: str) -> T:
+    """The only one. Raises UsageError if there are several."""
+    if len(servers) > 1:
+        raise UsageError(f"{user} is for one server, and '--url' or {URL_VARIABLE} names {len(servers)}")
+    return servers[0]
+
+
+def openai_destinations(options: Namespace) -> list[Destination]:
     """The same for OpenAI's API, whose paths begin with ``/v1`` and whose users write it at the end of the URL.
 
     Raises UsageError for gRPC.
     """
-    server = destination(options)
+    return [_of_openai(server) for server in destinations(options)]
+
+
+def openai_destination(options: Namespace) -> Destination:
+    """The same for one server. Raises UsageError for several."""
+    return _of_openai(destination(options))
+
+
+def _of_openai(server: Destination) -> Destination:
     if server.address.over_grpc:
         raise UsageError("option '--url': this API is HTTP; expected http://HOST:PORT or https://HOST:PORT")
     return replace(server, address=replace(server.address, prefix=server.address.prefix.removesuffix("/v1")))

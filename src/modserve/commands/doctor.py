@@ -4,12 +4,15 @@ import json
 import sys
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
+from modserve.client.address import Address
 from modserve.settings import OptionError, Settings, from_command_line
 
-from .destination import address
+from .destination import addresses
 from .doctor_checks import PROBLEM, Check, all_checks
+from .errors import UnreachableError
 from .syntax import UsageError, add_json, option, parser
 from .terminal import COLOURS, PLAIN, plural, takes_colours
 
@@ -24,7 +27,7 @@ PARSER = parser(
     usage="[--security [--url URL]] [--json]",
 )
 PARSER.add_argument("--security", action="store_true", help="Check what strangers may do, not the machine.")
-option(PARSER, "--url URL", "With --security: ask a running server, without a key. Nothing is changed.")
+option(PARSER, "--url URL", "With --security: ask running servers, without a key. Nothing is changed.")
 add_json(PARSER)
 
 _NO_MODELS = "no model repository given"
@@ -32,11 +35,15 @@ _NO_MODELS = "no model repository given"
 
 def work(options: Namespace) -> int:
     """Runs the command; returns the exit code."""
-    checks = list(_security(options) if options.security else _machine(options))
+    groups = _security(options) if options.security else {"": list(_machine(options))}
+    checks = [each for group in groups.values() for each in group]
     if options.json:
-        print(json.dumps([each._asdict() for each in checks], indent=2, ensure_ascii=False))
+        rows = [
+            {**({"server": url} if url else {}), **each._asdict()} for url, group in groups.items() for each in group
+        ]
+        print(json.dumps(rows, indent=2, ensure_ascii=False))
     else:
-        print("\n".join(lines(checks, colours=takes_colours(sys.stdout))))
+        print("\n".join(lines(groups, colours=takes_colours(sys.stdout))))
     return int(any(each.level == PROBLEM for each in checks))
 
 
@@ -46,19 +53,33 @@ def _machine(options: Namespace) -> Iterator[Check]:
     return all_checks(*read(options.server_words))
 
 
-def _security(options: Namespace) -> Iterator[Check]:
+def _security(options: Namespace) -> Mapping[str, Sequence[Check]]:
+    """By the address of a server among several; else by an empty text."""
     from . import security_checks, security_probe
 
     if not options.url:
-        return security_checks.all_checks(read(options.server_words)[0])
+        return {"": list(security_checks.all_checks(read(options.server_words)[0]))}
     if options.server_words:
         raise UsageError(
             f"'{options.server_words[0]}' is for a server that is to be started, and '--url' for a running one"
         )
-    place = address(options.url)
-    if place.over_grpc:
+    places = addresses(options.url)
+    if any(place.over_grpc for place in places):
         raise UsageError("option '--url': expected the HTTP port, http://HOST:PORT or https://HOST:PORT")
-    return security_probe.all_checks(place)
+    if len(places) == 1:
+        return {"": list(security_probe.all_checks(places[0]))}
+    with ThreadPoolExecutor(len(places)) as threads:
+        return dict(zip(map(str, places), threads.map(_probe, places), strict=True))
+
+
+def _probe(place: Address) -> Sequence[Check]:
+    """One of several servers: if it does not respond, that is a problem among theirs."""
+    from . import security_probe
+
+    try:
+        return list(security_probe.all_checks(place))
+    except UnreachableError as error:
+        return [Check(PROBLEM, "server", error.message)]
 
 
 def read(words: Sequence[str]) -> tuple[Settings, Sequence[str]]:
@@ -73,15 +94,22 @@ def read(words: Sequence[str]) -> tuple[Settings, Sequence[str]]:
     return line.settings, line.warnings
 
 
-def lines(checks: Sequence[Check], *, colours: bool = False) -> Iterator[str]:
-    """The report as text."""
+def lines(groups: Mapping[str, Sequence[Check]], *, colours: bool = False) -> Iterator[str]:
+    """The report as text. The checks of a group follow its name, if it has one."""
+    checks = [each for group in groups.values() for each in group]
     width = max(len(each.name) for each in checks)
-    for each in checks:
-        level = each.level.ljust(7)
-        shown = f"{COLOURS[each.level]}{level}{PLAIN}" if colours else level
-        yield f"{shown}  {each.name.ljust(width)}  {each.text}"
-        if each.advice:
-            yield f"{' ' * (width + 11)}→ {each.advice}"
+    for title, group in groups.items():
+        if title:
+            yield f"{title}:"
+        for each in group:
+            level = each.level.ljust(7)
+            shown = f"{COLOURS[each.level]}{level}{PLAIN}" if colours else level
+            yield f"{shown}  {each.name.ljust(width)}  {each.text}"
+            if each.advice:
+                yield f"{' ' * (width + 11)}→ {each.advice}"
+        if title:
+            yield ""
     levels = Counter(each.level for each in checks)
-    yield ""
+    if "" in groups:
+        yield ""
     yield f"{levels['ok']} ok, {plural(levels['warning'], 'warning')}, {plural(levels['problem'], 'problem')}"

@@ -5,6 +5,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 
 from modserve.client.address import PORTS
@@ -15,16 +16,18 @@ from modserve.core.tensors.tensor import Array, Tensor
 from modserve.pb import inference as pb
 
 from . import infer_images, infer_output
-from .destination import Destination, destination
+from .destination import Destination, destinations, one
 from .errors import RefusedError
 from .infer_values import InputSpec, parameter, remark_on_sizes, sample, tensors
 from .remote_server import RemoteServer, connect
+from .server_set import connect_all
 from .syntax import UsageError, add_destination, add_json, add_shape, option, parser
 
 PARSER = parser(
     "infer",
     """\
-Sends one inference request to a running server, and shows the response.
+Sends one inference request to a running server, and shows the response. To several servers, it sends
+the request to each, and shows how long each takes and whether their outputs differ.
 
 VALUE is a number (for all elements), a list (1,2,3 or JSON), a text, or @FILE: .npy, .npz, .json,
 .txt, .csv, .bin, or a picture (with Pillow). Repeat a NAME to add a row to the batch. You may
@@ -65,7 +68,7 @@ option(
     default=[],
 )
 add_json(PARSER)
-add_destination(PARSER)
+add_destination(PARSER, several=True)
 
 
 def work(options: Namespace) -> int:
@@ -73,7 +76,12 @@ def work(options: Namespace) -> int:
     files = infer_output.targets(options.output)
     if options.stream and files:
         raise UsageError("option '--output' is for one response, and '--stream' for many; --json prints them all")
-    server = connect(over_grpc(destination(options)) if options.grpc else destination(options))
+    places = [over_grpc(each) if options.grpc else each for each in destinations(options)]
+    if len(places) > 1:
+        if files or options.stream:
+            one(places, f"option '--{'output' if files else 'stream'}'")
+        return _on_all(places, options)
+    server = connect(places[0])
     try:
         call = _call(server, options)
         begin = time.perf_counter()
@@ -88,6 +96,21 @@ def work(options: Namespace) -> int:
     finally:
         server.close()
     return 0
+
+
+def _on_all(places: Sequence[Destination], options: Namespace) -> int:
+    from .infer_servers import infer_on_all, json_lines, text_lines
+
+    with closing(connect_all(places)) as servers:
+        reached = [
+            each.server
+            for each in servers.call(lambda server: server.metadata(options.model, options.version))
+            if each.error is None
+        ]
+        call = _call((reached or servers.servers)[0], options)
+        outcomes = infer_on_all(servers, call)
+    print("\n".join((json_lines if options.json else text_lines)(outcomes)))
+    return int(any(each.error is not None for each in outcomes))
 
 
 def over_grpc(own: Destination) -> Destination:

@@ -1,5 +1,6 @@
 """``modserve load MODEL``: load a model into a running server, or load it again."""
 
+import functools
 import json
 import time
 from argparse import Namespace
@@ -7,13 +8,15 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from modserve.client.transport import LOAD
+from modserve.client.transport import LOAD, Parameters
 from modserve.core.errors import invalid
 
-from .destination import destination
+from . import joint_control
+from .destination import destinations
 from .errors import RefusedError
 from .models import chosen
-from .remote_server import RemoteServer, connect
+from .remote_server import RemoteServer
+from .server_set import connect_all
 from .server_status import index
 from .syntax import UsageError, add_destination, option, parser
 from .terminal import duration, each
@@ -21,8 +24,10 @@ from .terminal import duration, each
 PARSER = parser(
     "load",
     "Loads or reloads models of a running server, and waits until they are ready.\n"
-    "The server must run with --model-control-mode explicit.",
+    "The server must run with --model-control-mode explicit. On several servers, each model is loaded on all\n"
+    "or on none: if one server fails, the others go back to what they had.",
     "  modserve load simple\n  modserve load simple --config config.json\n"
+    "  modserve load simple --url dns:///modserve.svc:8000\n"
     "  modserve load new --config config.json --file 1/model.onnx=model.onnx",
     "0 loaded, 1 not loaded (the reason is printed), 2 wrong command line",
 )
@@ -36,28 +41,37 @@ option(
     action="append",
     default=[],
 )
-add_destination(PARSER, 600.0)
+add_destination(PARSER, 600.0, several=True)
 
 
 def work(options: Namespace) -> int:
     """Runs the command; returns the exit code."""
     values = parameters(options.config, options.file)
-    with closing(connect(destination(options))) as server:
+    with closing(connect_all(destinations(options))) as servers:
+        if len(servers.servers) == 1:
+            return each(options.names, lambda name: _load(servers.servers[0], name, values, options))
 
-        def load(name: str) -> str:
-            begin = time.perf_counter()
-            try:
-                server.call(LOAD, name, parameters=values)
-            except RefusedError as error:
-                if not options.file:
-                    _name_others(server, name, error)
-                raise
-            took = time.perf_counter() - begin
-            versions = [row for row in index(server) if row.model == name]
-            listed = ", ".join(f"version {row.version} {row.state}" for row in versions if row.state)
-            return f"{name}: {listed or 'loaded'}, after {duration(took)}"
+        def call(server: RemoteServer, name: str) -> None:
+            server.call(LOAD, name, parameters=values)
 
-        return each(options.names, load)
+        return max(
+            joint_control.run(servers, name, "loaded", functools.partial(call, name=name), must_exist=not options.file)
+            for name in options.names
+        )
+
+
+def _load(server: RemoteServer, name: str, values: Parameters, options: Namespace) -> str:
+    begin = time.perf_counter()
+    try:
+        server.call(LOAD, name, parameters=values)
+    except RefusedError as error:
+        if not options.file:
+            _name_others(server, name, error)
+        raise
+    took = time.perf_counter() - begin
+    versions = [row for row in index(server) if row.model == name]
+    listed = ", ".join(f"version {row.version} {row.state}" for row in versions if row.state)
+    return f"{name}: {listed or 'loaded'}, after {duration(took)}"
 
 
 def _name_others(server: RemoteServer, name: str, error: RefusedError) -> None:

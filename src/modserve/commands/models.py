@@ -10,9 +10,10 @@ from typing import Any
 from modserve.client.transport import METADATA
 from modserve.settings.options import did_you_mean
 
-from .destination import destination
+from .destination import destinations
 from .errors import RefusedError
-from .remote_server import RemoteServer, connect
+from .remote_server import RemoteServer
+from .server_set import ServerSet, connect_all
 from .server_status import IndexRow, VersionUsage, engine, index, usage
 from .syntax import add_destination, add_json, add_watch, parser
 from .terminal import again, count, duration, indented, table, takes_colours
@@ -20,14 +21,15 @@ from .terminal import again, count, duration, indented, table, takes_colours
 PARSER = parser(
     "models",
     "Lists the models of a server with state and reason, engine, requests and mean time. With names:\n"
-    "only these models, with their inputs and outputs.",
+    "only these models, with their inputs and outputs. Of several servers: how many have each version ready,\n"
+    "and what differs between them.",
     "  modserve models\n  modserve models simple\n  modserve models --watch 1",
     "0 listed, 1 server unreachable, or no such model, 2 wrong command line",
 )
 PARSER.add_argument("names", nargs="*", metavar="MODEL", help="Models to describe; by default, all models are listed.")
 add_watch(PARSER)
 add_json(PARSER)
-add_destination(PARSER, 10.0)
+add_destination(PARSER, 10.0, several=True)
 
 _NOT_USED = VersionUsage()
 _NOTHING = ("", "")
@@ -35,24 +37,43 @@ _NOTHING = ("", "")
 
 def work(options: Namespace) -> int:
     """Runs the command; returns the exit code."""
-    with closing(connect(destination(options))) as server:
+    with closing(connect_all(destinations(options))) as servers:
+        if len(servers.servers) > 1:
+            return again(options.watch, lambda: _draw_all(servers, options))
+        return again(options.watch, lambda: _draw(servers.servers[0], options))
 
-        def draw() -> tuple[int, str]:
-            rows = chosen(index(server), options.names)
-            try:
-                used = usage(server)
-            except RefusedError:
-                used = {}
-            engines = {row.key: engine(server, row) for row in rows if row.state == "READY"}
-            tensors = {name: _tensors(server, name) for name in options.names}
-            if options.json:
-                return 0, json.dumps(document(rows, used, engines, tensors), indent=2, ensure_ascii=False)
-            out = list(lines(rows, used, engines, time.time(), colours=takes_colours()))
-            for name, body in tensors.items():
-                out += ["", *described(name, body), *reasons(name, engines)]
-            return 0, "\n".join(out)
 
-        return again(options.watch, draw)
+def _draw(server: RemoteServer, options: Namespace) -> tuple[int, str]:
+    rows = chosen(index(server), options.names)
+    used = _usage(server)
+    engines = {row.key: engine(server, row) for row in rows if row.state == "READY"}
+    tensors = {name: _tensors(server, name) for name in options.names}
+    if options.json:
+        return 0, json.dumps(document(rows, used, engines, tensors), indent=2, ensure_ascii=False)
+    out = list(lines(rows, used, engines, time.time(), colours=takes_colours()))
+    for name, body in tensors.items():
+        out += ["", *described(name, body), *reasons(name, engines)]
+    return 0, "\n".join(out)
+
+
+def _draw_all(servers: ServerSet, options: Namespace) -> tuple[int, str]:
+    from . import several_indexes
+
+    outcomes = servers.call(lambda server: several_indexes.ServerIndex(index(server), _usage(server)))
+    code = int(any(each.error is not None for each in outcomes))
+    if not code:
+        chosen([row for each in outcomes for row in each.value.rows], options.names)
+    merged = several_indexes.merged(outcomes, options.names)
+    if options.json:
+        return code, json.dumps(several_indexes.document(outcomes, merged), indent=2, ensure_ascii=False)
+    return code, "\n".join(several_indexes.lines(outcomes, merged, colours=takes_colours()))
+
+
+def _usage(server: RemoteServer) -> Mapping[tuple[str, str], VersionUsage]:
+    try:
+        return usage(server)
+    except RefusedError:
+        return {}
 
 
 def chosen(rows: Sequence[IndexRow], names: Sequence[str]) -> list[IndexRow]:

@@ -60,6 +60,11 @@ class RemoteServer:
         self._destination = destination
         self._transport = transport
 
+    def within(self, seconds: float) -> "RemoteServer":
+        """The same server, whose calls take at most so long. It is closed with this one."""
+        limit = min(seconds, self._destination.seconds)
+        return RemoteServer(replace(self._destination, seconds=limit), self._transport)
+
     def call(
         self, operation: Operation, model: str = "", version: int | None = None, parameters: Parameters | None = None
     ) -> Any:

@@ -102,10 +102,11 @@ def option(group: argparse._ActionsContainer, spelling: str, help: str, **settin
     group.add_argument(*names.split(", "), metavar=metavar, help=help, **settings)
 
 
-def add_destination(made: Parser, seconds: float = 60.0) -> None:
-    """The options of commands that call a server; `seconds` is the default of ``--timeout``."""
+def add_destination(made: Parser, seconds: float = 60.0, *, several: bool = False) -> None:
+    """The options of commands that call a server, or `several`; `seconds` is the default of ``--timeout``."""
     group = made.add_argument_group("the server")
-    option(group, "--url URL", f"The server's address. [default: {DEFAULT_URL}] [env: {URL_VARIABLE}]")
+    kinds = ", several with commas between them, or dns:///NAME:PORT" if several else ""
+    option(group, "--url URL", f"The server's address{kinds}. [default: {DEFAULT_URL}] [env: {URL_VARIABLE}]")
     option(
         group,
         "--header NAME:VALUE",

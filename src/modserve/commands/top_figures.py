@@ -4,8 +4,8 @@ A `TopSnapshot` has the counters at one time. Two of them, some seconds apart, g
 """
 
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .server_status import VersionUsage
@@ -121,32 +121,120 @@ class TopRow:
     errors: float
 
 
-def rows(snapshots: Sequence[TopSnapshot]) -> list[TopRow]:
-    """Of the last snapshot: rates since the one before it, and times since the first. The busiest model comes first."""
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a version did since the last snapshot, and in the window of all. Rates are -1 where they are unknown."""
+
+    state: str
+    per_second: float
+    errors_per_second: float
+    waiting: float
+    errors: float
+    window: ModelCounts
+
+
+def activities(snapshots: Sequence[TopSnapshot]) -> dict[Key, Activity]:
+    """Of the last snapshot: rates since the one before it, and counts since the first."""
     last = snapshots[-1]
     before = snapshots[-2] if len(snapshots) > 1 else last
-    made = [_row(key, last, before, snapshots[0]) for key in last.models]
-    return sorted(made, key=lambda row: (-row.per_second, row.model, row.version))
+    return {key: _activity(key, last, before, snapshots[0]) for key in last.models}
 
 
-def _row(key: Key, last: TopSnapshot, before: TopSnapshot, first: TopSnapshot) -> TopRow:
+def _activity(key: Key, last: TopSnapshot, before: TopSnapshot, first: TopSnapshot) -> Activity:
     now = last.models[key]
     was, old = (_earlier(key, snapshot, now) for snapshot in (before, first))
     span = max(last.at - before.at, 1e-9)
-    requests, executions = now.requests - old.requests, now.executions - old.executions
-    since = {bound: count - old.buckets.get(bound, 0) for bound, count in now.buckets.items()}
+    window = ModelCounts(
+        now.requests - old.requests,
+        now.failures - old.failures,
+        now.inferences - old.inferences,
+        now.executions - old.executions,
+        now.seconds - old.seconds,
+        buckets={bound: count - old.buckets.get(bound, 0) for bound, count in now.buckets.items()},
+    )
+    is_first = last is before
+    return Activity(
+        now.state,
+        -1 if is_first else (now.requests - was.requests) / span,
+        -1 if is_first else (now.failures - was.failures) / span,
+        now.waiting,
+        now.failures,
+        window,
+    )
+
+
+def total(parts: Sequence[Activity]) -> Activity:
+    """Of several servers or versions together."""
+    window = ModelCounts()
+    for part in parts:
+        for name in ("requests", "failures", "inferences", "executions", "seconds"):
+            setattr(window, name, getattr(window, name) + getattr(part.window, name))
+        for bound, count in part.window.buckets.items():
+            window.buckets[bound] = window.buckets.get(bound, 0) + count
+    states = Counter(part.state for part in parts)
+    return Activity(
+        next(iter(states), "") if len(states) < 2 else f"{states['READY']} of {len(parts)} READY",
+        _known([part.per_second for part in parts]),
+        _known([part.errors_per_second for part in parts]),
+        _known([part.waiting for part in parts]),
+        sum(part.errors for part in parts),
+        window,
+    )
+
+
+def _known(values: Sequence[float]) -> float:
+    """The sum of what is known; -1 if nothing is."""
+    known = [value for value in values if value >= 0]
+    return sum(known) if known else -1
+
+
+def rows(snapshots: Sequence[TopSnapshot]) -> list[TopRow]:
+    """Of the last snapshot: rates since the one before it, and times since the first. The busiest model comes first."""
+    return sorted_rows(activities(snapshots))
+
+
+def sorted_rows(activities: Mapping[Key, Activity]) -> list[TopRow]:
+    """The busiest model comes first."""
+    made = [_row(key, activity) for key, activity in activities.items()]
+    return sorted(made, key=lambda row: (-row.per_second, row.model, row.version))
+
+
+def _row(key: Key, activity: Activity) -> TopRow:
+    window = activity.window
     return TopRow(
         *key,
-        now.state,
-        (now.requests - was.requests) / span if last is not before else -1,
-        now.waiting,
-        (now.inferences - old.inferences) / executions if executions > 0 else -1,
-        (now.seconds - old.seconds) / requests if requests > 0 else -1,
-        quantile(since, 0.5),
-        quantile(since, 0.99),
-        (now.failures - was.failures) / span if last is not before else -1,
-        now.failures,
+        activity.state,
+        activity.per_second,
+        activity.waiting,
+        window.inferences / window.executions if window.executions > 0 else -1,
+        window.seconds / window.requests if window.requests > 0 else -1,
+        quantile(window.buckets, 0.5),
+        quantile(window.buckets, 0.99),
+        activity.errors_per_second,
+        activity.errors,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLine:
+    """One of several servers: `state` in words, and the figures of all its models together."""
+
+    url: str
+    state: str
+    figures: TopRow | None = None
+
+
+def server_line(url: str, trouble: str, last: TopSnapshot | None, own: Mapping[Key, Activity]) -> ServerLine:
+    """`trouble` says why there are no figures now."""
+    if trouble or last is None:
+        return ServerLine(url, trouble or "no response")
+    state = "-" if last.ready is None else "ready" if last.ready else "not ready"
+    return ServerLine(url, state, _row((url, ""), total(list(own.values()))))
+
+
+def sum_line(title: str, state: str, models: Iterable[Sequence[Activity]]) -> ServerLine:
+    """Of all servers together."""
+    return ServerLine(title, state, _row((title, ""), total([part for parts in models for part in parts])))
 
 
 def _earlier(key: Key, snapshot: TopSnapshot, now: ModelCounts) -> ModelCounts:

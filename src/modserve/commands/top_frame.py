@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from .terminal import count, duration, size, table
-from .top_figures import TopRow, TopSnapshot
+from .top_figures import ServerLine, TopRow, TopSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,8 @@ class Frame:
     rows: Sequence[TopRow]
     history: Sequence[float]
     remark: str
+    servers: Sequence[ServerLine] = ()
+    """Each, where there are several."""
 
 
 HEAD = ("model", "version", "state", "req/s", "queue", "batch", "mean", "p50", "p99", "err/s", "errors")
@@ -37,6 +39,16 @@ def cells(row: TopRow) -> tuple[str, ...]:
         _number(row.errors_per_second),
         count(row.errors),
     )
+
+
+SERVER_HEAD = ("server", "state", *HEAD[3:])
+SERVER_RIGHT = RIGHT[1:]
+
+
+def server_cells(line: ServerLine) -> tuple[str, ...]:
+    """The texts of a row of a server."""
+    figures = ("-",) * (len(SERVER_HEAD) - 2) if line.figures is None else cells(line.figures)[3:]
+    return (line.url, line.state, *figures)
 
 
 def _number(value: float) -> str:
@@ -69,6 +81,9 @@ def text_lines(frame: Frame) -> Iterator[str]:
     yield f"{time.strftime('%H:%M:%S')} {summary(frame)}"
     if frame.remark:
         yield frame.remark
+    if frame.servers:
+        yield from table(SERVER_HEAD, [server_cells(line) for line in frame.servers], SERVER_RIGHT)
+        yield ""
     if frame.rows:
         yield from table(HEAD, [cells(row) for row in frame.rows], RIGHT)
     yield ""

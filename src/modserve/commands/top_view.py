@@ -8,7 +8,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from .top_frame import HEAD, RIGHT, Frame, cells, summary
+from .top_frame import HEAD, RIGHT, SERVER_HEAD, SERVER_RIGHT, Frame, cells, server_cells, summary
 
 _STYLES = {"READY": "green", "LOADING": "yellow", "UNLOADING": "yellow", "UNLOADED": "dim", "UNAVAILABLE": "bold red"}
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -23,9 +23,7 @@ def show(frames: Iterable[Frame], console: Console | None = None) -> None:
 
 def view(frame: Frame) -> RenderableType:
     """A frame as rich draws it."""
-    table = Table(box=box.SIMPLE_HEAD, expand=True, pad_edge=False)
-    for name, side in zip(HEAD, RIGHT, strict=True):
-        table.add_column(name, justify="right" if side == "r" else "left", no_wrap=True)
+    table = _table(HEAD, RIGHT)
     for row in frame.rows:
         texts: list[Text] = [Text(text) for text in cells(row)]
         texts[2].stylize(_STYLES.get(row.state, ""))
@@ -37,7 +35,19 @@ def view(frame: Frame) -> RenderableType:
         parts.append(Text(f"{bars(frame.history)}  requests/s, at most {max(frame.history):,.0f}", style="cyan"))
     if frame.remark:
         parts.append(Text(frame.remark, style="yellow"))
+    if frame.servers:
+        servers = _table(SERVER_HEAD, SERVER_RIGHT)
+        for line in frame.servers:
+            servers.add_row(*server_cells(line), style="bold red" if line.figures is None else "")
+        parts.append(servers)
     return Group(*parts, table, Text("Ctrl-C to quit", style="dim"))
+
+
+def _table(head: Sequence[str], sides: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, expand=True, pad_edge=False)
+    for name, side in zip(head, sides, strict=True):
+        table.add_column(name, justify="right" if side == "r" else "left", no_wrap=True)
+    return table
 
 
 def bars(values: Sequence[float]) -> str:

@@ -1,5 +1,6 @@
 """``modserve unload MODEL``: unload models of a running server."""
 
+import functools
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import closing
@@ -7,9 +8,11 @@ from contextlib import closing
 from modserve.client.transport import UNLOAD
 from modserve.core.lifecycle import LifecycleState
 
-from .destination import destination
+from . import joint_control
+from .destination import destinations
 from .models import chosen
-from .remote_server import connect
+from .remote_server import RemoteServer
+from .server_set import connect_all
 from .server_status import IndexRow, index
 from .syntax import add_destination, parser
 from .terminal import each
@@ -17,30 +20,39 @@ from .terminal import each
 PARSER = parser(
     "unload",
     "Unloads models of a running server, which must run with --model-control-mode explicit.\n"
-    "The server still answers accepted requests. Ensembles that need a model are unloaded with it.",
+    "The server still answers accepted requests. Ensembles that need a model are unloaded with it.\n"
+    "On several servers, each model is unloaded on all or on none.",
     "  modserve unload simple\n  modserve unload digits_pipeline --dependents",
     "0 unloaded, 1 not unloaded (the reason is printed), 2 wrong command line",
 )
 PARSER.add_argument("names", nargs="+", metavar="MODEL", help="Names of models.")
 PARSER.add_argument("--dependents", action="store_true", help="Also unload the models that only this ensemble uses.")
-add_destination(PARSER)
+add_destination(PARSER, several=True)
 
 
 def work(options: Namespace) -> int:
     """Runs the command; returns the exit code."""
-    with closing(connect(destination(options))) as server:
+    with closing(connect_all(destinations(options))) as servers:
+        if len(servers.servers) == 1:
+            return each(options.names, lambda name: _unload(servers.servers[0], name, options))
 
-        def unload(name: str) -> str:
-            before = index(server)
-            chosen(before, [name])  # servers accept unknown names
+        def call(server: RemoteServer, name: str) -> None:
             server.call(UNLOAD, name, parameters={"unload_dependents": options.dependents})
-            gone = unloaded_with(name, before, index(server), dependents=options.dependents)
-            if not gone:
-                return f"{name}: unloaded"
-            why = "" if options.dependents else f", which need{'s' * (len(gone) == 1)} it"
-            return f"{name}: unloaded, and with it {', '.join(gone)}{why}"
 
-        return each(options.names, unload)
+        return max(
+            joint_control.run(servers, name, "unloaded", functools.partial(call, name=name)) for name in options.names
+        )
+
+
+def _unload(server: RemoteServer, name: str, options: Namespace) -> str:
+    before = index(server)
+    chosen(before, [name])  # servers accept unknown names
+    server.call(UNLOAD, name, parameters={"unload_dependents": options.dependents})
+    gone = unloaded_with(name, before, index(server), dependents=options.dependents)
+    if not gone:
+        return f"{name}: unloaded"
+    why = "" if options.dependents else f", which need{'s' * (len(gone) == 1)} it"
+    return f"{name}: unloaded, and with it {', '.join(gone)}{why}"
 
 
 def unloaded_with(

@@ -80,7 +80,7 @@ CATEGORIES: Mapping[str, Calls] = {
     ),
     "statistics": Calls(
         ("ModelStatistics", "StreamCoreMetrics"),
-        paths=("/v2/models/stats", "/v2/memory", "/console/events"),
+        paths=("/v2/models/stats", "/v2/memory", "/console/events", "/console/peers"),
         model_paths=("/stats", "/batches"),
     ),
     "trace": Calls(("TraceSetting",), paths=("/v2/trace/setting",), model_paths=("/trace/setting",)),

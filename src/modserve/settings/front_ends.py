@@ -102,6 +102,12 @@ class HttpSettings(FrontEndSettings):
     )
     idle_timeout: Count = option(620, "Seconds that an idle connection stays open; 0: forever.")
     console: bool = option(True, "Serve the live console to browsers, at / and /console.", "console")
+    peers: str = option(
+        "",
+        "Servers that the console shows: addresses with commas between them, or dns:///NAME:PORT for all of a name.",
+        "peers",
+        value="URL,…",
+    )
     allow_host: values.Hosts = option(
         frozenset(),
         "Name by which browsers may call the server, besides addresses and the machine's names; * for any; may be "

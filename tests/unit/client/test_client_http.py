@@ -1,6 +1,5 @@
 """HTTP for threads, against a socket that says what it is to say."""
 
-import http.client
 import socket
 import ssl
 import threading
@@ -139,10 +138,10 @@ def test_a_connection_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> Non
     """Its limit is not that of the call."""
     transport = HttpTransport(Address("http", "host", 1), Access())
 
-    def connect(connection: http.client.HTTPConnection) -> None:
-        raise TimeoutError(connection.timeout)
+    def connect(place: tuple[str, int], timeout: float) -> None:
+        raise TimeoutError(timeout)
 
-    monkeypatch.setattr(http.client.HTTPConnection, "connect", connect)
+    monkeypatch.setattr(socket, "create_connection", connect)
     with pytest.raises(ClientError, match="cannot reach a server at http://host:1: no connection within 10 s"):
         transport.call(ControlCall(SERVER, timeout=60))
     with pytest.raises(ClientError, match="no response within 5 s"):

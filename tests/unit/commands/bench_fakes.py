@@ -15,7 +15,8 @@ from modserve.commands.bench.http2 import GrpcMessage, Http2ClientConnection, fr
 from modserve.commands.bench.loops import OpenLoop
 from modserve.commands.bench.measures import LoadLevel, MeasurementWindow
 from modserve.commands.bench.profiler import MeasurementRules, Profiler
-from modserve.commands.bench.slots import Endpoint, RequestSlot, ResponseListener
+from modserve.commands.bench.slots import Endpoint, RequestSlot, ResponseListener, SlotFactory
+from modserve.commands.destination import address
 from modserve.commands.server_status import VersionUsage
 
 MS = 1_000_000
@@ -124,7 +125,7 @@ class FakeTicker:
         self.callback = lambda: None
 
 
-def open_loop(factory: Factory, rate: float, most: int, **more: Any) -> tuple[OpenLoop, list[FakeTicker]]:
+def open_loop(factory: SlotFactory, rate: float, most: int, **more: Any) -> tuple[OpenLoop, list[FakeTicker]]:
     tickers: list[FakeTicker] = []
 
     def make(callback: Callable[[], None]) -> FakeTicker:
@@ -148,7 +149,7 @@ class Http2End(Generic[S]):
         *messages: bytes,
         settings: bytes = b"",
     ) -> None:
-        shared = SharedConnection(Endpoint("h", 1), FIELDS, [GrpcMessage.of(message) for message in messages])
+        shared = SharedConnection(Endpoint(address("h:1")), FIELDS, [GrpcMessage.of(message) for message in messages])
         self.connection = shared.connection = Http2ClientConnection(FIELDS)
         self.transport = Transport(self.connection)
         self.connection.connection_made(self.transport)

@@ -13,8 +13,9 @@ from modserve.commands.bench.http_slots import Heads, HttpSlot
 from modserve.commands.bench.loops import ClosedLoop
 from modserve.commands.bench.requests import PreparedRequest
 from modserve.commands.bench.slots import Endpoint, RequestSlot
+from modserve.commands.destination import address
 
-HERE = Endpoint("h", 1)
+HERE = Endpoint(address("h:1"))
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"
 
 

@@ -13,6 +13,7 @@ from modserve.commands.bench.http_slots import Heads
 from modserve.commands.bench.http_streams import Chunks, HttpStreamSlot
 from modserve.commands.bench.requests import PreparedRequest
 from modserve.commands.bench.slots import Endpoint, RequestSlot
+from modserve.commands.destination import address
 from modserve.pb import inference as pb
 
 
@@ -184,7 +185,7 @@ def chunk(data: bytes) -> bytes:
 
 def http_slot() -> tuple[HttpStreamSlot, Transport, Outcomes]:
     outcomes = Outcomes()
-    slot = HttpStreamSlot(Endpoint("h", 1), [PreparedRequest(b"request")], outcomes, Heads())
+    slot = HttpStreamSlot(Endpoint(address("h:1")), [PreparedRequest(b"request")], outcomes, Heads())
     transport = Transport(slot)
     slot.connection_made(transport)
     return slot, transport, outcomes

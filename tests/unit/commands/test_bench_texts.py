@@ -77,7 +77,7 @@ def counter(limits: dict[str, float] | None = None, *, streams: bool = True, num
 def receive(reader: Any, framing: str, body: bytes, size: int) -> Outcomes:
     """A response in pieces of `size`."""
     outcomes = Outcomes()
-    slot = HttpStreamSlot(Endpoint("h", 1), [PreparedRequest(b"r")], outcomes, Heads(), reader)
+    slot = HttpStreamSlot(Endpoint(address("h:1")), [PreparedRequest(b"r")], outcomes, Heads(), reader)
     slot.connection_made(Transport(slot))
     slot.start = 1
     content = body if framing is not CHUNKED else f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n"
@@ -186,7 +186,7 @@ def test_bodies(calls: OpenAiCalls, texts: Callable[[Any], list[str]]) -> None:
     server = Destination(address("http://host:7/prefix"))
     said = [f'text {number} "\ud800 é' for number in range(4)]
     for numbered in (True, False):
-        made = calls.requests(Endpoint("host", 7), server, said, numbered=numbered)
+        made = calls.requests(Endpoint(address("host:7")), server, said, numbered=numbered)
         assert len(made) == (2 if calls.batch_size == 3 else 4)
         tag = b"01234567 " if numbered else b""
         seen = []
@@ -267,7 +267,7 @@ def test_the_command_line() -> None:
     made = read(
         "--openai=chat", "--url=http://h/base/v1", "--output-tokens=3", "--goodput=ttft:5", '--extra-body={"a": 1}'
     )
-    assert made.server.address.prefix == "/base"
+    assert made.servers[0].address.prefix == "/base"
     assert made.texts is not None
     assert (made.texts.kind, made.texts.output_tokens, made.texts.limits, made.texts.extra) == (
         "chat",

@@ -5,7 +5,16 @@ from pathlib import Path
 import pytest
 
 from modserve.commands import syntax
-from modserve.commands.destination import Destination, address, destination, headers
+from modserve.commands.destination import (
+    Destination,
+    address,
+    addresses,
+    destination,
+    destinations,
+    headers,
+    openai_destination,
+)
+from modserve.commands.errors import UnreachableError
 from modserve.commands.infer import over_grpc
 from modserve.core.errors import ModserveError
 
@@ -52,6 +61,29 @@ def test_options() -> None:
     assert (access.headers, access.root_cert, access.client_cert) == ({"a": "b"}, Path("c"), Path("d"))
     assert (access.client_key, access.insecure, own.seconds) == (Path("e"), True, 7)
     assert destination(made.read(["--url=h"])) == Destination(address("h"), seconds=7)
+
+
+def test_several_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = syntax.parser("try", "Tries it.")
+    syntax.add_destination(made, 7, several=True)
+    monkeypatch.setenv("MODSERVE_API_KEY", "k")
+    options = made.read(["--url=a:1,https://b"])
+    own = destinations(options)
+    assert [str(each.address) for each in own] == ["http://a:1", "https://b:443"]
+    assert [each.access.headers for each in own] == [{"Authorization": "Bearer k"}] * 2
+    for read in (destination, openai_destination):
+        with pytest.raises(
+            syntax.UsageError, match="this command is for one server, and '--url' or MODSERVE_URL names 2"
+        ):
+            read(options)
+    with pytest.raises(syntax.UsageError, match="this address is for one server"):
+        address("a,b")
+
+
+def test_a_name_without_servers() -> None:
+    with pytest.raises(UnreachableError, match="the name 'svc' has no address") as raised:
+        addresses("dns:///svc", lambda name, port: [])
+    assert raised.value.advice == "--url or MODSERVE_URL names another one"
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_a_report(rows: list[Check], capsys: pytest.CaptureFixture[str]) -> None
         "text": "is in use",
         "advice": "another",
     }
-    assert "\x1b[1;31mproblem\x1b[0m" in "\n".join(doctor.lines(rows, colours=True))
+    assert "\x1b[1;31mproblem\x1b[0m" in "\n".join(doctor.lines({"": rows}, colours=True))
 
 
 def test_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:

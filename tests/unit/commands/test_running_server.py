@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from modserve.client.transport import ENGINE, HEALTH, INDEX, SERVER, STATISTICS, Operation, Parameters
-from modserve.commands import load, models, server_status, status, terminal
+from modserve.commands import load, models, server_status, status_report, terminal
 from modserve.commands.errors import RefusedError, UnreachableError
 from modserve.commands.remote_server import RemoteServer
 from modserve.commands.server_status import Health, IndexRow, ServerStatus, VersionUsage
@@ -86,7 +86,7 @@ def test_the_engine_of_a_version() -> None:
 
 def test_status_of_a_server_that_is_not_ready() -> None:
     seen = ServerStatus("modserve", "1.0", Health(False, "serving", [FAILED]), [READY, FAILED], USED, ("not told",))
-    assert "\n".join(status.lines(seen, "http://host")) == (
+    assert "\n".join(status_report.lines(seen, "http://host")) == (
         "http://host: modserve 1.0, not ready (serving)\n"
         "\n"
         "models     2, versions: 1 READY, 1 UNAVAILABLE\n"
@@ -100,13 +100,16 @@ def test_status_of_a_server_that_is_not_ready() -> None:
         "\n"
         "not shown: not told"
     )
-    assert json.loads(json.dumps(status.document(seen, "u")))["reasons"] == [status.as_json(FAILED)]
+    assert json.loads(json.dumps(status_report.document(seen, "u")))["reasons"] == [status_report.as_json(FAILED)]
 
 
 def test_status_of_a_server_without_models() -> None:
     seen = ServerStatus("modserve", "1.0", Health(True), [])
-    assert "\n".join(status.lines(seen, "u", colours=True)).splitlines()[0] == "u: modserve 1.0, \x1b[32mready\x1b[0m"
-    assert "versions: none" in "\n".join(status.lines(seen, "u"))
+    assert (
+        "\n".join(status_report.lines(seen, "u", colours=True)).splitlines()[0]
+        == "u: modserve 1.0, \x1b[32mready\x1b[0m"
+    )
+    assert "versions: none" in "\n".join(status_report.lines(seen, "u"))
 
 
 def test_a_table_of_models() -> None:

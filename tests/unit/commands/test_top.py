@@ -17,6 +17,7 @@ from modserve.commands.errors import RefusedError, UnreachableError
 from modserve.commands.remote_server import RemoteServer
 from modserve.commands.server_status import VersionUsage
 from modserve.commands.top_figures import TopRow, TopSnapshot, from_metrics, from_statistics, quantile, rows, samples
+from modserve.commands.top_source import SnapshotSource
 
 PAGE = """\
 # HELP nv_inference_request_success Requests
@@ -128,8 +129,8 @@ class Server(SimpleNamespace):
 
 def source(
     metrics: "str | Exception", server: "str | Exception" = "", url: str = "", *, restricted: bool = False
-) -> top.SnapshotSource:
-    made = top.SnapshotSource(Destination(address("http://host:1")), url, lambda: 7.0)
+) -> SnapshotSource:
+    made = SnapshotSource(Destination(address("http://host:1")), url, lambda: 7.0)
     made._metrics = cast(RemoteServer, Server(outcome=metrics, url="http://host:8002"))
     made._server = cast(RemoteServer, Server(outcome=server, restricted=restricted))
     return made
@@ -182,7 +183,7 @@ class Prepared:
 
 def frames(*outcomes: "TopSnapshot | Exception", most: int) -> list[top_frame.Frame]:
     waits: list[float] = []
-    made = list(top.Frames(cast(top.SnapshotSource, Prepared(*outcomes)), 0.5, most, waits.append))
+    made = list(top.Frames(cast(SnapshotSource, Prepared(*outcomes)), 0.5, most, waits.append))
     assert waits == [0.5] * most
     return made
 

@@ -80,7 +80,8 @@ async def test_what_the_page_may_do(server: LocalServer) -> None:
     restrictions = http_restrictions({"logging": ("admin-key", "secret"), "statistics": ("s", "secret")})
     async with client_of(server, restrictions=restrictions) as client:
         answer = await client.get("/console/about")
-    assert answer.json() == {"restricted": {"logging": "admin-key", "statistics": "s"}, "model_control": "none"}
+    restricted = {"logging": "admin-key", "statistics": "s"}
+    assert answer.json() == {"restricted": restricted, "model_control": "none", "peers": False}
     assert "secret" not in answer.text
 
 

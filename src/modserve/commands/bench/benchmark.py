@@ -40,7 +40,7 @@ class BenchReport:
             row["keeps_goal"] = met
         return {
             "model": self.model.name,
-            "url": str(self.plan.server.address),
+            "url": self.plan.url,
             "batch_size": self.plan.data.batch_size,
             "inputs": list(self.inputs),
             "openai": None if self.plan.texts is None else self.plan.texts.kind,
@@ -72,9 +72,9 @@ def run_benchmark(plan: LoadPlan) -> BenchReport:
 
 def _session(plan: LoadPlan) -> AbstractContextManager[BenchSession]:
     if plan.texts is not None:
-        return text_session(plan.server, plan.model, plan.texts)
+        return text_session(plan.servers, plan.model, plan.texts)
     return session(
-        plan.server,
+        plan.servers,
         plan.model,
         plan.version,
         plan.data,
@@ -87,7 +87,7 @@ def _session(plan: LoadPlan) -> AbstractContextManager[BenchSession]:
 async def _measure_all(report: BenchReport, opened: BenchSession, shown: Progress) -> None:
     plan = report.plan
     interrupt = Interrupt()
-    await opened.first_response()
+    await opened.first_responses()
 
     def on_window(load: LoadLevel, windows: Sequence[MeasurementWindow]) -> None:
         gc.collect()

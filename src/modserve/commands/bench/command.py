@@ -23,7 +23,7 @@ def work(options: Namespace) -> int:
     try:
         report = run_benchmark(plan)
     except OSError as error:
-        raise invalid(f"cannot connect to {plan.server.address}: {error.strerror or error}") from error
+        raise invalid(f"cannot connect to {plan.url}: {error.strerror or error}") from error
     if plan.json != "-":
         print("\n".join(table(report.results, plan.rules, report.met, plan.goal)))
         if plan.goal is not None:
@@ -66,6 +66,8 @@ def _flat(row: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in row.items():
         if name == "errors":
             yield name, sum(value.values())
+        elif name == "servers":  # a row of their own each, which only JSON has
+            continue
         elif isinstance(value, dict):
             yield from _flat(value, f"{prefix}{name}.")
         elif value is not None:

@@ -16,6 +16,7 @@ from typing import Protocol
 from .measures import LoadLevel, MeasurementWindow
 from .sequences import Sequences
 from .slots import RequestSlot, SlotFactory, clock
+from .spread import SpreadSlots
 from .text_measures import TextCounter
 from .ticker import Ticker, ticker
 
@@ -51,6 +52,7 @@ class _LoadLoop:
     ) -> None:
         self.load = load
         self._factory, self._requests, self._timeout = factory, requests, timeout
+        self._spread = factory if isinstance(factory, SpreadSlots) else None
         self._sequences, self._texts = sequences, texts
         self._slots: list[RequestSlot] = []
         self._index = 0
@@ -74,6 +76,7 @@ class _LoadLoop:
         window.firsts, window.gaps = self._firsts, self._gaps
         window.sequences, self._ended = self._ended, 0
         window.texts = None if self._texts is None else self._texts.take()
+        window.shares = [] if self._spread is None else self._spread.take()
         self._latencies, self._lags, self._errors = array("q"), array("q"), Counter()
         self._firsts, self._gaps = array("q"), array("q")
         self._begin = now
@@ -104,6 +107,8 @@ class _LoadLoop:
         """The slot's request is over."""
         if self._last_responses:
             self._last_responses.pop(slot, None)
+        if self._spread is not None:
+            self._spread.record(slot, now - slot.start, error)
         if not error:
             self._latencies.append(now - slot.start)
             if self._sequences is not None and not self._sequences.under_way(slot):
@@ -215,7 +220,8 @@ class OpenLoop(_LoadLoop):
         self._ticker: Ticker | None = None
         self._due = 0.0
         self._free: deque[RequestSlot] = deque()
-        self._take = self._free.pop if sequences is None else self._free.popleft
+        in_turns = sequences is not None or self._spread is not None
+        self._take = self._free.popleft if in_turns else self._free.pop
         self._line: deque[int] = deque()
         self._opening: asyncio.Task[None] | None = None
 

@@ -9,6 +9,7 @@ from typing import Any
 from ..server_status import VersionUsage
 from . import text_measures
 from .percentiles import PERCENTILES, percentiles_ms
+from .spread import ServerShare
 from .text_measures import TextMeasurement, TextWindow
 
 AT_THE_EDGE = 3
@@ -38,6 +39,8 @@ class MeasurementWindow:
     sequences: int = 0
     """How many ended with a successful request."""
     texts: TextWindow | None = None
+    shares: list[ServerShare] = field(default_factory=list)
+    """Of each server, where there are several."""
 
     def add(self, more: "MeasurementWindow") -> None:
         """What came right behind it."""
@@ -55,6 +58,9 @@ class MeasurementWindow:
         if more.texts is not None:
             self.texts = self.texts or TextWindow()
             self.texts.add(more.texts)
+        self.shares = self.shares or [ServerShare(each.url) for each in more.shares]
+        for share, another in zip(self.shares, more.shares, strict=False):
+            share.add(another)
 
     @property
     def rate(self) -> float:
@@ -109,6 +115,19 @@ STREAM_PERCENTILES = (50.0, 99.0)
 
 
 @dataclass(frozen=True, slots=True)
+class ShareFigures:
+    """Of one server among several. Times are in ms."""
+
+    url: str
+    requests: int
+    rate: float
+    """Successful requests a second."""
+    mean: float
+    percentiles: Mapping[float, float]
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """One load, measured: the last windows together. Times are in ms."""
 
@@ -134,6 +153,8 @@ class Measurement:
     sequences: float = 0.0
     """How many ended in a second."""
     texts: TextMeasurement | None = None
+    servers: Sequence[ShareFigures] = ()
+    """Each, where there are several."""
 
     @property
     def failed(self) -> int:
@@ -177,6 +198,19 @@ def summary(
         texts=None
         if whole.texts is None
         else text_measures.measurement(whole.texts, seconds, whole.firsts, whole.gaps),
+        servers=[_figures(share, seconds) for share in whole.shares],
+    )
+
+
+def _figures(share: ServerShare, seconds: float) -> ShareFigures:
+    latencies = share.latencies
+    return ShareFigures(
+        share.url,
+        len(latencies),
+        len(latencies) / seconds if seconds else 0.0,
+        sum(latencies) / len(latencies) / 1e6 if latencies else 0.0,
+        percentiles_ms(latencies, STREAM_PERCENTILES),
+        share.failures,
     )
 
 
@@ -208,6 +242,16 @@ def to_json(result: Measurement) -> dict[str, Any]:
         "errors": dict(result.errors),
         "client_lag_p99_ms": result.lag,
         "waiting": result.waiting,
+        "servers": [
+            {
+                "url": each.url,
+                "requests": each.requests,
+                "requests_per_second": each.rate,
+                "latency_ms": {"mean": each.mean} | {f"p{key:g}": value for key, value in each.percentiles.items()},
+                "failed": each.failed,
+            }
+            for each in result.servers
+        ],
         "responses": None if result.responses is None else _responses_json(result.responses),
         "texts": None if result.texts is None else text_measures.to_json(result.texts),
         "server": None

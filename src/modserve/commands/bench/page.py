@@ -41,7 +41,7 @@ def page(report: BenchReport) -> str:
         text = "\n".join(lines).strip()
         parts.append(f"<h2>Remarks</h2><pre>{escape(text)}</pre>")
     end = f"modserve {__version__}, {time.strftime('%Y-%m-%d %H:%M')}"
-    return document(f"{report.model.name} at {plan.server.address}", parts, end)
+    return document(f"{report.model.name} at {plan.url}", parts, end)
 
 
 def _head(report: BenchReport) -> list[str]:

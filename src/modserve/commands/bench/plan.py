@@ -3,12 +3,12 @@
 import json
 import math
 from argparse import Namespace, _ActionsContainer
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..destination import Destination, destination, openai_destination
+from ..destination import Destination, destinations, openai_destinations
 from ..syntax import Parser, UsageError, add_destination, add_shape, number_type, option, parser, positive, reading
 from .inputs import DataOptions
 from .openai import PATHS
@@ -24,7 +24,8 @@ _DESCRIPTION = """\
 Measures how fast a model of a running server responds: modserve, Triton, or any other server with
 the KServe v2 protocol, or with --openai any server of OpenAI's API. Input data is generated from
 the model's metadata, or read from files. The command measures windows of time until three in a row
-agree, and reports these three. Ctrl-C ends it with the results so far."""
+agree, and reports these three. Ctrl-C ends it with the results so far. On several servers, the
+connections go to them in turns, and the figures of each are shown."""
 _CODES = """0 measured, 2 wrong command line, 130 ended by Ctrl-C, 1 otherwise: failed
             requests, no such model or server, no rate that meets the goal"""
 _EXAMPLES = """\
@@ -108,7 +109,7 @@ def bench_parser() -> Parser:
     option(results, "--json FILE", "Also write the results as JSON; - is standard output.")
     option(results, "--csv FILE", "Also write them as CSV, a line for each load.")
     option(results, "--html FILE", "Write a self-contained page with plots.")
-    add_destination(made)
+    add_destination(made, several=True)
     return made
 
 
@@ -261,7 +262,7 @@ class LoadPlan:
 
     model: str
     version: int | None
-    server: Destination
+    servers: Sequence[Destination]
     data: DataOptions
     rules: MeasurementRules
     concurrencies: tuple[int, ...] = ()
@@ -279,6 +280,11 @@ class LoadPlan:
     csv: str = ""
     texts: TextLoad | None = None
 
+    @property
+    def url(self) -> str:
+        """Of all servers."""
+        return ",".join(str(server.address) for server in self.servers)
+
 
 def read(options: Namespace) -> LoadPlan:
     """From the options of `bench_parser`. Raises UsageError, and INVALID_ARG for what is no address."""
@@ -287,13 +293,15 @@ def read(options: Namespace) -> LoadPlan:
         raise UsageError("option '--concurrency' is for a closed loop; --rate and --goal-ms are for an open one")
     rates, bounds = _rates(options.rate, options.goal_ms is not None)
     texts = _texts(options, bench_parser().get_default)
-    server = destination(options) if texts is None else openai_destination(options)
-    if options.streaming and not server.address.over_grpc:
+    servers = destinations(options) if texts is None else openai_destinations(options)
+    if len({server.address.over_grpc for server in servers}) > 1:
+        raise UsageError("option '--url': expected servers of one protocol, got: HTTP and gRPC")
+    if options.streaming and not all(server.address.over_grpc for server in servers):
         raise UsageError("option '--streaming' is for gRPC: --url grpc://HOST:PORT names the server's port for it")
     return LoadPlan(
         options.model,
         options.model_version,
-        server,
+        servers,
         data_options(options),
         rules(options),
         () if is_open else options.concurrency or (1,),

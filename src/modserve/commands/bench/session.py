@@ -17,7 +17,8 @@ from .measures import LoadLevel
 from .requests import grpc_tag, http_tag
 from .sequences import SequenceLengths, Sequences
 from .slots import RequestSlot, SlotFactory
-from .target import ServerStatistics, TargetModel, describe, slot_factory
+from .spread import SpreadSlots, spread
+from .target import ServerStatistics, TargetModel, describe_all, slot_factory
 from .text_measures import TextCounter
 
 
@@ -56,6 +57,7 @@ class BenchSession:
     """How long a response may take."""
     sequences: Sequences | None = None
     texts: TextCounter | None = None
+    servers: int = 1
 
     def generator(self, load: LoadLevel, connections: int | None, poisson: bool) -> LoadGenerator:
         """Without a number of `connections`, as many as are usual."""
@@ -63,7 +65,10 @@ class BenchSession:
         if not load.is_rate:
             return ClosedLoop(int(load.value), *how, sequences=self.sequences, texts=self.texts)
         most = connections or self._usual_connections(load.value)
-        return OpenLoop(load.value, *how, most=most, poisson=poisson, sequences=self.sequences, texts=self.texts)
+        first = -(-_FIRST // self.servers) * self.servers
+        return OpenLoop(
+            load.value, *how, most=most, first=first, poisson=poisson, sequences=self.sequences, texts=self.texts
+        )
 
     def _usual_connections(self, rate: float) -> int:
         """Of sequences so few that none has to wait for its next request for as long as the server has patience."""
@@ -72,8 +77,12 @@ class BenchSession:
             return CONNECTIONS
         return max(1, min(SEQUENCES, int(rate * traits.idle_seconds * _SHARE_OF_IDLE)))
 
-    async def first_response(self) -> None:
-        """Send one request as a test. Raises OSError, and INVALID_ARG with the server's message."""
+    async def first_responses(self) -> None:
+        """Send one request to each server as a test. Raises OSError, and INVALID_ARG with the server's message."""
+        for _ in range(self.servers):
+            await self._first_response()
+
+    async def _first_response(self) -> None:
         outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         class FirstResponse:
@@ -99,20 +108,23 @@ class BenchSession:
             slot.close()
         if error:
             advice = _STREAMS_ADVICE if self.model.decoupled and error.startswith("404") else ""
-            raise invalid(f"the first request failed: {error}{advice}")
+            at = f" at {self.slots.url(slot)}" if isinstance(self.slots, SpreadSlots) else ""
+            raise invalid(f"the first request{at} failed: {error}{advice}")
 
 
 CONNECTIONS = 256
 SEQUENCES = 4
 """At a time, in an open loop, as for perf_analyzer."""
 _SHARE_OF_IDLE = 0.5
+_FIRST = 8
+"""Connections at the start of an open loop, at least; as many to each server."""
 _STREAMS_ADVICE = "; streams over HTTP are modserve's own, '--url grpc://HOST:PORT' has those that other servers know"
 _NO_LENGTHS = SequenceLengths()
 
 
 @contextlib.contextmanager
 def session(
-    server: Destination,
+    servers: Sequence[Destination],
     model: str,
     version: int | None,
     data: DataOptions,
@@ -121,16 +133,22 @@ def session(
     streaming: bool = False,
     lengths: SequenceLengths = _NO_LENGTHS,
 ) -> Iterator[BenchSession]:
-    """Looks at the model and prepares the requests. `form` is binary, json, or empty for what the server can.
+    """Looks at the model on all servers and prepares the requests.
+
+    `form` is binary, json, or empty for what the server can.
 
     Raises UnreachableError, and INVALID_ARG.
     """
-    remote = connect(server)
+    server = servers[0]
+    remotes = [connect(each) for each in servers]
     try:
-        described = describe(remote, model, version)
+        described = describe_all(remotes, model, version)
         inputs, remarks, streams = make(model, described.specs, described.batches, data)
         binary = described.binary if not form else form == "binary"
-        slots = slot_factory(server, described, inputs, binary=binary, streaming=streaming)
+        factories = {
+            str(each.address): slot_factory(each, described, inputs, binary=binary, streaming=streaming)
+            for each in servers
+        }
         sequences = None
         if described.decoupled:
             remarks.append(f"model '{model}' is decoupled: requests use streams, and end with their last response")
@@ -140,10 +158,14 @@ def session(
             remarks.append(f"model '{model}' uses sequences: each client sends complete sequences, one after another")
             sequences = Sequences(tag, streams, lengths, made_up, described.sequences.text_ids)
         words = [f"{name} {tensor.datatype.name} {list(tensor.shape)}" for name, tensor in inputs[0].items()]
-        times = ServerStatistics(remote, model, version)
-        yield BenchSession(described, words, remarks, times, slots, len(inputs), server.seconds, sequences)
+        times = ServerStatistics(remotes, model, version)
+        slots = spread(factories)
+        yield BenchSession(
+            described, words, remarks, times, slots, len(inputs), server.seconds, sequences, servers=len(servers)
+        )
     finally:
-        remote.close()
+        for remote in remotes:
+            remote.close()
 
 
 @contextlib.contextmanager

@@ -111,6 +111,10 @@ def table(
         yield "Responses: ms to the first one of a request, and between two:"
         yield from columns(*response_rows(results))
         yield ""
+    if any(each.servers for each in results):
+        yield "Each server, client-side latency in ms:"
+        yield from terminal.table(*share_rows(results), "  rrrrr")
+        yield ""
     names, rows = server_rows(results)
     if rows:
         yield "Server-side times, mean ms per request:"
@@ -176,6 +180,23 @@ def text_rows(results: Sequence[Measurement]) -> Rows:
     return names, rows
 
 
+def share_rows(results: Sequence[Measurement]) -> Rows:
+    """Those of each server among several."""
+    rows = [
+        [
+            str(each.load),
+            server.url,
+            f"{server.rate:,.1f}",
+            milliseconds(server.mean),
+            *(milliseconds(server.percentiles[level]) for level in STREAM_PERCENTILES),
+            f"{server.failed:,}",
+        ]
+        for each in results
+        for server in each.servers
+    ]
+    return ["load", "server", "requests/s", "mean", *(f"p{level:g}" for level in STREAM_PERCENTILES), "errors"], rows
+
+
 def server_rows(results: Sequence[Measurement]) -> Rows:
     parts = ("total", "queue", "input", "infer", "output")
     rows = []
@@ -207,6 +228,8 @@ def remarks(results: Sequence[Measurement], rules: MeasurementRules, goal: Laten
             yield f"{each.load}: the load generator sent {milliseconds(each.lag)} ms late (p99): it needs more CPU time"
         if each.texts is not None and not each.texts.counted and each.texts.output_tokens:
             yield f"{each.load}: the server does not count tokens: each piece of a stream counts as one"
+        if idle := sum(not (server.requests or server.failed) for server in each.servers):
+            yield f"{each.load}: {terminal.plural(idle, 'server')} got no request: the load has fewer connections"
         if each.unanswered:
             yield f"{each.load}: {each.unanswered} requests had no response at the end"
     if texts:

@@ -1,10 +1,13 @@
 """A slot sends one request at a time and reports its response. There are slots for HTTP and for gRPC."""
 
+import asyncio
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from modserve.client.address import Address
 
 clock = time.perf_counter_ns
 """Nanoseconds of the clock that all latencies are differences of."""
@@ -42,14 +45,22 @@ class ResponseListener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    host: str
-    port: int
+    """The port that slots connect to."""
+
+    address: Address
     secure: ssl.SSLContext | None = None
 
     @property
     def authority(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
+        """What requests call the server."""
+        return self.address.virtual_host
+
+    async def connect(self, protocol: Callable[[], asyncio.Protocol]) -> None:
+        """Raises OSError."""
+        place, name = self.address, self.address.host_name if self.secure else None
+        await asyncio.get_running_loop().create_connection(
+            protocol, place.host, place.port, ssl=self.secure, server_hostname=name
+        )
 
 
 class SlotFactory(Protocol):

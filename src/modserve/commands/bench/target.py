@@ -84,6 +84,15 @@ def describe(remote: RemoteServer, model: str, version: int | None) -> TargetMod
     )
 
 
+def describe_all(remotes: Sequence[RemoteServer], model: str, version: int | None) -> TargetModel:
+    """The same for several servers. Raises INVALID_ARG as well if the same requests do not suit all of them."""
+    first, *others = [describe(remote, model, version) for remote in remotes]
+    for other, remote in zip(others, remotes[1:], strict=True):
+        if other != first:
+            raise invalid(f"model '{model}' takes other requests on {remote.url} than on {remotes[0].url}")
+    return first
+
+
 def _sequence_traits(remote: RemoteServer, config: pb.ModelConfig) -> SequenceTraits | None:
     """Those of the model, or of the models that an ensemble is made of, to which its requests' sequences go."""
     if config.HasField("ensemble_scheduling"):
@@ -109,7 +118,7 @@ def slot_factory(
     context = access.context() if place.secure else None
     if context is not None:
         context.set_alpn_protocols(["h2"] if place.over_grpc else ["http/1.1"])
-    endpoint = Endpoint(place.host, place.port, context)
+    endpoint = Endpoint(place, context)
     name, version = model.name, model.version
     if place.over_grpc:
         parameters = {_EMPTY_FINAL: True} if model.decoupled else {}
@@ -127,18 +136,23 @@ def slot_factory(
 
 
 class ServerStatistics:
-    """The statistics of a model, all its versions together. A server without statistics is not asked twice."""
+    """The statistics of a model, of all its versions and servers. Servers without any are not asked twice."""
 
-    def __init__(self, remote: RemoteServer, model: str, version: int | None) -> None:
-        self._remote, self._model, self._version = remote, model, version
-        self._has_none = False
+    def __init__(self, remotes: Sequence[RemoteServer], model: str, version: int | None) -> None:
+        self._remotes, self._model, self._version = list(remotes), model, version
 
     async def __call__(self) -> VersionUsage | None:
-        if self._has_none:
+        """None if a server has no statistics: the others would not be those of the whole load."""
+        if not self._remotes:
             return None
+        parts = await asyncio.gather(*(asyncio.to_thread(self._rows, remote) for remote in self._remotes))
+        if not all(parts):
+            self._remotes = []
+            return None
+        return functools.reduce(VersionUsage.plus, (row for rows in parts for row in rows))
+
+    def _rows(self, remote: RemoteServer) -> list[VersionUsage]:
         try:
-            rows = await asyncio.to_thread(usage, self._remote, self._model, self._version)
+            return list(usage(remote, self._model, self._version).values())
         except ModserveError:
-            rows = {}
-        self._has_none = not rows
-        return functools.reduce(VersionUsage.plus, rows.values()) if rows else None
+            return []

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from . import prompts
 from .openai import PATHS, OpenAiCalls, slots
 from .session import BenchSession
 from .slots import Endpoint
+from .spread import spread
 from .target import ServerStatistics, TargetModel
 from .text_measures import TextCounter
 
@@ -32,36 +33,48 @@ class TextLoad:
 
 
 @contextlib.contextmanager
-def text_session(server: Destination, model: str, options: TextLoad) -> Iterator[BenchSession]:
+def text_session(servers: Sequence[Destination], model: str, options: TextLoad) -> Iterator[BenchSession]:
     """Counts the tokens of two prompts first, if prompts are made up. Raises UnreachableError, INVALID_ARG."""
     calls = OpenAiCalls(options.kind, model, options.output_tokens, options.extra, options.batch_size)
-    place = server.address
-    context = server.access.context() if place.secure else None
-    if context is not None:
-        context.set_alpn_protocols(["http/1.1"])
-    endpoint = Endpoint(place.host, place.port, context)
-    remote = connect(server)
+    remotes = [connect(server) for server in servers]
     try:
         counter = TextCounter(options.limits, streams=calls.streams, numbered=options.prompts is None)
         if options.prompts is None:
-            texts, remark = prompts.made_up(options.input_tokens, lambda text: _counted(remote, calls, counter, text))
+            texts, remark = prompts.made_up(
+                options.input_tokens, lambda text: _counted(remotes[0], calls, counter, text)
+            )
             words = f"{len(texts)} prompts of {options.input_tokens} tokens"
         else:
             texts, remark = prompts.read(options.prompts), ""
             words = f"{len(texts)} prompts of {options.prompts}"
-        requests = calls.requests(endpoint, server, texts, numbered=options.prompts is None)
+        numbered, count = options.prompts is None, 0
+        factories = {}
+        for server in servers:
+            endpoint = _endpoint(server)
+            requests = calls.requests(endpoint, server, texts, numbered=numbered)
+            factories[str(server.address)] = slots(endpoint, requests, counter)
+            count = len(requests)
         yield BenchSession(
             TargetModel(model, None, (), False, False),
             [words, *([f"at most {options.output_tokens} tokens of output"] if calls.streams else [])],
             [remark] if remark else [],
-            ServerStatistics(remote, model, None),
-            slots(endpoint, requests, counter),
-            len(requests),
-            server.seconds,
+            ServerStatistics(remotes, model, None),
+            spread(factories),
+            count,
+            servers[0].seconds,
             texts=counter,
+            servers=len(servers),
         )
     finally:
-        remote.close()
+        for remote in remotes:
+            remote.close()
+
+
+def _endpoint(server: Destination) -> Endpoint:
+    context = server.access.context() if server.address.secure else None
+    if context is not None:
+        context.set_alpn_protocols(["http/1.1"])
+    return Endpoint(server.address, context)
 
 
 def _counted(remote: RemoteServer, calls: OpenAiCalls, counter: TextCounter, text: str) -> int:

@@ -155,7 +155,7 @@ class TrialRunner:
         try:
             with (
                 serving(copy, setup.options, setup.load_seconds) as server,
-                session(server, setup.model, None, setup.data) as opened,
+                session([server], setup.model, None, setup.data) as opened,
             ):
                 self._runner.run(self._measure(opened, trial, deadline, above=above))
         except (ModserveError, OSError) as error:
@@ -181,7 +181,7 @@ class TrialRunner:
 
     def _once_more(self, server: Destination, trial: Trial, before: Trial, deadline: float) -> None:
         setup = self._setting
-        with session(server, setup.model, None, setup.data) as opened:
+        with session([server], setup.model, None, setup.data) as opened:
             self._runner.run(self._measure(opened, trial, deadline, near=before.rate or None))
 
     async def _measure(
@@ -197,7 +197,7 @@ class TrialRunner:
             return opened.generator(load, _CONNECTIONS, False)
 
         profiler = Profiler(setup.rules, opened.times, on_window, self._interruption.sleep)
-        await opened.first_response()
+        await opened.first_responses()
         with without_collections():
             if above is not None:
                 search = RateSearch(above, above, tolerance=_TOLERANCE)

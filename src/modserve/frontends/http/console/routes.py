@@ -1,5 +1,7 @@
 """What the console asks for that no client of the protocol does. Not in the OpenAPI document."""
 
+import asyncio
+import importlib
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -18,6 +20,7 @@ from . import page
 from .counters import CounterReader, Counters, added
 from .sampler import Page, Sampler
 
+_CREDENTIALS = ("authorization", "x-api-key")
 _NO_STORE = {"Cache-Control": "no-store"}
 
 
@@ -58,6 +61,13 @@ def router(server: Server, options: HttpSettings) -> APIRouter:
     """The page at a path of its own, what this server allows, and what the page shows that no other call has."""
     router = new_router(include_in_schema=False, prefix="/console")
     figures = sampler(server)
+    readers: list[Any] = []
+
+    async def reader() -> Any:
+        if not readers:
+            module = await asyncio.to_thread(importlib.import_module, f"{__package__}.peers")
+            readers.append(module.PeerReader(server, options.peers))
+        return readers[0]
 
     @router.get("")
     async def console() -> Response:
@@ -68,7 +78,15 @@ def router(server: Server, options: HttpSettings) -> APIRouter:
     async def about() -> Response:
         """What the page may do: nothing that refusals do not say."""
         restricted = {category: each.name for category, each in options.restrictions.items()}
-        return json_response({"restricted": restricted, "model_control": server.control_mode})
+        return json_response(
+            {"restricted": restricted, "model_control": server.control_mode, "peers": bool(options.peers)}
+        )
+
+    @router.get("/peers")
+    async def peers(request: Request) -> Response:
+        """A row for each server of ``--peers``."""
+        credentials = {name: value for name in _CREDENTIALS if (value := request.headers.get(name))}
+        return json_response(await (await reader()).rows(credentials))
 
     @router.get("/events")
     async def events() -> Response:

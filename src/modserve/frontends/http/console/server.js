@@ -2,6 +2,7 @@
 
 let allowed = { restricted: {}, model_control: "none" };
 let failuresShown = -1;
+let seconds = 0;
 
 // Why calls of a category are not made; empty if they may be.
 function whyNot(category) {
@@ -29,7 +30,11 @@ function refreshServer() {
     ...(server.model_memory_limit ? [["memory of models", `${bytes(server.model_memory)} of ${bytes(server.model_memory_limit)}`]] : []),
     ["failed since start", number(server.failures)],
   ]);
-  showTenants(server.tenants || []);
+  fill("tenant", 1, (server.tenants || []).map((tenant) => [tenant.name, number(tenant.requests), percent(tenant.share),
+    number(tenant.waiting), number(tenant.in_flight), number(tenant.refused), tenant.refused_total.toLocaleString("en")]));
+  if (allowed.peers && seconds++ % 5 === 0) {
+    ask("console/peers").then((rows) => fill("peer", 3, rows), (error) => fill("peer", 3, [["", error.message]]));
+  }
   const phase = byId("phase");
   phase.hidden = false;
   phase.className = `badge ${server.ready ? "good" : "busy"}`;
@@ -41,12 +46,11 @@ function refreshServer() {
   }
 }
 
-function showTenants(tenants) {
-  byId("tenants").hidden = !tenants.length;
-  byId("tenant-rows").replaceChildren(...tenants.map((tenant) => element("tr", {},
-    element("td", { class: "text" }, tenant.name),
-    ...[number(tenant.requests), percent(tenant.share), number(tenant.waiting), number(tenant.in_flight),
-      number(tenant.refused), tenant.refused_total.toLocaleString("en")].map((text) => element("td", { class: "number" }, text)))));
+// Rows of a table that is hidden without any; the first cells are texts.
+function fill(name, texts, rows) {
+  byId(`${name}s`).hidden = !rows.length;
+  byId(`${name}-rows`).replaceChildren(...rows.map((row) => element("tr", {},
+    ...row.map((text, index) => element("td", { class: index < texts ? "text" : "number" }, text)))));
 }
 
 let showingFailures = false;

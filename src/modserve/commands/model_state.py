@@ -1,0 +1,95 @@
+"""Which versions of a model a server has, with which configuration; and how it gets back to that.
+
+What comes back: a model that was not loaded is unloaded; one that was is loaded with its configuration and versions of
+before, which the server then has until the model's files change or it is unloaded. What cannot come back: files that
+were replaced in the directory of a version, and files that an earlier load call had sent.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from modserve.client.transport import CONFIG, LOAD, UNLOAD
+from modserve.core.errors import ModserveError
+from modserve.core.lifecycle import LifecycleState
+
+from .errors import RefusedError
+from .remote_server import RemoteServer
+from .server_status import index
+
+_READY = LifecycleState.READY.name
+_SOON = 10.0
+"""Seconds for calls that load nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """`versions` are those that serve. `config` is None for a model that is not loaded, or if the server hides it."""
+
+    versions: tuple[str, ...] = ()
+    config: Mapping[str, Any] | None = None
+    known: bool = True
+    """Whether the repository index has the model."""
+
+    def __str__(self) -> str:
+        if not self.versions:
+            return "not loaded"
+        return f"version{'s' * (len(self.versions) > 1)} {', '.join(self.versions)} READY"
+
+
+def state_of(server: RemoteServer, model: str) -> ModelState:
+    """Raises UnreachableError, also where the server does not respond soon, and RefusedError."""
+    server = server.within(_SOON)
+    rows = [row for row in index(server) if row.model == model]
+    versions = tuple(sorted((row.version for row in rows if row.state == _READY), key=lambda text: (len(text), text)))
+    config: Mapping[str, Any] | None = None
+    if versions:
+        try:
+            config = server.call(CONFIG, model, int(versions[-1]))
+        except RefusedError:
+            pass  # restricted, or gone meanwhile: the repository's own has to do
+    return ModelState(versions, config, bool(rows))
+
+
+def go_back(server: RemoteServer, model: str, before: ModelState, *, unsure: bool = False) -> ModelState:
+    """Bring the model back to what it was before; returns what it is then. Raises UnreachableError, RefusedError.
+
+    `unsure`: a call had no response, so the server may yet carry it out; it does so before the next call for the model.
+    """
+    now = state_of(server, model)
+    if not unsure and (now == before or not (now.versions or before.versions)):
+        return now
+    if not before.versions:
+        server.call(UNLOAD, model, parameters={"unload_dependents": False})
+    elif before.config is None:
+        server.call(LOAD, model)
+    else:
+        pinned = unsure or now.versions != before.versions
+        config = with_versions(before.config, before.versions) if pinned else before.config
+        server.call(LOAD, model, parameters={"config": json.dumps(config)})
+    return state_of(server, model)
+
+
+def with_versions(config: Mapping[str, Any], versions: tuple[str, ...]) -> dict[str, Any]:
+    """The configuration with a policy for exactly these versions."""
+    others = {name: value for name, value in config.items() if name != "versionPolicy"}
+    return {**others, "version_policy": {"specific": {"versions": [int(version) for version in versions]}}}
+
+
+def is_back(now: ModelState, before: ModelState) -> bool:
+    """Whether the model serves as before: the same versions, and the same configuration but for the version policy."""
+    return now.versions == before.versions and _apart_from_policy(now) == _apart_from_policy(before)
+
+
+def _apart_from_policy(state: ModelState) -> Mapping[str, Any] | None:
+    config = state.config
+    return config and {name: value for name, value in config.items() if name not in ("version_policy", "versionPolicy")}
+
+
+def last_state(server: RemoteServer, model: str) -> str:
+    """The state in words, also if the server does not tell it."""
+    try:
+        return str(state_of(server, model))
+    except ModserveError as error:
+        return f"unknown ({error.message})"

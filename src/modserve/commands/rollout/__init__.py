@@ -1,0 +1,5 @@
+"""``modserve rollout``: loads a version on one server, watches it beside the others, and goes on or back."""
+
+from .command import PARSER, work
+
+__all__ = ["PARSER", "work"]

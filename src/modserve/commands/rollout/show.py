@@ -1,0 +1,60 @@
+"""The report of a rollout, as text and as JSON."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..terminal import indented, table
+from .rule import WatchCounts
+from .steps import RolloutReport
+
+_HEAD = ("server", "before", "outcome", "now")
+
+
+def lines(report: RolloutReport) -> Iterator[str]:
+    """A table, and the result in a sentence."""
+    rows = [(each.server.url, str(each.before), each.outcome, each.state) for each in report.servers]
+    head, rule, *body = table(_HEAD, rows)
+    yield ""
+    yield head
+    yield rule
+    for text, each in zip(body, report.servers, strict=True):
+        yield text
+        yield from indented(each.reason)
+    yield ""
+    yield f"{report.plan.model}: {sentence(report)}"
+
+
+def sentence(report: RolloutReport) -> str:
+    """The result in words."""
+    if report.done:
+        return f"rolled out to all servers ({report.why})"
+    end = "all servers are as before"
+    if not report.went_back:
+        end = "not all servers are as before: the table has their states"
+    return f"not rolled out: {report.why}; {end}"
+
+
+def document(report: RolloutReport) -> dict[str, Any]:
+    """For programs. Names stay; more may be added."""
+    return {
+        "model": report.plan.model,
+        "version": report.plan.version,
+        "result": "done" if report.done else "back" if report.went_back else "mixed",
+        "why": report.why,
+        "new": _counts(report.new),
+        "others": _counts(report.others),
+        "servers": [
+            {
+                "url": each.server.url,
+                "before": list(each.before.versions),
+                "outcome": each.outcome,
+                "now": each.state,
+                "reason": each.reason,
+            }
+            for each in report.servers
+        ],
+    }
+
+
+def _counts(counts: WatchCounts) -> dict[str, float]:
+    return {"requests": counts.requests, "failures": counts.failures, "mean_ms": counts.mean * 1e3}

@@ -1,0 +1,271 @@
+"""The steps of a rollout: load on one server, watch it, load on the others, or go back on all.
+
+Whatever happens, `roll_out` ends with a report of the state that each server is in then. What ends it early: a server
+that does not respond before anything is changed; a load that fails; the rule (`rule.judge`); the new server not
+ready any more, or silent; somebody who says no, or presses Ctrl-C. All but the first make every server that was changed
+go back.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from modserve.client.transport import LOAD
+from modserve.core.errors import ModserveError
+
+from ..errors import RefusedError, UnreachableError
+from ..interruption import Interruption
+from ..model_state import ModelState, go_back, is_back, last_state, state_of, with_versions
+from ..remote_server import RemoteServer
+from ..server_set import ServerSet, failure_text
+from ..terminal import duration, plural
+from ..top_figures import TopSnapshot
+from .rule import LOOKS, Judgement, RolloutRules, Verdict, WatchCounts, judge, total_of
+from .watch import counted, watched_versions
+
+_LEFT = "interrupted twice, so that servers are left as they are"
+Say = Callable[[str], None]
+
+
+class CountSource(Protocol):
+    """Where the counts of one server come from."""
+
+    def read(self) -> TopSnapshot:
+        """Raises UnreachableError, RefusedError."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPlan:
+    """What to load: a version, or a configuration in JSON's values, or what the repository has without either."""
+
+    model: str
+    version: int | None = None
+    config: Mapping[str, Any] | None = None
+    rules: RolloutRules = field(default_factory=RolloutRules)
+
+    def config_for(self, before: ModelState) -> dict[str, Any] | None:
+        """The configuration of the load call to a server: its own or the one of the plan, with the version."""
+        config = before.config if self.config is None else self.config
+        if self.version is not None:
+            return with_versions(config or {}, (str(self.version),))
+        return None if self.config is None else dict(self.config)
+
+
+@dataclass(slots=True)
+class ServerProgress:
+    """A server: its state before, what was done, and its state in the end."""
+
+    server: RemoteServer
+    before: ModelState
+    outcome: str = "not called"
+    changed: bool = False
+    unsure: bool = False
+    """A call had no response, so the server may carry it out late."""
+    reason: str = ""
+    after: ModelState = field(default_factory=ModelState)
+    state: str = ""
+    as_before: bool = False
+
+
+@dataclass(slots=True)
+class RolloutReport:
+    """`why` is the reason for the decision. `went_back` is whether all servers are as before."""
+
+    plan: RolloutPlan
+    servers: Sequence[ServerProgress] = ()
+    done: bool = False
+    went_back: bool = False
+    why: str = ""
+    new: WatchCounts = field(default_factory=WatchCounts)
+    others: WatchCounts = field(default_factory=WatchCounts)
+
+
+class RolloutError(Exception):
+    """The rollout does not go on; the text says why."""
+
+
+class Rollout:
+    """One rollout. `sources` are in the order of the servers; `agree` asks whether to go on to so many others."""
+
+    def __init__(
+        self,
+        plan: RolloutPlan,
+        servers: ServerSet,
+        sources: Sequence[CountSource],
+        interruption: Interruption,
+        agree: Callable[[int], bool],
+        say: Say,
+        sleep: Callable[[float], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._plan, self._set, self._sources = plan, servers, sources
+        self._interruption, self._agree, self._say = interruption, agree, say
+        self._sleep, self._clock = sleep, clock
+        self._report = RolloutReport(plan)
+
+    def run(self) -> RolloutReport:
+        """Raises UnreachableError and RefusedError before anything is changed, KeyboardInterrupt at a second Ctrl-C."""
+        servers = self._report.servers = self._states_before()
+        try:
+            self._load(servers[0])
+            self._report.why = self._watch(servers).reason
+            self._check_interrupt()
+            if not self._agree(len(servers) - 1):
+                self._check_interrupt()
+                raise RolloutError("not confirmed")
+            for each in servers[1:]:
+                self._load(each)
+            self._report.done = True
+        except RolloutError as error:
+            self._report.why = str(error)
+            self._say(f"going back: {error}")
+            self._try_back(servers)
+        except KeyboardInterrupt:
+            self._report.why = _LEFT
+        self._end(servers)
+        return self._report
+
+    # Before
+
+    def _states_before(self) -> list[ServerProgress]:
+        model = self._plan.model
+        states = self._set.call(lambda server: state_of(server, model))
+        failed = [each for each in states if each.error is not None]
+        if failed:
+            text = failure_text(failed[0].error, failed[0].url) if failed[0].error is not None else ""
+            raise UnreachableError(f"{failed[0].url}: {text}; nothing was changed")
+        for each in states:
+            if not each.value.versions:
+                raise RefusedError(
+                    f"{each.url}: no version of model '{model}' is READY, so there is nothing to compare with; "
+                    "nothing was changed",
+                    "'modserve load' loads it on all servers",
+                )
+        return [ServerProgress(each.server, each.value) for each in states]
+
+    # Forward
+
+    def _load(self, each: ServerProgress) -> None:
+        """Raises RolloutError."""
+        self._check_interrupt()
+        config, model = self._plan.config_for(each.before), self._plan.model
+        begin = self._clock()
+        try:
+            self._one(each, lambda server: state_of(server, model))  # whose time limit is short
+            each.changed, each.outcome = True, "left during the load"
+            each.after = self._one(each, lambda server: _load_on(server, model, config))
+        except ModserveError as error:
+            each.outcome, each.reason = "failed", failure_text(error, each.server.url)
+            each.unsure = each.changed and isinstance(error, UnreachableError)
+            raise RolloutError(f"{each.server.url} failed: {_one_line(each.reason)}") from error
+        version = self._plan.version
+        expected = self._report.servers[0].after.versions if version is None else (str(version),)
+        if each.after.versions != expected:
+            each.outcome, each.reason = "failed", f"it has {each.after}, not version {', '.join(expected)}"
+            raise RolloutError(f"{each.server.url}: {each.reason}")
+        each.outcome = f"loaded after {duration(self._clock() - begin)}"
+        self._say(f"{each.server.url}: {each.after}, {each.outcome}; before: {each.before}")
+
+    def _one(self, each: ServerProgress, work: Callable[[RemoteServer], ModelState]) -> ModelState:
+        [outcome] = self._set.call(work, [each.server])
+        return outcome.value
+
+    def _watch(self, servers: Sequence[ServerProgress]) -> Judgement:
+        """Raises RolloutError."""
+        rules, model = self._plan.rules, self._plan.model
+        begin = self._read_all()
+        if begin[0] is None:
+            raise RolloutError(f"{servers[0].server.url} has no counts")
+        was_ready, start = begin[0].ready, self._clock()
+        others = plural(len(servers) - 1, "other")
+        self._say(f"watching {servers[0].server.url} for {duration(rules.watch)} beside {others}")
+        versions = [frozenset(each.before.versions) for each in servers]
+        versions[0] = watched_versions(servers[0].before.versions, servers[0].after.versions)
+        for part in LOOKS:
+            for _ in self._ticks(start + part * rules.watch):
+                snapshot = self._read(self._sources[0])
+                if snapshot is None:
+                    raise RolloutError(f"{servers[0].server.url} does not respond any more")
+                if was_ready and not snapshot.ready:
+                    raise RolloutError(f"{servers[0].server.url} is not ready any more")
+            sides = [
+                counted(now, first, model, names) if now is not None and first is not None else WatchCounts()
+                for now, first, names in zip(self._read_all(), begin, versions, strict=True)
+            ]
+            self._report.new, self._report.others = sides[0], total_of(sides[1:])
+            self._say(f"{duration(self._clock() - start)}: new: {self._report.new}; others: {self._report.others}")
+            judgement = judge(self._report.new, self._report.others, rules, last=part == LOOKS[-1])
+            if judgement.verdict is Verdict.GO_BACK:
+                raise RolloutError(judgement.reason)
+        return judgement
+
+    def _ticks(self, until: float) -> Iterator[None]:
+        """Each second, and at that time. Raises RolloutError at an interrupt."""
+        while True:
+            self._check_interrupt()
+            left = until - self._clock()
+            if left <= 0:
+                break
+            self._sleep(min(left, 1.0))
+            if left > 1.0:
+                yield
+        yield
+
+    def _read_all(self) -> list[TopSnapshot | None]:
+        """At the same time; None for what does not respond."""
+        with ThreadPoolExecutor(len(self._sources)) as threads:
+            return list(threads.map(self._read, self._sources))
+
+    @staticmethod
+    def _read(source: CountSource) -> TopSnapshot | None:
+        try:
+            return source.read()
+        except ModserveError:
+            return None
+
+    def _check_interrupt(self) -> None:
+        if self._interruption.happened:
+            raise RolloutError("interrupted")
+
+    # Back
+
+    def _try_back(self, servers: Sequence[ServerProgress]) -> None:
+        try:
+            self._back(servers)
+        except KeyboardInterrupt:
+            self._report.why = _LEFT
+
+    def _back(self, servers: Sequence[ServerProgress]) -> None:
+        changed = {each.server.url: each for each in servers if each.changed}
+
+        def back(server: RemoteServer) -> ModelState:
+            each = changed[server.url]
+            return go_back(server, self._plan.model, each.before, unsure=each.unsure)
+
+        for outcome in self._set.call(back, [each.server for each in changed.values()]) if changed else ():
+            each = changed[outcome.url]
+            if outcome.error is not None:
+                reason = f"it cannot go back: {failure_text(outcome.error, outcome.url)}"
+                each.reason = "\n".join(filter(None, (each.reason, reason)))
+            elif not each.outcome.startswith("failed"):
+                each.outcome = "loaded, and back"
+
+    def _end(self, servers: Sequence[ServerProgress]) -> None:
+        model = self._plan.model
+        for each, state in zip(servers, self._set.call(lambda server: last_state(server, model)), strict=True):
+            each.state = state.value
+        if not self._report.done:
+            for each, outcome in zip(servers, self._set.call(lambda server: state_of(server, model)), strict=True):
+                each.as_before = outcome.error is None and is_back(outcome.value, each.before)
+            self._report.went_back = all(each.as_before for each in servers)
+
+
+def _one_line(text: str) -> str:
+    return "; ".join(filter(None, map(str.strip, text.splitlines())))
+
+
+def _load_on(server: RemoteServer, model: str, config: Mapping[str, Any] | None) -> ModelState:
+    server.call(LOAD, model, parameters={} if config is None else {"config": json.dumps(config)})
+    return state_of(server, model)
