@@ -110,6 +110,7 @@ class MetricsPage:
             server.tracer.figures,
             self._endings(),
             server.quotas.reports([base(each) for each in self._servables]),
+            None if server.recorder is None else server.recorder.figures,
         )
 
 

@@ -18,7 +18,7 @@ from modserve.core.configuration.log_settings import AccessMode, AccessSettings,
 from modserve.core.configuration.trace_settings import OPENTELEMETRY, TraceLevel, TraceSettings
 from modserve.core.files.remote_place import RemotePlace
 
-from . import access, load_limits, log, model_memory, telemetry, values
+from . import access, load_limits, log, model_memory, record, telemetry, values
 from .cache import cache_texts
 from .examples import example_models
 from .front_ends import GrpcSettings, HttpSettings
@@ -218,6 +218,7 @@ class Settings(BaseModel):
     access_log: Literal["off", "errors", "sampled", "all"] = log.ACCESS_LOG
     access_log_rate: Annotated[int, Field(ge=1)] = log.ACCESS_LOG_RATE
     audit_log: str = log.AUDIT_LOG
+    record: record.Record = record.RECORD
     request_ids: Literal["needed", "all"] = log.REQUEST_IDS
 
     trace_level: frozenset[Literal["OFF", "TIMESTAMPS", "TENSORS"]] = option(
