@@ -36,6 +36,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "chat": Command("MODEL [PROMPT]", "Talk to a language model."),
         "load": Command("MODEL …", "Load or reload models."),
         "unload": Command("MODEL …", "Unload models."),
+        "replay": Command("FILE …", "Send recorded requests again, and compare the responses."),
         "bench": Command("MODEL", "Measure the latency and throughput of a model.", "commands for measuring"),
         "tune": Command("MODEL --goal-ms N", "Find the fastest configuration within a goal."),
     }

@@ -30,7 +30,7 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Buffer, Tensor
 
 from .record import RecordedOutcome, RecordedTensor, RequestRecord, encode
-from .record_folder import RecordFolder, LongLineError
+from .record_folder import LongLineError, RecordFolder
 from .record_writer import RecordWriter
 
 _log = logging.getLogger(__name__)

@@ -18,11 +18,12 @@ from modserve.core.configuration.log_settings import AccessMode, AccessSettings,
 from modserve.core.configuration.trace_settings import OPENTELEMETRY, TraceLevel, TraceSettings
 from modserve.core.files.remote_place import RemotePlace
 
-from . import access, load_limits, log, model_memory, record, telemetry, values
+from . import access, load_limits, log, model_memory, telemetry, values
 from .cache import cache_texts
 from .examples import example_models
 from .front_ends import GrpcSettings, HttpSettings
 from .options import Option, did_you_mean, option, options_of
+from .record import RECORD, Record
 from .values import Count, Port, UnsignedCount, whole_number
 
 
@@ -218,7 +219,7 @@ class Settings(BaseModel):
     access_log: Literal["off", "errors", "sampled", "all"] = log.ACCESS_LOG
     access_log_rate: Annotated[int, Field(ge=1)] = log.ACCESS_LOG_RATE
     audit_log: str = log.AUDIT_LOG
-    record: record.Record = record.RECORD
+    record: Record = RECORD
     request_ids: Literal["needed", "all"] = log.REQUEST_IDS
 
     trace_level: frozenset[Literal["OFF", "TIMESTAMPS", "TENSORS"]] = option(
