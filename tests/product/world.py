@@ -55,6 +55,7 @@ class World:
         self._stack = ExitStack()
         self._root = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="product-")))
         self._stack.enter_context(simulated(self.loop))
+        self.records = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="product-records-")))
         self.engines = Engines(self.loop.call_soon)
         meter = Meter(own=lambda: self.engines.process_bytes, processes=frozenset, share=lambda pid: 0)
         self._stack.enter_context(patch("modserve.process.app.Meter", lambda *_: meter))
@@ -71,6 +72,7 @@ class World:
             cache_config=1_000_000,
             rate_limit="execution_count",
             exit_timeout_secs=300,
+            record=f"dir={self.records},rate=1",
             **({"model_memory_limit": str(limit)} if limit else {}),
         )
         self.server: InferenceServer = self.loop.act(lambda: InferenceServer(settings, backends=self.backends))
@@ -251,10 +253,10 @@ class World:
     def _submit(self, entry: Entry, request: InferenceRequest) -> None:
         try:
             servable = self.server.model(request.model_name, request.version)
+            submit = partial(self._submit_to, servable, entry)
             if request.tenant is None:
-                entry.inflight = servable.submit(request, entry, self.loop.now_ns)
+                entry.inflight = submit(request)
             else:
-                submit = partial(self._submit_to, servable, entry)
                 entry.inflight = self.server.quotas.accept(request, 1, submit)
         except ModserveError as error:
             entry.refusal = error
@@ -267,7 +269,10 @@ class World:
             self.server.pace(entry.inflight)
 
     def _submit_to(self, servable: Servable, entry: Entry, request: InferenceRequest) -> Inflight:
-        return servable.submit(request, entry, self.loop.now_ns)
+        recorder = self.server.recorder
+        assert recorder is not None
+        entry.recorded = True
+        return recorder.sampled(servable, request).submit(request, entry, self.loop.now_ns)
 
     def _reaction(self, name: str, entry: Entry) -> Callable[[], None]:
         """What a client's side does in the middle of its last outcome."""

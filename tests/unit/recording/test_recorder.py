@@ -201,7 +201,7 @@ def test_parameters_that_may_be_headers_are_left_out(tmp_path: Path) -> None:
 def test_memory_that_changes_later_is_copied(tmp_path: Path, of_input: bool) -> None:
     bench, servable = Bench(tmp_path), Submissions()
     shared = np.ones((1, 4), np.int32)  # as the memory of a client, who goes on writing to it
-    view = Tensor.from_raw(dtypes.INT32, (1, 4), memoryview(shared.reshape(-1).view(np.uint8)))
+    view = Tensor.from_raw(dtypes.INT32, (1, 4), shared.reshape(-1).view(np.uint8).data)
     bench.send(servable, request({"INPUT0": view} if of_input else None))
     if of_input:
         shared[:] = 9
