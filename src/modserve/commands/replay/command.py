@@ -105,7 +105,7 @@ def work(options: Namespace) -> int:
     report = ReplayReport(index, str(to.address))
     begin = time.perf_counter()
     asyncio.run(_replay(index, to, options, report))
-    report.seconds = time.perf_counter() - begin
+    report.end(time.perf_counter() - begin)
     if options.json:
         print(json.dumps(report.document(), ensure_ascii=False))
     else:

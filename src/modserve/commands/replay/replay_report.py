@@ -68,6 +68,11 @@ class ReplayReport:
         for difference in comparison.differences[: _KEPT - len(self.differences)]:
             self.differences.append((place, difference))
 
+    def end(self, seconds: float) -> None:
+        """All requests were sent, in so many seconds."""
+        self.seconds = seconds
+        self.differences.sort(key=lambda row: (row[0].at_us, row[0].run, row[0].number))
+
     @property
     def equal(self) -> int:
         return sum(each.equal for each in self.models.values())
