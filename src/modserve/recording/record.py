@@ -27,6 +27,9 @@ _MOST_TEXT: Final = 1024 * 1024
 """Bytes of the longest BYTES tensor that is written as texts."""
 
 
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
+
+
 class FormatError(ValueError):
     """A line is no record, or of another format. The text says what is wrong."""
 
@@ -159,7 +162,7 @@ def _texts(tensor: Tensor) -> list[str] | None:
 
 
 def _dumps(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
+    return _ENCODER.encode(value).encode()
 
 
 def _timestamp(us: int) -> str:

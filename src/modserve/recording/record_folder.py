@@ -7,7 +7,7 @@ back. What an earlier server process has left counts, and goes first.
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +20,8 @@ ENDING: Final = ".jsonl"
 _LARGEST_FILE: Final = 64 * 1024 * 1024
 _FILES: Final = 8
 """All bytes are at least those of so many files: when the oldest goes, the others stay."""
+_PART: Final = 64 * 1024
+"""Bytes that are written at a time, or a bit more."""
 _NAME: Final = re.compile(r"[0-9]{8}T[0-9]{6}\.[0-9]{6}Z-w([0-9]+)\.jsonl")
 
 
@@ -123,11 +125,24 @@ def folder_name(model: str) -> str:
     return quote(model, safe=" ").replace(".", "%2E") if model.strip(".") == "" else quote(model, safe=" ")
 
 
+def _joined(parts: Sequence[bytes]) -> Iterator[bytes]:
+    """The same bytes in fewer parts."""
+    some: list[bytes] = []
+    size = 0
+    for part in parts:
+        some.append(part)
+        size += len(part)
+        if size >= _PART:
+            yield b"".join(some)
+            some, size = [], 0
+    yield b"".join(some)
+
+
 def _write(file: int, parts: Sequence[bytes]) -> None:
     """Write all of it, or nothing. Raises OSError."""
     start = os.lseek(file, 0, os.SEEK_END)
     try:
-        for part in parts:
+        for part in _joined(parts):
             rest = memoryview(part)
             while rest:
                 rest = rest[os.write(file, rest) :]

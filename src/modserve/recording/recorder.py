@@ -26,7 +26,6 @@ from modserve.core.requests.request import InferenceRequest, ParameterValue
 from modserve.core.requests.response import NOBODY, InferenceResponse, Outcome, ResponseSink
 from modserve.core.runtime.long_buffers import copy_of
 from modserve.core.servable import Servable, Submitter
-from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Buffer, Tensor
 
 from .record import RecordedOutcome, RecordedTensor, RequestRecord, encode
@@ -320,10 +319,8 @@ def _copy(tensor: Tensor) -> Tensor:
     if tensor.device is not None:
         return tensor
     raw = tensor.received
-    if raw is None and tensor.datatype is dtypes.BYTES:  # encoding it may take long
+    if raw is None:  # its raw form is made on the writer's thread
         return Tensor(tensor.datatype, tensor.shape, None, tensor.array.copy())
-    if raw is None:
-        raw = tensor.raw
     return Tensor.from_raw(tensor.datatype, tensor.shape, raw if _is_constant(raw) else copy_of(raw))
 
 
