@@ -117,6 +117,7 @@ class Recorder:
     def open(self) -> None:
         """Raises OSError if the folder cannot be written."""
         self._folder.open()
+        _log.info("requests and their responses are recorded in %s", self._settings.folder)
 
     def close(self, seconds: float = 5.0) -> None:
         """Write what waits, for at most so many seconds, and end. May be called again."""
