@@ -1,5 +1,6 @@
 """How two tensors differ, element by element."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -33,8 +34,8 @@ DEFAULT_TOLERANCES: Mapping[str, Tolerance] = {
 class TensorComparison:
     """`unlike` of `elements` differ; `index` is the first of these, with its two values as texts.
 
-    `largest` is the largest difference of two finite numbers, within the tolerance or not, and `largest_relative` in
-    terms of the first number's size; both are 0 for what is no floating-point number.
+    `largest` is the largest difference of two finite numbers, within the tolerance or not; 0 for what is no
+    floating-point number.
     """
 
     elements: int
@@ -43,13 +44,12 @@ class TensorComparison:
     first: str = ""
     second: str = ""
     largest: float = 0.0
-    largest_relative: float = 0.0
 
 
 def compare_elements(first: Tensor, second: Tensor, tolerance: Tolerance) -> TensorComparison:
     """Of two tensors of one datatype and shape. NaN is like NaN; only floating-point numbers have a tolerance."""
-    a, b = first.array, second.array
-    largest = largest_relative = 0.0
+    a, b = first.array.reshape(-1), second.array.reshape(-1)
+    largest = 0.0
     if first.datatype.json_kind == "float":
         a, b = a.astype(np.float64), b.astype(np.float64)
         with np.errstate(invalid="ignore", over="ignore"):
@@ -58,17 +58,15 @@ def compare_elements(first: Tensor, second: Tensor, tolerance: Tolerance) -> Ten
             finite = np.isfinite(a) & np.isfinite(b)
             unlike = ~((finite & (apart <= allowed)) | (a == b) | (np.isnan(a) & np.isnan(b)))
         if finite.any():
-            largest = float(np.max(apart[finite]))
-            sized = finite & (a != 0)
-            largest_relative = float(np.max(apart[sized] / np.abs(a[sized]))) if sized.any() else 0.0
+            largest = min(float(np.max(apart[finite])), sys.float_info.max)
     else:
         unlike = np.asarray(a != b)
     count = int(np.count_nonzero(unlike))
     if not count:
-        return TensorComparison(unlike.size, largest=largest, largest_relative=largest_relative)
-    index = tuple(int(each) for each in np.unravel_index(int(np.argmax(unlike)), unlike.shape))
+        return TensorComparison(unlike.size, largest=largest)
+    index = tuple(int(each) for each in np.unravel_index(int(np.argmax(unlike)), first.shape))
     values = _text(first, index), _text(second, index)
-    return TensorComparison(unlike.size, count, index, *values, largest, largest_relative)
+    return TensorComparison(unlike.size, count, index, *values, largest)
 
 
 def precision(datatype: Datatype) -> float:

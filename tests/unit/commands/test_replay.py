@@ -305,6 +305,18 @@ def test_floating_point_numbers_have_a_tolerance(datatype: dtypes.Datatype) -> N
     assert difference.largest == pytest.approx(0.1, rel=0.05)
 
 
+def test_tensors_of_any_shape_and_the_largest_numbers() -> None:
+    for shape in ((), (0,), (2, 0), (1, 1, 1)):
+        old = tensor(dtypes.FP64, shape, 1.7e308)
+        assert differences([response(old)], [{"T0": old}]) == []
+    scalar, other = tensor(dtypes.FP64, (), 1.7e308), tensor(dtypes.FP64, (), -1.7e308)
+    (difference,) = differences([response(scalar)], [{"T0": other}])
+    assert (difference.index, difference.unlike) == ((), 1)
+    assert json.loads(json.dumps(difference.largest, allow_nan=False)) > 1.7e308
+    integers = tensor(dtypes.INT64, (), 2**62), tensor(dtypes.INT64, (), 2**62 + 1)
+    assert len(differences([response(integers[0])], [{"T0": integers[1]}])) == 1
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
