@@ -17,7 +17,7 @@ from modserve.core.requests.request import ParameterValue
 from modserve.core.runtime.yielding import yield_now
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
-from modserve.core.tensors.tensor import Shape, Tensor, encode_elements
+from modserve.core.tensors.tensor import Shape, Tensor, TruncatedError, encode_elements
 
 FORMAT: Final = 1
 _KEY: Final = "modserve_record"
@@ -40,6 +40,21 @@ class RecordedTensor(NamedTuple):
     datatype: Datatype
     shape: Shape
     content: Tensor | None
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the content is what datatype and shape say. Inputs of requests that were refused may be anything."""
+        if self.datatype is dtypes.INVALID or any(size < 0 for size in self.shape):
+            return False
+        count = math.prod(self.shape)
+        try:
+            return self.content is None or (
+                len(self.content.raw) == count * self.datatype.size
+                if self.datatype.size
+                else self.content.count_elements() == count
+            )
+        except TruncatedError:
+            return False
 
 
 @dataclass(slots=True, eq=False)
@@ -184,7 +199,7 @@ def read_head(line: bytes) -> FileHead:
 
 
 def decode(line: bytes, model: str) -> RequestRecord:
-    """The record of a line in a file of `model`. Raises FormatError."""
+    """The record of a line in a file of `model`, whose outputs are sound. Raises FormatError."""
     document = _loads(line)
     try:
         return RequestRecord(
@@ -214,6 +229,8 @@ def _read_outcome(document: Mapping[str, Any]) -> RecordedOutcome:
         outcome.code, outcome.message = Code[document["error"]["code"]], document["error"]["message"]
     if "outputs" in document:
         outcome.version, outcome.outputs = document["version"], _read_tensors(document["outputs"])
+        if unsound := [name for name, tensor in outcome.outputs.items() if not tensor.is_sound]:
+            raise FormatError(f"the content of output '{unsound[0]}' is not what its datatype and shape say")
     return outcome
 
 
@@ -222,16 +239,14 @@ def _read_tensors(documents: list[Mapping[str, Any]]) -> dict[str, RecordedTenso
 
 
 def _read_tensor(document: Mapping[str, Any]) -> RecordedTensor:
-    datatype, shape = dtypes.BY_NAME[document["datatype"]], tuple(map(int, document["shape"]))
+    datatype = dtypes.BY_NAME.get(document["datatype"], dtypes.INVALID)
+    shape = tuple(map(int, document["shape"]))
     if "redacted" in document:
         return RecordedTensor(datatype, shape, None)
     if "texts" in document:
         raw = encode_elements(each.encode() for each in document["texts"])
     else:
-        raw = a2b_base64(document["base64"])
-    expected = math.prod(shape) * datatype.size
-    if datatype.size and len(raw) != expected:
-        raise FormatError(f"tensor '{document['name']}' has {len(raw)} bytes, expected {expected}")
+        raw = a2b_base64(document["base64"], strict_mode=True)
     return RecordedTensor(datatype, shape, Tensor.from_raw(datatype, shape, raw))
 
 

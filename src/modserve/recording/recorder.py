@@ -38,7 +38,7 @@ MOST_OF_ONE: Final = 32 * 1024 * 1024
 """Bytes of tensors that one record has."""
 MOST_HELD: Final = 4 * MOST_OF_ONE
 """Bytes of tensors that all records hold until they are written."""
-_OVERHEAD: Final = 2048
+_OVERHEAD: Final = 1024
 """Bytes that a record counts besides its tensors."""
 _MOST_NAMES: Final = 1000
 DROPPED: Final = ("memory", "too_large", "disk", "failure")

@@ -19,6 +19,7 @@ from modserve.commands.replay.record_index import (
     INCOMPLETE,
     REDACTED,
     UNANSWERED,
+    UNSOUND,
     RecordIndex,
     RecordPlace,
     files_of,
@@ -131,6 +132,26 @@ def test_what_says_nothing_of_the_model_is_not_sent(tmp_path: Path) -> None:
         record(5, RecordedOutcome(1.0, 1, redacted)),
     )
     assert hindrances(path) == [(1, REDACTED), (2, UNANSWERED), (3, UNANSWERED), (4, ""), (5, "")]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "raw", "hindrance"),
+    [
+        (dtypes.FP32, (2,), bytes(8), ""),
+        (dtypes.FP32, (2,), bytes(7), UNSOUND),
+        (dtypes.FP32, (-1, -2), bytes(8), UNSOUND),
+        (dtypes.INVALID, (2,), bytes(2), UNSOUND),
+        (dtypes.BYTES, (2,), bytes(8), ""),
+        (dtypes.BYTES, (3,), bytes(8), UNSOUND),
+        (dtypes.BYTES, (1,), b"\xffff", UNSOUND),
+    ],
+)
+def test_what_no_client_can_send(
+    tmp_path: Path, datatype: dtypes.Datatype, shape: tuple[int, ...], raw: bytes, hindrance: str
+) -> None:
+    inputs = {"T0": RecordedTensor(datatype, shape, Tensor.from_raw(datatype, shape, raw))}
+    refused = RecordedOutcome(1.0, code=Code.INVALID_ARG)
+    assert hindrances(write(tmp_path / "a.jsonl", record(1, refused, inputs=inputs))) == [(1, hindrance)]
 
 
 def test_sequences_are_sent_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from modserve.recording.record import (
 )
 from modserve.testing import tensor
 
+FLOATS = {"datatype": "FP32", "base64": "AAAA"}
+
 
 def recorded(value: Tensor) -> RecordedTensor:
     return RecordedTensor(value.datatype, value.shape, value)
@@ -130,8 +132,12 @@ def test_heads_of_others(text: bytes, message: str) -> None:
     [
         ({"n": None}, "it is no record"),
         ({"at": "yesterday"}, "it is no record"),
-        ({"inputs": [{"name": "x", "datatype": "FP99", "shape": [1], "base64": ""}]}, "it is no record: KeyError"),
-        ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "base64": "AAAA"}]}, "has 3 bytes, expected 8"),
+        ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "base64": "?"}]}, "it is no record: Error"),
+        ({"inputs": [{"name": "x", "datatype": "FP32"}]}, "it is no record: KeyError"),
+        (
+            {"outcomes": [{"after_us": 1, "version": 1, "outputs": [{"name": "x", "shape": [2], **FLOATS}]}]},
+            "the content of output 'x' is not what its datatype and shape say",
+        ),
         ({"outcomes": [{"after_us": 1, "error": {"code": "ODD", "message": ""}}]}, "it is no record: KeyError"),
     ],
 )

@@ -18,6 +18,7 @@ SequenceName: TypeAlias = tuple[str, str, str]
 """A model, a tenant and an id."""
 
 REDACTED: Final = "an input is redacted"
+UNSOUND: Final = "the content of an input is not what its datatype and shape say"
 UNANSWERED: Final = "it was cancelled, refused or too late"
 INCOMPLETE: Final = "its sequence is incomplete"
 CUT: Final = "its responses are incomplete"
@@ -126,6 +127,8 @@ def _describe(place: RecordPlace, record: RequestRecord) -> None:
         place.starts = record.parameters.get("sequence_start") is True
     if any(each.content is None for each in record.inputs.values()):
         place.hindrance = REDACTED
+    elif not all(each.is_sound for each in record.inputs.values()):
+        place.hindrance = UNSOUND
     elif any(each.code in _UNANSWERED for each in record.outcomes):
         place.hindrance = UNANSWERED
 
