@@ -25,7 +25,7 @@ from modserve.server.in_process import response
 
 from .errors import UnreachableError
 from .remote_server import RemoteServer
-from .tensor_comparison import Tolerance, compare_elements, precision
+from .tensor_comparison import ElementTolerance, compare_elements, precision
 
 Inputs = Mapping[str, Tensor]
 
@@ -271,12 +271,12 @@ def differs(ours: Tensor, theirs: Tensor, url: str, tolerance: float) -> str:
     if ours.datatype is not theirs.datatype or ours.shape != theirs.shape:
         shown = [f"{each.datatype} {list(each.shape)}" for each in (ours, theirs)]
         return f"is {shown[0]} here, and {shown[1]} at {url}"
-    sizes = Tolerance(0.0, 0.0)
+    sizes = ElementTolerance(0.0, 0.0)
     if ours.datatype.json_kind == "float":
         relative = max(tolerance, 4 * precision(ours.datatype))
         magnitudes = np.abs(theirs.array.astype(np.float64))
         finite = magnitudes[np.isfinite(magnitudes)]
-        sizes = Tolerance(relative, relative * float(np.mean(finite)) if finite.size else 0.0)
+        sizes = ElementTolerance(relative, relative * float(np.mean(finite)) if finite.size else 0.0)
     comparison = compare_elements(theirs, ours, sizes)
     if not comparison.unlike:
         return ""

@@ -14,18 +14,18 @@ _LONGEST_VALUE = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Tolerance:
+class ElementTolerance:
     """Floating-point numbers are alike within `absolute`, or within `relative` times the size of the first one."""
 
     relative: float
     absolute: float
 
 
-DEFAULT_TOLERANCES: Mapping[str, Tolerance] = {
-    "FP64": Tolerance(1e-8, 1e-10),
-    "FP32": Tolerance(1e-4, 1e-5),
-    "FP16": Tolerance(1e-2, 1e-3),
-    "BF16": Tolerance(3e-2, 1e-2),
+DEFAULT_TOLERANCES: Mapping[str, ElementTolerance] = {
+    "FP64": ElementTolerance(1e-8, 1e-10),
+    "FP32": ElementTolerance(1e-4, 1e-5),
+    "FP16": ElementTolerance(1e-2, 1e-3),
+    "BF16": ElementTolerance(3e-2, 1e-2),
 }
 """By datatype. A request computes with slightly other numbers in another batch, and these allow for that."""
 
@@ -46,7 +46,7 @@ class TensorComparison:
     largest: float = 0.0
 
 
-def compare_elements(first: Tensor, second: Tensor, tolerance: Tolerance) -> TensorComparison:
+def compare_elements(first: Tensor, second: Tensor, tolerance: ElementTolerance) -> TensorComparison:
     """Of two tensors of one datatype and shape. NaN is like NaN; only floating-point numbers have a tolerance."""
     a, b = first.array.reshape(-1), second.array.reshape(-1)
     largest = 0.0

@@ -16,7 +16,7 @@ from modserve.recording.record import RequestRecord
 from ..destination import Destination, destination
 from ..remote_server import failure
 from ..syntax import UsageError, add_destination, add_json, number_type, option, parser, reading
-from ..tensor_comparison import DEFAULT_TOLERANCES, Tolerance
+from ..tensor_comparison import DEFAULT_TOLERANCES, ElementTolerance
 from .record_comparison import Replayed, compare_record
 from .record_index import RecordIndex, RecordPlace, files_of, index_of
 from .replay_report import ReplayReport
@@ -52,7 +52,7 @@ def _pace(text: str) -> Pace:
     return Pace(rate)
 
 
-def _tolerance(text: str) -> tuple[str, Tolerance]:
+def _tolerance(text: str) -> tuple[str, ElementTolerance]:
     """``[DATATYPE=]RELATIVE[:ABSOLUTE]``, with an empty datatype for all."""
     datatype, equals, numbers = text.rpartition("=")
     relative, colon, absolute = numbers.partition(":")
@@ -63,7 +63,7 @@ def _tolerance(text: str) -> tuple[str, Tolerance]:
     if (equals and datatype.upper() not in DEFAULT_TOLERANCES) or not all(0 <= each < 1e300 for each in parts):
         names = ", ".join(DEFAULT_TOLERANCES)
         raise ValueError(f"expected [DATATYPE=]RELATIVE[:ABSOLUTE] with DATATYPE one of {names}, got: {text}")
-    return datatype.upper(), Tolerance(*parts)
+    return datatype.upper(), ElementTolerance(*parts)
 
 
 PARSER.add_argument("files", nargs="+", metavar="FILE", help="Files of recorded requests, or directories of these.")
@@ -116,7 +116,7 @@ def work(options: Namespace) -> int:
     return 1 if report.different else 0
 
 
-def tolerances(changes: Sequence[tuple[str, Tolerance]]) -> dict[str, Tolerance]:
+def tolerances(changes: Sequence[tuple[str, ElementTolerance]]) -> dict[str, ElementTolerance]:
     """By datatype: the defaults, with what the options say."""
     by_name = dict(DEFAULT_TOLERANCES)
     for datatype, tolerance in changes:

@@ -10,9 +10,9 @@ from modserve.core.tensors.tensor import Tensor, format_shape
 from modserve.protocol.failures import STATUS
 from modserve.recording.record import RecordedOutcome, RecordedTensor, RequestRecord
 
-from ..tensor_comparison import Tolerance, compare_elements
+from ..tensor_comparison import ElementTolerance, compare_elements
 
-_EXACT = Tolerance(0.0, 0.0)
+_EXACT = ElementTolerance(0.0, 0.0)
 _LONGEST_MESSAGE = 200
 
 
@@ -49,7 +49,9 @@ class Replayed:
     took_ns: int = 0
 
 
-def compare_record(record: RequestRecord, replayed: Replayed, tolerances: Mapping[str, Tolerance]) -> RecordComparison:
+def compare_record(
+    record: RequestRecord, replayed: Replayed, tolerances: Mapping[str, ElementTolerance]
+) -> RecordComparison:
     comparison = RecordComparison()
     responses = [each for each in record.outcomes if each.outputs]
     results = [each for each in replayed.results if each.tensors]
@@ -90,7 +92,7 @@ def _outputs(
     number: int,
     response: RecordedOutcome,
     result: Result,
-    tolerances: Mapping[str, Tolerance],
+    tolerances: Mapping[str, ElementTolerance],
     comparison: RecordComparison,
 ) -> None:
     recorded = response.outputs or {}
