@@ -282,19 +282,20 @@ def test_a_record_longer_than_all_files(tmp_path: Path) -> None:
     assert bench.dropped == {"too_large": 1}
 
 
-def test_a_tensor_that_cannot_be_read_spoils_only_its_record(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class Unreadable(Tensor):
-        @property
-        def size(self) -> int:
-            raise RuntimeError("the device is gone")
+def test_a_tensor_that_cannot_be_read_spoils_only_its_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unreadable(tensor: Tensor) -> Tensor:
+        raise RuntimeError("the device is gone")
 
     bench, servable, sink = Bench(tmp_path), Submissions(), RecordingSink()
     bench.send(servable, request(), sink)
-    servable.requests[0].settle(output(Unreadable(dtypes.INT32, (1,), b"", None)))
-    assert sink.ended == 1
+    monkeypatch.setattr(recorder_module, "_copy", unreadable)
     with caplog.at_level(logging.CRITICAL):
-        bench.send(servable, request({"INPUT0": Unreadable(dtypes.INT32, (1,), b"", None)}))
-    servable.requests[1].settle(output())
+        servable.requests[0].settle(output())
+        bench.send(servable, request(), sink)
+        servable.requests[1].settle(output())
+    assert (len(sink.responses), sink.ended) == (2, 2)
     assert bench.records() == []
     assert bench.dropped == {"failure": 2}
 
