@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from modserve.commands.replay.record_index import index_of
 from modserve.core.servable import RequestHolder, SequenceKeeper, Servable, base
 from modserve.execution.rate_limit import TurnState
 from modserve.models.residency.on_demand import OnDemandModel
@@ -10,6 +11,7 @@ from modserve.models.residency.stages import Stage
 from modserve.models.serving.cached import CachedModel
 from modserve.models.serving.model import Model
 from modserve.models.serving.wrappers import ModelWrapper
+from modserve.recording.recorder import Recorder
 
 from .models import MODELS
 from .world import LONG_S, World
@@ -170,6 +172,29 @@ def _check_memory(world: World) -> None:
         assert base(each) is each
 
 
+def _check_records(world: World) -> None:
+    """Each request that came to a model has one record, with what its client has heard and no more than one end."""
+    recorder = world.server.recorder
+    assert isinstance(recorder, Recorder)
+    assert recorder.held == 0, f"{recorder!r} holds {recorder.held} bytes"
+    assert not any(recorder.figures.dropped.values()), f"{recorder!r}"
+    index = index_of(sorted(world.records.rglob("*.jsonl")))
+    assert not index.remarks
+    assert recorder.figures.recorded == len(index.places)
+    records = [place.read() for place in index.places]
+    by_number = {int(each.id): each for each in records if each.id.isdigit()}
+    assert len(by_number) == sum(each.id.isdigit() for each in records), "a request has two records"
+    assert by_number.keys() == {entry.number for entry in world.ledger.entries if entry.recorded}
+    for entry in world.ledger.entries:
+        if not entry.recorded:
+            continue
+        record = by_number[entry.number]
+        failures = [each.code for each in record.outcomes if each.code is not None]
+        failure = entry.refusal or entry.failure
+        assert failures == ([] if failure is None else [failure.code]), f"{entry!r} is recorded as {record}"
+        assert sum(each.outputs is not None for each in record.outcomes) == entry.responses, f"{entry!r}: {record}"
+
+
 def _check_stopped(world: World) -> None:
     assert world.stopping is not None
     world.run(LONG_S)
@@ -182,5 +207,6 @@ def _check_stopped(world: World) -> None:
     assert (len(world.engines.models), world.engines.made) == (0, 0), "engines are open after the end"
     assert world.server.memory.held == 0
     assert not world.loop.failures, world.loop.failures
+    _check_records(world)
     world.ledger.check()
     world.ledger.check_sums()

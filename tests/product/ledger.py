@@ -52,6 +52,8 @@ class Entry:
     """Its client has cancelled it."""
     length: int = 1
     """How often it has its value."""
+    recorded: bool = False
+    """It has come as far as the recorder."""
     in_sequence: bool = False
     """It ends with its sequence, of which another request may be cancelled."""
 

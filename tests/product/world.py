@@ -56,6 +56,7 @@ class World:
         self._stack = ExitStack()
         self._root = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="product-")))
         self._stack.enter_context(simulated(self.loop))
+        self.records = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="product-records-")))
         self.engines = Engines(self.loop.call_soon)
         meter = Meter(own=lambda: self.engines.process_bytes, processes=frozenset, share=lambda pid: 0)
         self._stack.enter_context(patch("modserve.process.app.Meter", lambda *_: meter))
@@ -72,6 +73,7 @@ class World:
             cache_config=1_000_000,
             rate_limit="execution_count",
             exit_timeout_secs=300,
+            record=f"dir={self.records},rate=1",
             **({"model_memory_limit": str(limit)} if limit else {}),
         )
         self.server: InferenceServer = self.loop.act(lambda: InferenceServer(settings, backends=self.backends))
@@ -259,10 +261,10 @@ class World:
     def _accept(self, entry: Entry, request: InferenceRequest) -> None:
         try:
             servable = self.server.model(request.model_name, request.version)
+            submit = partial(self._submit_to, servable, entry)
             if request.tenant is None:
-                entry.inflight = servable.submit(request, entry, self.loop.now_ns)
+                entry.inflight = submit(request)
             else:
-                submit = partial(self._submit_to, servable, entry)
                 entry.inflight = self.server.quotas.accept(request, 1, submit)
         except ModserveError as error:
             entry.refusal = error
@@ -275,7 +277,10 @@ class World:
             self.server.pace(entry.inflight)
 
     def _submit_to(self, servable: Servable, entry: Entry, request: InferenceRequest) -> Inflight:
-        return servable.submit(request, entry, self.loop.now_ns)
+        recorder = self.server.recorder
+        assert recorder is not None
+        entry.recorded = True
+        return recorder.sampled(servable, request).submit(request, entry, self.loop.now_ns)
 
     def _reaction(self, name: str, entry: Entry) -> Callable[[], None]:
         """What a client's side does in the middle of its last outcome."""

@@ -45,6 +45,7 @@ RULES = {
     ),
     "core.statistics": rule("core.errors core.requests", "mypy_extensions"),
     "core.servable": rule("core.configuration core.requests core.residency core.statistics core.version"),
+    "core.recording": rule("core.requests core.servable"),
     "core.loading": rule("core.errors core.files core.servable"),
     "pb": rule(foreign="google.protobuf"),
     "config": rule("core pb routing", "google.protobuf"),
@@ -60,6 +61,7 @@ RULES = {
     "routing": rule("core", "numpy"),
     "repository": rule("core routing", "boto3 botocore obstore"),
     "observability": rule("core", "mypy_extensions opentelemetry orjson"),
+    "recording": rule("core"),
     "scheduling": rule("core resources", "mypy_extensions"),
     "execution": rule("core backends.api resources", "mypy_extensions numpy"),
     "models": rule(),
@@ -83,7 +85,7 @@ RULES = {
     "process": rule(),
     "process.app": Rule(
         EVERYTHING - {"cli", "commands", "process", "testing", "__init__", "__main__"} - LIBRARY
-        | {"process.listeners", "process.model_setup", "process.ports"}
+        | {"process.listeners", "process.model_setup", "process.ports", "process.record_setup"}
     ),
     "process.console": rule("backends.inventory core protocol.examples"),
     "process.listeners": rule(
@@ -93,6 +95,7 @@ RULES = {
     "process.load_reporter": rule("core execution.placement observability resources server"),
     "process.metrics_page": rule("backends.inventory core form observability server settings"),
     "process.model_setup": rule("backends.python.functions backends.registry config core models repository settings"),
+    "process.record_setup": rule("__about__ core recording settings workers.identity"),
     "process.ports": rule("resources.port_owner"),
     "process.port_conflict": rule("process.ports"),
     "process.reserved_ports": rule("process.ports settings"),
@@ -106,7 +109,7 @@ RULES = {
     "workers": rule("core pb protocol server frontends models routing settings observability"),
     "commands": rule(
         "access backends client config core execution form server.in_process models observability pb process.console "
-        "process.model_setup process.ports protocol repository resources settings text.description",
+        "process.model_setup process.ports protocol recording repository resources settings text.description",
         "google.protobuf hpack ml_dtypes numpy onnxruntime orjson PIL pynvml rich shtab uvloop",
     ),
     "cli": rule(

@@ -56,6 +56,7 @@ OWN_OPTIONS = [
     "access-log",
     "audit-log",
     "auth-file",
+    "record",
     "auth-open",
     "access-log-rate",
     "log-multiline",

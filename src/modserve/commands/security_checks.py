@@ -100,7 +100,7 @@ def all_checks(settings: Settings) -> Iterator[Check]:
     yield from _keys(place, failure)
     for check in (_key_file, _endless_keys, _issuers, _tls, _restrictions, _model_control, _shared_memory, _health):
         yield from check(place)
-    for check in (_metrics, _code, _repositories, _browsers):
+    for check in (_metrics, _records, _code, _repositories, _browsers):
         yield from check(place)
 
 
@@ -254,6 +254,22 @@ def _metrics(place: Place) -> Iterator[Check]:
             if local
             else Check(WARNING, "metrics", f"{text}, which crosses the network in the clear", advice)
         )
+
+
+def _records(place: Place) -> Iterator[Check]:
+    record = place.settings.record
+    if not record.folder:
+        yield Check(OK, "recording", "requests and responses are not recorded")
+        return
+    path = Path(record.folder)
+    if others := _writers(path) or _readers(path):
+        text = f"{others} may look into {path}, or change it: recorded requests are there"
+        yield Check(PROBLEM, "recording", text, f"chmod go= '{path}'")
+    hidden = f"but for {listed(f'{model}:{tensor}' for model, tensor in record.redacted)}" if record.redacted else ""
+    text = f"what clients send and get is written to {path}{f', {hidden}' if hidden else ', with all tensors'}"
+    yield Check(
+        WARNING, "recording", text, "--record redact=MODEL:TENSOR leaves tensors out; without --record, nothing is"
+    )
 
 
 def _code(place: Place) -> Iterator[Check]:

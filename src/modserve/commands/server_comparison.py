@@ -4,13 +4,11 @@ Both get the same bytes. Generated data is the same in each run, so differences 
 """
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from modserve.client.values import ClientCall, ModelMetadata, metadata_of
@@ -27,6 +25,7 @@ from modserve.server.in_process import response
 
 from .errors import UnreachableError
 from .remote_server import RemoteServer
+from .tensor_comparison import ElementTolerance, compare_elements, precision
 
 Inputs = Mapping[str, Tensor]
 
@@ -272,29 +271,17 @@ def differs(ours: Tensor, theirs: Tensor, url: str, tolerance: float) -> str:
     if ours.datatype is not theirs.datatype or ours.shape != theirs.shape:
         shown = [f"{each.datatype} {list(each.shape)}" for each in (ours, theirs)]
         return f"is {shown[0]} here, and {shown[1]} at {url}"
-    here, there = ours.array, theirs.array
+    sizes = ElementTolerance(0.0, 0.0)
     if ours.datatype.json_kind == "float":
-        tolerance = max(tolerance, 4 * float(ml_dtypes.finfo(ours.datatype.numpy).eps))  # type: ignore[no-untyped-call]
-        here, there = here.astype(np.float64), there.astype(np.float64)
-        sizes = np.abs(there)
-        mean = float(np.mean(sizes[np.isfinite(sizes)])) if np.isfinite(sizes).any() else 0.0
-        with np.errstate(invalid="ignore"):
-            near = np.abs(here - there) <= tolerance * np.maximum(sizes, mean)
-        near &= np.isfinite(here) & np.isfinite(there)
-        unlike = ~(near | (here == there) | (np.isnan(here) & np.isnan(there)))
-    else:
-        unlike = here != there
-    count = int(np.count_nonzero(unlike))
-    if not count:
+        relative = max(tolerance, 4 * precision(ours.datatype))
+        magnitudes = np.abs(theirs.array.astype(np.float64))
+        finite = magnitudes[np.isfinite(magnitudes)]
+        sizes = ElementTolerance(relative, relative * float(np.mean(finite)) if finite.size else 0.0)
+    comparison = compare_elements(theirs, ours, sizes)
+    if not comparison.unlike:
         return ""
-    index = tuple(int(each) for each in np.unravel_index(int(np.argmax(unlike)), unlike.shape))
-    place = f"at {list(index)} " if index else ""
+    place = f"at {list(comparison.index)} " if comparison.index else ""
     return (
-        f"differs in {count} of {math.prod(ours.shape)} elements, first {place}with {_value(ours, index)} here, and "
-        f"{_value(theirs, index)} at {url}"
+        f"differs in {comparison.unlike} of {comparison.elements} elements, first {place}with {comparison.second} "
+        f"here, and {comparison.first} at {url}"
     )
-
-
-def _value(tensor: Tensor, index: tuple[int, ...]) -> str:
-    value = tensor.array[index]
-    return repr(value)[:60] if isinstance(value, bytes) else str(value)

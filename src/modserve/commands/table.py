@@ -38,6 +38,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "unload": Command("MODEL …", "Unload models."),
         "drain": Command("", "Take a server out of service, and wait until it is idle."),
         "rollout": Command("MODEL[:VERSION]", "Load a version on one of several servers, then on all."),
+        "replay": Command("FILE …", "Send recorded requests again, and compare the responses."),
         "bench": Command("MODEL", "Measure the latency and throughput of a model.", "commands for measuring"),
         "tune": Command("MODEL --goal-ms N", "Find the fastest configuration within a goal."),
     }

@@ -21,7 +21,7 @@ from modserve.core.requests.memory import MemoryBudget, UnsentResponses
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import InferenceResponse, Outcome, single_outcome
 from modserve.core.requests.trace_context import TraceHeaders
-from modserve.core.servable import Handle, Servable, submit_traced
+from modserve.core.servable import Handle, Servable, Submitter, submit_traced
 from modserve.core.tensors.shared_memory import RegionLease
 from modserve.frontends.offload import RequestMemory
 from modserve.protocol import response_form
@@ -149,10 +149,10 @@ class InferenceCall:
         servable = self.servable
         if request.tenant is not None or self.server.quotas.most:
             self.inflight = self.server.quotas.accept(request, self._rows(request), self._submitted)
-        elif self.trace is None:
+        elif self.trace is None and self.server.recorder is None:
             self.inflight = servable.submit(request, self, self.now_ns)
         else:
-            self.inflight = submit_traced(self.trace, servable, request, self, self.now_ns)
+            self.inflight = self._submitted(request)
         self.version = servable.id.version
         if self.response_form.places and self.on_gpu and not servable.config.cached:
             self.inflight.device_outputs = self.response_form.places
@@ -160,9 +160,11 @@ class InferenceCall:
             self.give_back_model()
 
     def _submitted(self, request: InferenceRequest) -> Inflight:
+        recorder = self.server.recorder
+        submitter: Submitter = self.servable if recorder is None else recorder.sampled(self.servable, request)
         if self.trace is None:
-            return self.servable.submit(request, self, self.now_ns)
-        return submit_traced(self.trace, self.servable, request, self, self.now_ns)
+            return submitter.submit(request, self, self.now_ns)
+        return submit_traced(self.trace, submitter, request, self, self.now_ns)
 
     def _rows(self, request: InferenceRequest) -> int:
         """How many rows it has, going by its first input: the model has not looked at it."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from modserve.core.configuration.routing_config import RouteFigures, ShadowFigures
 from modserve.core.lifecycle import IndexEntry
+from modserve.core.recording import RecordFigures
 from modserve.core.requests.memory import MemoryBudget
 from modserve.core.residency import NO_MEMORY, MemoryReport
 from modserve.core.tenants import TenantReport
@@ -43,6 +44,8 @@ class ServerFigures:
     """gRPC connections that the server closed early, by reason."""
     tenants: Sequence[TenantReport] = ()
     drain_phase: int = 0
+    records: RecordFigures | None = None
+    """None if nothing is recorded."""
 
 
 _MEMORY: tuple[tuple[str, str, str, Callable[[MemoryBudget], float]], ...] = (
@@ -98,6 +101,8 @@ def server_families(figures: ServerFigures) -> Iterator[Family]:
         for name, text, read in model_memory.OF_ALL:
             yield family(name, "gauge", text, [("", read(figures.model_memory))])
     yield from _tenant_families(figures.tenants)
+    if figures.records is not None:
+        yield from _record_families(figures.records)
     for name, kind, text, samples in (*routing_families(figures.routings), *span_families(figures.spans)):
         yield family(name, kind, text, [(labelled(labels), count) for labels, count in samples])
 
@@ -121,6 +126,15 @@ def _tenant_families(tenants: Sequence[TenantReport]) -> Iterator[Family]:
     yield family("modserve_tenant_requests_total", "counter", "Requests by tenant and by what became of them", rows)
     for name, kind, text, value in _TENANTS:
         yield family(name, kind, text, [(labelled({"tenant": each.name}), value(each)) for each in tenants])
+
+
+def _record_families(records: RecordFigures) -> Iterator[Family]:
+    text = "Sampled requests that were written to a file"
+    yield family("modserve_recorded_requests_total", "counter", text, [("", records.recorded)])
+    text = "Sampled requests that were not recorded, by reason"
+    rows = [(labelled({"reason": reason}), count) for reason, count in records.dropped.items()]
+    yield family("modserve_record_dropped_total", "counter", text, rows)
+    yield family("modserve_record_bytes", "gauge", "Bytes of the files of recorded requests", [("", records.size)])
 
 
 _RESPONSES = {

@@ -54,6 +54,7 @@ from modserve.settings import Settings
 from .listeners import Listeners, Ports
 from .model_setup import backend_options, loader_options, models_to_load, repositories
 from .ports import PortError
+from .record_setup import make_recorder, open_folder
 
 if TYPE_CHECKING:
     from modserve.access.access_control import AccessControl
@@ -131,6 +132,7 @@ class InferenceServer(LocalServer):
         )
         self.later_loads = LaterLoads(logs)
         requests = settings.access
+        self._recorder = make_recorder(settings, None if member is None else member.identity)
         super().__init__(
             ModelManager(table, loader, threads, settings.model_load_retry_count, self.later_loads),
             repositories(settings),
@@ -143,6 +145,7 @@ class InferenceServer(LocalServer):
                 model_memory=lambda: residency.report,
                 failure_log=FailureLog(enabled=requests.mode is not AccessMode.OFF),
                 access_log=access_log(requests, logs),
+                recorder=self._recorder,
                 engine_metrics=engine_metrics,
             ),
             name=settings.id,
@@ -171,6 +174,12 @@ class InferenceServer(LocalServer):
             meter=meter,
             on_health=lambda: self.changes.notify(),
         )
+
+    async def load(self) -> None:
+        """As `LocalServer.load`. Raises INVALID_ARG as well if the folder for recorded requests cannot be written."""
+        if self._recorder is not None:
+            await asyncio.to_thread(open_folder, self._recorder)
+        await super().load()
 
     async def __aenter__(self) -> Self:
         try:
@@ -205,6 +214,8 @@ class InferenceServer(LocalServer):
             return False
         finally:
             await self._caches.close()
+            if self._recorder is not None:
+                await asyncio.to_thread(self._recorder.close)
             self._executor.shutdown(wait=False, cancel_futures=True)
         return True
 

@@ -111,6 +111,7 @@ class MetricsPage:
             self._endings(),
             server.quotas.reports([base(each) for each in self._servables]),
             server.drain_phase,
+            None if server.recorder is None else server.recorder.figures,
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from modserve.core.changes import Changes
 from modserve.core.configuration.trace_settings import TraceChange
 from modserve.core.lifecycle import IndexEntry
+from modserve.core.recording import RequestRecorder
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.memory import MemoryBudget
 from modserve.core.residency import MemoryReport
@@ -72,6 +73,8 @@ class Server(Protocol):
     """The front ends record each request that failed in it."""
     access_log: AccessLog | None
     """The front ends record each request in it, if it is there when they start."""
+    recorder: RequestRecorder | None
+    """Records some of the requests; None if nothing is recorded."""
     engine_metrics: MetricStore
     """What the engines of this process show on the metrics page."""
 

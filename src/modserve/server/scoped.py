@@ -48,7 +48,7 @@ class ScopedServer:
         self.changes, self.memory, self.shared_memory = server.changes, server.memory, server.shared_memory
         self.tracer, self.failure_log, self.access_log = server.tracer, server.failure_log, server.access_log
         self.pace, self.ready_models, self.index = server.pace, server.ready_models, server.index
-        self.engine_metrics = server.engine_metrics
+        self.recorder, self.engine_metrics = server.recorder, server.engine_metrics
         self.folder, self.model_memory = server.folder, server.model_memory
         self.failures, self.readings_of_others = server.failures, server.readings_of_others
         self.change_log_settings, self.drain = server.change_log_settings, server.drain

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from modserve.core.recording import RequestRecorder
 from modserve.core.requests.memory import MemoryBudget
 from modserve.core.residency import NO_MEMORY, MemoryReport
 from modserve.core.statistics.metrics import MetricStore
@@ -28,4 +29,5 @@ class Services:
     model_memory: Callable[[], MemoryReport] = lambda: NO_MEMORY
     failure_log: FailureLog = field(default_factory=FailureLog)
     access_log: AccessLog | None = None
+    recorder: RequestRecorder | None = None
     engine_metrics: MetricStore = field(default_factory=MetricStore)

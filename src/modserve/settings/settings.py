@@ -23,6 +23,7 @@ from .cache import cache_texts
 from .examples import example_models
 from .front_ends import GrpcSettings, HttpSettings
 from .options import Option, did_you_mean, option, options_of
+from .record import RECORD, Record
 from .values import Count, Port, UnsignedCount, whole_number
 
 
@@ -219,6 +220,7 @@ class Settings(BaseModel):
     access_log: Literal["off", "errors", "sampled", "all"] = log.ACCESS_LOG
     access_log_rate: Annotated[int, Field(ge=1)] = log.ACCESS_LOG_RATE
     audit_log: str = log.AUDIT_LOG
+    record: Record = RECORD
     request_ids: Literal["needed", "all"] = log.REQUEST_IDS
 
     trace_level: frozenset[Literal["OFF", "TIMESTAMPS", "TENSORS"]] = option(

@@ -41,6 +41,7 @@ class FleetServer:
         self.models, self.ready_models, self.model_names = server.models, server.ready_models, server.model_names
         self.index, self.tracer_for, self.folder = server.index, server.tracer_for, server.folder
         self.check_model_ready, self.engine_metrics = server.check_model_ready, server.engine_metrics
+        self.recorder = server.recorder
 
     @property
     def phase(self) -> Phase:

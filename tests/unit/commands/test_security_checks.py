@@ -60,6 +60,21 @@ def tls(tmp_path: Path) -> dict[str, Any]:
     }
 
 
+def test_recorded_requests(tmp_path: Path) -> None:
+    folder = tmp_path / "records"
+    assert check()["recording"].level == "ok"
+    row = check(record=f"dir={folder}")["recording"]
+    assert (row.level, row.text) == ("warning", f"what clients send and get is written to {folder}, with all tensors")
+    row = check(record=f"dir={folder},redact=bert:TEXT,redact=*:image")["recording"]
+    assert row.text == f"what clients send and get is written to {folder}, but for bert:TEXT, *:image"
+    folder.mkdir(mode=0o700)
+    assert check(record=f"dir={folder}")["recording"].level == "warning"
+    folder.chmod(0o755)
+    row = check(record=f"dir={folder}")["recording"]
+    assert (row.level, row.advice) == ("problem", f"chmod go= '{folder}'")
+    assert row.text == f"everybody may look into {folder}, or change it: recorded requests are there"
+
+
 def test_a_server_as_it_is_by_default() -> None:
     rows = check()
     assert names(rows, "problem") == {"keys", "HTTP TLS", "gRPC TLS", "settings", "metrics"}

@@ -186,6 +186,9 @@ def test_counts_of_workers_add_up(reading: Counters) -> None:
     assert counts["closed"] == {"full": 4, "delay": 2}
     assert (total["server"]["failures"], model(total)["state"]) == (7, "READY")
     assert total["server"]["rss"] == 2 * reading["server"]["rss"]
+    assert total["server"]["recorded"] == reading["server"]["recorded"] == -1
+    first["server"]["recorded"], second["server"]["recorded"] = 0, 5
+    assert added([first, second])["server"]["recorded"] == 5
     assert added([first]) is first
 
 

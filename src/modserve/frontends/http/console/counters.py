@@ -91,6 +91,8 @@ class ServerCounters(TypedDict):
     request_memory_limit: int
     model_memory: int
     model_memory_limit: int
+    recorded: int
+    """Requests that were recorded; -1 if nothing is recorded."""
 
 
 class Counters(TypedDict):
@@ -134,6 +136,7 @@ class CounterReader:
                 "request_memory_limit": memory.limit,
                 "model_memory": models.held,
                 "model_memory_limit": models.limit,
+                "recorded": -1 if server.recorder is None else server.recorder.figures.recorded,
             },
             "models": [
                 _model(
@@ -265,6 +268,7 @@ def added(readings: Sequence[Counters]) -> Counters:
             "request_memory_limit": sum(each["request_memory_limit"] for each in servers),
             "model_memory": sum(each["model_memory"] for each in servers),
             "model_memory_limit": sum(each["model_memory_limit"] for each in servers),
+            "recorded": -1 if first["server"]["recorded"] < 0 else sum(each["recorded"] for each in servers),
         },
         "models": [_model_of_all(models[key]) for key in sorted(models, key=lambda key: (key[0], int(key[1] or 0)))],
         "tenants": added_tenants(reading["tenants"] for reading in readings),

@@ -28,6 +28,7 @@ function refreshServer() {
     ...(sequences >= 0 ? [["open sequences", number(sequences)]] : []),
     ["memory limit for requests", server.request_memory_limit ? bytes(server.request_memory_limit) : "none"],
     ...(server.model_memory_limit ? [["memory of models", `${bytes(server.model_memory)} of ${bytes(server.model_memory_limit)}`]] : []),
+    ...(server.recorded >= 0 ? [["requests recorded to files", number(server.recorded)]] : []),
     ["failed since start", number(server.failures)],
   ]);
   fill("tenant", 1, (server.tenants || []).map((tenant) => [tenant.name, number(tenant.requests), percent(tenant.share),

@@ -1,0 +1,31 @@
+"""Recording of requests, as front ends and the metrics page see it. `recording/` implements it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from .requests.request import InferenceRequest
+from .servable import Servable, Submitter
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFigures:
+    """What has been recorded since the server's start, and the size of the files now."""
+
+    recorded: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Sampled requests that are not in a file, by reason."""
+    size: int = 0
+
+
+class RequestRecorder(Protocol):
+    """Records some of the requests that front ends submit."""
+
+    @property
+    def figures(self) -> RecordFigures: ...
+
+    def sampled(self, servable: Servable, request: InferenceRequest) -> Submitter:
+        """What takes the request for `servable`: that itself, or, if the request is sampled, what records it as well.
+
+        Never raises.
+        """

@@ -1,0 +1,1 @@
+"""Records sampled requests with their responses in files, for ``modserve replay``."""

@@ -1,0 +1,260 @@
+"""A recorded request with its outcomes, and the lines of JSON that files have of them.
+
+The first line of a file is its head; every other line is one request. A line is complete if it ends with a newline.
+Numbers are the protocol's raw form in base64, exact to the last bit; BYTES tensors are texts where they can be.
+"""
+
+import json
+import math
+from binascii import a2b_base64, b2a_base64
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+from modserve.core.errors import Code
+from modserve.core.requests.request import ParameterValue
+from modserve.core.runtime.yielding import yield_now
+from modserve.core.tensors import dtypes
+from modserve.core.tensors.dtypes import Datatype
+from modserve.core.tensors.tensor import Shape, Tensor, TruncatedError, encode_elements
+
+FORMAT: Final = 1
+_KEY: Final = "modserve_record"
+_PIECE: Final = 3 * 64 * 1024
+"""Bytes that are encoded in one go, in which no other thread runs; base64 makes 4 characters of each 3."""
+_MOST_TEXT: Final = 1024 * 1024
+"""Bytes of the longest BYTES tensor that is written as texts."""
+
+
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
+
+
+class FormatError(ValueError):
+    """A line is no record, or of another format. The text says what is wrong."""
+
+
+class RecordedTensor(NamedTuple):
+    """`content` is None if the tensor is redacted."""
+
+    datatype: Datatype
+    shape: Shape
+    content: Tensor | None
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the content is what datatype and shape say. Inputs of requests that were refused may be anything."""
+        if self.datatype is dtypes.INVALID or any(size < 0 for size in self.shape):
+            return False
+        count = math.prod(self.shape)
+        try:
+            return self.content is None or (
+                len(self.content.raw) == count * self.datatype.size
+                if self.datatype.size
+                else self.content.count_elements() == count
+            )
+        except TruncatedError:
+            return False
+
+
+@dataclass(slots=True, eq=False)
+class RecordedOutcome:
+    """A response, a failure (`code` and `message`), or neither: the end of responses that comes without one."""
+
+    after_us: float
+    """Since the request arrived."""
+    version: int | None = None
+    outputs: Mapping[str, RecordedTensor] | None = None
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+    code: Code | None = None
+    message: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class RequestRecord:
+    """`number` counts the sampled requests of a model in one server process, also those that are not in a file.
+
+    `at_us` is when the request arrived, in microseconds since the epoch. `left_out` names parameters that may have been
+    headers. `cut`: not all of the outcomes are here.
+    """
+
+    model: str
+    number: int
+    at_us: int
+    version: int | None
+    inputs: Mapping[str, RecordedTensor]
+    requested: tuple[str, ...] = ()
+    id: str = ""
+    tenant: str = ""
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+    decoupled: bool = False
+    outcomes: list[RecordedOutcome] = field(default_factory=list)
+    cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FileHead:
+    """`run` tells server processes apart."""
+
+    model: str
+    run: str
+    server: str
+
+
+# Writing
+
+
+def head_line(head: FileHead) -> bytes:
+    return _dumps({_KEY: FORMAT, "model": head.model, "run": head.run, "server": head.server}) + b"\n"
+
+
+def encode(record: RequestRecord) -> Iterator[bytes]:
+    """The line of a record, in pieces."""
+    head: dict[str, Any] = {"n": record.number, "at": _timestamp(record.at_us), "version": record.version}
+    for key, value in (
+        ("id", record.id),
+        ("tenant", record.tenant),
+        ("parameters", record.parameters),
+        ("left_out", record.left_out),
+        ("requested", record.requested),
+        ("decoupled", record.decoupled),
+        ("cut", record.cut),
+    ):
+        if value:
+            head[key] = value
+    yield _dumps(head)[:-1] + b',"inputs":'
+    yield from _tensors(record.inputs)
+    yield b',"outcomes":['
+    for index, outcome in enumerate(record.outcomes):
+        if index:
+            yield b","
+        yield from _outcome(outcome)
+    yield b"]}\n"
+
+
+def _outcome(outcome: RecordedOutcome) -> Iterator[bytes]:
+    head: dict[str, Any] = {"after_us": round(outcome.after_us, 1)}
+    if outcome.code is not None:
+        head["error"] = {"code": outcome.code.name, "message": outcome.message}
+    if outcome.outputs is None:
+        yield _dumps(head)
+        return
+    head["version"] = outcome.version
+    if outcome.parameters:
+        head["parameters"] = outcome.parameters
+    yield _dumps(head)[:-1] + b',"outputs":'
+    yield from _tensors(outcome.outputs)
+    yield b"}"
+
+
+def _tensors(tensors: Mapping[str, RecordedTensor]) -> Iterator[bytes]:
+    between = b"["
+    for name, (datatype, shape, content) in tensors.items():
+        yield between + _dumps({"name": name, "datatype": datatype.name, "shape": shape})[:-1]
+        between = b","
+        if content is None:
+            yield b',"redacted":true}'
+        elif (texts := _texts(content)) is not None:
+            yield b',"texts":' + json.dumps(texts, ensure_ascii=False).encode() + b"}"
+        else:
+            yield b',"base64":"'
+            raw = memoryview(content.raw)
+            for start in range(0, len(raw), _PIECE):
+                yield b2a_base64(raw[start : start + _PIECE], newline=False)
+                yield_now()
+            yield b'"}'
+    yield b"[]" if between == b"[" else b"]"
+
+
+def _texts(tensor: Tensor) -> list[str] | None:
+    if tensor.datatype is not dtypes.BYTES or tensor.size > _MOST_TEXT:
+        return None
+    try:
+        return [element.decode() for element in tensor.array.reshape(-1).tolist()]
+    except ValueError:  # it is no UTF-8, or not what its shape says
+        return None
+
+
+def _dumps(value: object) -> bytes:
+    return _ENCODER.encode(value).encode()
+
+
+def _timestamp(us: int) -> str:
+    moment = datetime.fromtimestamp(us // 1_000_000, UTC).replace(microsecond=us % 1_000_000)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+# Reading
+
+
+def read_head(line: bytes) -> FileHead:
+    """Raises FormatError."""
+    document = _loads(line)
+    if _KEY not in document:
+        raise FormatError(f"it does not begin with a line that has '{_KEY}': it is no file of '--record'")
+    if document[_KEY] != FORMAT:
+        raise FormatError(f"its format is {document[_KEY]!r}, and this version of modserve reads format {FORMAT}")
+    return FileHead(str(document.get("model")), str(document.get("run")), str(document.get("server")))
+
+
+def decode(line: bytes, model: str) -> RequestRecord:
+    """The record of a line in a file of `model`, whose outputs are sound. Raises FormatError."""
+    document = _loads(line)
+    try:
+        return RequestRecord(
+            model,
+            int(document["n"]),
+            round(datetime.fromisoformat(document["at"]).timestamp() * 1_000_000),
+            document["version"],
+            _read_tensors(document["inputs"]),
+            tuple(document.get("requested", ())),
+            document.get("id", ""),
+            document.get("tenant", ""),
+            document.get("parameters", {}),
+            tuple(document.get("left_out", ())),
+            document.get("decoupled", False),
+            [_read_outcome(each) for each in document["outcomes"]],
+            document.get("cut", False),
+        )
+    except FormatError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"it is no record: {error!r}") from None
+
+
+def _read_outcome(document: Mapping[str, Any]) -> RecordedOutcome:
+    outcome = RecordedOutcome(float(document["after_us"]), parameters=document.get("parameters", {}))
+    if "error" in document:
+        outcome.code, outcome.message = Code[document["error"]["code"]], document["error"]["message"]
+    if "outputs" in document:
+        outcome.version, outcome.outputs = document["version"], _read_tensors(document["outputs"])
+        if unsound := [name for name, tensor in outcome.outputs.items() if not tensor.is_sound]:
+            raise FormatError(f"the content of output '{unsound[0]}' is not what its datatype and shape say")
+    return outcome
+
+
+def _read_tensors(documents: list[Mapping[str, Any]]) -> dict[str, RecordedTensor]:
+    return {each["name"]: _read_tensor(each) for each in documents}
+
+
+def _read_tensor(document: Mapping[str, Any]) -> RecordedTensor:
+    datatype = dtypes.BY_NAME.get(document["datatype"], dtypes.INVALID)
+    shape = tuple(map(int, document["shape"]))
+    if "redacted" in document:
+        return RecordedTensor(datatype, shape, None)
+    if "texts" in document:
+        raw = encode_elements(each.encode() for each in document["texts"])
+    else:
+        raw = a2b_base64(document["base64"], strict_mode=True)
+    return RecordedTensor(datatype, shape, Tensor.from_raw(datatype, shape, raw))
+
+
+def _loads(line: bytes) -> Mapping[str, Any]:
+    try:
+        document = json.loads(line)
+    except ValueError as error:
+        raise FormatError(f"it is no JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise FormatError("it is no JSON object")
+    return document
