@@ -10,7 +10,13 @@ from .keys import CHANGES, DAMAGES, POSTS
 from .ledger import Entry
 from .world import World
 
-MODELS = {"plain": {}, "stream": {}, "chain": {}, "direct": {"sequence_id": 1}, "oldest": {"sequence_id": 1}}
+MODELS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "stream": {},
+    "chain": {},
+    "direct": {"sequence_id": 1},
+    "oldest": {"sequence_id": 1},
+}
 """A queue, a decoupled model, an ensemble and sequences; with what a request says about its sequence."""
 REFUSALS: dict[str, type[Exception]] = {
     "revoke": UnauthenticatedError,
