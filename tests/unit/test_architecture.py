@@ -98,7 +98,9 @@ RULES = {
     "client": rule("core pb protocol server", "google.protobuf grpc numpy orjson"),
     "library": rule(),
     "library.connecting": rule("client core process.app settings"),
-    "library.mounting": rule("client core frontends library.connecting process.app server settings"),
+    "library.mounting": rule(
+        "client core frontends library.connecting observability.audit_log process.app server settings"
+    ),
     "triton_client": rule("client core library.connecting", "numpy tritonclient"),
     "workers": rule("core pb protocol server frontends models routing settings observability"),
     "commands": rule(
