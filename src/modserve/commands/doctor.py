@@ -19,7 +19,8 @@ PARSER = parser(
     "libraries, ports, cores, memory, open files, shared memory, engines, GPUs, clock. It serves nothing.\n"
     "With --security, it says instead what such a server, or a running one, lets strangers do.",
     "  modserve doctor\n  modserve doctor --http-port 80\n  modserve doctor --config modserve.yaml --json\n"
-    "  modserve doctor --security --auth-file keys.yaml\n  modserve doctor --security --url http://host:8000",
+    "  modserve doctor --security --auth-file keys.yaml\n  modserve doctor --security --url http://host:8000\n"
+    "  modserve doctor --security --url grpcs://host:8001",
     "0 no problems (there may be warnings), 1 problems, 2 wrong command line",
     usage="[--security [--url URL]] [--json]",
 )
@@ -57,7 +58,9 @@ def _security(options: Namespace) -> Iterator[Check]:
         )
     place = address(options.url)
     if place.over_grpc:
-        raise UsageError("option '--url': expected the HTTP port, http://HOST:PORT or https://HOST:PORT")
+        from . import grpc_probe
+
+        return grpc_probe.all_checks(place)
     return security_probe.all_checks(place)
 
 
