@@ -106,7 +106,7 @@ RULES = {
     "commands": rule(
         "access backends client config core execution form server.in_process models observability pb process.console "
         "process.model_setup process.ports protocol repository resources settings text.description",
-        "google.protobuf hpack ml_dtypes numpy onnxruntime orjson PIL pynvml rich shtab uvloop",
+        "google.protobuf grpc hpack ml_dtypes numpy onnxruntime orjson PIL pynvml rich shtab uvloop",
     ),
     "cli": rule(
         "commands core form observability process.app process.console process.listeners process.model_setup "
