@@ -3,10 +3,11 @@
     python benchmarks/keys.py                # with PyJWT for the row of tokens: pip install 'modserve[auth]'
     python benchmarks/keys.py --tries 100000
     python benchmarks/keys.py --flood        # a server, and wrong keys from 1,000 connections beside a healthy client
+    python benchmarks/keys.py --rate 10000   # the same with so many wrong keys a second, whatever the server answers
 
 Without --flood no server runs: each row calls what the front ends call for every inference, in turns within one run.
 The last table has the time to refuse secrets that differ from the right one in their first or in their last character.
-The flood needs wrk (Debian: wrk). Its windows take turns: quiet, flood, quiet, …
+The flood needs wrk (Debian: wrk). Windows without and with wrong keys take turns. Each of the two takes a minute.
 """
 
 import argparse
@@ -109,11 +110,14 @@ def refusals(tries: int) -> dict[str, tuple[float, float]]:
     return {name: (statistics.median(each), statistics.quantiles(each, n=100)[98]) for name, each in times.items()}
 
 
-def flood(windows: int = 5, seconds: float = 4.0) -> None:
-    """Latency of a client with a key, in windows without and with a flood of wrong keys from its own address."""
+def flood(rate: float, windows: int = 5, seconds: float = 4.0) -> None:
+    """Latency of a client with a key, in windows without and with wrong keys from its own address.
+
+    `rate`: so many a second; 0: as fast as they are answered on 1,000 connections.
+    """
     key = new_secret()
     latencies: dict[str, list[float]] = {"quiet": [], "flood": []}
-    refused = 0.0
+    ratios, reports = [], []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "keys.json"
         rows = [{"name": "healthy", "sha256": digest(key), "scopes": {"*": ["infer", "read"]}}]
@@ -125,19 +129,35 @@ def flood(windows: int = 5, seconds: float = 4.0) -> None:
             port = next(int(line.rpartition(":")[2]) for line in server.stdout if line.startswith("HTTP listening"))
             next(line for line in server.stdout if "Try it" in line)
             for _ in range(windows):
-                latencies["quiet"] += window(port, key, seconds)
-                script = ["wrk", "-t1", "-c1000", f"-d{seconds + 1:.0f}s", "-H", "x-api-key: msk_wrong"]
-                with subprocess.Popen(
-                    [*script, f"http://127.0.0.1:{port}/v2"], stdout=subprocess.PIPE, text=True
-                ) as attack:
-                    latencies["flood"] += window(port, key, seconds)
-                    said = attack.communicate()[0]
-                refused += float(next(line.split()[1] for line in said.splitlines() if "Requests/sec" in line))
+                quiet = window(port, key, seconds)
+                with subprocess.Popen(attack(port, rate, seconds + 2), stdout=subprocess.PIPE, text=True) as attacker:
+                    time.sleep(1)  # until its connections are there
+                    beside = window(port, key, seconds)
+                    reports.append(attacker.communicate()[0])
+                latencies["quiet"] += quiet
+                latencies["flood"] += beside
+                ratios.append(p99(beside) / p99(quiet))
             server.terminate()
     for name, each in latencies.items():
-        median, p99 = statistics.median(each) * 1e3, statistics.quantiles(each, n=100)[98] * 1e3
-        print(f"{name}: {len(each)} requests, median {median:.2f} ms, p99 {p99:.2f} ms")
-    print(f"wrong keys: {refused / windows:.0f} a second from 1000 connections")
+        print(
+            f"{name}: {len(each)} requests, median {statistics.median(each) * 1e3:.2f} ms, p99 {p99(each) * 1e3:.2f} ms"
+        )
+    shown = ", ".join(f"{each:.2f}" for each in ratios)
+    print(f"p99 beside wrong keys over p99 before, by window: {shown}; median {statistics.median(ratios):.2f}")
+    print("wrong keys:", *(line.strip() for text in reports for line in text.splitlines() if "sec" in line), sep="\n  ")
+
+
+def attack(port: int, rate: float, seconds: float) -> list[str]:
+    """The command that sends wrong keys."""
+    if rate:
+        script = Path(__file__).with_name("wrong_keys.py")
+        return [sys.executable, str(script), str(port), str(rate), str(seconds)]
+    url = f"http://127.0.0.1:{port}/v2"
+    return ["wrk", "-t1", "-c1000", f"-d{seconds:.0f}s", "-H", "x-api-key: msk_wrong", url]
+
+
+def p99(seconds: list[float]) -> float:
+    return statistics.quantiles(seconds, n=100)[98]
 
 
 def window(port: int, key: str, seconds: float) -> list[float]:
@@ -161,9 +181,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tries", type=int, default=100_000, help="refusals of each kind")
     parser.add_argument("--flood", action="store_true", help="measure a healthy client beside wrong keys")
+    parser.add_argument("--rate", type=float, default=0.0, help="the same beside so many wrong keys a second")
     arguments = parser.parse_args()
-    if arguments.flood:
-        flood()
+    if arguments.flood or arguments.rate:
+        flood(arguments.rate)
         return
     tries = arguments.tries
     print(f"{date.today()}, Python {platform.python_version()}, {form()}\n")

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from repositories import EXAMPLES
 from server_process import ServerProcess, eventually, serving, started
 from test_callers_with_keys import SINGLE, bearer, keys
 from tritonclient.utils import InferenceServerException
-from wire import HOST
+from wire import HOST, http
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
@@ -75,6 +76,25 @@ def test_who_has_changed_what(tmp_path: Path) -> None:
     assert line["client"].startswith("127.0.0.1:")
     for secret in (SINGLE, user, "not-a-key-of-anybody"):
         assert secret not in audit.read_text() + (tmp_path / "old").read_text()
+
+
+def test_several_workers_write_whole_lines_into_one_file(tmp_path: Path) -> None:
+    audit, calls = tmp_path / "audit.log", 60
+    # In the log, each of these letters takes six bytes: a line is longer than the buffer of a file.
+    body = json.dumps({"log_verbose_level": 0, "note": "\u00e9" * 900}, ensure_ascii=False).encode()
+
+    def change(number: int) -> int:
+        headers = {"X-Request-ID": f"call-{number}"}
+        return http(server.http_port, "POST", "/v2/logging", body, headers).status
+
+    with serving(EXAMPLES, options=["--workers=2", f"--audit-log={audit}"]) as server:
+        with ThreadPoolExecutor(8) as pool:
+            assert set(pool.map(change, range(calls))) == {200}
+        eventually(lambda: len(lines(audit)) == calls)
+    written = lines(audit)
+    assert {line["request_id"] for line in written} == {f"call-{number}" for number in range(calls)}
+    assert {line["worker"] for line in written} == {0, 1}
+    assert all(len(json.dumps(line["change"])) > 5400 for line in written)
 
 
 def test_a_file_that_cannot_be_opened_ends_the_server(tmp_path: Path) -> None:

@@ -18,8 +18,11 @@ import tritonclient.grpc.aio
 import tritonclient.http
 import tritonclient.http.aio
 from authority import Authority
+from google.protobuf import message_factory
+from google.protobuf.descriptor_pool import DescriptorPool
 from repositories import EXAMPLES
 from server_process import ServerProcess, eventually, serving
+from test_first_calls import Reflected
 from tritonclient.utils import InferenceServerException
 from wire import HOST, SECONDS, Ask, binary_request, channel, http, infer_path, message, stub
 
@@ -142,6 +145,25 @@ def test_our_commands_send_the_key_of_the_environment(place: Place) -> None:
     listed = subprocess.run(command, capture_output=True, text=True, env=with_key, check=True)
     assert "simple" in listed.stdout
     assert "digits" not in listed.stdout
+
+
+def test_a_client_that_knows_only_what_reflection_says(place: Place) -> None:
+    """As grpcurl does it: messages of the server's own descriptions, and a key in the metadata."""
+    with channel(place.server.grpc_port) as opened:
+        pool = DescriptorPool(Reflected(opened, "v1"))  # which needs no key
+        method = pool.FindServiceByName("inference.GRPCInferenceService").methods_by_name["ModelMetadata"]
+        request = message_factory.GetMessageClass(method.input_type)(name="simple")
+        call: Any = opened.unary_unary(
+            "/inference.GRPCInferenceService/ModelMetadata",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=message_factory.GetMessageClass(method.output_type).FromString,
+        )
+        for metadata in ([("authorization", f"Bearer {place.user}")], [("x-api-key", place.user)]):
+            metadata_of_model = call(request, metadata=metadata, timeout=SECONDS)
+            assert [each.name for each in metadata_of_model.inputs] == ["INPUT0", "INPUT1"]
+        with pytest.raises(grpc.RpcError) as refused:
+            call(request, timeout=SECONDS)
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_curl(place: Place) -> None:

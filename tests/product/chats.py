@@ -24,6 +24,7 @@ class ChatClient:
         by_port: bool,
         has_items: bool = False,
     ) -> None:
+        self.model = model
         self.prompt = prompt
         self.choices = 1 if has_items else choices
         document: dict[str, Any] = {"model": model, "stream": stream}

@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
+from modserve.access.credentials import API_KEY
 from modserve.commands.replay.record_index import index_of
 from modserve.core.servable import RequestHolder, SequenceKeeper, Servable, base
+from modserve.core.tenants import Tenant
 from modserve.execution.rate_limit import TurnState
 from modserve.models.residency.on_demand import OnDemandModel
 from modserve.models.residency.stages import Stage
@@ -13,6 +15,7 @@ from modserve.models.serving.model import Model
 from modserve.models.serving.wrappers import ModelWrapper
 from modserve.recording.recorder import Recorder
 
+from .keys import POSTS
 from .models import MODELS
 from .world import LONG_S, World
 
@@ -20,7 +23,9 @@ from .world import LONG_S, World
 def check_end(world: World) -> None:
     """Let all engines end what they have, and look at everything; stop the server, and look again."""
     world.ledger.check()
-    world.tenant = 0
+    world.tenant, world.key = 0, None
+    if world.keys is not None:
+        world.keys.mend()
     world.loop.hold_threads(False)
     world.mend()
     world.loop.act(world.engines.run_by_themselves)
@@ -49,6 +54,8 @@ def _check_settled(world: World) -> None:
     assert not world.loop.failures, world.loop.failures
     for client in world.texts:
         client.check()
+    if world.keys is not None:
+        world.keys.check_posts()
     assert not world.site.streams.open, "calls outlive their clients"
     assert not world.site.context.connections, "connections outlive their clients"
 
@@ -88,6 +95,7 @@ def _check_rest(world: World) -> None:
     assert server.quotas.in_flight == 0, f"{server.quotas!r}"
     assert not any(usage.in_flight for usage in server.quotas.tenants.values()), f"{server.quotas.tenants}"
     _check_tenants(world)
+    _check_keys(world)
     assert not table.loans._handles, "models are lent, and nobody uses them"
     assert not table.locks.busy, f"{table.locks.busy} are being changed, by nobody"
     assert not table.locks._queue
@@ -106,6 +114,8 @@ def _check_tenants(world: World) -> None:
     reports = world.server.quotas.reports([base(each) for each in servables])
     for report in reports:
         assert (report.in_flight, report.waiting) == (0, 0), f"{report} at rest"
+        if report.name == POSTS:
+            continue  # of which a call may be accepted, and its client never hear of it
         accepted, sent = report.results["accepted"], world.sent
         assert accepted == sent[report.name, "accepted"], f"{report}, and clients have seen {sent}"
         refused = sum(report.results.values()) - accepted
@@ -113,6 +123,22 @@ def _check_tenants(world: World) -> None:
         assert refused <= sent[report.name, "refused"], f"{report}, and clients have seen {sent}"
         assert report.rows == accepted, f"{report}: each request has one row"
     assert {name for name, what in world.sent if what == "accepted"} <= {report.name for report in reports}
+
+
+def _check_keys(world: World) -> None:
+    """The file is what its owner wants it to be, and the server has read that."""
+    keys = world.keys
+    if keys is None:
+        return
+    for name in keys.secrets:
+        secret, former = keys.secret(name), keys.secret(name, former=True)
+        assert keys.outcomes(secret, "plain", keys.oldest) == {"ok"}
+        identity = keys.authority.recognise(((API_KEY, secret.encode()),))
+        assert identity is not None, f"the key '{name}' is good, and not known"
+        assert identity.tenant == Tenant(name), "its limits are over"
+        assert former == secret or keys.authority.recognise(((API_KEY, former.encode()),)) is None
+    assert not keys.authority._waiting, "failures wait for ever"
+    assert not keys.authority._pauses
 
 
 def _check_layer(layer: Servable) -> None:

@@ -11,6 +11,9 @@ from typing import Any, Final
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from .keys import CHANGES as CHANGES_OF_KEYS
+from .keys import DAMAGES, POSTS
+from .keys import NAMES as NAMES_OF_KEYS
 from .models import MODELS, ROUTINGS, TENANTS, Kind
 from .world import World
 
@@ -48,10 +51,14 @@ class ProductMachine(RuleBasedStateMachine):
 
     world: World
 
-    @initialize(limit=SIZES, models=st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True))
-    def start(self, limit: int, models: list[str]) -> None:
+    @initialize(
+        limit=SIZES,
+        models=st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True),
+        keys=st.sampled_from((False, False, True)),
+    )
+    def start(self, limit: int, models: list[str], keys: bool) -> None:
         self.models = models
-        self.world = World(limit)
+        self.world = World(limit, keys=keys)
 
     def pick(self, index: int) -> str:
         return self.models[index % len(self.models)]
@@ -242,6 +249,61 @@ class ProductMachine(RuleBasedStateMachine):
     @rule(most=st.integers(1, 3), after=AFTER)
     def slow_clients_read(self, most: int, after: str) -> None:
         self.world.read(most)
+        self.after(after)
+
+    # Keys
+
+    @precondition(lambda self: self.world.keys is not None)
+    @rule(name=st.sampled_from(NAMES_OF_KEYS), former=st.booleans(), in_stream=st.booleans())
+    def another_key_sends(self, name: str, former: bool, in_stream: bool) -> None:
+        """What is sent from now on has this key."""
+        self.world.key = name, former, in_stream
+
+    @precondition(lambda self: self.world.keys is not None)
+    @rule(
+        name=st.sampled_from((*NAMES_OF_KEYS, POSTS)),
+        first=st.sampled_from(CHANGES_OF_KEYS),
+        second=st.sampled_from(("", *CHANGES_OF_KEYS)),
+        after=AFTER,
+    )
+    def keys_change(self, name: str, first: str, second: str, after: str) -> None:
+        assert self.world.keys is not None
+        for kind in filter(None, (first, second)):
+            self.world.keys.change(kind, name)
+            self.after(after)
+
+    @precondition(lambda self: self.world.keys is not None)
+    @rule(
+        model=INDEX,
+        name=st.sampled_from(NAMES_OF_KEYS),
+        in_stream=st.booleans(),
+        change=st.sampled_from(CHANGES_OF_KEYS),
+        damage=st.sampled_from(("", *DAMAGES)),
+        seconds=st.sampled_from((0.0, 0.6, 2.0, 6.0)),
+        after=AFTER,
+    )
+    def a_key_is_used_before_and_after_a_change(
+        self, model: int, name: str, in_stream: bool, change: str, damage: str, seconds: float, after: str
+    ) -> None:
+        assert self.world.keys is not None
+        model_name = self.pick(model)
+        start: dict[str, Any] = {"sequence_id": 5, "sequence_start": True} if MODELS[model_name].sequences else {}
+        self.world.key = name, False, in_stream
+        self.world.submit(model_name, **start)
+        self.after(after)
+        self.world.keys.change(change, name)
+        self.world.run(seconds)
+        if damage:
+            self.world.keys.damage(damage)
+            self.world.run(seconds)
+        self.world.submit(model_name, **start)
+        self.after(after)
+
+    @precondition(lambda self: self.world.keys is not None)
+    @rule(kind=st.sampled_from(DAMAGES), after=AFTER)
+    def the_file_of_keys_is_damaged(self, kind: str, after: str) -> None:
+        assert self.world.keys is not None
+        self.world.keys.damage(kind)
         self.after(after)
 
     # Engines

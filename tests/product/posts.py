@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from modserve import InferenceServer
+from modserve.access.authority import Authority
+from modserve.frontends.http.application import guarded, scoped
 from modserve.frontends.http.direct import DirectCalls
 from modserve.frontends.http.infer import CallContext
 from modserve.frontends.http.rest.app import create_app
@@ -22,12 +24,14 @@ from .simulation import SimulatedLoop
 class Site:
     """A server's HTTP front end. Both ways run the same calls, and share what they know."""
 
-    def __init__(self, server: InferenceServer, loop: SimulatedLoop) -> None:
+    def __init__(self, server: InferenceServer, loop: SimulatedLoop, authority: Authority | None) -> None:
         options = HttpSettings()
-        direct = DirectCalls(CallContext(server, options))
-        tasks: Any = SimpleNamespace(create_task=loop.create_task)  # which the application's calls are, that none is
-        self.app: Any = create_app(server, options, direct)
-        self.context = HttpContext(server, self.app, tasks, loop, options, True, direct)
+        direct = DirectCalls(CallContext(scoped(server, authority), options))
+        tasks: Any = SimpleNamespace(create_task=loop.create_task)  # which the application's calls are
+        app = create_app(scoped(server, authority), options, direct, authority)
+        self.app: Any = guarded(app, server, authority)
+        by_port = direct if authority is None else None  # as `HttpListener` has it
+        self.context = HttpContext(server, self.app, tasks, loop, options, True, by_port, authority)
         self.loop = loop
         self.streams = direct.streams
 
@@ -51,6 +55,10 @@ class Post:
     def __repr__(self) -> str:
         way = "the port" if self.by_port else "the application"
         return f"{self.path} by {way} ({self.status}, {self.body!r}, gone: {self.gone})"
+
+    def show(self, secret: str) -> None:
+        """Have the key with this secret."""
+        self._headers.append((b"x-api-key", secret.encode()))
 
     def begin(self, site: Site) -> None:
         if not self.by_port:
@@ -111,7 +119,7 @@ class Post:
             assert self.gone or not written, f"half a head: {written!r}"
             return
         self.status = int(head.split(b" ", 2)[1])
-        if b"\r\nTransfer-Encoding: chunked" not in head:
+        if b"\r\ntransfer-encoding: chunked" not in head.lower():
             self.body = rest
             return
         size = -1

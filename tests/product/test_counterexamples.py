@@ -139,3 +139,13 @@ def test_one_who_waits_for_the_same_response_cancels_another() -> None:
             world.finish(how=ways)
             world.run()
             assert cancelled.responses == 0
+
+
+def test_a_client_leaves_while_its_call_waits_for_a_thread() -> None:
+    """The port told the call again and again that it is cancelled, and did nothing else until the thread was ready."""
+    with World() as world:
+        world.loop.hold_threads(True)
+        world.chat("chat")
+        world.run()
+        world.leave_texts()
+        world.run()

@@ -12,6 +12,7 @@ class TextClient:
     """One request with several texts for a model whose scores are its tokens. Each has a first word of its own."""
 
     def __init__(self, model: str, counts: Sequence[int], timeout_s: float, *, by_port: bool) -> None:
+        self.model = model
         self.texts = [" ".join((WORDS[place], *WORDS[:count])) for place, count in enumerate(counts)]
         document = {"model": model, "inputs": [[text] for text in self.texts]}
         self.post = Post("/predict", document, timeout_s, by_port=by_port)

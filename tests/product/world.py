@@ -34,6 +34,7 @@ from modserve.server import DrainPhase, DrainReport
 from text_folders import write_folder
 
 from .chats import ChatClient
+from .keys import KeyFile
 from .ledger import Entry, Ledger, SinkError
 from .models import MODELS, TENANTS, Variation
 from .posts import Site
@@ -48,9 +49,12 @@ LONG_S = 400.0
 
 
 class World:
-    """`limit`: bytes that all models together may take, so that they come and go; 0: all of them stay in memory."""
+    """`limit`: bytes that all models together may take, so that they come and go; 0: all of them stay in memory.
 
-    def __init__(self, limit: int = 0) -> None:
+    `keys`: clients need one.
+    """
+
+    def __init__(self, limit: int = 0, *, keys: bool = False) -> None:
         self.limit = limit
         self.loop = SimulatedLoop()
         self._stack = ExitStack()
@@ -78,7 +82,12 @@ class World:
         )
         self.server: InferenceServer = self.loop.act(lambda: InferenceServer(settings, backends=self.backends))
         self.ledger = Ledger(self.server.memory)
-        self.site: Site = self.loop.act(lambda: Site(self.server, self.loop))
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="product-keys-")))
+        self.keys = KeyFile(folder, self.loop) if keys else None
+        self.key: tuple[str, bool, bool] | None = None
+        """Who sends: the name of a key, whether it shows the former secret, and whether in a call that is open."""
+        authority = None if self.keys is None else self.keys.authority
+        self.site: Site = self.loop.act(lambda: Site(self.server, self.loop, authority))
         self.texts: list[TextClient | ChatClient] = []
         self.variations: dict[str, Variation] = {}
         self.operations: list[asyncio.Task[Any]] = []
@@ -117,6 +126,8 @@ class World:
         """Nothing happens any more."""
         for task in asyncio.all_tasks(self.loop):
             task.cancel()
+        if self.keys is not None:
+            self.keys.stop()
         for entry in self.ledger.entries:
             entry.note = lambda text: None
             entry.react = lambda: None
@@ -135,6 +146,8 @@ class World:
 
     def run(self, seconds: float = 0.0) -> None:
         self.loop.run(seconds)
+        if self.keys is not None and not self.loop.holds:
+            self.keys.time_passed(seconds)
         self.ledger.check()
 
     def complete(self, work: Coroutine[Any, Any, Any], seconds: float = 0.0) -> Any:
@@ -248,7 +261,8 @@ class World:
             self.loop.now_ns + round(timeout_s * 1e9) if timeout_s else 0,
             queue_timeout_ms * 1_000_000,
         )
-        request.tenant = TENANTS[self.tenant]
+        if self.key is None:
+            request.tenant = TENANTS[self.tenant]
         self.loop.act(partial(self._submit, entry, request))
         return entry
 
@@ -260,6 +274,10 @@ class World:
 
     def _accept(self, entry: Entry, request: InferenceRequest) -> None:
         try:
+            if self.keys is not None and self.key is not None:
+                name, former, in_stream = self.key
+                secret = self.keys.secret(name, former=former)
+                request.tenant = self.keys.enter(self.server, name, secret, request.model_name, in_stream=in_stream)
             servable = self.server.model(request.model_name, request.version)
             submit = partial(self._submit_to, servable, entry)
             if request.tenant is None:
@@ -329,6 +347,8 @@ class World:
         return len(self.texts) % 2 == 0
 
     def _begin(self, client: _Client) -> _Client:
+        if self.keys is not None:
+            self.keys.shown(client.post, client.model)
         self.texts.append(client)
         client.post.begin(self.site)
         return client

@@ -104,13 +104,15 @@ RULES = {
     "client": rule("core pb protocol server", "google.protobuf grpc numpy orjson"),
     "library": rule(),
     "library.connecting": rule("client core process.app settings"),
-    "library.mounting": rule("client core frontends library.connecting process.app server settings"),
+    "library.mounting": rule(
+        "client core frontends library.connecting observability.audit_log process.app server settings"
+    ),
     "triton_client": rule("client core library.connecting", "numpy tritonclient"),
     "workers": rule("core pb protocol server frontends models routing settings observability"),
     "commands": rule(
         "access backends client config core execution form server.in_process models observability pb process.console "
         "process.model_setup process.ports protocol recording repository resources settings text.description",
-        "google.protobuf hpack ml_dtypes numpy onnxruntime orjson PIL pynvml rich shtab uvloop",
+        "google.protobuf grpc hpack ml_dtypes numpy onnxruntime orjson PIL pynvml rich shtab uvloop",
     ),
     "cli": rule(
         "commands core form observability process.app process.console process.listeners process.model_setup "

@@ -78,6 +78,11 @@ class Authority:
         self._known.clear()
         self.generation += 1
 
+    @property
+    def knows_certificates(self) -> bool:
+        """Whether clients may be known by their certificates."""
+        return bool(self._certificates)
+
     def is_open(self, need: CallNeed) -> bool:
         """Whether anybody may make such a call."""
         return need.reach is Reach.OPEN or (need.reach is Reach.HEALTH and self._health_open)

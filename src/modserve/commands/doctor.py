@@ -4,7 +4,7 @@ import json
 import sys
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from modserve.client.address import Address
@@ -22,7 +22,8 @@ PARSER = parser(
     "libraries, ports, cores, memory, open files, shared memory, engines, GPUs, clock. It serves nothing.\n"
     "With --security, it says instead what such a server, or a running one, lets strangers do.",
     "  modserve doctor\n  modserve doctor --http-port 80\n  modserve doctor --config modserve.yaml --json\n"
-    "  modserve doctor --security --auth-file keys.yaml\n  modserve doctor --security --url http://host:8000",
+    "  modserve doctor --security --auth-file keys.yaml\n  modserve doctor --security --url http://host:8000\n"
+    "  modserve doctor --security --url grpcs://host:8001",
     "0 no problems (there may be warnings), 1 problems, 2 wrong command line",
     usage="[--security [--url URL]] [--json]",
 )
@@ -55,7 +56,7 @@ def _machine(options: Namespace) -> Iterator[Check]:
 
 def _security(options: Namespace) -> Mapping[str, Sequence[Check]]:
     """By the address of a server among several; else by an empty text."""
-    from . import security_checks, security_probe
+    from . import security_checks
 
     if not options.url:
         return {"": list(security_checks.all_checks(read(options.server_words)[0]))}
@@ -64,20 +65,26 @@ def _security(options: Namespace) -> Mapping[str, Sequence[Check]]:
             f"'{options.server_words[0]}' is for a server that is to be started, and '--url' for a running one"
         )
     places = addresses(options.url)
-    if any(place.over_grpc for place in places):
-        raise UsageError("option '--url': expected the HTTP port, http://HOST:PORT or https://HOST:PORT")
     if len(places) == 1:
-        return {"": list(security_probe.all_checks(places[0]))}
+        return {"": list(_checks(places[0]))}
     with ThreadPoolExecutor(len(places)) as threads:
         return dict(zip(map(str, places), threads.map(_probe, places), strict=True))
 
 
-def _probe(place: Address) -> Sequence[Check]:
-    """One of several servers: if it does not respond, that is a problem among theirs."""
+def _checks(place: Address) -> Iterable[Check]:
+    if place.over_grpc:
+        from . import grpc_probe
+
+        return grpc_probe.all_checks(place)
     from . import security_probe
 
+    return security_probe.all_checks(place)
+
+
+def _probe(place: Address) -> Sequence[Check]:
+    """One of several servers: if it does not respond, that is a problem among theirs."""
     try:
-        return list(security_probe.all_checks(place))
+        return list(_checks(place))
     except UnreachableError as error:
         return [Check(PROBLEM, "server", error.message)]
 

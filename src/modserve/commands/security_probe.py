@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from modserve.client.address import CONNECT_SECONDS, Access, Address
 
+from . import tls_probe
 from .doctor_checks import OK, PROBLEM, Check
 from .errors import UnreachableError
 from .security_checks import CONTROL_ADVICE, KEYS_ADVICE, TLS_ADVICE, is_loopback, level_at
@@ -62,14 +63,17 @@ _PROBES = (
 def all_checks(address: Address) -> Iterator[Check]:
     """A row for each kind of call. Raises UnreachableError where no server answers."""
     level = level_at([address.host])
+    if address.secure:
+        yield from tls_probe.checks(address)
+        if tls_probe.needs_certificate(address):
+            yield Check(OK, "calls", "none without a client certificate")
+            return
     health = _ask(address, "GET", "/v2/health/live")
     if health.status not in (200, 503, *_REFUSALS):
         raise UnreachableError(f"{address} does not speak the protocol: /v2/health/live has status {health.status}")
-    if address.secure:
-        yield Check(OK, "TLS", "on")
-    elif is_loopback(address.host):
+    if not address.secure and is_loopback(address.host):
         yield Check(OK, "TLS", "off, which is enough inside this machine")
-    else:
+    elif not address.secure:
         text = "off: others on the way read and change requests, responses and keys"
         yield Check(PROBLEM, "TLS", text, TLS_ADVICE.format("http"))
     yield Check(OK, "health", "needs a key" if health.status in _REFUSALS else "open, for probes")

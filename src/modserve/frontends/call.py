@@ -148,7 +148,7 @@ class InferenceCall:
             request.request_id = self.request_id
         servable = self.servable
         if request.tenant is not None or self.server.quotas.most:
-            self.inflight = self.server.quotas.accept(request, self._rows(request), self._submitted)
+            self.inflight = self.accept(request)
         elif self.trace is None and self.server.recorder is None:
             self.inflight = servable.submit(request, self, self.now_ns)
         else:
@@ -158,6 +158,10 @@ class InferenceCall:
             self.inflight.device_outputs = self.response_form.places
         if self._handle is not None:
             self.give_back_model()
+
+    def accept(self, request: InferenceRequest) -> Inflight:
+        """Count a request in, and submit it. Raises what keeps it from being accepted."""
+        return self.server.quotas.accept(request, self._rows(request), self._submitted)
 
     def _submitted(self, request: InferenceRequest) -> Inflight:
         recorder = self.server.recorder

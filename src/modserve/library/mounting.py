@@ -8,10 +8,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from modserve.client.errors import client_errors
-from modserve.core.errors import unavailable
+from modserve.core.errors import invalid, unavailable
 from modserve.frontends.http.application import guarded, scoped
+from modserve.frontends.http.audited import AuditedApp
 from modserve.frontends.http.mounted import MountedApp, refusal
 from modserve.frontends.http.rest.app import create_app
+from modserve.observability.audit_log import AuditLog
 from modserve.process.app import InferenceServer, access_control
 from modserve.server import Phase
 from modserve.settings import Settings
@@ -54,10 +56,13 @@ class Mounted:
         self._owned = False
         self._app: MountedApp | None = None
         self._access = access_control(server.settings)
+        self._audit: AuditLog | None = None
         self._stop_streams: Callable[[], None] = lambda: None
 
     async def __aenter__(self) -> Self:
-        """Load the models. Raises `ClientError` if a repository cannot be read."""
+        """Load the models. Raises `ClientError` if a repository cannot be read, or the audit log not be opened."""
+        with client_errors():
+            self._open_audit_log()
         if self.server.phase is Phase.STARTING:
             self._owned = True
             with client_errors():
@@ -72,6 +77,18 @@ class Mounted:
             self._access.stop()
         if self._owned:
             await self.server.shut_down()
+        audit, self._audit, self._app = self._audit, None, None
+        if audit is not None:
+            await asyncio.to_thread(audit.close)
+
+    def _open_audit_log(self) -> None:
+        target = self.server.settings.audit_log
+        if not target or self._audit is not None:
+            return
+        try:
+            self._audit = AuditLog(target)
+        except OSError as error:
+            raise invalid(f"cannot open the audit log '{target}': {error.strerror or error}") from None
 
     @asynccontextmanager
     async def lifespan(self, app: Any = None) -> AsyncIterator[None]:
@@ -102,7 +119,11 @@ class Mounted:
             authority = None if access is None else access.authority
             app = create_app(scoped(self.server, authority), self.server.settings.http, authority=authority)
             self._stop_streams = app.state.streams.stop
-            self._app = MountedApp(guarded(app, self.server, authority), self.server)
+            inner = guarded(app, self.server, authority)
+            self._open_audit_log()
+            if self._audit is not None:
+                inner = AuditedApp(inner, self._audit)
+            self._app = MountedApp(inner, self.server)
         return self._app
 
     async def _live(self, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:

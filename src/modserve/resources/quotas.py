@@ -1,14 +1,16 @@
 """What each tenant may use of a server process: requests, rows and tokens a second, and requests at a time.
 
 A request is counted when it is accepted. What it holds is given back when it is settled, exactly once: by the request
-itself, whatever becomes of it. Rates are token buckets with room for a second's worth. One request may take more than
-there is in a full bucket: the tenant then waits until that is paid for. Tokens are counted when they are known, which
-may be after the response: who has used too many waits before the next request.
+itself, whatever becomes of it. A call that takes several requests, such as one with many texts, counts as one. Rates
+are token buckets with room for a second's worth. One request may take more than there is in a full bucket: the tenant
+then waits until that is paid for. Tokens are counted when they are known, which may be after the response: who has used
+too many waits before the next request.
 """
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -157,6 +159,27 @@ class Quotas:
         permit.figures.rows += rows
         inflight.permit = permit
         return inflight
+
+    @contextmanager
+    def submission(self, request: InferenceRequest, rows: int) -> Iterator[Permit]:
+        """Count in a call with so many rows, whose requests are submitted in the block; `request` stands for all.
+
+        Raises `OverloadedError` if a limit is reached. The permit is released if the block fails.
+        """
+        permit = self.admit(request, rows)
+        try:
+            yield permit
+        except BaseException as error:
+            permit.release()
+            if isinstance(error, OverloadedError):
+                permit.figures.refused_model += 1
+            raise
+        permit.figures.accepted += 1
+        permit.figures.rows += rows
+
+    def limits(self, tenant: Tenant | None) -> bool:
+        """Whether the requests of a tenant, or of nobody in particular, are counted."""
+        return tenant is not None or self.most > 0
 
     def admit(self, request: InferenceRequest, rows: int) -> Permit:
         """Count a request with so many rows in. Raises `OverloadedError` if a limit is reached."""

@@ -1,8 +1,8 @@
 """The sequence scheduler: the requests of a sequence run in order, one at a time, on one instance.
 
 It follows Triton's SequenceBatchScheduler. Each instance has places for sequences. A sequence has a place from its
-first request until its end; if all are taken it waits in the backlog. A `Lane`, one for each instance, forms batches of
-the sequences that have a place there.
+first request until its end; if all are taken it waits in the backlog, as `sequence_places.py` says. A `Lane`, one for
+each instance, forms batches of the sequences that have a place there.
 
 Where a request is: in `waiting` of its sequence; then it is `busy`, its lane has it, and at most one of a sequence is;
 then it is busy and the sequence is `running`, which means that its instance has it. Who ends it differs:
@@ -19,9 +19,8 @@ failure, a time-out or a cancellation of one request aborts the whole sequence: 
 
 import itertools
 import logging
-from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic
 
@@ -36,43 +35,22 @@ from modserve.core.requests.sequence import (
     Membership,
     SequenceId,
     SequenceKey,
-    SequenceStates,
     StateTable,
     check_id,
     membership,
     zeros_like,
 )
+from modserve.core.tenants import Tenant
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import STOPPING
 
 from . import batching
 from .scheduler import Alarm, Clock, OnDrop, PinnedRunner, SlotT
-from .sequence_lane import DirectLane, FreePlaces, Lane, OldestLane, OneSlot
+from .sequence_lane import DirectLane, Lane, OldestLane, OneSlot
+from .sequence_places import PlaceShares, Sequence
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """A sequence that has begun, and has not ended or has something left to do. See above for its states."""
-
-    key: SequenceKey
-    idle_since_ns: int
-    alarm: Alarm = field(init=False)
-    """Rings when the sequence, or a request that waits, may have waited for too long."""
-    place: tuple[int, int] | None = None
-    """Its row and the number of its instance; None while it is in the backlog."""
-    waiting: deque[Inflight] = field(default_factory=deque)
-    """Its requests that no lane has, in order."""
-    busy: Inflight | None = None
-    """Its request that the lane or the instance has."""
-    running: bool = False
-    """Whether `busy` runs; otherwise it waits in the lane."""
-    states: SequenceStates | None = None
-    failure: ModserveError | None = None
-    """Why it was ended early."""
-    over: bool = False
 
 
 @dataclass(slots=True)
@@ -111,7 +89,6 @@ class SequenceScheduler(Generic[SlotT]):
         """The sequences of which more requests may come."""
         self._live: dict[Sequence, None] = {}
         """The sequences that are not over, in the order in which they began."""
-        self._backlog: OrderedDict[Sequence, None] = OrderedDict()  # a dict is slow to find its first
         self._members: dict[Inflight, SequenceRequest] = {}
         self._numbers = itertools.count(1)
         self._stopped = False
@@ -121,10 +98,10 @@ class SequenceScheduler(Generic[SlotT]):
         rows = candidates if candidates > 0 else max(1, config.max_batch_size)
         slots = [OneSlot(runner, number, self._on_run) for number in range(runner.count)]
         self._lanes = [self._lane(slot, rows, config.max_batch_size) for slot in slots]
-        self._places = FreePlaces(rows, runner.count)
+        self._places = PlaceShares(rows, runner.count)
 
     def __repr__(self) -> str:
-        return f"SequenceScheduler({len(self._live)} sequences, {len(self._backlog)} of them in the backlog)"
+        return f"SequenceScheduler({len(self._live)} sequences, {self._places.waiting} of them in the backlog)"
 
     @property
     def count(self) -> int:
@@ -168,7 +145,8 @@ class SequenceScheduler(Generic[SlotT]):
             raise invalid(f"inference request for sequence {says.id} to model '{self._model}' {first}")
         now_ns = self._clock.now_ns()
         if sequence is None:
-            sequence = self._begin(says.key)
+            self._places.check(request.tenant, request.label, self._model)
+            sequence = self._begin(says.key, request.tenant)
         elif says.start:
             conflict = "The previous sequence did not end before this sequence start"
             text = f"sequence %s for model '%s' has a conflict. {conflict}. Previous sequence will be terminated early."
@@ -187,14 +165,13 @@ class SequenceScheduler(Generic[SlotT]):
         sequence.alarm.by(now_ns + self._batching.max_idle_ns)
         self._advance(sequence)
 
-    def _begin(self, key: SequenceKey) -> Sequence:
-        sequence = Sequence(key, self._clock.now_ns())
+    def _begin(self, key: SequenceKey, tenant: Tenant | None) -> Sequence:
+        now_ns = self._clock.now_ns()
+        sequence = Sequence(key, now_ns)
         sequence.alarm = Alarm(self._clock, partial(self._look, sequence))
         self._open[key] = sequence
         self._live[sequence] = None
-        sequence.place = self._places.take()
-        if sequence.place is None:
-            self._backlog[sequence] = None
+        self._places.begin(sequence, tenant, now_ns)
         return sequence
 
     def _unused_id(self) -> SequenceId:
@@ -296,23 +273,17 @@ class SequenceScheduler(Generic[SlotT]):
                 self._abort(sequence, error)
 
     def _finish(self, sequence: Sequence) -> None:
-        """The sequence is over: its place goes to the first of the backlog."""
+        """The sequence is over: its place goes to the next of the backlog."""
         if sequence.over:
             return
         sequence.over = True
         self._close_to_more(sequence)
         sequence.alarm.end()
         del self._live[sequence]
-        self._backlog.pop(sequence, None)
         self._on_end()
-        if sequence.place is None:
-            return
-        if self._backlog:
-            following, _ = self._backlog.popitem(last=False)
-            following.place = sequence.place
+        following = self._places.end(sequence, self._clock.now_ns())
+        if following is not None:
             self._advance(following)
-        else:
-            self._places.give_back(sequence.place)
 
     def _close_to_more(self, sequence: Sequence) -> None:
         if self._open.get(sequence.key) is sequence:

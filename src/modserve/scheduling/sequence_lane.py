@@ -1,10 +1,9 @@
-"""The instances of a sequence scheduler: their free places, and a *lane* for each, which forms its batches.
+"""The instances of a sequence scheduler: a *lane* for each, which forms its batches.
 
 A lane has at most one request of each of the instance's sequences, the next one. A request that leaves without having
 run goes to the `OnDrop` that the lane was made with. Until it runs, calling its `on_cancel` makes it leave.
 """
 
-import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeAlias
@@ -181,29 +180,3 @@ class DirectLane(Generic[SlotT]):
 
 
 Lane: TypeAlias = OldestLane[SlotT] | DirectLane[SlotT]
-
-
-class FreePlaces:
-    """The free places of `count` instances, each a row and the number of an instance. The first ones are taken first.
-
-    There may be millions of places, of which few are ever used: those from `_used` on are not listed anywhere.
-    """
-
-    __slots__ = ("_count", "_returned", "_total", "_used")
-
-    def __init__(self, rows: int, count: int) -> None:
-        self._count = count
-        self._total = rows * count
-        self._used = 0
-        self._returned: list[tuple[int, int]] = []
-
-    def take(self) -> tuple[int, int] | None:
-        if self._returned:
-            return heapq.heappop(self._returned)
-        if self._used == self._total:
-            return None
-        self._used += 1
-        return divmod(self._used - 1, self._count)
-
-    def give_back(self, place: tuple[int, int]) -> None:
-        heapq.heappush(self._returned, place)

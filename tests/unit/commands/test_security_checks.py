@@ -220,7 +220,6 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     ("words", "text"),
     [
         (["--url=http://a"], "option '--url' is for 'modserve doctor --security'"),
-        (["--security", "--url=grpc://a"], "expected the HTTP port"),
         (["--security", "--url=http://a", "--http-port=1"], "'--http-port=1' is for a server that is to be started"),
     ],
 )

@@ -253,9 +253,10 @@ class Answer:
 class Client:
     """The other end of a connection."""
 
-    def __init__(self, site: HttpContext) -> None:
+    def __init__(self, site: HttpContext, peer: object = ("192.0.2.1", 1234)) -> None:
         self.connection = HttpConnection(site)
         self.transport = MockTransport(self.connection)
+        self.transport.extra["peername"] = peer
         self.connection.connection_made(self.transport)
         self._answers: list[Answer] = []
         self._read = 0

@@ -15,6 +15,7 @@ from garbage import garbage_left
 from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.errors import ModserveError, OverloadedError, internal, invalid
 from modserve.core.requests.response import InferenceResponse
+from modserve.core.tenants import Tenant
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
@@ -23,6 +24,7 @@ from modserve.frontends.http.infer import CallContext
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.wire.context import HttpContext
 from modserve.protocol.restricted import http_restrictions
+from modserve.resources.quotas import Quotas
 from modserve.settings import HttpSettings, LoopLimits
 from text_folders import write_folder
 from work_threads import Threads
@@ -486,6 +488,28 @@ async def test_who_hangs_up_cancels_the_generation(talk: Talk, stream: bool, cou
         await talk.written(b'"a"')
     talk.client.transport.lose()
     await eventually(lambda: all(inflight.settled for inflight in talk.inflights))
+
+
+@pytest.mark.parametrize("model", ["speaker", "words"])
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_that_nobody_waits_for_count_for_the_tenant(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch, stream: bool, count: int, model: str
+) -> None:
+    """By the model, or by the tokenizer: those that were read, and those that were written before the client left."""
+    server: Any = talk.context.server
+    monkeypatch.setattr(server, "tenant", Tenant("a"))
+    monkeypatch.setattr(server, "quotas", Quotas())
+    await talk.chat(count, model=model, messages=[{"role": "user", "content": "hello"}], stream=stream, n=count)
+    talk.say("cat ", index=count - 1)
+    if stream:
+        await talk.written(b'"cat')
+    talk.say("mat ", index=count - 1)
+    talk.client.transport.lose()
+    await eventually(lambda: all(inflight.settled for inflight in talk.inflights))
+    await eventually(lambda: server.quotas.figures["a"].tokens > 0)
+    assert server.quotas.figures["a"].tokens == 3 + 2
+    assert (server.quotas.in_flight, server.quotas.figures["a"].results["accepted"]) == (0, 1)
 
 
 async def test_a_request_that_ends_at_any_byte(talk: Talk) -> None:

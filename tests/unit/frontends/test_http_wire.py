@@ -459,6 +459,29 @@ async def test_no_time_is_all_time(tmp_path: Path) -> None:
 # How many
 
 
+async def test_at_the_limit_who_has_most_connections_makes_room_for_who_has_few(tmp_path: Path) -> None:
+    def connect(on: Stage, host: str) -> Client:
+        return Client(on.site, (host, 1))
+
+    async with stage(tmp_path, options=TIMES) as on:
+        greedy = [connect(on, "192.0.2.1") for _ in range(3)]
+        greedy[0].send(infer())
+        modest = connect(on, "192.0.2.2")
+        assert not greedy[0].transport.closing, "it is served first"
+        assert (await greedy[0].receive())[0].body == JSON_ANSWER
+        assert greedy[0].transport.closing
+        greedy[0].transport.lose()
+        modest.send(infer())
+        assert (await modest.receive())[0].body == JSON_ANSWER
+        for host in ("192.0.2.1", "192.0.2.2", "192.0.2.3"):
+            refused = connect(on, host)
+            assert refused.answers[0].status == 503, "two, one and none: nobody has two more than the new one"
+            refused.transport.lose()
+        for client in (*greedy[1:], modest):
+            client.transport.lose()
+        assert not on.site.connections
+
+
 async def test_connections_have_a_limit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with stage(tmp_path, options=TIMES) as on:
         clients = [on.connect() for _ in range(3)]

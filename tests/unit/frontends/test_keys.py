@@ -14,6 +14,7 @@ from rpc_calls import CallTable, FakeCall
 
 from modserve.access.authority import Authority
 from modserve.access.calls import PATH_NEEDS, RPC_NEEDS, Reach, need_of
+from modserve.access.certificates import CertificateRule
 from modserve.access.identity import KINDS, Identity, Scopes
 from modserve.access.key_file import AccessFile, Key
 from modserve.access.secret import digest
@@ -240,6 +241,15 @@ async def test_documents_say_which_calls_need_a_key(place: Place) -> None:
     _, one = await place.get("/v2/models/simple/openapi.json", "user")
     assert one["components"]["securitySchemes"] == schemes
     assert {"401", "403"} <= set(one["paths"]["/v2/models/simple/infer"]["post"]["responses"])
+
+
+def test_documents_tell_of_certificates_where_there_are_rules_for_them(tmp_path: Path) -> None:
+    rule = CertificateRule("CN=client", Tenant("a"), {"*": frozenset({"infer"})})
+    authority = Authority(AccessFile({}, certificates=(rule,)))
+    document = create_app(server_over(tmp_path, PuppetLoader()), HttpSettings(), authority=authority).openapi()
+    assert document["components"]["securitySchemes"]["certificate"]["type"] == "mutualTLS"
+    security = document["paths"]["/v2/models"]["get"]["security"]
+    assert security == [{"bearer": []}, {"key": []}, {"certificate": []}]
 
 
 def test_documents_say_nothing_of_keys_where_nobody_needs_one(tmp_path: Path) -> None:

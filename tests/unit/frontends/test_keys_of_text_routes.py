@@ -1,6 +1,7 @@
 """Keys on the calls of texts, over a port as a server opens it: who is served, who is refused, what nobody learns."""
 
 import asyncio
+import contextvars
 import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from test_chat_routes import SPEAKER
+from test_chat_routes import SPEAKER, Arrivals
 from test_text_routes import BARE, MODELS, TextLoader
 
 from modserve.access.authority import Authority
@@ -19,6 +20,7 @@ from modserve.access.key_file import AccessFile, Key
 from modserve.access.secret import digest
 from modserve.core.tenants import Tenant
 from modserve.core.tensors.tensor import Array
+from modserve.core.version import ModelId
 from modserve.frontends.http.direct import MODULES
 from modserve.frontends.http.wire.listener import HttpListener
 from modserve.repository.manager import ModelManager
@@ -74,6 +76,7 @@ def speech(inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 @dataclass
 class Place:
+    server: LocalServer
     loader: TextLoader
     client: httpx.AsyncClient
     authority: Authority
@@ -109,7 +112,7 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
         listener = HttpListener(server, "127.0.0.1", 0, HttpSettings(), tasks, authority=authority)
         port = await listener.start()
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
-            yield Place(loader, client, authority)
+            yield Place(server, loader, client, authority)
         await listener.retire(0)
         await listener.close()
 
@@ -188,3 +191,54 @@ async def test_lists_of_models(place: Place) -> None:
         response = await place.client.get(path, headers={"x-api-key": "other"})
         assert "classes" in response.text
         assert not any(name in response.text for name in ("embed", "ranker", "tags", "speaker")), path
+
+
+# Limits of tenants
+
+
+def limited(place: Place, **limits: Any) -> None:
+    tenant = Tenant("users", **limits)
+    place.authority.replace(AccessFile({digest("user"): Key(Identity("user", tenant, KEYS["user"]))}))
+
+
+async def test_a_call_of_many_texts_counts_as_one_request_with_so_many_rows(place: Place) -> None:
+    limited(place, requests_per_second=0.001, concurrency=1, tokens_per_second=10.0)
+    embed = place.loader.loaded[ModelId("embed", 1)]
+    arrival = asyncio.Event()
+    embed.automatic, embed.submitted = False, Arrivals(arrival)
+    call = asyncio.create_task(place.post("/v1/embeddings", "user", model="embed", input=["the cat"] * 100))
+    call.add_done_callback(lambda _: arrival.set())
+    for number in range(100):
+        async with asyncio.timeout(30):
+            while len(embed.submitted) <= number and not call.done():
+                arrival.clear()
+                await arrival.wait()
+        assert not call.done(), call.result().text
+        contextvars.Context().run(embed.answer, embed.submitted[number])  # an engine knows of no caller
+    embed.automatic = True
+    response = await call
+    assert response.status_code == 200, response.text
+    quotas = place.server.quotas
+    figures = quotas.figures["users"]
+    assert (figures.results["accepted"], figures.rows) == (1, 100)
+    assert figures.tokens == response.json()["usage"]["total_tokens"]
+    assert (quotas.in_flight, place.tenants) == (0, ["users"] * 100)
+    response = await place.post("/v1/embeddings", "user", model="embed", input=["the cat"])
+    assert response.status_code == 429
+    assert "'requests_per_second' of 0.001" in response.text
+    limited(place, tokens_per_second=10.0)
+    response = await place.post("/v1/embeddings", "user", model="embed", input=["the cat"])
+    assert response.status_code == 429
+    assert "'tokens_per_second' of 10" in response.text
+    assert figures.results == {"accepted": 1, "refused_rate": 2, "refused_concurrency": 0, "refused_model": 0}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_choices_count_as_one_request(place: Place, stream: bool) -> None:
+    limited(place, requests_per_second=0.001, concurrency=1)
+    response = await place.post("/v1/chat/completions", "user", n=3, stream=stream)
+    assert response.status_code == 200, response.text
+    figures = place.server.quotas.figures["users"]
+    assert (figures.results["accepted"], figures.rows, figures.tokens) == (1, 3, 6)
+    assert place.server.quotas.in_flight == 0
+    assert (await place.post("/v1/chat/completions", "user", n=3, stream=stream)).status_code == 429

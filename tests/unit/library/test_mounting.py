@@ -346,3 +346,28 @@ async def test_keys_count_in_another_application_too(tmp_path: Path) -> None:
     file.write_text("no keys")
     with pytest.raises(ClientError, match="expected a mapping with 'keys'"):
         modserve.asgi(Settings(model_repository=REPOSITORY, auth_file=str(file)))
+
+
+async def test_the_audit_log_of_models_in_another_application(tmp_path: Path) -> None:
+    file, audit = tmp_path / "keys.json", tmp_path / "audit"
+    row = {"name": "user", "sha256": digest("msk_user"), "scopes": {"*": ["read"]}, "tenant": "team"}
+    file.write_text(json.dumps({"keys": [row]}))
+    settings = Settings(model_repository=REPOSITORY, auth_file=str(file), audit_log=str(audit))
+    models = modserve.asgi(settings)
+    app = FastAPI(lifespan=models.lifespan)
+    app.mount("/models", models)
+    for _ in range(2):
+        async with models:
+            headers = {"x-api-key": "msk_user"}
+            assert (await call(app, "GET", "/models/v2/models", headers=headers)).status == 200
+            assert (await call(app, "POST", "/models/v2/logging", b"{}", headers=headers)).status == 403
+    first, second = map(json.loads, audit.read_text().splitlines())
+    assert {first["call"], second["call"]} == {"POST /v2/logging"}
+    assert (second["caller"], second["tenant"], second["status"]) == ("user", "team", 403)
+
+
+async def test_an_audit_log_that_cannot_be_opened_keeps_models_from_starting(tmp_path: Path) -> None:
+    models = modserve.asgi(Settings(model_repository=REPOSITORY, audit_log=str(tmp_path / "no" / "audit")))
+    with pytest.raises(ClientError, match=r"cannot open the audit log '.*audit': No such file or directory"):
+        async with models:
+            pass

@@ -3,6 +3,8 @@
 import json
 import logging
 import os
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,21 @@ def test_lines_keep_their_order_and_an_old_file(tmp_path: Path) -> None:
             audit.record({"status": number}, None, known=True)
         audit.close()
     assert [line["status"] for line in lines(tmp_path / "audit")] == list(range(200))
+
+
+def test_lines_of_several_processes_are_not_mixed(tmp_path: Path) -> None:
+    """Each has the file open for itself, as these have. Lines may be longer than a buffer."""
+
+    def write(name: str) -> None:
+        audit = AuditLog(str(tmp_path / "audit"))
+        for _ in range(50):
+            audit.record({"change": [name * 30_000]}, None, known=True)
+        audit.close()
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(write, "abcd"))
+    changes = Counter(line["change"][0] for line in lines(tmp_path / "audit"))
+    assert changes == {name * 30_000: 50 for name in "abcd"}
 
 
 def test_strangers_get_some_lines_a_second_and_others_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from modserve.core.errors import ModserveError, OverloadedError, invalid
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import InferenceResponse
+from modserve.core.requests.shared_permit import SharedPermit
 from modserve.core.tenants import Tenant
 from modserve.resources.quotas import Quotas
 from modserve.testing import inflight
@@ -102,6 +103,36 @@ def test_a_request_that_its_model_refuses_holds_nothing() -> None:
 
     with pytest.raises(ModserveError, match="no"):
         bench.quotas.accept(inflight(tenant=tenant).request, 1, refuse)
+    bench.send(tenant)
+
+
+def test_several_requests_that_count_as_one_hold_one_permit_until_the_last_is_over() -> None:
+    bench, tenant = Bench(), Tenant("a", concurrency=1, requests_per_second=1)
+    entries = [inflight(tenant=tenant) for _ in range(3)]
+    with bench.quotas.submission(entries[0].request, 3) as permit:
+        shared = SharedPermit(permit)
+        for entry in entries:
+            shared.hold()
+            entry.permit = shared
+        shared.release()
+    assert (bench.quotas.in_flight, bench.quotas.figures["a"].accepted, bench.quotas.figures["a"].rows) == (1, 1, 3)
+    for entry in entries:
+        assert "has 1 requests in flight" in bench.refused(tenant).message
+        entry.cancel()
+        entry.settle(InferenceResponse("model", 1, {}))
+    assert bench.quotas.in_flight == 0
+
+
+def test_a_call_whose_model_is_full_holds_nothing() -> None:
+    bench, tenant = Bench(), Tenant("a", concurrency=1)
+    with pytest.raises(OverloadedError, match="full"), bench.quotas.submission(inflight(tenant=tenant).request, 3):
+        raise OverloadedError("full")
+    assert bench.quotas.figures["a"].results == {
+        "accepted": 0,
+        "refused_rate": 0,
+        "refused_concurrency": 0,
+        "refused_model": 1,
+    }
     bench.send(tenant)
 
 

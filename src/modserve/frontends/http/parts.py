@@ -1,10 +1,12 @@
 """One body that takes several inferences of its model, a limited number at a time."""
 
 import asyncio
+import contextvars
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from modserve.core.errors import ModserveError
+from modserve.core.requests.inflight import Inflight, RequestPermit
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.servable import Servable
@@ -24,6 +26,7 @@ class Parts:
     """
 
     __slots__ = (
+        "_caller",
         "_deadline_ns",
         "_end",
         "_failure",
@@ -50,6 +53,8 @@ class Parts:
         now_ns: int,
         outputs: tuple[str, ...] = (),
     ) -> None:
+        self._caller = contextvars.copy_context()
+        """Has who calls. An engine says in another context that an inference is over."""
         self._server = context.server
         self._most = context.limits.parts
         self._request = request
@@ -67,19 +72,34 @@ class Parts:
         self.cost = ""
 
     async def all(
-        self, inputs: Iterable[Mapping[str, Tensor]], finish: Callable[[InferenceResponse, int], Any]
+        self,
+        inputs: Iterable[Mapping[str, Tensor]],
+        finish: Callable[[InferenceResponse, int], Any],
+        rows: int,
+        tokens: int = 0,
     ) -> list[Any]:
         """What `finish` makes of each response and its number, in order, on the event loop.
 
-        Raises the first failure; the other inferences are cancelled.
+        A tenant pays for one request with so many `rows` and `tokens`. Raises the first failure; the other inferences
+        are cancelled.
         """
         self._waiting, self._finish = enumerate(inputs), finish
         self._end = asyncio.get_running_loop().create_future()
+        quotas, tenant = self._server.quotas, self._server.tenant
+        permit: RequestPermit | None = None
         try:
-            while len(self._running) < self._most and self._begin_next():
-                pass
+            if quotas.limits(tenant):
+                whole = InferenceRequest(self._servable.config.name, {})
+                whole.tenant = tenant
+                with quotas.submission(whole, rows) as permit:
+                    self._begin_first()
+                quotas.spend_tokens(tenant, tokens)
+            else:
+                self._begin_first()
             await self._end
         finally:
+            if permit is not None:
+                permit.release()
             self._finish, self._waiting = None, iter(())
             for part in list(self._running):
                 part.close()
@@ -96,6 +116,10 @@ class Parts:
                 raise failure
         finally:  # its traceback has this frame
             del failure
+
+    def _begin_first(self) -> None:
+        while len(self._running) < self._most and self._begin_next():
+            pass
 
     def _begin_next(self) -> bool:
         """Submit the next inference, if there is one."""
@@ -129,7 +153,7 @@ class Parts:
                 self._fail(outcome)
             else:
                 self._results[part.index] = finish(outcome, part.index)
-                self._begin_next()
+                self._caller.run(self._begin_next)
         except Exception as error:
             self._fail(error)
 
@@ -150,6 +174,10 @@ class _Part(InferenceCall):
         super().__init__(parts._server, HTTP, model, version)
         self._parts = parts
         self.index = index
+
+    def accept(self, request: InferenceRequest) -> Inflight:
+        """The call as a whole is counted."""
+        return self._submitted(request)
 
     def deliver(self, outcome: InferenceResponse | ModserveError) -> None:
         self._parts.settled(self, outcome)

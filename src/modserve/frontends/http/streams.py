@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from modserve.core.errors import ModserveError, unavailable
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import InferenceResponse, Outcome
+from modserve.core.requests.shared_permit import SharedPermit
 from modserve.core.requests.trace_context import TraceHeaders
 from modserve.frontends.call import HTTP, InferenceCall, OutcomeQueue
 from modserve.server import Server
@@ -18,7 +21,18 @@ from .exchange import Note
 class HttpStream(InferenceCall):
     """A call over HTTP with any number of responses, which `next` returns in their order."""
 
-    __slots__ = ("_arrival", "_kept", "_queue", "_streams", "_unsent", "_waiting", "keeps_outcomes", "limits")
+    __slots__ = (
+        "_arrival",
+        "_kept",
+        "_queue",
+        "_streams",
+        "_unsent",
+        "_waiting",
+        "keeps_outcomes",
+        "limits",
+        "on_close",
+        "permit",
+    )
 
     def __init__(self, streams: "Streams", model: str, version: int | None) -> None:
         super().__init__(streams.server, HTTP, model, version)
@@ -31,6 +45,10 @@ class HttpStream(InferenceCall):
         self.keeps_outcomes = False
         """Whoever reads them keeps them: they count as memory until the call is closed."""
         self._kept = 0
+        self.permit: SharedPermit | None = None
+        """Of a call that counts as one with others."""
+        self.on_close: Callable[[], None] | None = None
+        """Called once, when the call has ended, however that came."""
         streams.open.add(self)
 
     @property
@@ -101,8 +119,19 @@ class HttpStream(InferenceCall):
         if self.inflight is not None:
             self.inflight.cancel()
 
+    def accept(self, request: InferenceRequest) -> Inflight:
+        if self.permit is None:
+            return super().accept(request)
+        inflight = self._submitted(request)
+        self.permit.hold()
+        inflight.permit = self.permit
+        return inflight
+
     def close(self) -> None:
         self._streams.open.discard(self)
+        if self.on_close is not None:
+            self.on_close()
+            self.on_close = None
         self._arrival = None  # which leads back here
         super().close()
         self._queue.close()

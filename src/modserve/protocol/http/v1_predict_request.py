@@ -70,11 +70,15 @@ def decode(config: ModelConfig, body: bytes) -> Prediction:
     raise invalid(f"Missing 'inputs' or 'instances' key: the request has {keys}")
 
 
+def row_count(config: ModelConfig, inputs: Mapping[str, Tensor]) -> int:
+    """How many rows the inputs have; 1 for models without a batch dimension, and where inputs differ."""
+    sizes = {tensor.shape[:1] for tensor in inputs.values()}
+    return max(1, *next(iter(sizes))) if config.batching and len(sizes) == 1 else 1
+
+
 def batches(config: ModelConfig, inputs: Mapping[str, Tensor]) -> Iterator[Mapping[str, Tensor]]:
     """`inputs`, in parts of at most the model's max_batch_size. What does not fit together is left as it is."""
-    sizes = {tensor.shape[:1] for tensor in inputs.values()}
-    size = sum(next(iter(sizes))) if len(sizes) == 1 else 0
-    most = config.max_batch_size
+    size, most = row_count(config, inputs), config.max_batch_size
     if not config.batching or size <= most:
         yield inputs
         return

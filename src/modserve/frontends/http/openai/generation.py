@@ -7,7 +7,8 @@ from functools import partial
 
 from modserve.core.errors import ModserveError
 from modserve.core.requests.request import InferenceRequest
-from modserve.core.requests.response import Outcome
+from modserve.core.requests.response import InferenceResponse, Outcome
+from modserve.core.requests.shared_permit import SharedPermit
 from modserve.core.tensors.tensor import Tensor
 from modserve.frontends import offload
 from modserve.frontends.http.exchange import (
@@ -49,12 +50,26 @@ class TextGeneration:
     def usage(self) -> Usage | None:
         return usage_of(self.choices, self.per_prompt)
 
+    def __post_init__(self) -> None:
+        self.calls[0].on_close = self.count_tokens  # whoever ends it, and when
+
     def count_tokens(self) -> None:
-        """What has been read and written counts for the tenant, if there is one. Once, at the end."""
+        """What has been read and written by now counts for the tenant, if there is one. Does so once."""
         first = self.calls[0]
-        if first.tenant is not None:
+        counted = first.on_close is None
+        first.on_close = None
+        if first.tenant is not None and not counted:
+            for call, choice in zip(self.calls, self.choices, strict=True):
+                self._read_rest(call, choice)
             counts = [count for each in self.choices for count in (each.input_tokens, each.written)]
             first.server.quotas.spend_tokens(first.tenant, sum(count or 0 for count in counts))
+
+    def _read_rest(self, call: HttpStream, choice: TextChoice) -> None:
+        """What the model has written, and its client has not waited for."""
+        while call.ready and not choice.over:
+            outcome, final = call.take()
+            if isinstance(outcome, InferenceResponse):
+                choice.add(piece_of(self.contract, outcome), final)
 
     @property
     def counts_long(self) -> bool:
@@ -99,12 +114,29 @@ async def submit(
         for _ in choices[1:]:
             another = streams.begin(request.note, head.trace_headers, text.model, None)
             calls.append(begun.enter_context(another))
-        for call, tensors in zip(calls, inputs, strict=True):
-            inference = InferenceRequest(text.model, tensors, (), None, deadline_ns=ends_ns)
-            call.submit_stream(header_forwarding.with_headers(inference, head.forwarded))
+        requests = [
+            header_forwarding.with_headers(
+                InferenceRequest(text.model, tensors, (), None, deadline_ns=ends_ns), head.forwarded
+            )
+            for tensors in inputs
+        ]
+        _submit_all(calls, requests)
         if tokenizer is not None:
             await _count_prompts(tokenizer, prompts, choices[:: text.choices], not templated)
     return TextGeneration(contract, calls, choices, text.choices)
+
+
+def _submit_all(calls: Sequence[HttpStream], requests: Sequence[InferenceRequest]) -> None:
+    """Submit a request by each call. A tenant pays for one, with a row for each."""
+    first, permit = calls[0], None
+    with ExitStack() as submission:
+        if len(calls) > 1 and first.server.quotas.limits(first.tenant):
+            requests[0].tenant = first.tenant
+            permit = SharedPermit(submission.enter_context(first.server.quotas.submission(requests[0], len(calls))))
+            submission.callback(permit.release)
+        for call, request in zip(calls, requests, strict=True):
+            call.permit = permit
+            call.submit_stream(request)
 
 
 async def _count_prompts(
@@ -139,7 +171,6 @@ async def whole_response(context: CallContext, generation: TextGeneration, write
         write = partial(_written, generation, writer, wholes)
         body = await offload.on_thread(write) if long else write()
     finally:
-        generation.count_tokens()
         generation.close()
     cost = generation.calls[-1].cost if context.server_timing else ""
     return WholeResponse(body, headers=(("Server-Timing", cost),) if cost else ())

@@ -88,7 +88,7 @@ async def _converse(
         model = await surface.models.of(call.servable)
         model.check(text)
         prompt = await surface.models.prompt(model, chat, size)
-        tokenizer = await surface.models.tokenizer(model, text)
+        tokenizer = await surface.models.tokenizer(model, text, call.tenant)
         templated = model.template is not None
         generation = await submit(
             surface.streams, request, call, model.contract, text, [prompt], tokenizer, chat.tools, templated
@@ -108,7 +108,7 @@ async def _complete(
         model.check(text)
         if model.contract.takes_messages:
             raise field_error("model", f"model '{text.model}' takes messages only: use chat/completions")
-        tokenizer = await surface.models.tokenizer(model, text)
+        tokenizer = await surface.models.tokenizer(model, text, call.tenant)
         generation = await submit(surface.streams, request, call, model.contract, text, prompts, tokenizer)
     echoes = [prompt for prompt in prompts for _ in range(text.choices)] if completion.echo else ()
     writer = CompletionWriter(call.identify(), text, echoes)

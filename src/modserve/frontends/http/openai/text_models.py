@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 from modserve.core.errors import ModserveError
 from modserve.core.residency import describe
 from modserve.core.servable import Servable
+from modserve.core.tenants import Tenant
 from modserve.frontends import offload
 from modserve.server import Server
 from modserve.settings import LoopLimits
@@ -39,9 +40,9 @@ class TextModels:
             model = self._models[servable] = TextModel(servable.config, self._server.folder(servable.id))
         return model
 
-    async def tokenizer(self, model: TextModel, request: TextRequest) -> Tokenizer | None:
-        """What counts the tokens for the response to a request; None if the model does that, or nobody can."""
-        if model.contract.counts or not request.reports_usage:
+    async def tokenizer(self, model: TextModel, request: TextRequest, tenant: Tenant | None) -> Tokenizer | None:
+        """What counts tokens, for the response or the tenant of a request; None if the model does, or nobody can."""
+        if model.contract.counts or not (request.reports_usage or tenant is not None):
             return None
         reading = self._tokenizers.get(model)
         if reading is None:

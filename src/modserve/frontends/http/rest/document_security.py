@@ -10,6 +10,9 @@ _SCHEMES: Final = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "A key, or a token of an issuer that is known."},
     "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
+_CERTIFICATE: Final = {
+    "certificate": {"type": "mutualTLS", "description": "A client certificate for which the server has a rule."}
+}
 _CHALLENGE: Final = {"WWW-Authenticate": {"schema": {"type": "string"}}}
 _UNAUTHENTICATED: Final = "There is no valid key"
 _FAILURES: Final = ("400", "404", "422", "500", "503")
@@ -18,11 +21,12 @@ _FAILURES: Final = ("400", "404", "422", "500", "503")
 
 def add_security(document: dict[str, Any], authority: Authority) -> None:
     """Add the ways to send a key, which calls need one, and how those without are refused."""
-    document["components"]["securitySchemes"] = _SCHEMES
+    schemes = {**_SCHEMES, **(_CERTIFICATE if authority.knows_certificates else {})}
+    document["components"]["securitySchemes"] = schemes
     for operation, need in _operations(document):
         if authority.is_open(need):
             continue
-        operation["security"] = [{name: []} for name in _SCHEMES]
+        operation["security"] = [{name: []} for name in schemes]
         responses = operation["responses"]
         bodies = [responses[status]["content"] for status in _FAILURES if "content" in responses.get(status, ())]
         body = bodies[0] if bodies else {}

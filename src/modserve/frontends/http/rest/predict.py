@@ -31,7 +31,8 @@ async def respond(
             prediction = _read(servable, content, max_json)
         run = Parts(context, request, servable, version, now_ns)
         batches = v1_predict_request.batches(servable.config, prediction.inputs)
-        responses = await run.all(batches, lambda response, _: response)
+        rows = v1_predict_request.row_count(servable.config, prediction.inputs)
+        responses = await run.all(batches, lambda response, _: response, rows)
         chosen = request.head.response_encoding
         size = sum(tensor.array.nbytes for response in responses for tensor in response.outputs.values())
         write = responses, prediction.rows, chosen

@@ -131,10 +131,7 @@ class TextCall:
         def read(response: InferenceResponse, _: int) -> Result:
             return finish(response.outputs[output])
 
-        server = self.context.server
-        if server.tenant is not None:
-            server.quotas.spend_tokens(server.tenant, sum(len(each.ids) for each in tokens))
-        results = await run.all(inputs, read)
+        results = await run.all(inputs, read, len(tokens), sum(len(each.ids) for each in tokens))
         self.cost = run.cost
         placed = sorted(zip(order, results, strict=True), key=lambda pair: pair[0])
         return [result for _, result in placed]

@@ -88,7 +88,7 @@ class HttpConnection(asyncio.Protocol):
             self._certificate = shown_by(transport)
         if self._access is not None:
             self._access.connected(transport)
-        if not self.context.opened(self):
+        if not self.context.opened(self, transport.get_extra_info("peername")):
             self._refuse(503, *self.context.turn_away())
 
     def connection_lost(self, exc: Exception | None) -> None:

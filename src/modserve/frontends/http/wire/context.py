@@ -19,6 +19,7 @@ from modserve.server import Server
 from modserve.settings import HttpSettings
 
 from .head_memory import HeadMemory
+from .places import ConnectionPlaces
 from .responses import BINARY_HEAD, JSON_HEAD, dated
 
 if TYPE_CHECKING:
@@ -166,6 +167,7 @@ class HttpContext:
         self.heads = HeadMemory(options, self.memory, traced, inferences, routes, authority is not None)
         self.statuses = [0] * STATUSES
         """Responses by their status."""
+        self._places: ConnectionPlaces[OpenConnection] = ConnectionPlaces()
         self.closing = False
         self.idle = asyncio.Event()
         """Set while there is no connection."""
@@ -186,14 +188,26 @@ class HttpContext:
         """The templates of responses' heads, with the date."""
         self._set_date()
 
-    def opened(self, connection: OpenConnection) -> bool:
-        """Whether it is within the limit."""
+    def opened(self, connection: OpenConnection, peer: object) -> bool:
+        """Whether there is room for it; at the limit, a connection of somebody with more of them makes it."""
         self.connections.add(connection)
         self.idle.clear()
-        return not 0 < self.options.max_connections < len(self.connections)
+        limit = self.options.max_connections
+        if not limit:
+            return True
+        self._places.add(connection, peer)
+        if len(self.connections) <= limit:
+            return True
+        other = self._places.make_room(connection) if len(self.connections) <= limit + _LINGERING else None
+        if other is None:
+            self._places.remove(connection)
+            return False
+        other.close_when_idle()
+        return True
 
     def closed(self, connection: OpenConnection) -> None:
         self.connections.discard(connection)
+        self._places.remove(connection)
         if not self.connections:
             self.idle.set()
         self._unaware.discard(connection)

@@ -38,6 +38,7 @@ class DirectCall:
     """
 
     __slots__ = (
+        "_cancelled",
         "_chunked",
         "_closing",
         "_complete",
@@ -85,6 +86,7 @@ class DirectCall:
         self._scheduled = False
         self._complete = False  # the last message has been made
         self._over = False
+        self._cancelled = False  # the coroutine has been told so, which is done once: it may have to wait all the same
         self._chunked = False
         self._closing = False
         self.begun = False
@@ -120,7 +122,7 @@ class DirectCall:
             self._stream.call.close()
             self._stream = None
         if self._waiting is not None:
-            self._waiting.cancel()
+            self._cancelled = self._waiting.cancel()
 
     def write(self) -> None:
         """The client takes more of a stream."""
@@ -152,8 +154,8 @@ class DirectCall:
                 waiting._asyncio_future_blocking = False  # how awaited futures tell a task, which there is none of
             self._waiting = waiting
             waiting.add_done_callback(self._step)
-            if self._over:
-                waiting.cancel()
+            if self._over and not self._cancelled:
+                self._cancelled = waiting.cancel()
 
     def _fail(self, error: Exception) -> None:
         if not self._over:

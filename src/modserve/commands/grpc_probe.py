@@ -1,0 +1,101 @@
+"""What the gRPC port of a running server lets callers without a key do, by calls that change nothing."""
+
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from modserve.client.address import CONNECT_SECONDS, Address
+from modserve.pb import inference as pb
+
+from . import tls_probe
+from .doctor_checks import OK, PROBLEM, Check
+from .errors import UnreachableError
+from .security_checks import CONTROL_ADVICE, KEYS_ADVICE, TLS_ADVICE, is_loopback, level_at
+
+_NOBODY: Final = "modserve-doctor-none"
+"""A model that there is not."""
+_SERVICE: Final = "/inference.GRPCInferenceService/"
+_REFUSALS: Final = ("UNAUTHENTICATED", "PERMISSION_DENIED")
+_RESTRICTED: Final = "triton-grpc-protocol-"
+"""Is in the text of a refusal where the call needs a header."""
+_CERTIFICATE: Final = "a client certificate"
+
+
+class _Call(NamedTuple):
+    name: str
+    rpc: str
+    request: Any
+    text: str
+    advice: str
+    otherwise: str = "is not implemented"
+    """In the text of a failure where the server does not serve it."""
+
+
+_CALLS: Final = (
+    _Call("read", "ModelMetadata", pb.ModelMetadataRequest(name=_NOBODY), "metadata of every model", KEYS_ADVICE),
+    _Call("infer", "ModelInfer", pb.ModelInferRequest(model_name=_NOBODY), "inference with every model", KEYS_ADVICE),
+    _Call(
+        "model control",
+        "RepositoryModelUnload",
+        pb.RepositoryModelUnloadRequest(model_name=_NOBODY),
+        "loads and unloads of models, with configurations and files of the caller",
+        f"{CONTROL_ADVICE.format('model-repository')}; or --model-control-mode=none",
+        "is not allowed",
+    ),
+    _Call("logs", "LogSettings", pb.LogSettingsRequest(), "the settings of the log", CONTROL_ADVICE.format("logging")),
+    _Call("traces", "TraceSetting", pb.TraceSettingRequest(), "the settings of traces", CONTROL_ADVICE.format("trace")),
+    _Call(
+        "shared memory",
+        "SystemSharedMemoryStatus",
+        pb.SystemSharedMemoryStatusRequest(),
+        "lists of shared memory, and its registration if the server allows that",
+        CONTROL_ADVICE.format("shared-memory"),
+    ),
+    _Call("statistics", "ModelStatistics", pb.ModelStatisticsRequest(), "how much each model is used", KEYS_ADVICE),
+)
+
+
+def all_checks(address: Address) -> Iterator[Check]:
+    """A row for each kind of call. Raises UnreachableError where no server answers."""
+    import grpc
+
+    level = level_at([address.host])
+    if address.secure:
+        yield from tls_probe.checks(address)
+        if tls_probe.needs_certificate(address):
+            yield Check(OK, "calls", f"none without {_CERTIFICATE}")
+            return
+        # Who answers learns nothing, so its certificate is trusted, under whatever name.
+        credentials = grpc.ssl_channel_credentials(tls_probe.certificate_of(address))
+        channel = grpc.secure_channel(address.authority, credentials, tls_probe.name_options(address))
+    else:
+        if is_loopback(address.host):
+            yield Check(OK, "TLS", "off, which is enough inside this machine")
+        else:
+            text = "off: others on the way read and change requests, responses and keys"
+            yield Check(PROBLEM, "TLS", text, TLS_ADVICE.format("grpc"))
+        channel = grpc.insecure_channel(address.authority)
+    with channel:
+        code, text = _call(channel, "ServerLive", pb.ServerLiveRequest())
+        if code not in ("OK", *_REFUSALS) and _RESTRICTED not in text:
+            raise UnreachableError(f"cannot reach {address}: {text}")
+        yield Check(OK, "health", "open, for probes" if code == "OK" else "needs a key")
+        for each in _CALLS:
+            code, text = _call(channel, each.rpc, each.request)
+            if code in _REFUSALS or _RESTRICTED in text:
+                yield Check(OK, each.name, "refused without a key or header")
+            elif each.otherwise in text:
+                yield Check(OK, each.name, f"not served: {text[:200]}")
+            else:
+                yield Check(level, each.name, f"open: {each.text}", each.advice)
+
+
+def _call(channel: Any, rpc: str, request: Any) -> tuple[str, str]:
+    """The status of a call, and its message."""
+    import grpc
+
+    call = channel.unary_unary(_SERVICE + rpc, type(request).SerializeToString, lambda response: response)
+    try:
+        call(request, timeout=CONNECT_SECONDS)
+    except grpc.RpcError as error:
+        return error.code().name, error.details() or ""
+    return "OK", ""

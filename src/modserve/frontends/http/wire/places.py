@@ -1,0 +1,47 @@
+"""Whose connections are open: when there is no room for more, who has most makes room for who has few.
+
+So nobody keeps others out by opening as many connections as the server takes. An address is a host, or for IPv6 its
+network, as for failed keys.
+"""
+
+from typing import Generic, TypeVar
+
+from modserve.access.slow_down import address_of
+
+ConnectionT = TypeVar("ConnectionT")
+
+
+class ConnectionPlaces(Generic[ConnectionT]):
+    """Open connections by the addresses of their clients, the oldest first."""
+
+    def __init__(self) -> None:
+        self._addresses: dict[ConnectionT, str] = {}
+        self._connections: dict[str, dict[ConnectionT, None]] = {}
+
+    def add(self, connection: ConnectionT, peer: object) -> None:
+        """`peer` is the client's address as a socket has it."""
+        address = address_of(peer)
+        self._addresses[connection] = address
+        self._connections.setdefault(address, {})[connection] = None
+
+    def remove(self, connection: ConnectionT) -> None:
+        """It is closed, or has to close. May be called again."""
+        address = self._addresses.pop(connection, None)
+        if address is None:
+            return
+        connections = self._connections[address]
+        del connections[connection]
+        if not connections:
+            del self._connections[address]
+
+    def make_room(self, connection: ConnectionT) -> ConnectionT | None:
+        """Who has to close for a connection that has been added, and is removed; None if it is to be refused itself.
+
+        That is the oldest one of the address with most, if that has at least two more than this one's.
+        """
+        largest = max(self._connections.values(), key=len)
+        if len(largest) < len(self._connections[self._addresses[connection]]) + 2:
+            return None
+        oldest = next(iter(largest))
+        self.remove(oldest)
+        return oldest

@@ -1,0 +1,233 @@
+"""Sequences and their places: who waits for one, and who gets one that becomes free. A pure rule, in time that is told.
+
+A sequence gets a free place when it begins; if there is none it waits in the line of its tenant. A place that becomes
+free goes to the waiting tenant that holds the fewest for its weight. Sequences last, some much longer than others: what
+tenants share is the places that they hold, not how often they get one. Of those that hold equally many, the one goes
+first that has held places for the shortest time over its weight, counted since others wait. Sequences of one tenant get
+places in the order in which they began. Nobody loses a place to another tenant before its sequence ends.
+
+As with `fair_shares`, nobody saves up time, and all debts end when nobody waits.
+
+    free:  none      a: holds 3, weight 2      b: holds 1, weight 1, waits      c: holds 0, weight 1, waits, is next
+
+A tenant with a `concurrency` has at most so many sequences, with those that wait. A further one is refused: the request
+that began it would count as one in flight for as long as it waits, and so keep the sequences that have places from
+going on.
+"""
+
+import heapq
+from bisect import bisect_left, insort
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from modserve.core.errors import ModserveError, OverloadedError
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.sequence import SequenceKey, SequenceStates
+from modserve.core.tenants import Tenant
+
+from .scheduler import Alarm
+
+_RETRY_NS: Final = 1_000_000_000
+_SWEEP_FROM: Final = 64
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A sequence that has begun, and has not ended or has something left to do. `sequence.py` describes its states."""
+
+    key: SequenceKey
+    idle_since_ns: int
+    alarm: Alarm = field(init=False)
+    """Rings when the sequence, or a request that waits, may have waited for too long."""
+    account: "SequenceAccount" = field(init=False)
+    place: tuple[int, int] | None = None
+    """Its row and the number of its instance; None while it waits for one."""
+    placed_ns: int = 0
+    """Since when it has its place."""
+    waiting: deque[Inflight] = field(default_factory=deque)
+    """Its requests that no lane has, in order."""
+    busy: Inflight | None = None
+    """Its request that the lane or the instance has."""
+    running: bool = False
+    """Whether `busy` runs; otherwise it waits in the lane."""
+    states: SequenceStates | None = None
+    failure: ModserveError | None = None
+    """Why it was ended early."""
+    over: bool = False
+
+
+Turn: TypeAlias = tuple[float, float, int, "SequenceAccount"]
+"""Places held over weight, time over weight, and a number that makes it unique: the smallest goes first."""
+
+
+class SequenceAccount:
+    """The sequences of a tenant."""
+
+    __slots__ = ("contention", "held", "line", "live", "turn", "used", "weight")
+
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
+        self.live = 0
+        """Those that are not over."""
+        self.held = 0
+        """Places."""
+        self.line: OrderedDict[Sequence, None] = OrderedDict()
+        """Those that wait for a place."""
+        self.used = 0.0
+        """Nanoseconds of places over the weight, in the period of contention with this number."""
+        self.contention = 0
+        self.turn: Turn | None = None
+
+
+class PlaceShares:
+    """The places of `count` instances with `rows` each, and the sequences that have one or wait for one."""
+
+    def __init__(self, rows: int, count: int) -> None:
+        self.waiting = 0
+        self._free = FreePlaces(rows, count)
+        self._accounts: dict[str, SequenceAccount] = {}
+        self._turns: list[Turn] = []
+        """Of the tenants that wait, the next one first."""
+        self._turns_so_far = 0
+        self._contention = 0
+        """Counts the periods in which somebody waits."""
+        self._contention_ns = 0
+        """When the present one began."""
+        self._floor = 0.0
+        """The `used` of whoever got the last place: those that come now have no less."""
+        self._sweep_at = _SWEEP_FROM
+
+    def check(self, tenant: Tenant | None, label: str, model: str) -> None:
+        """Raises `OverloadedError` if a tenant has as many sequences as it may."""
+        if tenant is None or tenant.concurrency is None:
+            return
+        account = self._accounts.get(tenant.name)
+        if account is not None and account.live >= tenant.concurrency:
+            raise OverloadedError(
+                f"{label}tenant '{tenant.name}' has {account.live} sequences at model '{model}' that are not over, and "
+                f"its 'concurrency' is {tenant.concurrency}; end one of them first",
+                _RETRY_NS,
+                too_many=True,
+            )
+
+    def begin(self, sequence: Sequence, tenant: Tenant | None, now_ns: int) -> None:
+        """A sequence begins: it gets a place, or waits."""
+        account = sequence.account = self._account(tenant)
+        account.live += 1
+        place = self._free.take()
+        if place is not None:
+            _give(sequence, place, now_ns)
+            return
+        account.line[sequence] = None
+        self.waiting += 1
+        if account.turn is None:
+            if not self._turns:
+                self._contention += 1
+                self._contention_ns = now_ns
+                self._floor = 0.0
+            account.used = max(self._used(account), self._floor)
+            self._enter(account)
+
+    def end(self, sequence: Sequence, now_ns: int) -> Sequence | None:
+        """A sequence is over, once; the one that has its place now."""
+        account, place = sequence.account, sequence.place
+        account.live -= 1
+        if place is None:
+            del account.line[sequence]
+            self.waiting -= 1
+            if account.turn is not None and not account.line:
+                self._leave(account.turn)
+            return None
+        account.held -= 1
+        if not self.waiting:
+            self._free.give_back(place)
+            return None
+        since_ns = max(sequence.placed_ns, self._contention_ns)
+        account.used = self._used(account) + (now_ns - since_ns) / account.weight
+        if account.turn is not None:
+            self._leave(account.turn)
+            self._enter(account)
+        return self._next(place, now_ns)
+
+    def _next(self, place: tuple[int, int], now_ns: int) -> Sequence:
+        turn = self._turns[0]
+        self._leave(turn)
+        account = turn[3]
+        self._floor = max(self._floor, account.used)
+        sequence, _ = account.line.popitem(last=False)
+        self.waiting -= 1
+        _give(sequence, place, now_ns)
+        if account.line:
+            self._enter(account)
+        return sequence
+
+    def _enter(self, account: SequenceAccount) -> None:
+        self._turns_so_far += 1
+        turn = account.turn = (account.held / account.weight, account.used, self._turns_so_far, account)
+        insort(self._turns, turn)
+
+    def _leave(self, turn: Turn) -> None:
+        del self._turns[bisect_left(self._turns, turn)]
+        turn[3].turn = None
+
+    def _used(self, account: SequenceAccount) -> float:
+        """In the present period of contention."""
+        if account.contention != self._contention:
+            account.contention = self._contention
+            account.used = 0.0
+        return account.used
+
+    def _account(self, tenant: Tenant | None) -> SequenceAccount:
+        """That of a tenant, which from now on has its present weight; sequences without a tenant share one."""
+        name, weight = ("", 1.0) if tenant is None else (tenant.name, tenant.weight)
+        account = self._accounts.get(name)
+        if account is None:
+            if len(self._accounts) >= self._sweep_at:
+                self._sweep()
+            account = self._accounts[name] = SequenceAccount(weight)
+        elif account.weight != weight:
+            account.weight = weight
+            if account.turn is not None:
+                self._leave(account.turn)
+                self._enter(account)
+        return account
+
+    def _sweep(self) -> None:
+        """Close the accounts that are like new ones."""
+        for name, account in list(self._accounts.items()):
+            if not account.live and self._used(account) <= self._floor:
+                del self._accounts[name]
+        self._sweep_at = max(_SWEEP_FROM, 2 * len(self._accounts))
+
+
+def _give(sequence: Sequence, place: tuple[int, int], now_ns: int) -> None:
+    sequence.place = place
+    sequence.placed_ns = now_ns
+    sequence.account.held += 1
+
+
+class FreePlaces:
+    """The free places of `count` instances, each a row and the number of an instance. The first ones are taken first.
+
+    There may be millions of places, of which few are ever used: those from `_used` on are not listed anywhere.
+    """
+
+    __slots__ = ("_count", "_returned", "_total", "_used")
+
+    def __init__(self, rows: int, count: int) -> None:
+        self._count = count
+        self._total = rows * count
+        self._used = 0
+        self._returned: list[tuple[int, int]] = []
+
+    def take(self) -> tuple[int, int] | None:
+        if self._returned:
+            return heapq.heappop(self._returned)
+        if self._used == self._total:
+            return None
+        self._used += 1
+        return divmod(self._used - 1, self._count)
+
+    def give_back(self, place: tuple[int, int]) -> None:
+        heapq.heappush(self._returned, place)
