@@ -1,8 +1,6 @@
 """One request for text: its choices are calls of the model, whose outcomes become one response."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 
 from modserve.core.errors import ModserveError
@@ -36,18 +34,22 @@ _FRAMING = Framing("text/event-stream", "text/event-stream; charset=utf-8", b"",
 """What is written are whole events."""
 
 
-@dataclass(slots=True)
 class TextGeneration:
     """The submitted calls of a request, and what becomes of each. `per_prompt` of them have the same prompt."""
 
-    contract: Contract
-    calls: Sequence[HttpStream]
-    choices: Sequence[TextChoice]
-    per_prompt: int
+    __slots__ = ("_per_prompt", "calls", "choices", "contract")
+
+    def __init__(
+        self, contract: Contract, calls: Sequence[HttpStream], choices: Sequence[TextChoice], per_prompt: int
+    ) -> None:
+        self.contract = contract
+        self.calls = calls
+        self.choices = choices
+        self._per_prompt = per_prompt
 
     @property
     def usage(self) -> Usage | None:
-        return usage_of(self.choices, self.per_prompt)
+        return usage_of(self.choices, self._per_prompt)
 
     def count_tokens(self) -> None:
         """What has been read and written counts for the tenant, if there is one. Once, at the end."""
@@ -95,15 +97,18 @@ async def submit(
     else:
         inputs = _inputs(contract, text, prompts, stream)
     calls = [first]
-    with ExitStack() as begun:
+    try:
         for _ in choices[1:]:
-            another = streams.begin(request.note, head.trace_headers, text.model, None)
-            calls.append(begun.enter_context(another))
+            calls.append(streams.begin(request.note, head.trace_headers, text.model, None))
         for call, tensors in zip(calls, inputs, strict=True):
             inference = InferenceRequest(text.model, tensors, (), None, deadline_ns=ends_ns)
             call.submit_stream(header_forwarding.with_headers(inference, head.forwarded))
         if tokenizer is not None:
             await _count_prompts(tokenizer, prompts, choices[:: text.choices], not templated)
+    except BaseException:
+        for call in calls[1:]:
+            call.close()
+        raise
     return TextGeneration(contract, calls, choices, text.choices)
 
 

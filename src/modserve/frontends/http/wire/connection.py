@@ -22,6 +22,7 @@ inference whose head is known byte for byte goes past the reader, which saves 0.
 import asyncio
 import logging
 import time
+from contextvars import Context
 from typing import cast
 
 from modserve.access.credentials import Credentials
@@ -289,15 +290,19 @@ class HttpConnection(asyncio.Protocol):
         self._head = head
         if (log := self._access) is not None:
             log.begin(head, len(body))
-        context, turn, model = self.context, self._turn, head.model
+        context, turn, model, direct = self.context, self._turn, head.model, head.route != b""
         tenant: Tenant | None = None
-        if model and self._authority is not None:
-            identity = self._authority.recognise(head.credentials or self._certificate)
-            if identity is not None and identity.allows("infer", model):
-                tenant = identity.tenant
+        caller: Context | None = None
+        if self._authority is not None and (model or direct):
+            shown = head.credentials or self._certificate
+            identity = self._authority.recognise(shown)
+            if identity is None or not (identity.allows("infer", model) if model else identity.may("infer")):
+                model, direct = "", False  # the application says why not
             else:
-                model = ""  # the application says why not
-        if model:
+                tenant = identity.tenant
+                if direct and context.context_of is not None:
+                    caller = context.context_of(self._authority, shown, identity)
+        if model and not direct:
             self._call = call = InferCall(context.calls, self._respond)
             call.tenant = tenant
             turn.begin()
@@ -306,10 +311,11 @@ class HttpConnection(asyncio.Protocol):
             return
         transport, keep_alive = self._transport, head.keep_alive and self._phase is not _LAST
         assert transport is not None, "requests are only read while there is a connection: this is a bug"
-        if head.route:
-            self._call = direct = DirectCall(context, transport, head, keep_alive, log, self._write, self._done)
+        if direct:
+            known = (caller, "" if tenant is None else tenant.name)
+            self._call = begun = DirectCall(context, transport, head, keep_alive, log, self._write, self._done, *known)
             turn.begin()
-            direct.start(body)
+            begun.start(body)
             turn.end()
             return
         shown = self._certificate

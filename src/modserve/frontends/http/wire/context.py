@@ -22,7 +22,11 @@ from .head_memory import HeadMemory
 from .responses import BINARY_HEAD, JSON_HEAD, dated
 
 if TYPE_CHECKING:
+    from contextvars import Context
+
     from modserve.access.authority import Authority
+    from modserve.access.credentials import Credentials
+    from modserve.access.identity import Identity
 
 _log = logging.getLogger(__name__)
 
@@ -134,7 +138,7 @@ class HttpContext:
     """What the connections of a listener share: the server behind them, its limits, and themselves.
 
     Without `inferences`, those go to the application as all other requests do; and so do all others without `direct`.
-    With an `authority`, so do inferences of callers that it does not know, or that may not run the model.
+    With an `authority`, so does what callers want that it does not know, or that may not have it.
     """
 
     def __init__(
@@ -155,13 +159,20 @@ class HttpContext:
         self.loop = loop
         self.options = options
         self.direct = direct
-        self.calls = CallContext(server, options) if direct is None else direct.context
+        # The others' server is that of their callers.
+        self.calls = CallContext(server, options) if direct is None or authority is not None else direct.context
         self.access = server.access_log
         self.turns = Turns(loop)
         self.turn = turn_of(loop)
         self.connections: set[OpenConnection] = set()
         traced = server.tracer.propagates or server.access_log is not None
         self.authority = authority
+        self.context_of: Callable[[Authority, Credentials, Identity], Context] | None = None
+        """Of calls beside the application, by who makes them."""
+        if authority is not None:
+            from modserve.access.caller import context_of
+
+            self.context_of = context_of
         routes = () if direct is None else MODULES
         self.heads = HeadMemory(options, self.memory, traced, inferences, routes, authority is not None)
         self.statuses = [0] * STATUSES
