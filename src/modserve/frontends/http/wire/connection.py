@@ -63,8 +63,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._reader = Reader(context.heads, context.options, context.memory)
         self._known = context.heads.exact
-        self._turn = context.turn
-        self._authority = context.authority
+        self._keyed = context.authority is not None
         self._certificate: Credentials = ()  # what its client has shown in the handshake
         self._phase = ConnectionPhase.OPEN
         self._call: InferCall | DirectCall | AsgiCall | LongResponse | None = None
@@ -85,7 +84,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if self._authority is not None:
+        if self._keyed:
             self._certificate = shown_by(transport)
         if self._access is not None:
             self._access.connected(transport)
@@ -290,18 +289,13 @@ class HttpConnection(asyncio.Protocol):
         self._head = head
         if (log := self._access) is not None:
             log.begin(head, len(body))
-        context, turn, model, direct = self.context, self._turn, head.model, head.route != b""
+        context, turn, model, direct = self.context, self.context.turn, head.model, head.route != b""
         tenant: Tenant | None = None
         caller: Context | None = None
-        if self._authority is not None and (model or direct):
-            shown = head.credentials or self._certificate
-            identity = self._authority.recognise(shown)
-            if identity is None or not (identity.allows("infer", model) if model else identity.may("infer")):
+        if self._keyed and (model or direct):
+            tenant, caller = context.admission(head, self._certificate)
+            if tenant is None:
                 model, direct = "", False  # the application says why not
-            else:
-                tenant = identity.tenant
-                if direct and context.context_of is not None:
-                    caller = context.context_of(self._authority, shown, identity)
         if model and not direct:
             self._call = call = InferCall(context.calls, self._respond)
             call.tenant = tenant
@@ -309,17 +303,16 @@ class HttpConnection(asyncio.Protocol):
             call.start(model, head.model_version, head, body, received_ns)
             turn.end()
             return
-        transport, keep_alive = self._transport, head.keep_alive and self._phase is not _LAST
+        transport, keep = self._transport, head.keep_alive and self._phase is not _LAST
         assert transport is not None, "requests are only read while there is a connection: this is a bug"
         if direct:
-            known = (caller, "" if tenant is None else tenant.name)
-            self._call = begun = DirectCall(context, transport, head, keep_alive, log, self._write, self._done, *known)
+            self._call = one = DirectCall(context, transport, head, keep, log, self._write, self._done, caller, tenant)
             turn.begin()
-            begun.start(body)
+            one.start(body)
             turn.end()
             return
         shown = self._certificate
-        self._call = other = AsgiCall(context, transport, head, body, keep_alive, self._writable, self._done, shown)
+        self._call = other = AsgiCall(context, transport, head, body, keep, self._writable, self._done, shown)
         context.turns.calls += 1
         context.tasks.create_task(other.run())
 

@@ -12,6 +12,7 @@ from contextvars import Context
 from functools import partial
 from typing import Any
 
+from modserve.core.tenants import Tenant
 from modserve.core.tensors.tensor import Buffer
 from modserve.frontends import offload
 from modserve.frontends.access import GONE
@@ -76,10 +77,10 @@ class DirectCall:
         send: Callable[[int, list[Buffer]], None],
         done: Callable[[bool], None],
         caller: Context | None = None,
-        tenant: str = "",
+        tenant: Tenant | None = None,
     ) -> None:
         self._caller = caller
-        self._tenant = tenant
+        self._tenant = "" if tenant is None else tenant.name
         self._context = context
         self._transport = transport
         self._head = head
